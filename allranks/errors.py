@@ -1,0 +1,82 @@
+"""Every exception allranks raises on purpose. Both sides; standard library only.
+
+AllranksError
+├── UsageError                what was typed cannot be run: nothing was sent, nothing is lost
+├── MissingDependency         a package or program is missing: the message has the install command
+├── ClusterError
+│   ├── StartFailed           the ranks did not come up: the message has the launcher's last lines
+│   ├── ClusterLost           ranks died and took the cluster with them
+│   └── WireError             a record that crossed the wire cannot be read or written
+├── CellFailed                a cell raised on at least one rank (carries one report a rank)
+│   ├── CellInterrupted       the cell was left because of an interrupt
+│   └── CellTimeout           the cell ran past ``--timeout``
+└── CollectiveError
+    ├── CollectiveMismatch    the ranks of one collective brought different things
+    ├── RankLeft              a collective can never complete: a rank it needs has left the cell
+    ├── StaleHandle           an asynchronous handle outlived its epoch
+    └── NotInitialized        a collective was called before ``init()``
+
+A message has three beats: what was expected, what was found, what to type next.
+"""
+
+from __future__ import annotations
+
+
+class AllranksError(Exception):
+    """The base of every exception that allranks raises on purpose."""
+
+
+class UsageError(AllranksError):
+    """What was typed cannot be run; nothing was sent to the ranks and nothing is lost."""
+
+
+class MissingDependency(AllranksError, ImportError):
+    """A package or a program is missing; the message ends with the command that installs it."""
+
+
+class ClusterError(AllranksError):
+    """The cluster of ranks could not be started, reached or kept."""
+
+
+class StartFailed(ClusterError):
+    """The ranks did not come up; the message ends with the launcher's last lines."""
+
+
+class ClusterLost(ClusterError):
+    """One or more ranks died and took the cluster with them."""
+
+
+class WireError(ClusterError):
+    """A record that crossed the wire cannot be read or written."""
+
+
+class CellFailed(AllranksError):
+    """A cell raised on at least one rank."""
+
+
+class CellInterrupted(CellFailed):
+    """A cell was left because of an interrupt; ranks and variables are kept."""
+
+
+class CellTimeout(CellFailed):
+    """A cell ran past its ``--timeout``; the ranks were interrupted and are kept."""
+
+
+class CollectiveError(AllranksError):
+    """A collective operation could not be carried out."""
+
+
+class CollectiveMismatch(CollectiveError):
+    """The ranks of one collective brought different operations, dtypes, shapes or roots."""
+
+
+class RankLeft(CollectiveError):
+    """A collective can never complete because a rank that it needs has left the cell."""
+
+
+class StaleHandle(CollectiveError):
+    """An asynchronous handle belongs to an epoch that has ended."""
+
+
+class NotInitialized(CollectiveError, ValueError):
+    """A collective was called before ``init()``, or after ``shutdown()``."""
