@@ -1,0 +1,112 @@
+# Everything is run from .venv, which these targets make and keep up to date by themselves.
+#
+#   make lab     JupyterLab on the first lab
+#   make demo    the same lab without a browser, printing what each rank said
+#   make test    every check and every test
+#
+# PYTHON=/path/to/python3.12 chooses the interpreter, LAB_ARGS="--port 9000" goes to JupyterLab,
+# PYTEST_ARGS="tests/unit -k guard" to pytest, CHROMIUM=/path/to/chromium to the browser tests.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+LAB := notebooks/01_ranks.ipynb
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTHON ?=
+LAB_ARGS ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+# Running as root is what containers do; JupyterLab wants it said.
+ALLOW_ROOT = $(shell test "$$(id -u)" -ne 0 || echo --allow-root)
+
+.PHONY: help lab demo test lint types contract browser bench lock clean
+
+help:
+	@sed -n '2,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
+
+lab: $(VENV)/.lab
+	$(BIN)/python -m jupyterlab $(ALLOW_ROOT) $(LAB_ARGS) $(LAB)
+
+demo: $(VENV)/.lab
+	$(BIN)/python notebooks/run.py $(LAB)
+
+test: lint types contract browser
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+
+types: $(VENV)/.test
+	$(BIN)/python -m mypy
+
+contract: $(VENV)/.test
+	$(BIN)/lint-imports
+
+# Never fails: without a Chromium the browser tests are skipped, and say what to type.
+browser: $(VENV)/.test
+	@PYTHON=$(BIN)/python sh tests/browser/install.sh
+
+bench: $(VENV)/.test
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+# CUDA 12 and CUDA 13 cannot be installed together, so each is resolved on its own and the two
+# results are laid over each other. They agree on everything but cuda-toolkit, which has no content:
+# it only pins the nvidia packages, and those are pinned here.
+UV = $(shell command -v uv || echo $(BIN)/uv)
+COMPILE = $(UV) pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 \
+	--fork-strategy fewest --strip-extras --no-annotate --no-header --no-emit-index-url \
+	--extra tensorflow --extra lab --extra test --extra dev
+
+lock: $(VENV)/.made
+	@test -x "$(UV)" || $(PIP) install --quiet uv
+	@set -e; trap 'rm -f .constraints.*' EXIT; \
+	$(COMPILE) --extra cuda12 --output-file .constraints.12; \
+	$(COMPILE) --extra cuda13 --output-file .constraints.13; \
+	{ \
+	    echo '# Every version that the labs and the tests run with, for all extras together: Linux on'; \
+	    echo '# x86_64 and aarch64, macOS, Python 3.11 to 3.13. Written by "make lock".'; \
+	    cat .constraints.12 .constraints.13 | grep -v '^cuda-toolkit==' | LC_ALL=C sort -u; \
+	} > .constraints.new; \
+	mv .constraints.new constraints.txt
+	@cut -d= -f1 constraints.txt | uniq -d | { ! grep .; } \
+	    || { echo 'The names above are pinned twice: pip would refuse.' >&2; exit 1; }
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
+
+# One stamp for each set of packages: a changed pyproject.toml or constraints.txt installs again.
+
+$(VENV)/.test: EXTRAS = lab,test,dev
+$(VENV)/.lab: EXTRAS = lab
+
+$(VENV)/.lab $(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt
+	@echo 'Installing allranks[$(EXTRAS)] into $(VENV): a few minutes the first time.'
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+# A .venv that was cut short, or whose interpreter has been removed, is made anew.
+$(VENV)/.made:
+	@set -e; \
+	if $(BIN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    touch $@; exit 0; \
+	fi; \
+	wanted="import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))"; \
+	seen=; python=; \
+	for candidate in $(if $(PYTHON),'$(PYTHON)',python3.13 python3.12 python3.11 python3); do \
+	    if "$$candidate" -c "$$wanted" >/dev/null 2>&1; then python=$$candidate; break; fi; \
+	    version=$$("$$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) \
+	        && seen="$$seen $$candidate ($$version)" || true; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo "allranks needs Python 3.11 or newer with its venv module; found:$${seen:- none}." >&2; \
+	    echo 'On Debian and Ubuntu: apt-get install python3 python3-venv' >&2; \
+	    echo 'Elsewhere: make PYTHON=/path/to/python3.12 …' >&2; \
+	    exit 1; \
+	fi; \
+	echo "Making $(VENV) with $$("$$python" --version) ($$(command -v "$$python"))."; \
+	"$$python" -m venv --clear $(VENV); \
+	touch $@
