@@ -1,0 +1,1 @@
+"""Allreduce algorithms written to be read, on every rank; one file each, over any link."""

@@ -1,0 +1,188 @@
+"""The steps of an allreduce, as its ranks recorded them, and the story they tell together.
+
+A rank records what it received (``RankSteps``); the parts of all ranks merge into one ``Run``,
+which is what the explainer draws. Values are bounded: long chunks carry a summary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from allranks.errors import CollectiveError
+
+Scalar = int | float | bool | str
+"""One value as JSON can carry it; complex, nan and the infinities are text."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a chunk held: all of it when short, else its first values and its extremes."""
+
+    count: int
+    """Number of elements in the chunk."""
+    items: tuple[Scalar, ...]
+    """All elements, or the first few of a long chunk."""
+    minimum: Scalar | None = None
+    """Smallest element of a long chunk; None when ``items`` is complete."""
+    maximum: Scalar | None = None
+    """Largest element of a long chunk; None when ``items`` is complete."""
+
+    @property
+    def complete(self) -> bool:
+        """True when ``items`` holds every element."""
+        return len(self.items) == self.count
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Values:
+        """The values that ``dataclasses.asdict`` turned into ``data``."""
+        return cls(data["count"], tuple(data["items"]), data["minimum"], data["maximum"])
+
+
+@dataclass(frozen=True)
+class Step:
+    """One message: a chunk that went from one rank to another, and what it did there."""
+
+    number: int
+    """The round, from 0; messages with equal numbers travel at the same time."""
+    phase: str
+    """"reduce-scatter", "allgather", "fold", "double", "unfold", "reduce" or "broadcast"."""
+    sender: int
+    receiver: int
+    chunk: int
+    """Index of the chunk; always 0 where the whole array travels."""
+    start: int
+    """First element of the chunk in the flattened array."""
+    stop: int
+    """One past the last element of the chunk in the flattened array."""
+    nbytes: int
+    """Bytes that travelled."""
+    before: Values
+    """The receiver's chunk before the message."""
+    received: Values
+    """What the message carried."""
+    after: Values
+    """The receiver's chunk after the message: combined, or replaced."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Step:
+        """The step that ``dataclasses.asdict`` turned into ``data``."""
+        values = {key: Values.from_dict(data[key]) for key in ("before", "received", "after")}
+        return cls(**{**data, **values})
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """One rank's part of a run: its input, every message it received, its result."""
+
+    algorithm: str
+    op: str
+    rank: int
+    size: int
+    dtype: str
+    shape: tuple[int, ...]
+    input: Values
+    steps: tuple[Step, ...]
+    result: Values
+
+    def to_dict(self) -> dict[str, Any]:
+        """The part as dictionaries, lists, numbers and text, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RankSteps:
+        """The part that ``to_dict`` turned into ``data``, also after a trip through JSON."""
+        parsed = {
+            "shape": tuple(data["shape"]),
+            "input": Values.from_dict(data["input"]),
+            "steps": tuple(Step.from_dict(step) for step in data["steps"]),
+            "result": Values.from_dict(data["result"]),
+        }
+        return cls(**{**data, **parsed})
+
+
+@dataclass(frozen=True)
+class Run:
+    """One allreduce told from beginning to end, by all its ranks."""
+
+    algorithm: str
+    op: str
+    size: int
+    dtype: str
+    shape: tuple[int, ...]
+    steps: tuple[Step, ...]
+    """Every message once, ordered by round, then by receiver."""
+    inputs: tuple[Values, ...]
+    """One per rank, in the order of ranks."""
+    result: Values
+    """The same on every rank."""
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds, in each of which messages travel at the same time."""
+        return 1 + max((step.number for step in self.steps), default=-1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that travelled, over all messages."""
+        return sum(step.nbytes for step in self.steps)
+
+    @classmethod
+    def merge(cls, parts: Sequence[RankSteps]) -> Run:
+        """One ordered story made of one part per rank, given in any order.
+
+        Raises:
+            CollectiveError: a rank is missing or appears twice, or the ranks ran different
+                things, or their results differ.
+        """
+        by_rank = sorted(parts, key=lambda part: part.rank)
+        _check_same_run(by_rank)
+        first = by_rank[0]
+        steps = (step for part in by_rank for step in part.steps)
+        return cls(
+            algorithm=first.algorithm,
+            op=first.op,
+            size=first.size,
+            dtype=first.dtype,
+            shape=first.shape,
+            steps=tuple(sorted(steps, key=lambda step: (step.number, step.receiver))),
+            inputs=tuple(part.input for part in by_rank),
+            result=first.result,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run as dictionaries, lists, numbers and text, ready for JSON."""
+        return {**asdict(self), "rounds": self.rounds, "nbytes": self.nbytes}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Run:
+        """The run that ``to_dict`` turned into ``data``, also after a trip through JSON."""
+        parsed = {
+            "shape": tuple(data["shape"]),
+            "steps": tuple(Step.from_dict(step) for step in data["steps"]),
+            "inputs": tuple(Values.from_dict(values) for values in data["inputs"]),
+            "result": Values.from_dict(data["result"]),
+        }
+        derived = ("rounds", "nbytes")
+        return cls(**{**{k: v for k, v in data.items() if k not in derived}, **parsed})
+
+
+def _check_same_run(by_rank: Sequence[RankSteps]) -> None:
+    ranks = [part.rank for part in by_rank]
+    size = by_rank[0].size if by_rank else 0
+    if not by_rank or ranks != list(range(size)):
+        raise CollectiveError(
+            f"a run needs one part from each of its {size} ranks: found ranks {ranks}. "
+            "Record on every rank, and merge the parts of one allreduce at a time."
+        )
+    for what in ("algorithm", "op", "size", "dtype", "shape", "result"):
+        expected, differing = getattr(by_rank[0], what), []
+        for part in by_rank:
+            if getattr(part, what) != expected:
+                differing.append(part.rank)
+        if differing:
+            raise CollectiveError(
+                f"a run needs the same {what} on every rank: rank 0 has {expected!r}, "
+                f"ranks {differing} have another. Merge the parts of one allreduce at a time."
+            )
