@@ -1,0 +1,359 @@
+"""A real ipykernel to drive as a notebook front end would: run cells, interrupt, restart, kill.
+
+What a cell left behind is kept as a front end keeps it: a later ``update_display`` changes the
+display that it names, ``clear_output`` empties the cell, and streams of one kind are joined.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+import zmq
+from jupyter_client import KernelManager
+from jupyter_client.kernelspec import KernelSpec
+
+MARK = "ALLRANKS_TEST_KERNEL"
+"""The environment variable by which a kernel's processes are known, orphans included."""
+
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class KernelDied(Exception):
+    """The kernel was gone before the cell's reply came."""
+
+
+@dataclass(eq=False)
+class Cell:
+    """One executed cell: what a reader sees under it, and how it ended.
+
+    ``status`` is ``"running"`` until the reply is in, then ``"ok"``, ``"error"`` or ``"aborted"``.
+    """
+
+    source: str
+    msg_id: str
+    _kernel: Kernel = field(repr=False)
+    status: str = "running"
+    execution_count: int | None = None
+    error_name: str = ""
+    error_value: str = ""
+    traceback: list[str] = field(default_factory=list)
+    outputs: list[dict[str, Any]] = field(default_factory=list)
+    comms: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    iopub_nbytes: int = 0
+    seconds: float = 0.0
+    _started: float = field(default_factory=time.monotonic, repr=False)
+    _idle: bool = False
+    _clear_next: bool = False
+
+    @property
+    def stdout(self) -> str:
+        """What the cell wrote to stdout."""
+        return self._stream("stdout")
+
+    @property
+    def stderr(self) -> str:
+        """What the cell wrote to stderr."""
+        return self._stream("stderr")
+
+    @property
+    def displays(self) -> list[dict[str, Any]]:
+        """The mime bundles of ``display()`` and of the cell's value, updates applied, in order."""
+        return [output["data"] for output in self.outputs if "data" in output]
+
+    @property
+    def text(self) -> str:
+        """What a reader without HTML or colours sees: streams, text/plain and the traceback."""
+        parts = []
+        for output in self.outputs:
+            if output["output_type"] == "stream":
+                parts.append(output["text"])
+            elif output["output_type"] == "error":
+                parts.append("\n".join(output["traceback"]) + "\n")
+            else:
+                parts.append(output["data"].get("text/plain", "") + "\n")
+        return ANSI.sub("", "".join(parts))
+
+    @property
+    def done(self) -> bool:
+        """True when both the reply and the kernel's word that it is idle are in."""
+        return self._idle and self.status != "running"
+
+    def wait(self, timeout: float = 60) -> Self:
+        """Returns this cell once it has ended.
+
+        Raises:
+            TimeoutError: it still runs after ``timeout`` seconds; the message has its output.
+            KernelDied: the kernel ended first.
+        """
+        self._kernel.pump(lambda: self.done, timeout, f"the end of {self.source!r}", self)
+        return self
+
+    def wait_for(self, text: str, timeout: float = 60) -> Self:
+        """Returns this cell once ``text`` stands in its output, whether or not it has ended."""
+        self._kernel.pump(lambda: text in self.text, timeout, f"{text!r}", self)
+        return self
+
+    def _stream(self, name: str) -> str:
+        return "".join(out["text"] for out in self.outputs if out.get("name") == name)
+
+
+class Kernel:
+    """A kernel of this interpreter's, in a directory of its own, as a context manager.
+
+    Args:
+        cwd: where the kernel runs; its IPython and Jupyter directories are made there too.
+        env: additions to the environment; a value of None removes the name.
+
+    Attributes:
+        pid: the process id of the kernel itself; another one after a restart.
+    """
+
+    pid: int
+
+    def __init__(self, cwd: Path, env: dict[str, str | None] | None = None) -> None:
+        self.cwd = cwd
+        self.mark = uuid.uuid4().hex
+        self._env = _private_env(cwd) | {MARK: self.mark} | (env or {})
+        self._cells: dict[str, Cell] = {}
+        self._shown: dict[str, list[dict[str, Any]]] = {}
+
+    def __enter__(self) -> Self:
+        """Starts the kernel and waits until it answers."""
+        self._manager = KernelManager(kernel_name="python3")
+        # The spec that is found by name may belong to another environment.
+        self._manager._kernel_spec = KernelSpec(
+            argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            display_name="tests",
+            language="python",
+        )
+        self._manager.connection_file = str(self.cwd / f"kernel-{self.mark}.json")
+        self._start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    @property
+    def is_alive(self) -> bool:
+        """True while the kernel's process runs."""
+        return bool(self._manager.is_alive())
+
+    def run(self, source: str, timeout: float = 60) -> Cell:
+        """Runs ``source`` as a cell and returns it once it has ended, well or badly."""
+        return self.start(source).wait(timeout)
+
+    def start(self, source: str) -> Cell:
+        """Sends ``source`` as a cell and returns it while it runs."""
+        msg_id = self._client.execute(source, allow_stdin=False)
+        cell = Cell(source, msg_id, self)
+        self._cells[msg_id] = cell
+        return cell
+
+    def complete(self, source: str, timeout: float = 10) -> list[str]:
+        """Returns the completions at the end of ``source``."""
+        reply = self._client.complete(source, reply=True, timeout=timeout)
+        return list(reply["content"]["matches"])
+
+    def inspect(self, source: str, timeout: float = 10) -> str:
+        """Returns what ``?`` shows for the name at the end of ``source``, or ''."""
+        reply = self._client.inspect(source, reply=True, timeout=timeout)
+        return str(reply["content"].get("data", {}).get("text/plain", ""))
+
+    def interrupt(self) -> None:
+        """Interrupts as the front end's button does: SIGINT to the kernel's process group."""
+        self._manager.interrupt_kernel()
+
+    def restart(self, timeout: float = 60) -> None:
+        """Restarts as the front end's button does: a shutdown request, then force."""
+        self._manager.restart_kernel()
+        self._client.wait_for_ready(timeout=timeout)
+        self.pid = self._manager.provisioner.pid
+        self._forget()
+
+    def shutdown(self) -> None:
+        """Shuts down as the front end does: a shutdown request, then force."""
+        self._manager.shutdown_kernel()
+
+    def kill9(self) -> None:
+        """Kills the kernel's process alone with SIGKILL, and waits until it is gone."""
+        os.kill(self.pid, signal.SIGKILL)
+        _until(lambda: not self.is_alive, 10, "the kernel's end")
+
+    def children(self) -> list[psutil.Process]:
+        """Returns every live process that came from this kernel, orphans included, oldest first."""
+        return [process for process in _marked(self.mark) if process.pid != self.pid]
+
+    def wait_for_no_children(self, timeout: float = 10) -> None:
+        """Returns once no process from this kernel is left, or raises naming those that are."""
+        deadline = time.monotonic() + timeout
+        while children := self.children():
+            if time.monotonic() > deadline:
+                names = "\n".join(f"  {_describe(process)}" for process in children)
+                raise TimeoutError(f"still there after {timeout:g} s:\n{names}")
+            time.sleep(0.1)
+
+    def drain(self, seconds: float = 0.5) -> None:
+        """Takes in what arrives after cells have ended, for ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self._take(left)
+
+    def stop(self) -> None:
+        """Ends the kernel and everything that came from it; says nothing of what it finds."""
+        if hasattr(self, "_client"):
+            self._client.stop_channels()
+        if self._manager.has_kernel:
+            self._manager.shutdown_kernel(now=True)
+        for process in _marked(self.mark):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._manager.cleanup_resources()
+
+    def pump(
+        self, until: Callable[[], bool], timeout: float, what: str, cell: Cell | None = None
+    ) -> None:
+        """Takes in messages until ``until()`` is true.
+
+        Raises:
+            TimeoutError: after ``timeout`` seconds, naming ``what`` was waited for.
+            KernelDied: the kernel ended and no message is left.
+        """
+        deadline = time.monotonic() + timeout
+        while not until():
+            if time.monotonic() > deadline:
+                seen = f"; its output so far:\n{cell.text}" if cell else ""
+                raise TimeoutError(f"waited {timeout:g} s for {what}{seen}")
+            if not self._take(0.1) and not self.is_alive and not self._take(0.5):
+                raise KernelDied(f"the kernel died while waiting for {what}")
+
+    def _start(self) -> None:
+        env = {name: value for name, value in (os.environ | self._env).items() if value is not None}
+        self._manager.start_kernel(cwd=str(self.cwd), env=env)
+        self.pid = self._manager.provisioner.pid
+        self._client = self._manager.client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=60)
+
+    def _forget(self) -> None:
+        # A restarted kernel answers nothing that was asked of the one before.
+        for cell in self._cells.values():
+            if not cell.done:
+                cell.status, cell._idle = "aborted", True
+        self._cells.clear()
+        self._shown.clear()
+
+    def _take(self, seconds: float) -> bool:
+        """Takes in what is there, or comes within ``seconds``; tells whether anything did."""
+        iopub, shell = self._client.iopub_channel, self._client.shell_channel
+        poller = zmq.Poller()
+        poller.register(iopub.socket, zmq.POLLIN)
+        poller.register(shell.socket, zmq.POLLIN)
+        ready = dict(poller.poll(1000 * seconds))
+        if shell.socket in ready:
+            self._take_reply(shell.get_msg(timeout=1))
+        if iopub.socket in ready:
+            self._take_output(iopub.get_msg(timeout=1))
+        return bool(ready)
+
+    def _take_reply(self, message: dict[str, Any]) -> None:
+        cell = self._cells.get(message["parent_header"].get("msg_id"))
+        content = message["content"]
+        if cell is None or message["msg_type"] != "execute_reply":
+            return
+        cell.status = content["status"]
+        cell.execution_count = content.get("execution_count")
+        cell.error_name = content.get("ename", "")
+        cell.error_value = content.get("evalue", "")
+        cell.traceback = content.get("traceback", [])
+        cell.seconds = time.monotonic() - cell._started
+
+    def _take_output(self, message: dict[str, Any]) -> None:
+        cell = self._cells.get(message["parent_header"].get("msg_id"))
+        kind, content = message["msg_type"], message["content"]
+        if kind == "update_display_data":
+            self._update(content)
+        if cell is None:
+            return
+        cell.iopub_nbytes += len(repr(content)) + sum(map(len, message.get("buffers", [])))
+        if kind == "status":
+            cell._idle = cell._idle or content["execution_state"] == "idle"
+        elif kind.startswith("comm_"):
+            cell.comms.append({"msg_type": kind, **content})
+        elif kind == "clear_output":
+            cell._clear_next = content.get("wait", False)
+            if not cell._clear_next:
+                cell.outputs.clear()
+        elif kind in ("stream", "display_data", "execute_result", "error"):
+            self._append(cell, kind, content)
+
+    def _append(self, cell: Cell, kind: str, content: dict[str, Any]) -> None:
+        if cell._clear_next:
+            cell.outputs.clear()
+            cell._clear_next = False
+        last = cell.outputs[-1] if cell.outputs else {}
+        if kind == "stream" and last.get("name") == content["name"]:
+            last["text"] += content["text"]
+            return
+        output = {"output_type": kind, **content}
+        cell.outputs.append(output)
+        display_id = content.get("transient", {}).get("display_id")
+        if display_id:
+            self._shown.setdefault(display_id, []).append(output)
+            self._update(content)
+
+    def _update(self, content: dict[str, Any]) -> None:
+        for output in self._shown.get(content.get("transient", {}).get("display_id"), []):
+            output["data"], output["metadata"] = content["data"], content["metadata"]
+
+
+def _private_env(cwd: Path) -> dict[str, str | None]:
+    """Keeps the user's profiles and settings out, and the tests' out of the user's."""
+    places = {
+        "IPYTHONDIR": "ipython",
+        "JUPYTER_CONFIG_DIR": "jupyter-config",
+        "JUPYTER_DATA_DIR": "jupyter-data",
+        "JUPYTER_RUNTIME_DIR": "jupyter-runtime",
+    }
+    for place in places.values():
+        (cwd / f".{place}").mkdir(exist_ok=True)
+    return {name: str(cwd / f".{place}") for name, place in places.items()} | {
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1"
+    }
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return sorted(found, key=lambda process: process.create_time())
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {' '.join(process.cmdline())[:160]}"
+    except psutil.Error:
+        return f"{process.pid} (gone)"
+
+
+def _until(condition: Callable[[], bool], timeout: float, what: str) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout:g} s for {what}")
+        time.sleep(0.02)
