@@ -1,0 +1,48 @@
+"""The notebook's kernel stays light: no MPI, no GPU library, no TensorFlow."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CLIENT_ROOMS = [
+    f"allranks.{room}"
+    for room in ("cli", "cluster", "magics", "widgets")
+    if (REPOSITORY / "allranks" / room / "__init__.py").exists()
+]
+# Importing mpi4py.MPI calls MPI_Init; the others take seconds and hundreds of megabytes.
+RANK_SIDE = {"cupy", "cupyx", "keras", "mpi4py", "tensorflow", "torch"}
+
+PACKAGES = "print(*{name.partition('.')[0] for name in sys.modules})"
+IMPORT_ROOM = """
+import importlib, pkgutil, sys
+room = importlib.import_module({room!r})
+for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+
+
+def loaded_by(source: str) -> set[str]:
+    """The packages that a fresh process has imported after ``source``."""
+    program = f"import sys\n{source}\n{PACKAGES}"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    return set(answer.stdout.split())
+
+
+@pytest.mark.parametrize("room", CLIENT_ROOMS)
+def test_no_file_of_the_client_imports_what_belongs_in_a_rank(room):
+    assert loaded_by(IMPORT_ROOM.format(room=room)) & RANK_SIDE == set()
+
+
+def test_importing_allranks_imports_nothing_heavy():
+    heavy = RANK_SIDE | {"IPython", "ipykernel", "ipyparallel", "ipywidgets", "numpy", "zmq"}
+    assert loaded_by("import allranks") & heavy == set()
+
+
+def test_the_records_need_the_standard_library_only():
+    extra = loaded_by(IMPORT_ROOM.format(room="allranks.records")) - loaded_by("") - {"allranks"}
+    assert extra <= sys.stdlib_module_names
