@@ -1,0 +1,1 @@
+"""Runs in every rank: start-up, device pinning, running one cell, telemetry out."""

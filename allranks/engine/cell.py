@@ -1,0 +1,184 @@
+"""Runs one cell in this rank, and tells the truth about how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+import cloudpickle
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+
+from allranks import collectives
+from allranks.engine.report import report
+from allranks.records.wire import Reply, Report, RunCell
+
+
+def ignore_interrupt(_signal: int, _frame: FrameType | None) -> None:
+    """The handler of SIGINT while no cell runs: an interrupt that comes late does nothing."""
+
+
+class CellRunner:
+    """Runs cells in the main thread of a rank, one after the other.
+
+    Args:
+        shell: the engine's IPython shell.
+        rank: this process's rank.
+        device: what the rank computes on.
+    """
+
+    def __init__(self, shell: InteractiveShell, rank: int, device: str) -> None:
+        self.shell = shell
+        self.rank = rank
+        self.device = device
+        self._traceback: list[str] = []
+        self._cell_file = ""
+        self._interrupted_cell = 0
+        self._number = 0
+        shell._showtraceback = self._keep_traceback
+
+    def _keep_traceback(self, _etype: Any, _value: Any, lines: list[str]) -> None:
+        self._traceback = lines
+
+    def interrupt(self, cell: int) -> None:
+        """Raises KeyboardInterrupt in the main thread once, while or before it runs this cell."""
+        self._interrupted_cell = cell
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def _taken(self, cell: int) -> bool:
+        """Whether an interrupt of this cell is waiting to be raised; it is taken by asking."""
+        taken = self._interrupted_cell == cell
+        self._interrupted_cell = 0
+        return taken
+
+    async def run(self, cell: RunCell, payloads: list[bytes]) -> tuple[Reply, list[bytes]]:
+        """Returns the reply to a cell and its payloads; never raises."""
+        started = time.monotonic()
+        self._traceback = []
+        self.shell.execution_count = cell.number
+        collectives.scope.enter(cell.label, cell.ranks or None, cell.cell)
+        try:
+            self._number = cell.cell
+            result = await (self._call(payloads[0]) if payloads else self._execute(cell.source))
+            error = result.error_before_exec or result.error_in_exec
+        except BaseException as outside:
+            # IPython catches what a cell raises; this is an interrupt between two of its lines.
+            result, error = ExecutionResult(None), outside  # type: ignore[arg-type]
+        finally:
+            signal.signal(signal.SIGINT, ignore_interrupt)
+        interrupted = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
+        told = self._report(error) if error is not None else None
+        where = f"line {told.line}: {told.source_line}" if told and told.line else None
+        collectives.scope.leave(
+            _reason(error, interrupted), failed=error is not None, where=where
+        )
+        if error is None and self._traceback:
+            # The value could not be displayed: IPython showed a traceback and went on.
+            print("\n".join(self._traceback), file=sys.stderr)
+        value, problem = self._pickled(result.result, cell.want_value and error is None)
+        status = "interrupted" if interrupted else "error" if error is not None else "ok"
+        reply = Reply(
+            rank=self.rank,
+            cell=cell.cell,
+            status=status,
+            seconds=time.monotonic() - started,
+            dirty=collectives.dirty(),
+            has_value=bool(value),
+            value_problem=problem,
+            report=told,
+        )
+        return reply, value
+
+    async def _execute(self, source: str) -> ExecutionResult:
+        shell = self.shell
+        problem = None
+        try:
+            transformed = shell.transform_cell(source)
+        except Exception:
+            transformed, problem = source, sys.exc_info()
+        self._cell_file = shell.compile.get_code_name(
+            source, transformed, shell.execution_count
+        )
+        if not shell.should_run_async(
+            source, transformed_cell=transformed, preprocessing_exc_tuple=problem
+        ):
+            self._hear_interrupts()
+            return shell.run_cell(source, store_history=True)
+        task = asyncio.ensure_future(
+            shell.run_cell_async(
+                source,
+                store_history=True,
+                transformed_cell=transformed,
+                preprocessing_exc_tuple=problem,
+            )
+        )
+        result = None
+        try:
+            self._hear_interrupts(task)
+            result = await task
+            return result
+        finally:
+            shell.events.trigger("post_execute")
+            if result is not None:
+                shell.events.trigger("post_run_cell", result)
+
+    async def _call(self, payload: bytes) -> ExecutionResult:
+        """Calls a pickled ``(function, args, kwargs)``; its value stands for the cell's."""
+        result = ExecutionResult(None)  # type: ignore[arg-type]
+        shell = self.shell
+        try:
+            self._hear_interrupts()
+            function, args, kwargs = pickle.loads(payload)
+            code = getattr(function, "__code__", None)
+            self._cell_file = code.co_filename if code else ""
+            result.result = function(*args, **kwargs)
+        except BaseException as error:
+            result.error_in_exec = error
+            shell.showtraceback()
+        return result
+
+    def _hear_interrupts(self, task: asyncio.Task[Any] | None = None) -> None:
+        """Lets SIGINT end the cell; one that came before the cell had begun counts too.
+
+        Args:
+            task: the cell, where it awaits: raising would hit the event loop instead.
+        """
+        number = self._number
+
+        def handle(_signal: int, _frame: FrameType | None) -> None:
+            if not self._taken(number):
+                return
+            if task is None:
+                raise KeyboardInterrupt
+            task.get_loop().call_soon_threadsafe(task.cancel)
+
+        signal.signal(signal.SIGINT, handle)
+        handle(signal.SIGINT, None)
+
+    def _report(self, error: BaseException) -> Report:
+        if not self._traceback:
+            self.shell.showtraceback((type(error), error, error.__traceback__))
+        return report(error, self._traceback, self.rank, self.device, self._cell_file)
+
+    def _pickled(self, value: object, wanted: bool) -> tuple[list[bytes], str]:
+        if not wanted:
+            return [], ""
+        try:
+            return [cloudpickle.dumps(value, protocol=5)], ""
+        except Exception as error:
+            return [], f"{type(value).__name__}: {error}"
+
+
+def _reason(error: BaseException | None, interrupted: bool) -> str:
+    if error is None:
+        return "finished the cell"
+    if interrupted:
+        return "was interrupted"
+    return f"raised {type(error).__name__}"
+
+

@@ -1,0 +1,64 @@
+"""Where IPython's rich output goes on a rank: into the transcript, in order with the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+
+from allranks.engine.transcript import Entry
+
+Place = Callable[[Entry], None]
+
+
+class RankDisplayHook(DisplayHook):
+    """Shows the value of a cell's last expression; ``Out`` and ``_`` work as everywhere."""
+
+    place: Place
+
+    def write_output_prompt(self) -> None:
+        """The view labels the value with its rank; there is no ``Out[n]:`` to write."""
+
+    def write_format_data(
+        self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
+    ) -> None:
+        """Places the value's mime bundle in the transcript."""
+        self.place(["result", _jsonable(format_dict), md_dict or {}])
+
+    def finish_displayhook(self) -> None:
+        """There is nothing to end."""
+        self._is_active = False
+
+
+class RankDisplayPublisher(DisplayPublisher):
+    """Publishes ``display(…)``, its updates, and ``clear_output``."""
+
+    place: Place
+
+    def publish(  # type: ignore[override]
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        *,
+        transient: dict[str, Any] | None = None,
+        update: bool = False,
+        **_: Any,
+    ) -> None:
+        """Places a mime bundle in the transcript, or the update of an earlier one."""
+        name = (transient or {}).get("display_id")
+        kind = "update" if update else "display"
+        self.place([kind, _jsonable(data), metadata or {}, name])
+
+    def clear_output(self, wait: bool = False) -> None:
+        """Clears what this rank has shown in this cell."""
+        self.place(["clear", wait])
+
+
+def _jsonable(data: dict[str, Any]) -> dict[str, Any]:
+    """Encodes binary images the way the notebook format stores them."""
+    from ipykernel.jsonutil import encode_images, json_clean
+
+    cleaned: dict[str, Any] = json_clean(encode_images(data))
+    return cleaned

@@ -1,0 +1,70 @@
+"""ipyparallel's engine, led by a rank: quiet, without a nanny, and named by its rank."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.compilerop import code_name
+from ipyparallel.engine.app import IPEngine
+
+_REGISTRATION_SECONDS = 120.0
+
+
+class RankEngine(IPEngine):  # type: ignore[misc]
+    """An engine whose id is its rank and whose output is left to the transcript.
+
+    ``rc[:]`` and ``%%px`` of ipyparallel reach the same variables as the cells do.
+
+    Args:
+        connection: ipyparallel's connection information for engines.
+        rank: this process's rank, and the engine id to ask for.
+        session_dir: where the engine keeps its profile.
+        ready: called with the engine once its kernel and its shell are there.
+    """
+
+    def __init__(
+        self,
+        connection: dict[str, Any],
+        rank: int,
+        session_dir: str,
+        ready: Callable[[RankEngine], None],
+    ) -> None:
+        super().__init__(
+            id=rank,
+            enable_nanny=False,
+            use_mpi=False,
+            timeout=_REGISTRATION_SECONDS,
+            max_heartbeat_misses=0,
+            log_level=logging.ERROR,
+            work_dir=os.getcwd(),
+        )
+        self.config.ProfileDir.location = os.path.join(session_dir, f"engine-{rank}")
+        self.config.BaseIPythonApplication.auto_create = True
+        self.ipython_dir = session_dir
+        self.auto_create = True
+        # What the launcher's environment hands over as text is handed over directly here.
+        self._given_connection = connection
+        self._ready = ready
+
+    def init_engine(self) -> None:
+        """Takes the connection information as given; there is no file to wait for."""
+        import json
+
+        self.connection_info_env = json.dumps(self._given_connection)
+        super().init_engine()
+
+    def redirect_output(self, iopub_socket: Any) -> None:
+        """Leaves the standard streams to the transcript."""
+
+    def init_signal(self) -> None:
+        """Leaves the signals to the rank."""
+
+    async def complete_registration(self, msg: Any, connect: Any, maybe_tunnel: Any) -> None:
+        """Registers, then hands the kernel to the rank."""
+        await super().complete_registration(msg, connect, maybe_tunnel)
+        # ipykernel names cells by a hash of their text in a temporary folder that it never makes.
+        self.kernel.shell.compile.get_code_name = lambda raw, code, number: code_name(code, number)
+        self._ready(self)

@@ -1,0 +1,296 @@
+"""The process that brings up the ranks of one host, watches them, and takes everything down.
+
+The notebook's kernel starts one nursery per cluster, in a session of its own, and holds the other
+end of its standard input. The nursery starts the launcher, imports once what every rank needs,
+forks ipyparallel's controller and one process for each rank that the launcher calls for, and
+reports how each of them ended, exactly, because it is their parent. When its standard input
+closes (the kernel stopped, was restarted, or was killed with -9) nothing of the cluster stays.
+
+Standard output carries one JSON event a line (see ``Nursery._tell``).
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from allranks.engine import processes
+from allranks.records.config import NurseryConfig
+
+_TICK_SECONDS = 0.5
+_TERM_SECONDS = 1.0
+_IMPORTS = (
+    "allranks.engine.controller",
+    "allranks.engine.rank",
+    "matplotlib_inline",
+    "IPython.core.completer",
+)
+
+
+class Nursery:
+    """Brings up, watches and ends the processes of one cluster on this host.
+
+    Args:
+        config: what to bring up.
+    """
+
+    def __init__(self, config: NurseryConfig) -> None:
+        self.config = config
+        self.selector = selectors.DefaultSelector()
+        self.ranks: dict[int, int] = {}
+        self.places: dict[int, socket.socket] = {}
+        self.segments: set[str] = set()
+        self.stopping = False
+        self.pid = os.getpid()
+        self.parent = os.getppid()
+        self.controller = 0
+        processes.adopt_orphans()
+
+    def run(self) -> None:
+        """Serves until the kernel is gone or says stop; leaves nothing behind."""
+        address = os.path.join(self.config.session_dir, "nursery")
+        self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.door.bind(address)
+        self.door.listen(self.config.size + 8)
+        try:
+            self._launch(address)
+            for name in (*_IMPORTS, *self.config.preload):
+                importlib.import_module(name)
+            self._fork_controller()
+            self._watch()
+        finally:
+            self._end()
+
+    def _launch(self, address: str) -> None:
+        """Starts the launcher, which starts a stub in every rank, which comes to our door."""
+        stub = os.path.join(os.path.dirname(os.path.abspath(__file__)), "stub.py")
+        command = [*self.config.launch, sys.executable, "-I", "-S", stub, address]
+        environment = {**os.environ, **self.config.environment, "TMPDIR": self.config.session_dir}
+        self.launcher = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert self.launcher.stdout is not None
+        os.set_blocking(self.launcher.stdout.fileno(), False)
+
+    def _fork_controller(self) -> None:
+        from allranks.engine import controller
+
+        engine, client = controller.connection_info(os.urandom(32).hex())
+        self.connection = engine
+
+        gc.freeze()  # what is imported by now stays shared between all children
+        self.controller = self._fork(
+            lambda: controller.run(engine, client, self.config.session_dir),
+            dict(os.environ),
+            log=os.path.join(self.config.log_dir, "controller.log"),
+        )
+        self._tell("connection", info=client)
+
+    def _watch(self) -> None:
+        """Serves the door, the launcher's output and the kernel until told to stop."""
+        wake, wake_writer = os.pipe()
+        os.set_blocking(wake_writer, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopping", True))
+        assert self.launcher.stdout is not None
+        for source, act in (
+            (0, self._hear),
+            (self.door, self._admit),
+            (self.launcher.stdout, self._relay),
+            (wake, lambda: os.read(wake, 4096)),
+        ):
+            self.selector.register(source, selectors.EVENT_READ, act)
+        while not self.stopping:
+            for key, _ in self.selector.select(_TICK_SECONDS):
+                key.data()
+            self._reap()
+            if os.getppid() != self.parent:
+                return
+
+    def _hear(self) -> None:
+        said = os.read(0, 4096)
+        if b"up" in said:
+            # A rank that dies takes the list of its mappings along: look while all are alive.
+            for pid in self.ranks:
+                self.segments |= processes.shared_segments(pid)
+        self.stopping = not said or b"stop" in said
+
+    def _relay(self) -> None:
+        assert self.launcher.stdout is not None
+        text = os.read(self.launcher.stdout.fileno(), 65536)
+        if text:
+            self._tell("launcher", text=text.decode("utf-8", "replace"))
+        else:
+            self.selector.unregister(self.launcher.stdout)
+
+    def _admit(self) -> None:
+        """A stub is at the door: fork the rank that takes its place."""
+        from allranks.engine.rank import Rank, launched_rank, log_path
+
+        place, _ = self.door.accept()
+        head, received, _, _ = socket.recv_fds(place, 8, 8)
+        length, text = int.from_bytes(head, "little"), b""
+        while len(text) < length:
+            text += place.recv(length - len(text))
+        told = json.loads(text)
+        environment: dict[str, str] = told["environment"]
+        environment["TMPDIR"] = os.environ.get("TMPDIR", "")
+        if not environment["TMPDIR"]:
+            del environment["TMPDIR"]
+        number = launched_rank(environment)
+
+        def live() -> None:
+            for have, wanted in zip(received, told["descriptors"], strict=False):
+                os.dup2(have, wanted)
+                os.set_inheritable(wanted, True)
+            Rank(self.config, self.connection, number).run()
+
+        log = log_path(self.config, number)
+        pid = self._fork(live, environment, log, keep=[*received, *told["descriptors"]])
+        for descriptor in received:
+            os.close(descriptor)
+        self.ranks[pid] = number
+        self.places[pid] = place
+        self.selector.register(place, selectors.EVENT_READ, lambda: self._leave(pid))
+
+    def _fork(
+        self,
+        live: Callable[[], None],
+        environment: dict[str, str],
+        log: str,
+        keep: Sequence[int] = (),
+    ) -> int:
+        """Forks a process that runs ``live``, writes to ``log`` and dies with the nursery."""
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            processes.die_with_parent(self.pid)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.environ.clear()
+            os.environ.update(environment)
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            processes.close_all_but({0, 1, 2, *keep})
+            os.chdir(self.config.work_dir)
+            live()
+            code = 0
+        except SystemExit as end:
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
+            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            try:
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
+
+    def _leave(self, pid: int) -> None:
+        """The launcher ended a stub: its rank ends too."""
+        self._dismiss(pid)
+        processes.kill(pid)
+
+    def _dismiss(self, pid: int) -> None:
+        place = self.places.pop(pid, None)
+        if place is not None:
+            self.selector.unregister(place)
+            place.close()
+
+    def _reap(self) -> None:
+        """Learns how children ended, tells the kernel, and lets the launcher know."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            if pid in self.ranks:
+                rank = self.ranks.pop(pid)
+                ended_by_launcher = pid not in self.places
+                self._tell("exit", rank=rank, code=code, by_launcher=ended_by_launcher)
+                if not ended_by_launcher:
+                    self.places[pid].sendall((code or 1).to_bytes(8, "little", signed=True))
+                    self._dismiss(pid)
+            elif pid == self.launcher.pid:
+                self.launcher.returncode = code
+                self._relay_rest()
+                self._tell("launcher_exit", code=code)
+            elif pid == self.controller:
+                self._tell("controller_exit", code=code)
+
+    def _relay_rest(self) -> None:
+        try:
+            self._relay()
+        except (BlockingIOError, KeyError, ValueError):
+            pass  # nothing is left to read
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        """Writes one event for the kernel: a line of JSON; the kernel may be gone."""
+        try:
+            os.write(1, (json.dumps({"event": event, **fields}) + "\n").encode())
+        except OSError:
+            self.stopping = True
+
+    def _end(self) -> None:
+        """Ends every process of the cluster and removes every file but the logs."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for pid in self.ranks:
+            self.segments |= processes.shared_segments(pid)
+        for pid in [*self.ranks, self.controller]:
+            processes.kill(pid)
+        if self.launcher.returncode is None:
+            processes.kill(self.launcher.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _TERM_SECONDS
+        while processes.reap_all() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        while processes.kill_children():
+            processes.reap_all()
+            time.sleep(0.02)
+        for path in self.segments:
+            processes.unlink(path)
+        shutil.rmtree(self.config.session_dir, ignore_errors=True)
+        self._tell("stopped")
+
+
+def main() -> None:
+    """Reads the configuration from standard input and serves."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    said = b""
+    while not said.endswith(b"\n"):
+        more = os.read(0, 65536)
+        if not more:
+            return
+        said += more
+    Nursery(NurseryConfig.from_json(said.decode())).run()
+
+
+if __name__ == "__main__":
+    main()

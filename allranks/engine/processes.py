@@ -1,0 +1,92 @@
+"""Keeping and ending processes, the platform's way."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_SHARED_MEMORY = "/dev/shm/"
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of descendants whose own parent dies (Linux)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Has this process killed when its parent dies (Linux); ends it if that has happened."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def close_all_but(kept: set[int]) -> None:
+    """Closes every descriptor of this process except those."""
+    highest = max([int(name) for name in os.listdir("/dev/fd") if name.isdigit()], default=255)
+    for descriptor in range(highest + 1):
+        if descriptor not in kept:
+            try:
+                os.close(descriptor)
+            except OSError:
+                pass
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Sends a signal to a process that may be gone."""
+    if pid > 0:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def reap_all() -> bool:
+    """Reaps children that have ended; returns whether others are left."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True
+
+
+def kill_children() -> bool:
+    """Kills every descendant of this process; returns whether there were any."""
+    descendants = psutil.Process().children(recursive=True)
+    for process in descendants:
+        kill(process.pid)
+    return bool(descendants)
+
+
+def shared_segments(pid: int) -> set[str]:
+    """Returns the files in shared memory that a process has mapped."""
+    found = set()
+    try:
+        with open(f"/proc/{pid}/maps") as maps:
+            for line in maps:
+                path = line.rstrip("\n").partition(_SHARED_MEMORY)[2]
+                if path and not path.endswith(" (deleted)"):
+                    found.add(_SHARED_MEMORY + path)
+    except OSError:
+        pass  # the process is gone, or the platform has no /proc
+    return found
+
+
+def unlink(path: str) -> None:
+    """Removes a file that may be gone."""
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

@@ -1,0 +1,194 @@
+"""A rank's life: take its place in MPI, open the wire, join ipyparallel's cluster, run cells."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import types
+from typing import Any
+
+from allranks import collectives
+from allranks.engine import namespace
+from allranks.engine.cell import CellRunner, ignore_interrupt
+from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
+from allranks.engine.ipengine import RankEngine
+from allranks.engine.requests import Requests
+from allranks.engine.transcript import Transcript
+from allranks.engine.wire import Wire
+from allranks.errors import UsageError
+from allranks.records.config import NurseryConfig
+from allranks.records.requests import ANSWERED_WHILE_BUSY
+from allranks.records.wire import Answer, Ask, Hello, Interrupt, Record, RunCell
+
+
+def launched_rank(environment: dict[str, str]) -> int:
+    """Returns the rank that a launcher gave a process, from its environment."""
+    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
+        if environment.get(name, "").isdigit():
+            return int(environment[name])
+    return 0
+
+
+class Rank:
+    """One rank of a notebook's cluster, from start to end of its process.
+
+    Args:
+        config: what the nursery was told.
+        connection: ipyparallel's connection information for engines.
+        rank: the rank that the launcher gave this process.
+    """
+
+    def __init__(self, config: NurseryConfig, connection: dict[str, Any], rank: int) -> None:
+        self._config = config
+        self._connection = connection
+        self.rank = rank
+        self.device = _pin(config, rank)
+        self.transcript = Transcript(log_path(config, rank))
+
+    def run(self) -> None:
+        """Serves cells until the process is ended."""
+        signal.signal(signal.SIGINT, ignore_interrupt)
+        self.transcript.capture()
+        faulthandler.enable()
+        _fresh_main_module()
+        builtins.input = _no_keyboard
+        collectives.init()
+        if collectives.size() != self._config.size or collectives.rank() != self.rank:
+            raise SystemExit(
+                f"expected to be rank {self.rank} of {self._config.size}, but MPI says rank "
+                f"{collectives.rank()} of {collectives.size()}: the launcher and the MPI library "
+                "do not belong together. Check which mpiexec and which libmpi are in use."
+            )
+        collectives.on_notice(self._notice)
+        self.wire = Wire(
+            self.rank,
+            self._config.commands_url,
+            self._config.events_url,
+            self._config.wire_key,
+            self.transcript,
+            self._receive,
+        )
+        engine = RankEngine(self._connection, self.rank, self._config.session_dir, self._ready)
+        engine.initialize([])
+        engine.start()
+
+    def _ready(self, engine: RankEngine) -> None:
+        """The engine's shell is there: take it over, and say hello."""
+        shell = engine.kernel.shell
+        for cls in (RankDisplayHook, RankDisplayPublisher):
+            cls.place = staticmethod(self.transcript.place)  # type: ignore[attr-defined]
+        shell.displayhook = RankDisplayHook(shell=shell, parent=shell)
+        shell.display_trap.hook = shell.displayhook
+        shell.display_pub = RankDisplayPublisher(shell=shell, parent=shell)
+        shell.set_hook("show_in_pager", _print_page, 1)
+        shell.user_ns.update(namespace.names(self.device))
+        self._loop = asyncio.get_running_loop()
+        self._runner = CellRunner(shell, self.rank, self.device)
+        self._requests = Requests(shell, self.rank)
+        signal.signal(signal.SIGINT, ignore_interrupt)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self.wire.start()
+        self.wire.send(
+            Hello(
+                rank=self.rank,
+                size=collectives.size(),
+                local_rank=collectives.local_rank(),
+                local_size=collectives.local_size(),
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                device=self.device,
+                engine=engine.ident,
+                mpi=_library(),
+                log=self.transcript.path,
+            )
+        )
+
+    def _notice(self, text: str) -> None:
+        self.transcript.place(["notice", text])
+
+    def _receive(self, record: Record, payloads: list[bytes]) -> None:
+        """Takes a command in the wire's thread; what needs the main thread goes there."""
+        if isinstance(record, RunCell):
+            self._loop.call_soon_threadsafe(self._start_cell, record, payloads)
+        elif isinstance(record, Interrupt):
+            self._runner.interrupt(record.cell)
+        elif isinstance(record, Ask):
+            if record.name in ANSWERED_WHILE_BUSY:
+                self._answer(record, payloads)
+            elif self.wire.busy:
+                self._refuse(record, f"rank {self.rank} is running a cell")
+            else:
+                self._loop.call_soon_threadsafe(self._answer, record, payloads)
+
+    def _start_cell(self, cell: RunCell, payloads: list[bytes]) -> None:
+        self._task = asyncio.ensure_future(self._run_cell(cell, payloads))
+
+    async def _run_cell(self, cell: RunCell, payloads: list[bytes]) -> None:
+        self.wire.begin_cell(cell.cell, cell.limit_nbytes)
+        self._requests.busy = True
+        reply, value = await self._runner.run(cell, payloads)
+        self._requests.busy = False
+        self.wire.send_output(final=True)
+        self.wire.busy = False
+        self.wire.send(reply, *value)
+
+    def _answer(self, ask: Ask, payloads: list[bytes]) -> None:
+        try:
+            content, values = self._requests.answer(ask.name, ask.arguments, payloads)
+        except UsageError as error:
+            self._refuse(ask, str(error))
+        except Exception as error:
+            self._refuse(ask, f"rank {self.rank}: {type(error).__name__}: {error}")
+        else:
+            self.wire.send(Answer(ask.request, self.rank, content, ""), *values)
+
+    def _refuse(self, ask: Ask, problem: str) -> None:
+        self.wire.send(Answer(ask.request, self.rank, {}, problem))
+
+
+def log_path(config: NurseryConfig, rank: int) -> str:
+    """Returns the path of a rank's log file."""
+    return os.path.join(config.log_dir, f"rank-{rank}.log")
+
+
+def _pin(config: NurseryConfig, rank: int) -> str:
+    """Shows this process its own GPU only, before anything can open CUDA; returns its name."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // config.size)))
+    os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    if not config.devices:
+        return "cpu"
+    device = config.devices[rank % len(config.devices)]
+    os.environ["CUDA_VISIBLE_DEVICES"] = device
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    return f"cuda:0 ({device})"
+
+
+def _library() -> str:
+    """Returns the MPI library's name and version, as ``Open MPI v5.0.11``."""
+    from mpi4py import MPI
+
+    return MPI.Get_library_version().split(",")[0].split("\n")[0].strip()
+
+
+def _fresh_main_module() -> None:
+    """Gives cells a ``__main__`` of their own, as in a new Python."""
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.argv = [""]
+
+
+def _no_keyboard(prompt: object = "") -> str:
+    raise UsageError(
+        f"input({prompt!r}) needs a keyboard, and a rank has none. Ask in a cell of the notebook "
+        "and send the answer with: %distributed push NAME"
+    )
+
+
+def _print_page(_shell: Any, data: Any, _start: int = 0, _lines: int = 0) -> None:
+    """Prints what ``name?`` shows: a rank has no pager."""
+    print(data["text/plain"] if isinstance(data, dict) else data)

@@ -1,0 +1,56 @@
+"""What a person reads of an exception on one rank: the cell's own lines, and the traceback."""
+
+from __future__ import annotations
+
+import linecache
+import socket
+import traceback
+from types import TracebackType
+
+from allranks.errors import RankLeft
+from allranks.records.wire import Report
+
+
+def cell_line(tb: TracebackType | None, is_cell: str) -> tuple[int | None, str]:
+    """Returns the number and text of the innermost line of the cell that a traceback passes."""
+    line: tuple[int | None, str] = (None, "")
+    for frame, number in traceback.walk_tb(tb):
+        if frame.f_code.co_filename == is_cell:
+            line = (number, linecache.getline(is_cell, number).strip())
+    return line
+
+
+def report(
+    error: BaseException, formatted: list[str], rank: int, device: str, cell_file: str
+) -> Report:
+    """Returns the report of an exception that ended a cell.
+
+    Args:
+        error: what was raised.
+        formatted: the traceback as IPython shows it, lines with colour codes.
+        rank: this process's rank.
+        device: what the rank computes on.
+        cell_file: the file name that IPython compiled the cell under.
+    """
+    line, source = cell_line(error.__traceback__, cell_file)
+    if isinstance(error, SyntaxError) and error.filename == cell_file:
+        line, source = error.lineno, (error.text or "").strip()
+    return Report(
+        rank=rank,
+        host=socket.gethostname(),
+        device=device,
+        etype=type(error).__name__,
+        message=_text_of(error),
+        traceback=tuple(formatted),
+        line=line,
+        source_line=source,
+        # A rank that could not go on because another one left did not fail: it was waiting.
+        waiting=isinstance(error, RankLeft),
+    )
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as problem:  # a user's __str__ may do anything
+        return f"<its text cannot be shown: {problem!r}>"

@@ -1,0 +1,125 @@
+"""Answers what the notebook asks of a rank (see ``allranks.records.requests``)."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+import traceback
+from typing import Any
+
+import cloudpickle
+import psutil
+from IPython.core.interactiveshell import InteractiveShell
+
+from allranks import collectives
+from allranks.engine import namespace
+from allranks.errors import UsageError
+from allranks.records import requests
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+Answered = tuple[dict[str, Any], list[bytes]]
+
+
+class Requests:
+    """Answers requests for one rank.
+
+    Args:
+        shell: the engine's IPython shell.
+        rank: this process's rank.
+    """
+
+    def __init__(self, shell: InteractiveShell, rank: int) -> None:
+        self.shell = shell
+        self.rank = rank
+        self.busy = False
+        self._process = psutil.Process()
+
+    def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
+        """Returns the content and the payloads of the answer.
+
+        Raises:
+            UsageError: the request cannot be met as it was made.
+        """
+        if name == requests.STATUS:
+            return self._status(), []
+        if name == requests.STACK:
+            return {"text": _stack()}, []
+        if name == requests.PUSH:
+            self.shell.user_ns.update(pickle.loads(payloads[0]))
+            return {}, []
+        if name == requests.PULL:
+            return self._pull(arguments["names"])
+        if name == requests.COMPLETE:
+            return self._complete(arguments["code"], arguments["cursor"]), []
+        if name == requests.INSPECT:
+            return self._inspect(arguments["code"], arguments["cursor"], arguments["detail"]), []
+        if name == requests.RENEW:
+            old = self.shell.user_ns.get("comm")
+            collectives.renew(arguments["epoch"])
+            namespace.renew(self.shell.user_ns, old)
+            return {}, []
+        raise UsageError(f"a rank answers no request named {name!r}")
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "rss_nbytes": self._process.memory_info().rss,
+            "state": "running" if self.busy else "idle",
+            "line": current_line() if self.busy else "",
+            "activity": collectives.activity() if self.busy else "",
+        }
+
+    def _pull(self, names: list[str]) -> Answered:
+        missing = [name for name in names if name not in self.shell.user_ns]
+        if missing:
+            raise UsageError(f"rank {self.rank} has no variable named {', '.join(missing)}")
+        values = {name: self.shell.user_ns[name] for name in names}
+        try:
+            return {}, [cloudpickle.dumps(values, protocol=5)]
+        except Exception as error:
+            raise UsageError(f"rank {self.rank} cannot send {', '.join(names)}: {error}") from error
+
+    def _complete(self, code: str, cursor: int) -> dict[str, Any]:
+        from IPython.core.completer import provisionalcompleter, rectify_completions
+
+        with provisionalcompleter():
+            found = list(rectify_completions(code, self.shell.Completer.completions(code, cursor)))
+        start, end = (found[0].start, found[0].end) if found else (cursor, cursor)
+        matches = [{"text": c.text, "type": c.type or "", "start": c.start} for c in found]
+        return {"matches": matches, "start": start, "end": end}
+
+    def _inspect(self, code: str, cursor: int, detail: int) -> dict[str, Any]:
+        from IPython.utils.tokenutil import token_at_cursor
+
+        name = token_at_cursor(code, cursor)
+        try:
+            bundle = self.shell.object_inspect_mime(name, detail_level=detail)
+        except KeyError:
+            return {"found": False, "data": {}}
+        return {"found": True, "data": bundle}
+
+
+def current_line() -> str:
+    """Returns ``file:line  source`` of the innermost frame of the main thread outside allranks."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    stack = traceback.extract_stack(frame) if frame else []
+    own = [entry for entry in stack if entry.filename.startswith("<ipython-input")]
+    outside = [entry for entry in stack if not entry.filename.startswith(_PACKAGE)]
+    for entry in (own or outside)[-1:]:
+        return f"{_name(entry.filename)}:{entry.lineno}  {entry.line or ''}".rstrip()
+    return ""
+
+
+def _name(filename: str) -> str:
+    return "cell" if filename.startswith("<ipython-input") else os.path.basename(filename)
+
+
+def _stack() -> str:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = []
+    for ident, frame in sys._current_frames().items():
+        parts.append(f"thread {names.get(ident, ident)}\n")
+        parts.extend(traceback.format_stack(frame))
+    return "".join(parts)

@@ -1,0 +1,204 @@
+"""A rank's transcript: one log file that everything it writes goes to, and a tail that sends it.
+
+Standard output and standard error, of Python, of C code and of child processes, are the same file,
+opened for appending: writing never blocks, the order is the order of writing, and nothing is lost
+when the process dies. What the screen gets is read back from the file: the first bytes of a cell
+as they come, the last ones when it ends, and a count of what stands between them in the file only.
+"""
+
+from __future__ import annotations
+
+import codecs
+import ctypes
+import io
+import os
+import sys
+import threading
+from typing import Any
+
+Entry = list[Any]
+
+_CHUNK_NBYTES = 1 << 20
+_TAIL_SHARE = 4  # a quarter of a cell's screen budget is kept for its last lines
+_DISPLAYS_A_CELL = 64
+
+
+class _MarkedFile(io.FileIO):
+    """Standard error: appends like the others, and notes which bytes of the file are its own."""
+
+    def __init__(self, descriptor: int, marks: list[tuple[int, int]]) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._marks = marks
+
+    def write(self, data: Any, /) -> int:
+        written = super().write(data)
+        # With O_APPEND the offset after a write is the end of what was written.
+        end = os.lseek(self.fileno(), 0, os.SEEK_CUR)
+        self._marks.append((end - written, end))
+        return written
+
+
+class Transcript:
+    """Owns the log file of this process and hands out what the screen has not seen.
+
+    Args:
+        path: the log file, created with mode 0600.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._marks: list[tuple[int, int]] = []
+        self._placed: list[tuple[int, Entry]] = []
+        self._reader = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._sent = os.fstat(self._reader).st_size
+        self._begin(limit_nbytes=1 << 16)
+        self._libc = ctypes.CDLL(None)
+
+    def capture(self) -> None:
+        """Points descriptors 1 and 2 and Python's standard streams at the log file."""
+        for number in (1, 2):
+            # Two open file descriptions, because marks read the offset of the second one.
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        sys.stdout = sys.__stdout__ = io.TextIOWrapper(
+            io.BufferedWriter(io.FileIO(1, "w", closefd=False)),
+            encoding="utf-8",
+            errors="backslashreplace",
+            line_buffering=True,
+        )
+        sys.stderr = sys.__stderr__ = io.TextIOWrapper(
+            io.BufferedWriter(_MarkedFile(2, self._marks)),
+            encoding="utf-8",
+            errors="backslashreplace",
+            line_buffering=True,
+        )
+
+    def _begin(self, limit_nbytes: int) -> None:
+        self._head_left = limit_nbytes - limit_nbytes // _TAIL_SHARE
+        self._tail_nbytes = limit_nbytes // _TAIL_SHARE
+        self._displays_left = _DISPLAYS_A_CELL
+        self._skipped_from: int | None = None
+        self._hidden_lines = 0
+        self._hidden_nbytes = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def begin_cell(self, limit_nbytes: int) -> list[Entry]:
+        """Starts a new screen budget; returns what was written since the last cell ended."""
+        entries, *_ = self.collect(final=True)
+        with self._lock:
+            self._begin(limit_nbytes)
+        return entries
+
+    def place(self, entry: Entry) -> None:
+        """Puts a display, a result or a notice at this point of the text."""
+        self.flush()
+        with self._lock:
+            if entry[0] in ("display", "result"):
+                self._displays_left -= 1
+                if self._displays_left < 0:
+                    text = f"one more {entry[0]} is not shown: {_DISPLAYS_A_CELL} a cell are\n"
+                    entry = ["err", text]
+            self._placed.append((os.fstat(self._reader).st_size, entry))
+
+    def flush(self, c_streams: bool = False) -> None:
+        """Writes what Python's streams, and C's where asked, still hold."""
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (ValueError, OSError, AttributeError, RuntimeError):
+                pass  # the cell closed or replaced it, or a flush is under way in another thread
+        if c_streams:
+            self._libc.fflush(None)
+
+    def collect(self, final: bool = False) -> tuple[list[Entry], int, int, int]:
+        """Returns the new entries, the hidden lines and bytes of this cell, and the offset reached.
+
+        Args:
+            final: the cell has ended: what was held back for the tail is returned too.
+        """
+        self.flush(c_streams=final)
+        with self._lock:
+            end = os.fstat(self._reader).st_size
+            placed, self._placed = self._placed, []
+            entries: list[Entry] = []
+            for offset, entry in placed:
+                self._advance(min(offset, end), entries)
+                entries.append(entry)
+            self._advance(end, entries)
+            if final:
+                self._finish(end, entries)
+            self._marks[:] = [mark for mark in self._marks if mark[1] > self._sent]
+            return entries, self._hidden_lines, self._hidden_nbytes, end
+
+    def _advance(self, end: int, entries: list[Entry]) -> None:
+        """Moves the tail to ``end``: shows what the budget allows, counts the rest."""
+        if end <= self._sent:
+            return
+        if self._skipped_from is None:
+            stop = min(end, self._sent + self._head_left)
+            if stop < end:
+                stop = self._line_start_before(self._sent, stop)
+            self._head_left -= stop - self._sent
+            self._show(self._sent, stop, entries)
+            self._sent = stop
+            if stop == end:
+                return
+            self._skipped_from = stop
+            self._head_left = 0
+        self._hidden_lines += self._count_lines(self._sent, end)
+        self._hidden_nbytes += end - self._sent
+        self._sent = end
+
+    def _finish(self, end: int, entries: list[Entry]) -> None:
+        """Shows the last lines of what was skipped, and takes them off the count."""
+        if self._skipped_from is not None:
+            start = max(self._skipped_from, end - self._tail_nbytes)
+            if start > self._skipped_from:
+                start = self._line_start_after(start, end)
+            self._hidden_lines -= self._count_lines(start, end)
+            self._hidden_nbytes -= end - start
+            if self._hidden_nbytes:
+                entries.append(["hidden", self._hidden_lines, self._hidden_nbytes])
+            self._decoder.reset()
+            self._show(start, end, entries)
+            self._skipped_from = None
+        rest = self._decoder.decode(b"", final=True)
+        if rest:
+            entries.append(["out", rest])
+
+    def _show(self, start: int, end: int, entries: list[Entry]) -> None:
+        """Appends the text of a range, split into standard output and standard error."""
+        cuts = sorted((max(a, start), min(b, end)) for a, b in self._marks if a < end and b > start)
+        at = start
+        for a, b in [*cuts, (end, end)]:
+            self._append("out", at, a, entries)
+            self._append("err", max(a, at), b, entries)
+            at = max(at, b)
+
+    def _append(self, kind: str, start: int, end: int, entries: list[Entry]) -> None:
+        if end <= start:
+            return
+        text = self._decoder.decode(os.pread(self._reader, end - start, start))
+        if not text:
+            return
+        if entries and entries[-1][0] == kind:
+            entries[-1][1] += text
+        else:
+            entries.append([kind, text])
+
+    def _line_start_before(self, start: int, stop: int) -> int:
+        """The end of the last whole line in the range; ``stop`` where one line fills it."""
+        newline = os.pread(self._reader, stop - start, start).rfind(b"\n")
+        return start + newline + 1 if newline >= 0 else stop
+
+    def _line_start_after(self, start: int, end: int) -> int:
+        newline = os.pread(self._reader, end - start, start).find(b"\n")
+        return start + newline + 1 if newline >= 0 else start
+
+    def _count_lines(self, start: int, end: int) -> int:
+        count = 0
+        for at in range(start, end, _CHUNK_NBYTES):
+            count += os.pread(self._reader, min(_CHUNK_NBYTES, end - at), at).count(b"\n")
+        return count

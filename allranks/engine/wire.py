@@ -1,0 +1,112 @@
+"""A rank's end of the wire: commands in, output and replies out, beside ipyparallel's channels.
+
+Two sockets, both encrypted (CURVE) with the notebook's public key, which serves as the shared
+secret: a DEALER that one thread reads commands from, and a PUSH that any thread writes to under a
+lock. The thread also sends the transcript's news, a few times a second.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+
+from allranks.engine.transcript import Transcript
+from allranks.records.wire import Output, Record, decode, encode
+
+_TICK_SECONDS = 0.05
+_IDLE_TICK_SECONDS = 0.25
+_LINGER_MS = 1000
+
+Receive = Callable[[Record, list[bytes]], None]
+
+
+class Wire:
+    """Carries records between this rank and the notebook until the process ends.
+
+    Args:
+        rank: this process's rank.
+        commands_url: where the notebook's ROUTER listens.
+        events_url: where the notebook's PULL listens.
+        key: the notebook's CURVE public key.
+        transcript: whose news are sent.
+        receive: called in the wire's thread with each record and its payloads.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        commands_url: str,
+        events_url: str,
+        key: str,
+        transcript: Transcript,
+        receive: Receive,
+    ) -> None:
+        self.rank = rank
+        self.cell = 0
+        self.busy = False
+        self._transcript = transcript
+        self._receive = receive
+        self._lock = threading.RLock()
+        context = zmq.Context.instance()
+        self._commands = context.socket(zmq.DEALER)
+        self._commands.setsockopt(zmq.IDENTITY, f"rank-{rank}".encode())
+        self._events = context.socket(zmq.PUSH)
+        public, secret = zmq.curve_keypair()
+        for socket, url in ((self._commands, commands_url), (self._events, events_url)):
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.setsockopt(zmq.LINGER, _LINGER_MS)
+            socket.setsockopt(zmq.RECONNECT_IVL, 20)
+            socket.curve_serverkey = key.encode()
+            socket.curve_publickey = public
+            socket.curve_secretkey = secret
+            socket.connect(url)
+        self._thread = threading.Thread(target=self._loop, name="allranks-wire", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread that reads commands and sends the transcript's news."""
+        self._thread.start()
+
+    def send(self, record: Record, *payloads: bytes) -> None:
+        """Sends a record from any thread, after everything that was sent before it."""
+        with self._lock:
+            self._events.send_multipart(encode(record, *payloads), copy=False)
+
+    def send_output(self, final: bool = False) -> None:
+        """Sends what the transcript has that the notebook does not."""
+        with self._lock:
+            entries, lines, nbytes, offset = self._transcript.collect(final)
+            self.send_entries(entries, lines, nbytes, offset)
+
+    def begin_cell(self, cell: int, limit_nbytes: int) -> None:
+        """Sends what is left of the time before this cell, then starts its screen budget."""
+        with self._lock:
+            late = self._transcript.begin_cell(limit_nbytes)
+            self.send_entries(late, 0, 0, 0)
+            self._last_counts = (0, 0)
+            self.cell = cell
+            self.busy = True
+
+    _last_counts = (0, 0)
+
+    def send_entries(self, entries: list[list[object]], lines: int, nbytes: int, at: int) -> None:
+        """Sends one batch unless there is nothing new in it."""
+        if entries or (lines, nbytes) != self._last_counts:
+            self._last_counts = (lines, nbytes)
+            self.send(Output(self.rank, self.cell, tuple(entries), lines, nbytes, at))
+
+    def _loop(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._commands, zmq.POLLIN)
+        next_tick = time.monotonic()
+        while True:
+            tick = _TICK_SECONDS if self.busy else _IDLE_TICK_SECONDS
+            wait = min(tick, max(0.0, next_tick - time.monotonic()))
+            if poller.poll(wait * 1000):
+                self._receive(*decode(self._commands.recv_multipart()))
+            if time.monotonic() >= next_tick:
+                self.send_output()
+                next_tick = time.monotonic() + tick

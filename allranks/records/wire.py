@@ -1,0 +1,182 @@
+"""The records that cross the wire between the notebook and its ranks, and how they are written.
+
+A message is a list of frames: first one JSON text ``[name, fields]``, then any binary payloads
+(pickled values). Both sides import this file and nothing else of each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from allranks.errors import WireError
+
+Bundle = dict[str, Any]
+"""A Jupyter mime bundle: mime type to JSON-able data."""
+
+
+# ── from the notebook to a rank ──────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class RunCell:
+    """Run this source; payload frame 0, where present, is a pickled call instead of source.
+
+    ``cell`` counts the cells of a cluster; ``number`` is the notebook's ``In [number]``.
+    ``limit_nbytes`` bounds the text that one rank sends for the screen.
+    """
+
+    cell: int
+    source: str
+    number: int
+    ranks: tuple[int, ...]
+    label: str
+    want_value: bool
+    limit_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Raise KeyboardInterrupt in the rank's main thread if it still runs this cell."""
+
+    cell: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Answer one request by name (see ``allranks.records.requests``)."""
+
+    request: int
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+# ── from a rank to the notebook ──────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A rank is up: who it is and where."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    host: str
+    pid: int
+    device: str
+    engine: str
+    mpi: str
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a rank wrote since its last batch, in order.
+
+    Each entry is ``[kind, …]``: ``["out"|"err", text]``, ``["display", data, metadata, id]``,
+    ``["update", data, metadata, id]``, ``["result", data, metadata]``, ``["clear", wait]`` or
+    ``["notice", text]``.
+    ``hidden_lines`` and ``hidden_nbytes`` count what stands in the log only, over the whole cell.
+    ``log_nbytes`` is the length of the log file up to which this batch is complete.
+    """
+
+    rank: int
+    cell: int
+    entries: tuple[list[Any], ...]
+    hidden_lines: int
+    hidden_nbytes: int
+    log_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Why a cell ended early on one rank, as a person reads it."""
+
+    rank: int
+    host: str
+    device: str
+    etype: str
+    message: str
+    traceback: tuple[str, ...]
+    line: int | None
+    source_line: str
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A rank has left a cell. ``status`` is ``ok``, ``error`` or ``interrupted``.
+
+    Payload frame 0, where ``has_value``, is the pickled value of the last expression;
+    ``value_problem`` says why a wanted value could not be pickled.
+    ``dirty`` says that the rank's communicators must be renewed before they are used again.
+    """
+
+    rank: int
+    cell: int
+    status: str
+    seconds: float
+    dirty: bool
+    has_value: bool
+    value_problem: str
+    report: Report | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to an :class:`Ask`; ``problem`` is not empty where it failed."""
+
+    request: int
+    rank: int
+    content: dict[str, Any]
+    problem: str
+
+
+Record = RunCell | Interrupt | Ask | Hello | Output | Reply | Answer
+_RECORDS: dict[str, type[Record]] = {
+    cls.__name__: cls for cls in (RunCell, Interrupt, Ask, Hello, Output, Reply, Answer)
+}
+
+
+def encode(record: Record, *payloads: bytes) -> list[bytes]:
+    """Return the frames of one message.
+
+    Raises:
+        WireError: a field is not JSON-able.
+    """
+    fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
+    try:
+        text = json.dumps([type(record).__name__, fields], default=_plain, ensure_ascii=False)
+        return [text.encode("utf-8", "surrogatepass"), *payloads]
+    except (TypeError, ValueError) as error:
+        raise WireError(f"{type(record).__name__} cannot cross the wire: {error}") from error
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Report):
+        return dataclasses.asdict(value)
+    raise TypeError(f"{type(value).__name__} is not JSON-able")
+
+
+def decode(frames: Sequence[bytes]) -> tuple[Record, list[bytes]]:
+    """Return the record of one message and its payloads.
+
+    Raises:
+        WireError: the frames were not written by :func:`encode`.
+    """
+    try:
+        name, fields = json.loads(frames[0].decode("utf-8", "surrogatepass"))
+        cls = _RECORDS[name]
+        for key, value in fields.items():
+            if isinstance(value, list):
+                fields[key] = tuple(value)
+        if fields.get("report") is not None:
+            report = fields["report"]
+            fields["report"] = Report(**{**report, "traceback": tuple(report["traceback"])})
+        return cls(**fields), list(frames[1:])
+    except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise WireError(f"a message of {len(frames)} frames cannot be read: {error!r}") from error
