@@ -1,0 +1,52 @@
+"""A JupyterLab for the whole run, a Chromium for each file, a page for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from tests.browser.chromium import MISSING, find_chromium
+from tests.browser.lab import CHROMIUM_ARGS, Lab, Server
+
+PICTURES = Path("test-results") / "browser"
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of a Chromium that starts."""
+    path = find_chromium()
+    if path is None:
+        pytest.skip(MISSING)
+    return path
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, chromium: str) -> Iterator[Server]:
+    """One JupyterLab for all tests that want one."""
+    with Server(tmp_path_factory.mktemp("jupyterlab")) as server:
+        yield server
+
+
+# Playwright's loop counts as running in this thread until it is stopped, and would break every
+# asyncio.run() in the other suites: so it ends with each file, which costs a second.
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    """A headless Chromium."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def lab(browser: Browser, server: Server, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """A fresh page. A picture of how it ended is left in test-results/browser."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    lab = Lab(context.new_page(), server)
+    yield lab
+    lab.screenshot(PICTURES / f"{request.node.name}.png")
+    lab.close()
+    context.close()

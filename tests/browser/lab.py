@@ -1,0 +1,271 @@
+"""JupyterLab in a headless Chromium, as a reader sees it.
+
+``Server`` is one JupyterLab for the whole run; ``Lab`` is one page of it with one notebook open.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+from playwright.sync_api import Locator, Page
+
+MARK = "ALLRANKS_TEST_LAB"
+"""The environment variable by which the server's processes are known, orphans included."""
+
+SETTINGS = {
+    # The question whether to fetch news covers the page.
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    # Cells out of sight would not be in the page at all.
+    "notebook-extension/tracker": {"windowingMode": "none"},
+}
+
+KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+
+CHROMIUM_ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+class Server:
+    """A JupyterLab on a free port of 127.0.0.1, with directories of its own.
+
+    Args:
+        home: an empty directory; notebooks are served from ``home / "notebooks"``.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.root = home / "notebooks"
+        self.token = secrets.token_hex(16)
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = home / "jupyterlab.log"
+
+    def __enter__(self) -> Self:
+        """Starts the server and waits until it answers."""
+        self.root.mkdir(parents=True)
+        for name, values in SETTINGS.items():
+            path = self.home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(values))
+        options = [
+            "--no-browser",
+            "--allow-root",
+            "--ServerApp.ip=127.0.0.1",
+            f"--ServerApp.port={self.port}",
+            "--ServerApp.port_retries=0",
+            f"--IdentityProvider.token={self.token}",
+            f"--ServerApp.root_dir={self.root}",
+            "--LabApp.expose_app_in_browser=True",
+        ]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "jupyterlab", *options],
+                cwd=self.root,
+                env=os.environ | self._private_env(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._wait_until_it_answers(60)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Ends the server, its kernels and all that they started."""
+        self._process.terminate()
+        try:
+            self._process.wait(15)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def processes(self) -> list[psutil.Process]:
+        """Returns every live process that came from this server, the server included."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get(MARK) == self.token:
+                    found.append(process)
+        return found
+
+    def add(self, notebook: Path | Mapping[str, Any], name: str | None = None) -> str:
+        """Puts a copy of a notebook, a file or nbformat's dictionary, where the server sees it.
+
+        Returns:
+            its path below the server's root, as ``Lab.open`` takes it.
+        """
+        if isinstance(notebook, Path):
+            name = name or notebook.name
+            shutil.copy(notebook, self.root / name)
+        else:
+            name = name or f"{secrets.token_hex(4)}.ipynb"
+            # Without a kernel's name the page asks for one and waits.
+            metadata = {"kernelspec": KERNELSPEC, **notebook["metadata"]}
+            (self.root / name).write_text(json.dumps({**notebook, "metadata": metadata}))
+        return name
+
+    def _private_env(self) -> dict[str, str]:
+        places = {
+            "IPYTHONDIR": "ipython",
+            "JUPYTER_CONFIG_DIR": "config",
+            "JUPYTER_DATA_DIR": "data",
+            "JUPYTER_RUNTIME_DIR": "runtime",
+            "JUPYTERLAB_SETTINGS_DIR": "settings",
+            "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+        }
+        return {name: str(self.home / place) for name, place in places.items()} | {MARK: self.token}
+
+    def _wait_until_it_answers(self, timeout: float) -> None:
+        # Straight to it: a proxy of the user's must not be asked for 127.0.0.1.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        deadline = time.monotonic() + timeout
+        while True:
+            with suppress(urllib.error.URLError, ConnectionError):
+                opener.open(f"{self.url}/api?token={self.token}", timeout=5).close()
+                return
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"JupyterLab did not start:\n{self._log.read_text()[-4000:]}")
+            time.sleep(0.1)
+
+
+class Lab:
+    """One notebook, open in one page.
+
+    Cells are counted from 0, markdown included. All waiting has a deadline in seconds.
+
+    Attributes:
+        page: Playwright's page, for what is not offered here.
+        complaints: what the page wrote to its console as errors, and what it raised.
+    """
+
+    def __init__(self, page: Page, server: Server) -> None:
+        self.page = page
+        self.server = server
+        self.complaints: list[str] = []
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on(
+            "console",
+            lambda line: self.complaints.append(line.text) if line.type == "error" else None,
+        )
+
+    def open(self, path: str, timeout: float = 90) -> Self:
+        """Opens a notebook below the server's root; returns once its kernel is idle."""
+        self.page.goto(f"{self.server.url}/lab/tree/{path}?reset&token={self.server.token}")
+        self._wait("() => window.jupyterapp?.shell?.currentWidget?.sessionContext", timeout)
+        self.page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=1000 * timeout)
+        self._wait(
+            """() => {
+                const kernel = jupyterapp.shell.currentWidget.sessionContext.session?.kernel;
+                return kernel?.connectionStatus === "connected" && kernel.status === "idle";
+            }""",
+            timeout,
+        )
+        return self
+
+    def run_all(self) -> None:
+        """Starts all cells; does not wait for them."""
+        self.command("notebook:run-all-cells")
+
+    def run_cell(self, index: int) -> None:
+        """Starts one cell; does not wait for it."""
+        self.page.evaluate(
+            """index => { jupyterapp.shell.currentWidget.content.activeCellIndex = index; }""",
+            index,
+        )
+        self.command("notebook:run-cell")
+
+    def interrupt(self) -> None:
+        """Presses what the interrupt button presses."""
+        self.command("notebook:interrupt-kernel")
+
+    def save(self) -> Path:
+        """Saves the notebook and returns the saved file."""
+        self.page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
+        path = self.page.evaluate("() => jupyterapp.shell.currentWidget.context.path")
+        return self.server.root / str(path)
+
+    def close(self) -> None:
+        """Ends the notebook's kernel, so that it does not outlive its page."""
+        if self.page.evaluate("() => Boolean(window.jupyterapp?.shell?.currentWidget)"):
+            self.page.evaluate(
+                "() => jupyterapp.shell.currentWidget.sessionContext?.shutdown?.() ?? null"
+            )
+
+    def command(self, name: str) -> None:
+        """Executes one of JupyterLab's commands without waiting for its end."""
+        self.page.evaluate("name => { void jupyterapp.commands.execute(name); }", name)
+
+    def wait_idle(self, timeout: float = 120) -> None:
+        """Returns once no cell runs or waits to run, and the kernel is idle."""
+        # A cell that has just been started may not have its star yet: ask twice in a row.
+        self._wait(
+            """() => {
+                const prompts = [...document.querySelectorAll(".jp-InputPrompt")];
+                const kernel = jupyterapp.shell.currentWidget.sessionContext.session?.kernel;
+                const idle = kernel?.status === "idle"
+                    && !prompts.some(prompt => prompt.textContent.includes("*"));
+                window.idleSeen = idle ? (window.idleSeen ?? 0) + 1 : 0;
+                if (window.idleSeen < 3) return false;
+                window.idleSeen = 0;
+                return true;
+            }""",
+            timeout,
+            polling=100,
+        )
+
+    def output(self, index: int) -> Locator:
+        """The output area of a cell. Searches stay inside it, since the source has words too."""
+        return self.page.locator(".jp-Notebook .jp-Cell").nth(index).locator(".jp-OutputArea")
+
+    def outputs_text(self, index: int) -> str:
+        """Returns what stands in a cell's output area as a reader sees it, or ''."""
+        area = self.output(index)
+        return "\n".join(area.all_inner_texts()).strip()
+
+    def wait_for(self, index: int, text: str, timeout: float = 60) -> None:
+        """Returns once ``text`` stands in a cell's output, whether or not the cell has ended."""
+        self.output(index).get_by_text(text).first.wait_for(timeout=1000 * timeout)
+
+    def screenshot(self, path: Path) -> Path:
+        """Takes a picture of the page as it stands."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=path)
+        return path
+
+    def picture_of(self, index: int, path: Path) -> Path:
+        """Takes a picture of one cell, source and output."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.page.locator(".jp-Notebook .jp-Cell").nth(index).screenshot(path=path)
+        return path
+
+    def _wait(self, condition: str, timeout: float, polling: float | None = None) -> None:
+        self.page.wait_for_function(condition, timeout=1000 * timeout, polling=polling)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
