@@ -46,3 +46,9 @@ def test_importing_allranks_imports_nothing_heavy():
 def test_the_records_need_the_standard_library_only():
     extra = loaded_by(IMPORT_ROOM.format(room="allranks.records")) - loaded_by("") - {"allranks"}
     assert extra <= sys.stdlib_module_names
+
+
+def test_every_folder_with_code_is_a_package():
+    folders = {path.parent for path in (REPOSITORY / "allranks").rglob("*.py")}
+    unseen = [folder for folder in folders if not (folder / "__init__.py").exists()]
+    assert unseen == [], "the import contract does not look into these: add an __init__.py"
