@@ -25,10 +25,11 @@ ALLOW_ROOT = $(shell test "$$(id -u)" -ne 0 || echo --allow-root)
 .PHONY: help lab demo test lint types contract browser bench lock clean
 
 help:
-	@sed -n '2,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
+	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
 
 lab: $(VENV)/.lab
-	$(BIN)/python -m jupyterlab $(ALLOW_ROOT) $(LAB_ARGS) $(LAB)
+	$(BIN)/python -m jupyterlab $(ALLOW_ROOT) --ServerApp.root_dir=. \
+	    --LabApp.default_url=/lab/tree/$(LAB) $(LAB_ARGS)
 
 demo: $(VENV)/.lab
 	$(BIN)/python notebooks/run.py $(LAB)
@@ -94,17 +95,18 @@ $(VENV)/.made:
 	if $(BIN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	    touch $@; exit 0; \
 	fi; \
-	wanted="import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))"; \
-	seen=; python=; \
+	seen=; python=; package=python3-venv; \
 	for candidate in $(if $(PYTHON),'$(PYTHON)',python3.13 python3.12 python3.11 python3); do \
-	    if "$$candidate" -c "$$wanted" >/dev/null 2>&1; then python=$$candidate; break; fi; \
 	    version=$$("$$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) \
-	        && seen="$$seen $$candidate ($$version)" || true; \
+	        || continue; \
+	    case $$version in 2.*|3.[0-9]|3.10) seen="$$seen $$candidate ($$version)"; continue;; esac; \
+	    if "$$candidate" -c 'import ensurepip, venv' 2>/dev/null; then python=$$candidate; break; fi; \
+	    seen="$$seen $$candidate ($$version, without venv)"; package=python$$version-venv; \
 	done; \
 	if [ -z "$$python" ]; then \
 	    echo "allranks needs Python 3.11 or newer with its venv module; found:$${seen:- none}." >&2; \
-	    echo 'On Debian and Ubuntu: apt-get install python3 python3-venv' >&2; \
-	    echo 'Elsewhere: make PYTHON=/path/to/python3.12 …' >&2; \
+	    echo "On Debian and Ubuntu: apt-get install $$package" >&2; \
+	    echo 'With another Python:  make PYTHON=/path/to/python3.12 …' >&2; \
 	    exit 1; \
 	fi; \
 	echo "Making $(VENV) with $$("$$python" --version) ($$(command -v "$$python"))."; \

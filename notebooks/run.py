@@ -27,6 +27,8 @@ def run(path: Path, timeout: float) -> int:
         notebook,
         timeout=timeout,
         kernel_name="python3",
+        # Every start warns that 127.0.0.1 is not encrypted: nothing that a reader could act on.
+        extra_arguments=["--IPKernelApp.log_level=40"],
         resources={"metadata": {"path": str(path.parent)}},
     )
     with client.setup_kernel():
