@@ -1,0 +1,65 @@
+"""The status board: what every rank of a host lets the others know. Runs in every rank.
+
+A page a rank in shared memory, written by its owner (except for `ASKED`) and read by anybody at
+the price of a load. Nothing on it needs a peer's cooperation: it tells about ranks that compute,
+that sit in a C call, and that have left.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+PAGE = 4096
+ENTERED, LEFT, FAILED, BROKEN = 0, 1, 2, 3
+ASKED = 8
+ANSWERED, TICKET, EDGE, BEAT = 16, 17, 18, 19
+REASON, WHERE, LINE, WAITING, BROKE = range(5)
+GONE = 1 << 62
+"""A scope number that is past every other: the rank has left for good."""
+
+_TEXTS, _TEXT = 512, 712
+
+
+class Board:
+    """The pages of the ranks of one host."""
+
+    def __init__(self, memory: mmap.mmap, ranks: tuple[int, ...], rank: int) -> None:
+        self.memory = memory
+        self.words = memoryview(memory).cast("Q")
+        self.ranks = ranks
+        self._page = {other: index * PAGE for index, other in enumerate(ranks)}
+        self._word = {other: index * PAGE // 8 for index, other in enumerate(ranks)}
+        self.rank = rank
+        self._mine = self._word[rank]
+
+    @staticmethod
+    def nbytes(ranks: int) -> int:
+        """Bytes that a board for so many ranks needs."""
+        return PAGE * ranks
+
+    def __contains__(self, rank: int) -> bool:
+        return rank in self._page
+
+    def get(self, rank: int, word: int) -> int:
+        """One of a rank's numbers."""
+        return self.words[self._word[rank] + word]
+
+    def put(self, word: int, value: int) -> None:
+        """Sets one of this rank's numbers."""
+        self.words[self._mine + word] = value
+
+    def ask(self, rank: int, ticket: int) -> None:
+        """Asks a rank's watcher for the line where it is."""
+        self.words[self._word[rank] + ASKED] = ticket
+
+    def text(self, rank: int, kind: int) -> str:
+        """One of a rank's texts."""
+        start = self._page[rank] + _TEXTS + kind * _TEXT
+        length = min(int.from_bytes(self.memory[start : start + 2], "little"), _TEXT - 2)
+        return self.memory[start + 2 : start + 2 + length].decode("utf-8", "replace")
+
+    def write(self, kind: int, text: str) -> None:
+        """Sets one of this rank's texts, cut to what fits."""
+        data = text.encode("utf-8", "replace")[: _TEXT - 2]
+        start = self._page[self.rank] + _TEXTS + kind * _TEXT
+        self.memory[start : start + 2 + len(data)] = len(data).to_bytes(2, "little") + data

@@ -1,0 +1,109 @@
+"""One collective call of one rank, from its arrival to its end. Runs in every rank."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from allranks.collectives.callsite import Site
+from allranks.collectives.guard import Spec, name_ranks
+
+if TYPE_CHECKING:
+    from allranks.collectives.group import Group
+    from allranks.collectives.wait import Steps
+
+
+class Call:
+    """A call in flight: what its wait waits for, and what is said when it fails."""
+
+    __slots__ = (
+        "deadlock",
+        "done",
+        "ended",
+        "error",
+        "extents",
+        "group",
+        "last",
+        "left_at",
+        "last_rank",
+        "moving",
+        "name",
+        "nbytes",
+        "posted",
+        "result",
+        "sequence",
+        "site",
+        "spec",
+        "started",
+        "steps",
+        "transport",
+    )
+
+    grace = 0.0
+    """Seconds for which a message of a rank that has left may still be on its way."""
+    ordered = True
+    """False for send and recv, which take no part in the group's order of calls."""
+    @property
+    def needs(self) -> str:
+        """Whom it cannot do without."""
+        return f"every one of {name_ranks(self.group.ranks)}"
+
+    def __init__(self, group: Group, spec: Spec, site: Site, name: str, nbytes: int) -> None:
+        self.group, self.spec, self.site = group, spec, site
+        self.name, self.nbytes = name, nbytes
+        self.steps: Steps[Any]
+        self.sequence = 0
+        self.started = perf_counter()
+        self.last = self.ended = 0.0
+        self.last_rank = -1
+        self.extents: list[int] = []
+        self.transport = ""
+        self.posted = self.moving = self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.deadlock = ""
+        self.left_at = -1.0
+
+    def missing(self) -> tuple[int, ...]:
+        """The ranks that this call still waits for."""
+        return self.group.missing(self)
+
+    def sites(self) -> dict[int, Site]:
+        """Where each rank that has arrived called from."""
+        return self.group.sites(self)
+
+    def speaks(self) -> bool:
+        """True on the one rank that tells about the late ones."""
+        return min(self.sites(), default=-1) == self.group.world.rank
+
+
+class PointCall(Call):
+    """A send or a receive: it waits for one rank, or for any."""
+
+    __slots__ = ("peers",)
+
+    grace = 0.1
+    ordered = False
+
+    def __init__(
+        self, group: Group, spec: Spec, site: Site, name: str, nbytes: int, peers: tuple[int, ...]
+    ) -> None:
+        super().__init__(group, spec, site, name, nbytes)
+        self.peers = peers
+
+    @property
+    def needs(self) -> str:
+        """Whom it cannot do without."""
+        return f"rank {self.peers[0]}" if len(self.peers) == 1 else "a rank that sends"
+
+    def missing(self) -> tuple[int, ...]:
+        """The rank at the other end; any rank, where any may send."""
+        return self.peers
+
+    def sites(self) -> dict[int, Site]:
+        """This rank's line."""
+        return {self.group.world.rank: self.site}
+
+    def speaks(self) -> bool:
+        """Nobody else waits in this call."""
+        return True

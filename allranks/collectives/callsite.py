@@ -1,0 +1,74 @@
+"""Where in the user's source a call was made. Runs in every rank."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+from types import FrameType
+from typing import NamedTuple
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_OURS, _LIBRARY, _USER = range(3)
+_kinds: dict[str, int] = {}
+_WIDTH = 100
+
+
+class Site(NamedTuple):
+    """One line of source."""
+
+    filename: str
+    lineno: int
+
+    def __str__(self) -> str:
+        source = linecache.getline(self.filename, self.lineno).strip()
+        if len(source) > _WIDTH:
+            source = source[: _WIDTH - 1] + "…"
+        where = f"{shorten(self.filename)}:{self.lineno}"
+        return f"{where}: {source}" if source else where
+
+
+def shorten(filename: str) -> str:
+    """A name short enough to be read in a message: relative to the working directory."""
+    here = os.getcwd() + os.sep
+    return filename[len(here) :] if filename.startswith(here) else filename
+
+
+def _kind(name: str) -> int:
+    if name.startswith(_PACKAGE) or name.startswith("<frozen"):
+        kind = _OURS
+    elif name.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in name:
+        kind = _LIBRARY
+    else:
+        kind = _USER
+    _kinds[name] = kind
+    return kind
+
+
+def of_frame(frame: FrameType | None) -> Site:
+    """The innermost line at or above ``frame`` that is the user's own.
+
+    A line inside a library (Keras calls us from deep within ``fit``) counts only where there is
+    no line of the user's above it.
+    """
+    library: Site | None = None
+    while frame is not None:
+        name = frame.f_code.co_filename
+        kind = _kinds.get(name)
+        if kind is None:
+            kind = _kind(name)
+        if kind == _USER:
+            return Site(name, frame.f_lineno)
+        if kind == _LIBRARY and library is None:
+            library = Site(name, frame.f_lineno)
+        frame = frame.f_back
+    return library or Site("<unknown>", 0)
+
+
+def here() -> Site:
+    """The user's line that led to this call."""
+    return of_frame(sys._getframe(1))

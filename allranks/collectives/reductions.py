@@ -1,0 +1,141 @@
+"""The reductions and their arithmetic, one definition for every transport. Runs in every rank."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class ReduceOp(enum.IntEnum):
+    """How the ranks' values become one; the numbers are Horovod's."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+
+
+Average = ReduceOp.Average
+Sum = ReduceOp.Sum
+Adasum = ReduceOp.Adasum
+Min = ReduceOp.Min
+Max = ReduceOp.Max
+Product = ReduceOp.Product
+
+_UFUNCS: dict[ReduceOp, np.ufunc] = {
+    Average: np.add,
+    Sum: np.add,
+    Min: np.minimum,
+    Max: np.maximum,
+    Product: np.multiply,
+}
+_BOOL: dict[ReduceOp, np.ufunc] = {
+    Sum: np.logical_or,
+    Max: np.logical_or,
+    Min: np.logical_and,
+    Product: np.logical_and,
+}
+
+
+def is_half(dtype: np.dtype[Any]) -> bool:
+    """True for float16 and bfloat16, which are accumulated in float32."""
+    return dtype.itemsize == 2 and (dtype.kind == "f" or dtype.name == "bfloat16")
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """True for real and complex floating point, bfloat16 included."""
+    return dtype.kind in "fc" or dtype.name == "bfloat16"
+
+
+def check(op: ReduceOp, dtype: np.dtype[Any]) -> None:
+    """Says whether a reduction is defined for a dtype.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if dtype.kind == "b" and op in (Average, Adasum):
+        raise TypeError(
+            f"{op.name} needs numbers, and this array is bool. "
+            "Convert it first: allreduce(x.astype('float32'))."
+        )
+    if dtype.kind == "c" and op in (Min, Max, Adasum):
+        raise TypeError(
+            f"{op.name} needs an order, and complex numbers have none. "
+            "Reduce the real and imaginary parts apart."
+        )
+    if op is Adasum and not is_float(dtype):
+        raise TypeError(f"Adasum needs floating point, and this array is {dtype.name}. Use Sum.")
+    if not (dtype.kind in "biufc" or dtype.name == "bfloat16"):
+        raise TypeError(
+            f"a collective needs numbers or bool, and this array is {dtype.name}. "
+            "Send other things with broadcast_object or allgather_object."
+        )
+
+
+class Arithmetic:
+    """One allreduce's arithmetic: prescale, combine in rank order, postscale.
+
+    Every rank combines in the same order, so all get the same bits. Integers wrap around as
+    numpy's do; Average and the factors act on integers as in Horovod: computed in float64, then
+    cut towards zero. Half precision is accumulated in float32. bool: Sum and Max are "any",
+    Product and Min are "all".
+    """
+
+    def __init__(
+        self, op: ReduceOp, dtype: np.dtype[Any], ranks: int, prescale: float, postscale: float
+    ) -> None:
+        self.op, self.dtype = op, dtype
+        self.ufunc = _BOOL[op] if dtype.kind == "b" else _UFUNCS[op]
+        self.prescale = prescale
+        self.divisor = ranks if op is Average else 1
+        self.postscale = postscale
+        self.half = is_half(dtype)
+        self.plain = not self.half and prescale == 1.0
+        """True where the ranks' values can be combined as they lie."""
+        self.scaled = self.divisor != 1 or postscale != 1.0
+
+    def staged(self, values: NDArray[Any], out: NDArray[Any]) -> None:
+        """Writes this rank's values, prescaled, where the others read them."""
+        if self.prescale == 1.0:
+            np.copyto(out, values)
+        else:
+            scale(values, self.prescale, 1, out)
+
+    def combine(self, parts: list[NDArray[Any]], out: NDArray[Any]) -> None:
+        """Writes the reduction of ``parts``, in their order, postscaled, into ``out``."""
+        if self.half:
+            total = parts[0].astype(np.float32)
+            for part in parts[1:]:
+                self.ufunc(total, part.astype(np.float32), out=total)
+            if self.scaled:
+                scale(total, self.postscale, self.divisor, total)
+            np.copyto(out, total, casting="unsafe")
+            return
+        if len(parts) == 1:
+            np.copyto(out, parts[0])
+        else:
+            self.ufunc(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            self.ufunc(out, part, out=out)
+        if self.scaled:
+            scale(out, self.postscale, self.divisor, out)
+
+
+def scale(values: NDArray[Any], factor: float, divisor: int, out: NDArray[Any]) -> None:
+    """Writes values × factor / divisor, for integers cut towards zero."""
+    if is_float(values.dtype) and not is_half(values.dtype):
+        if divisor != 1:
+            np.divide(values, divisor, out=out)
+            values = out
+        if factor != 1.0:
+            np.multiply(values, factor, out=out)
+        elif values is not out:
+            np.copyto(out, values)
+        return
+    wide = values.astype(np.float32 if is_float(values.dtype) else np.float64)
+    np.copyto(out, wide / divisor * factor, casting="unsafe")

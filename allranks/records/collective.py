@@ -1,0 +1,72 @@
+"""What one rank knows about one collective call. Both sides; standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_HALF = frozenset({"allgather", "reducescatter", "alltoall", "gather", "scatter"})
+_DIRECT = frozenset({"broadcast", "reduce", "send", "recv"})
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """One collective call as one rank saw it.
+
+    Times are seconds on one clock: CLOCK_MONOTONIC of the first rank's host. Ranks of one host
+    share it; other hosts' clocks are corrected by the offset measured at ``init()``.
+    """
+
+    op: str
+    name: str
+    rank: int
+    sequence: int
+    epoch: int
+    process_set: int
+    ranks: int
+    transport: str
+    dtype: str
+    nbytes: int
+    """The S of nccl-tests: bytes of the largest of input and output on one rank."""
+    arrived: float
+    last_arrived: float
+    last_rank: int
+    ended: float
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds between this rank's arrival and the last rank's."""
+        return max(0.0, self.last_arrived - self.arrived)
+
+    @property
+    def transfer_seconds(self) -> float:
+        """Seconds from the moment every rank had arrived to the end of the call."""
+        return max(0.0, self.ended - max(self.last_arrived, self.arrived))
+
+    @property
+    def algbw_gbps(self) -> float | None:
+        """S / t in 10⁹ bytes a second; None for one rank or nothing to move.
+
+        Source: nccl-tests, doc/PERFORMANCE.md.
+        """
+        if self.ranks < 2 or not self.nbytes or not self.transfer_seconds:
+            return None
+        return self.nbytes / self.transfer_seconds / 1e9
+
+    @property
+    def busbw_gbps(self) -> float | None:
+        """algbw × the factor that makes it comparable with the hardware's peak.
+
+        allreduce 2(n−1)/n; allgather, reducescatter, alltoall, gather and scatter (n−1)/n;
+        broadcast, reduce, send and recv 1; None for anything else.
+
+        Source: nccl-tests, doc/PERFORMANCE.md.
+        """
+        algbw = self.algbw_gbps
+        kind = self.op.removeprefix("grouped_")
+        if algbw is None:
+            return None
+        if kind == "allreduce":
+            return algbw * 2 * (self.ranks - 1) / self.ranks
+        if kind in _HALF:
+            return algbw * (self.ranks - 1) / self.ranks
+        return algbw if kind in _DIRECT else None
