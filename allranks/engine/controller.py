@@ -59,6 +59,7 @@ def run(engine: dict[str, Any], client: dict[str, Any], session_dir: str) -> Non
     config.HeartMonitor.max_heartmonitor_misses = _HEARTBEAT_MISSES
     config.IPController.broadcast_scheduler_depth = 0
     config.IPController.db_class = "NoDB"
+    # initialize() binds the sockets that these name, and would choose others itself.
+    controller.engine_info, controller.client_info = engine, client
     controller.initialize([])
-    # initialize() has bound the sockets: both dictionaries must be set before.
     controller.start()

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from IPython.core.compilerop import code_name
 from ipyparallel.engine.app import IPEngine
+
+# ipykernel loads debugpy for a debugger that no front end can reach on a rank; it takes half the
+# start of an engine. Without it ipykernel does without, and a cell may still import debugpy.
+if "debugpy" not in sys.modules:
+    sys.modules["debugpy"] = None  # type: ignore[assignment]
+    try:
+        import ipykernel.debugger  # noqa: F401
+    finally:
+        del sys.modules["debugpy"]
 
 _REGISTRATION_SECONDS = 120.0
 
@@ -51,8 +62,6 @@ class RankEngine(IPEngine):  # type: ignore[misc]
 
     def init_engine(self) -> None:
         """Takes the connection information as given; there is no file to wait for."""
-        import json
-
         self.connection_info_env = json.dumps(self._given_connection)
         super().init_engine()
 

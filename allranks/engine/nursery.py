@@ -29,11 +29,10 @@ from allranks.engine import processes
 from allranks.records.config import NurseryConfig
 
 _TICK_SECONDS = 0.5
-_TERM_SECONDS = 1.0
+_TERM_SECONDS = 0.2
 _IMPORTS = (
     "allranks.engine.controller",
     "allranks.engine.rank",
-    "matplotlib_inline",
     "IPython.core.completer",
 )
 
@@ -266,6 +265,8 @@ class Nursery:
             self.segments |= processes.shared_segments(pid)
         for pid in [*self.ranks, self.controller]:
             processes.kill(pid)
+        for place in self.places.values():
+            place.close()
         if self.launcher.returncode is None:
             processes.kill(self.launcher.pid, signal.SIGTERM)
         deadline = time.monotonic() + _TERM_SECONDS

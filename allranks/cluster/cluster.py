@@ -1,0 +1,392 @@
+"""A cluster of ranks: start, run, push, pull, status, interrupt, restart, stop."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from allranks.cluster import devices, launchers, source
+from allranks.cluster.connection import Answers, Connection
+from allranks.cluster.run import Run, View
+from allranks.cluster.status import RankStatus, read_status
+from allranks.errors import CellInterrupted, ClusterLost, UsageError
+from allranks.records import requests
+from allranks.records.ranks import label
+from allranks.records.wire import Hello, Interrupt, Output, Reply, RunCell
+from allranks.widgets import text_view
+
+if TYPE_CHECKING:
+    import ipyparallel
+
+_SCREEN_NBYTES = 128 * 1024
+_LEAST_SCREEN_NBYTES = 4096
+_POLL_SECONDS = 0.1
+_CLIENT_SECONDS = 30.0
+
+
+class Cluster:
+    """Ranks of one MPI world, started together, that run cells and functions.
+
+    A context manager: entering starts it, leaving stops it. Its ``state`` is one of ``new``,
+    ``starting``, ``running``, ``lost`` and ``stopped``. It is used from one thread.
+
+    Args:
+        n: the number of ranks; by default one a visible GPU, else 2 to 4 by this machine's cores.
+        gpus: which GPUs to pin ranks to, as ``"0,2"`` or ``"none"``; by default all visible.
+        launcher: the name of what starts the ranks.
+
+    Raises:
+        UsageError: there cannot be so many ranks here, or such GPUs.
+    """
+
+    def __init__(
+        self, n: int | None = None, *, gpus: str | None = None, launcher: str = "local"
+    ) -> None:
+        self.gpus = devices.choose(gpus)
+        self.size = default_size(self.gpus) if n is None else n
+        most = most_ranks()
+        if not 1 <= self.size <= most:
+            raise UsageError(
+                f"expected between 1 and {most} ranks on this machine, found {self.size}. "
+                f"Type for example: %%distributed -n {min(4, most)}"
+            )
+        self.launcher = launchers.named(launcher)
+        self.state = "new"
+        self.lost_because = ""
+        self._connection: Connection | None = None
+        self._client: ipyparallel.Client | None = None
+        self._running: Run | None = None
+        self._cells = 0
+        self._epoch = 0
+        self._dirty = False
+        self._late: list[Output] = []
+
+    # ── start and stop ───────────────────────────────────────────────────────────────────────
+
+    def start(self) -> Cluster:
+        """Starts the ranks and returns when all of them are up.
+
+        Raises:
+            StartFailed: they did not come up; nothing of them is left.
+            MissingDependency: the launcher's program is not installed.
+        """
+        if self.state == "running":
+            return self
+        self.state = "starting"
+        self._epoch, self._dirty, self._late = 0, False, []
+        try:
+            self._connection = Connection(self.size, self.gpus, self.launcher, self._of_cell)
+            self._connection.start()
+        except BaseException:
+            self._connection = None
+            self.state = "stopped"
+            raise
+        self.state = "running"
+        return self
+
+    def stop(self) -> None:
+        """Ends the ranks; their variables are forgotten."""
+        if self.state == "running":
+            self._take_down("stopped")
+
+    def restart(self) -> Cluster:
+        """Ends the ranks and starts as many again; their variables are forgotten."""
+        self.stop()
+        return self.start()
+
+    def _take_down(self, state: str) -> None:
+        self.state = state
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        self._ranks.close()
+
+    @property
+    def _ranks(self) -> Connection:
+        if self._connection is None:
+            raise ClusterLost("the cluster has not been started. Type: %distributed start")
+        return self._connection
+
+    @property
+    def hellos(self) -> dict[int, Hello]:
+        """Who and where every rank is."""
+        return dict(sorted(self._ranks.hellos.items()))
+
+    @property
+    def log_dir(self) -> str:
+        """The folder of the ranks' logs, ``rank-0.log`` and so on."""
+        return self._ranks.log_dir
+
+    def __enter__(self) -> Cluster:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<allranks.Cluster of {self.size} ranks, {self.state}>"
+
+    # ── run ──────────────────────────────────────────────────────────────────────────────────
+
+    def run(
+        self,
+        what: str | Callable[..., Any],
+        *args: Any,
+        ranks: Iterable[int] | None = None,
+        timeout: float | None = None,
+        view: View | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Runs source or a function on ranks; returns one value a rank, in order of rank.
+
+        Args:
+            what: a cell's source, or a function that every rank calls with ``args``, ``kwargs``.
+            ranks: which ranks; by default all.
+            timeout: seconds after which the ranks are interrupted.
+            view: what shows their output; by default labelled text.
+
+        Raises:
+            SyntaxError: the source cannot be compiled; nothing was run.
+            CellFailed: at least one rank raised.
+            ClusterLost: at least one rank died.
+        """
+        call, name, text = None, "cell", ""
+        if isinstance(what, str):
+            text = what
+        else:
+            call = cloudpickle.dumps((what, args, kwargs), protocol=5)
+            name = getattr(what, "__name__", "function")
+        run = self.submit(
+            text, call=call, name=name, ranks=ranks, timeout=timeout, view=view, want_value=True
+        )
+        return self.wait(run).values()
+
+    def submit(
+        self,
+        text: str,
+        *,
+        call: bytes | None = None,
+        name: str = "cell",
+        number: int | None = None,
+        ranks: Iterable[int] | None = None,
+        timeout: float | None = None,
+        view: View | None = None,
+        want_value: bool = False,
+    ) -> Run:
+        """Sends a cell to its ranks, all of them or none, and returns it in flight.
+
+        Args:
+            text: the cell's source.
+            call: instead of source, a pickled ``(function, args, kwargs)``.
+            name: what the cell is called in reports.
+            number: the notebook's number of the cell, for tracebacks.
+            ranks, timeout, view: as in :meth:`run`.
+            want_value: whether the last expression's value is sent back.
+
+        Raises:
+            SyntaxError: the source cannot be compiled; nothing was sent.
+            ClusterLost: the ranks are gone; nothing was sent.
+        """
+        if call is None:
+            source.check(text)
+        chosen = tuple(range(self.size)) if ranks is None else tuple(sorted(set(ranks)))
+        self.catch_up()
+        view = view or text_view(chosen, self.log_dir)
+        for batch in self._late:
+            view.output(batch)
+        self._late.clear()
+        if self._dirty:
+            self._epoch += 1
+            self.ask(requests.RENEW, {"epoch": self._epoch})
+            self._dirty = False
+        self._cells += 1
+        cell = RunCell(
+            cell=self._cells,
+            source=text,
+            number=number or self._cells,
+            ranks=chosen if len(chosen) < self.size else (),
+            label=name,
+            want_value=want_value,
+            limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
+        )
+        self._running = Run(cell.cell, chosen, self.size, view, timeout)
+        self._ranks.send(chosen, cell, *([call] if call else []))
+        return self._running
+
+    def wait(self, run: Run) -> Run:
+        """Shows a cell's output until all its ranks have left it; returns it if all went well.
+
+        Raises:
+            CellFailed: at least one rank raised.
+            ClusterLost: at least one rank died.
+        """
+        with self._ranks.inbox.hearing_interrupts():
+            while not self.settled(run):
+                self.step(run, _POLL_SECONDS)
+        return self.conclude(run)
+
+    def step(self, run: Run, seconds: float) -> None:
+        """Handles what comes within ``seconds``, and shows it."""
+        for _ in self._ranks.step(seconds):
+            self.press(run)
+        if run.overdue():
+            run.view.notice(f"{run.timeout:g} s are over: interrupting {label(run.pending)}")
+            self._send_interrupt(run)
+        run.view.refresh()
+
+    def settled(self, run: Run) -> bool:
+        """Whether every rank has left the cell, or can never leave it."""
+        return not run.pending or self.state != "running" or self._ranks.over()
+
+    def conclude(self, run: Run) -> Run:
+        """Ends a settled cell: shows the rest, and raises what it ended with."""
+        try:
+            self._ranks.step(0)
+            if self.state != "running":
+                raise CellInterrupted(self.lost_because)
+            if self._ranks.ends:
+                raise ClusterLost(self._lose(run))
+        finally:
+            self._running = None
+            self._dirty = self._dirty or run.dirty
+            run.view.finish()
+        run.check()
+        return run
+
+    def press(self, run: Run) -> None:
+        """Interrupts a cell; the second time, ends the ranks that did not settle."""
+        if self.state != "running":
+            return
+        run.presses += 1
+        if run.presses == 1:
+            self._send_interrupt(run)
+            return
+        self.lost_because = (
+            f"interrupted twice: {label(run.pending)} did not settle, so all {self.size} ranks "
+            "were ended and their variables are lost. The next cell starts a fresh cluster."
+        )
+        self._take_down("lost")
+
+    def _send_interrupt(self, run: Run) -> None:
+        self._ranks.send(run.pending, Interrupt(run.cell))
+
+    def interrupt(self) -> bool:
+        """Interrupts the cell that is running; returns whether one was."""
+        if self._running is None:
+            return False
+        self.press(self._running)
+        return True
+
+    # ── variables and questions ──────────────────────────────────────────────────────────────
+
+    def push(self, values: dict[str, Any], ranks: Iterable[int] | None = None) -> None:
+        """Sets variables on ranks.
+
+        Raises:
+            UsageError: a value cannot be pickled, or a rank is busy.
+        """
+        try:
+            payload = cloudpickle.dumps(values, protocol=5)
+        except Exception as error:
+            raise UsageError(f"{', '.join(values)} cannot be sent to the ranks: {error}") from error
+        self.ask(requests.PUSH, {}, payload, ranks=ranks)
+
+    def pull(
+        self, names: str | Sequence[str], ranks: Iterable[int] | None = None
+    ) -> dict[int, Any]:
+        """Returns ``{rank: value}``; with a list of names, ``{rank: {name: value}}``.
+
+        Raises:
+            UsageError: a rank has no such variable, cannot send it, or is busy.
+        """
+        wanted = [names] if isinstance(names, str) else list(names)
+        answers = self.ask(requests.PULL, {"names": wanted}, ranks=ranks)
+        pulled = {rank: pickle.loads(payloads[0]) for rank, (_, payloads) in answers.items()}
+        if isinstance(names, str):
+            return {rank: got[names] for rank, got in pulled.items()}
+        return pulled
+
+    def status(self) -> list[RankStatus]:
+        """Returns what every rank is doing now."""
+        self.catch_up()
+        answers = self._ranks.ask(
+            requests.STATUS, {}, ranks=range(self.size), seconds=1.0, strict=False
+        )
+        empty: dict[str, Any] = {}
+        return [read_status(h, answers.get(r, (empty, []))[0]) for r, h in self.hellos.items()]
+
+    def ask(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        *payloads: bytes,
+        ranks: Iterable[int] | None = None,
+    ) -> Answers:
+        """Returns the ranks' answers to a request (see ``allranks.records.requests``).
+
+        Raises:
+            UsageError: a rank refused, or did not answer.
+            ClusterLost: the ranks are gone.
+        """
+        self.catch_up()
+        chosen = range(self.size) if ranks is None else ranks
+        return self._ranks.ask(name, arguments, *payloads, ranks=chosen)
+
+    def client(self) -> ipyparallel.Client:
+        """Returns an ipyparallel client of this cluster, whose engine ids are the ranks.
+
+        It closes with the cluster.
+        """
+        import ipyparallel
+
+        self.catch_up()
+        if self._client is None:
+            self._client = ipyparallel.Client(self._ranks.ipyparallel)
+            self._client.wait_for_engines(self.size, timeout=_CLIENT_SECONDS, interactive=False)
+        return self._client
+
+    def catch_up(self) -> None:
+        """Handles what has come while nobody waited.
+
+        Raises:
+            ClusterLost: the ranks are not running; if they died, how.
+        """
+        ranks = self._ranks
+        if self.state == "running":
+            ranks.step(0)
+            if ranks.ends and self._running is None:
+                self._lose(None)
+        if self.state != "running":
+            raise ClusterLost(
+                self.lost_because or "the ranks are stopped. Type: %distributed start"
+            )
+
+    def _of_cell(self, record: Output | Reply, payloads: list[bytes]) -> None:
+        if self._running is not None and record.cell == self._running.cell:
+            self._running.take(record, payloads)
+        elif isinstance(record, Output):
+            self._late.append(record)
+
+    def _lose(self, run: Run | None) -> str:
+        """Ranks died: shows their last output, takes the rest down, returns what happened."""
+        self._take_down("lost")
+        for rank in run.ranks if run else ():
+            text = self._ranks.unseen(rank)
+            if run and text:
+                run.view.output(Output(rank, run.cell, (["out", text],), 0, 0, 0))
+        self.lost_because = self._ranks.loss()
+        return self.lost_because
+
+
+def default_size(gpus: Sequence[str]) -> int:
+    """Returns one rank a GPU, or between 2 and 4 on a machine without."""
+    return len(gpus) or max(2, min(4, os.cpu_count() or 1))
+
+
+def most_ranks() -> int:
+    """Returns how many ranks this machine is let start: 16 a core, and at least 64."""
+    return max(64, 16 * (os.cpu_count() or 1))

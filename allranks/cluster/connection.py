@@ -1,0 +1,209 @@
+"""All that stands between the notebook and one set of ranks, from their start to their end."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from allranks.cluster import deaths, logs
+from allranks.cluster.inbox import Event, FromNursery, FromRank, Inbox, Pressed
+from allranks.cluster.launchers import Launcher
+from allranks.cluster.nursery import Nursery
+from allranks.cluster.wire import Wire
+from allranks.errors import ClusterLost, StartFailed, UsageError
+from allranks.records.config import NurseryConfig
+from allranks.records.ranks import label
+from allranks.records.wire import Answer, Ask, Hello, Output, Record, Reply
+
+_START_SECONDS = 60.0
+_ASK_SECONDS = 30.0
+_POLL_SECONDS = 0.1
+
+Answers = dict[int, tuple[dict[str, Any], list[bytes]]]
+OfCell = Callable[[Output | Reply, list[bytes]], None]
+
+
+class Connection:
+    """A set of ranks, up and reachable once :meth:`start` has returned.
+
+    Args:
+        size: how many ranks.
+        gpus: ``CUDA_VISIBLE_DEVICES`` values to pin them to, or none.
+        launcher: what starts them.
+        of_cell: called with what ranks write, and with their replies.
+    """
+
+    def __init__(
+        self, size: int, gpus: tuple[str, ...], launcher: Launcher, of_cell: OfCell
+    ) -> None:
+        self.size = size
+        self.inbox = Inbox()
+        self.hellos: dict[int, Hello] = {}
+        self.ends: list[deaths.End] = []
+        self.launcher_text = ""
+        self.ipyparallel: dict[str, Any] | None = None
+        self._of_cell = of_cell
+        self._offsets: dict[int, int] = {}
+        self._requests = 0
+        self._answers: dict[int, dict[int, tuple[Answer, list[bytes]]]] = {}
+        command = launcher.command(size)
+        environment = launcher.environment()
+        self.log_dir = logs.make_folder()
+        self._session_dir = tempfile.mkdtemp(prefix="allranks-")
+        self._wire = Wire(lambda record, payloads: self.inbox.put(FromRank(record, payloads)))
+        self._config = NurseryConfig(
+            size=size,
+            launch=tuple(command),
+            environment=environment,
+            session_dir=self._session_dir,
+            log_dir=self.log_dir,
+            work_dir=os.getcwd(),
+            devices=gpus,
+            commands_url=self._wire.commands_url,
+            events_url=self._wire.events_url,
+            wire_key=self._wire.key,
+        )
+
+    # ── start and stop ───────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Brings up the ranks.
+
+        Raises:
+            StartFailed: they did not come up; nothing of them is left but logs.
+        """
+        nursery = self._nursery = Nursery(self._config, self._deliver_nursery)
+        self._finalizer = weakref.finalize(
+            self, _end, nursery, self._wire, self._session_dir
+        )
+        atexit.register(self._finalizer)
+        deadline = time.monotonic() + _START_SECONDS + self.size
+        try:
+            with self.inbox.hearing_interrupts():
+                while len(self.hellos) < self.size:
+                    if Pressed() in self.step(_POLL_SECONDS):
+                        raise KeyboardInterrupt
+                    if self.ends or time.monotonic() > deadline:
+                        raise StartFailed(self._start_problem())
+        except BaseException:
+            self.close()
+            raise
+        nursery.all_up()
+
+    def _deliver_nursery(self, event: dict[str, Any]) -> None:
+        self.inbox.put(FromNursery(event.pop("event"), event))
+
+    def _start_problem(self) -> str:
+        settle = time.monotonic() + _POLL_SECONDS
+        while time.monotonic() < settle:
+            self.step(_POLL_SECONDS / 4)
+        missing = set(range(self.size)) - set(self.hellos)
+        told = deaths.last_lines(self.log_dir, self.ends, self.launcher_text)
+        return (
+            f"expected {self.size} ranks, found {len(self.hellos)}: {label(missing)} did not come "
+            f"up. {deaths.describe(self.ends)}\n{told}\nThe logs are in {self.log_dir}"
+        )
+
+    def close(self) -> None:
+        """Ends the ranks; returns when every process of theirs is gone."""
+        self._finalizer()
+        atexit.unregister(self._finalizer)
+        self.step(0)
+
+    # ── talk ─────────────────────────────────────────────────────────────────────────────────
+
+    def send(self, ranks: Iterable[int], record: Record, *payloads: bytes) -> None:
+        """Sends a record to ranks."""
+        self._wire.send(ranks, record, *payloads)
+
+    def step(self, seconds: float) -> list[Pressed]:
+        """Handles what comes within ``seconds``; returns the interrupts among it."""
+        pressed: list[Pressed] = []
+        for event in self.inbox.wait(seconds):
+            if isinstance(event, Pressed):
+                pressed.append(event)
+            else:
+                self._handle(event)
+        return pressed
+
+    def ask(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        *payloads: bytes,
+        ranks: Iterable[int],
+        seconds: float = _ASK_SECONDS,
+        strict: bool = True,
+    ) -> Answers:
+        """Returns the ranks' answers to a request (see ``allranks.records.requests``).
+
+        Raises:
+            UsageError: a rank refused, or did not answer in time (unless not ``strict``).
+            ClusterLost: a rank died meanwhile.
+        """
+        chosen = tuple(ranks)
+        self._requests += 1
+        request = self._requests
+        got = self._answers[request] = {}
+        self.send(chosen, Ask(request, name, arguments), *payloads)
+        deadline = time.monotonic() + seconds
+        while len(got) < len(chosen) and time.monotonic() < deadline and not self.ends:
+            for pressed in self.step(min(_POLL_SECONDS, seconds)):
+                self.inbox.put(pressed)
+        del self._answers[request]
+        if strict and self.ends:
+            raise ClusterLost(self.loss())
+        problems = [answer.problem for answer, _ in got.values() if answer.problem]
+        silent = set(chosen) - set(got)
+        if silent:
+            problems.append(f"{label(silent)} did not answer within {seconds:g} s")
+        if strict and problems:
+            raise UsageError(problems[0])
+        return {r: (a.content, bufs) for r, (a, bufs) in sorted(got.items()) if not a.problem}
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, FromRank):
+            record = event.record
+            if isinstance(record, Hello):
+                self.hellos[record.rank] = record
+            elif isinstance(record, Answer):
+                if record.request in self._answers:
+                    self._answers[record.request][record.rank] = (record, event.payloads)
+            elif isinstance(record, Output | Reply):
+                if isinstance(record, Output) and record.log_nbytes:
+                    self._offsets[record.rank] = record.log_nbytes
+                self._of_cell(record, event.payloads)
+        elif isinstance(event, FromNursery):
+            if event.name == "connection":
+                self.ipyparallel = event.fields["info"]
+            elif event.name == "launcher":
+                self.launcher_text = (self.launcher_text + event.fields["text"])[-20_000:]
+            elif event.name in ("exit", "launcher_exit", "nursery_exit"):
+                self.ends.append(deaths.End.of(event.name, event.fields))
+
+    # ── death ────────────────────────────────────────────────────────────────────────────────
+
+    def over(self) -> bool:
+        """Whether ranks have died and nothing more is to be expected of the others."""
+        return deaths.all_over(self.ends, self.size)
+
+    def unseen(self, rank: int) -> str:
+        """Returns the text that a rank wrote and did not get to send."""
+        return deaths.unseen(self.hellos[rank].log, self._offsets.get(rank, 0))
+
+    def loss(self) -> str:
+        """Returns which rank died, how, and what is lost with it."""
+        return deaths.loss(self.ends, self.hellos, self.launcher_text, self.size)
+
+
+def _end(nursery: Nursery, wire: Wire, session_dir: str) -> None:
+    """Ends what a connection holds; it must not hold the connection itself."""
+    nursery.stop()
+    wire.close()
+    shutil.rmtree(session_dir, ignore_errors=True)

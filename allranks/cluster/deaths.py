@@ -1,0 +1,103 @@
+"""How ranks died, told in words: which one, of what, and what it said last."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from allranks.cluster.failures import ending
+from allranks.records.ranks import label
+from allranks.records.wire import Hello
+
+_OTHERS_SECONDS = 1.0
+_SHOWN_LINES = 12
+_SHOWN_NBYTES = 16 * 1024
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a rank, of the launcher (rank -1) or of the nursery (rank -2)."""
+
+    rank: int
+    code: int
+    by_launcher: bool
+    at: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, name: str, fields: Mapping[str, Any]) -> End:
+        """Returns the end that a nursery's event tells."""
+        rank = {"exit": fields.get("rank", -3), "launcher_exit": -1}.get(name, -2)
+        return cls(rank, fields["code"], fields.get("by_launcher", False))
+
+
+def culprits(ends: Sequence[End]) -> list[End]:
+    """Returns the ranks that died of themselves: the launcher ended the others for it."""
+    return [end for end in ends if end.rank >= 0 and not end.by_launcher][:1]
+
+
+def all_over(ends: Sequence[End], size: int) -> bool:
+    """Whether no more is to be expected: all ranks have ended, or time enough has passed."""
+    if not ends:
+        return False
+    ended = {end.rank for end in ends}
+    return len(ended - {-1}) >= size or -2 in ended or time.monotonic() - ends[0].at > _OTHERS_SECONDS
+
+
+def describe(ends: Sequence[End]) -> str:
+    """Returns what ended first, in a sentence; empty where nothing has ended."""
+    for end in culprits(ends):
+        return f"Rank {end.rank} {ending(end.code)}."
+    for end in ends:
+        what = {-1: "The launcher", -2: "The cluster's own process"}.get(end.rank, f"Rank {end.rank}")
+        return f"{what} {ending(end.code)}."
+    return "No process has ended; the start took too long."
+
+
+def last_lines(log_dir: str, ends: Sequence[End], launcher_text: str) -> str:
+    """Returns the last lines of the rank that died, else of the launcher and the nursery."""
+    for end in culprits(ends):
+        said = _tail(os.path.join(log_dir, f"rank-{end.rank}.log"))
+        if said:
+            return f"Its last lines:\n{said}"
+    said = "\n".join(launcher_text.strip().splitlines()[-_SHOWN_LINES:])
+    said = said or _tail(os.path.join(log_dir, "nursery.log"))
+    return f"The launcher's last lines:\n{said}" if said else ""
+
+
+def loss(
+    ends: Sequence[End], hellos: Mapping[int, Hello], launcher_text: str, size: int
+) -> str:
+    """Returns what died, where, of what, its last lines, and what is lost with it."""
+    found = culprits(ends)
+    log_dir = os.path.dirname(hellos[0].log) if hellos else ""
+    if found:
+        hello = hellos[found[0].rank]
+        what = f"rank {hello.rank} ({hello.host}, pid {hello.pid}, {hello.device}) "
+        what += ending(found[0].code)
+    else:
+        what = f"the ranks were ended by their launcher. {describe(ends)}"
+    others = [rank for rank in range(size) if not found or rank != found[0].rank]
+    lost = f"MPI ended {label(others)} with it" if found and others else "nothing of them is left"
+    said = last_lines(log_dir, ends, launcher_text if not found else "")
+    return (
+        f"{what}; {lost}, and the variables of {size} rank{'s' * (size > 1)} are lost.\n"
+        f"{said}\nThe next cell starts a fresh cluster. The logs are in {log_dir}"
+    )
+
+
+def unseen(path: str, offset: int) -> str:
+    """Returns what a rank wrote and did not get to send, at most its last 16 KiB."""
+    try:
+        with open(path, "rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(offset, end - _SHOWN_NBYTES))
+            return log.read().decode("utf-8", "replace")
+    except OSError:
+        return ""  # the log is on another host
+
+
+def _tail(path: str) -> str:
+    return "\n".join(unseen(path, 0).strip().splitlines()[-_SHOWN_LINES:])

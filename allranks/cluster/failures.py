@@ -1,0 +1,107 @@
+"""What a person reads when a cell failed: the culprit first, like failures once, the waiting last."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Sequence
+
+from allranks.errors import CellFailed
+from allranks.records.ranks import label
+from allranks.records.wire import Report
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_SHOWN_WHOLE = 3
+
+
+class RankFailures(CellFailed):
+    """A cell raised on at least one rank.
+
+    Attributes:
+        reports: one :class:`allranks.records.wire.Report` for each rank that did not finish.
+        text: the whole report, as it is shown, with colour codes.
+    """
+
+    def __init__(self, reports: Sequence[Report], size: int) -> None:
+        self.reports = tuple(sorted(reports, key=lambda report: report.rank))
+        self.text = describe(self.reports, size)
+        super().__init__(plain(headline(self.reports, size)))
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows this in place of the notebook's own frames, which are not to blame."""
+        return [self.text]
+
+
+def plain(text: str) -> str:
+    """Returns a text without colour codes."""
+    return _ANSI.sub("", text)
+
+
+def fold(reports: Iterable[Report]) -> list[list[Report]]:
+    """Returns the reports grouped by what they say, the group of the lowest rank first."""
+    groups: dict[tuple[object, ...], list[Report]] = {}
+    for report in reports:
+        same = (report.etype, report.message, report.line, plain("\n".join(report.traceback)))
+        groups.setdefault(same, []).append(report)
+    return list(groups.values())
+
+
+def headline(reports: Sequence[Report], size: int) -> str:
+    """Returns one line: who failed, and with what."""
+    failed = [report for report in reports if not report.waiting] or list(reports)
+    first = failed[0]
+    what = f"{first.etype}: {first.message}" if first.message else first.etype
+    kinds = {(report.etype, report.message) for report in failed}
+    more = f" (and {len(kinds) - 1} other)" if len(kinds) > 1 else ""
+    where = f" at line {first.line}" if first.line else ""
+    return f"{label(r.rank for r in failed)} of {size}{where}: {what.splitlines()[0]}{more}"
+
+
+def describe(reports: Sequence[Report], size: int) -> str:
+    """Returns the whole report of a failed cell."""
+    failed = [report for report in reports if not report.waiting]
+    waiting = [report for report in reports if report.waiting]
+    parts = []
+    groups = fold(failed)
+    for group in groups[:_SHOWN_WHOLE]:
+        parts.append(_whole(group))
+    for group in groups[_SHOWN_WHOLE:]:
+        parts.append(_in_a_line(group))
+    if failed:
+        parts.extend(_in_a_line(group, "was waiting" if len(group) == 1 else "were waiting")
+                     for group in fold(waiting))
+    else:
+        parts.extend(_whole(group) for group in fold(waiting)[:_SHOWN_WHOLE])
+    finished = sorted(set(range(size)) - {report.rank for report in reports})
+    if finished and len(finished) < size:
+        parts.append(f"{label(finished)} finished the cell or did not run it.")
+    return "\n\n".join(parts)
+
+
+def _whole(group: Sequence[Report]) -> str:
+    first = group[0]
+    places = {(report.host, report.device) for report in group}
+    where = f"{first.host}, {first.device}" if len(places) == 1 else f"{len(places)} devices"
+    title = f"\x1b[1;31m{label(r.rank for r in group)}\x1b[0m ({where}) raised {first.etype}"
+    line = f" at line {first.line}: {first.source_line}" if first.line else ""
+    return f"{title}{line}\n" + "\n".join(first.traceback)
+
+
+def _in_a_line(group: Sequence[Report], verb: str = "raised") -> str:
+    first = group[0]
+    line = f" at line {first.line}: {first.source_line}" if first.line else ""
+    if verb == "raised":
+        return f"{label(r.rank for r in group)} raised {first.etype}{line}: {first.message}"
+    return f"{label(r.rank for r in group)} {verb}{line}\n  {first.message}"
+
+
+def ending(code: int) -> str:
+    """Returns how a process ended, as ``was killed by signal 9 (SIGKILL)``."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "unknown"
+    hint = ": often the system, out of memory" if name == "SIGKILL" else ""
+    return f"was killed by signal {-code} ({name}{hint})"

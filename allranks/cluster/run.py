@@ -1,0 +1,126 @@
+"""A cell in flight: what its ranks have said so far, and how it ended."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from allranks.cluster.failures import RankFailures
+from allranks.errors import CellInterrupted, CellTimeout, UsageError
+from allranks.records.wire import Output, Reply
+
+
+class View(Protocol):
+    """What shows a cell's output while it runs and after it."""
+
+    def output(self, batch: Output) -> None:
+        """Takes in what a rank wrote."""
+
+    def notice(self, text: str) -> None:
+        """Takes in a line about the cell as a whole."""
+
+    def refresh(self) -> None:
+        """Shows what is new; called several times a second."""
+
+    def finish(self) -> None:
+        """Shows everything: the cell has ended."""
+
+
+class InterruptedRanks(CellInterrupted, RankFailures):
+    """A cell was left because of an interrupt; carries the reports of its ranks."""
+
+
+class TimedOutRanks(CellTimeout, RankFailures):
+    """A cell ran past its time; carries the reports of its ranks."""
+
+
+class Run:
+    """One cell on its ranks.
+
+    Args:
+        cell: the cell's number in its cluster.
+        ranks: the ranks that run it.
+        size: how many ranks the cluster has.
+        view: what shows its output.
+        timeout: seconds after which the ranks are interrupted, or None.
+    """
+
+    def __init__(
+        self, cell: int, ranks: Sequence[int], size: int, view: View, timeout: float | None
+    ) -> None:
+        self.cell = cell
+        self.ranks = tuple(ranks)
+        self.size = size
+        self.view = view
+        self.replies: dict[int, Reply] = {}
+        self.presses = 0
+        self.pressed_at = 0.0
+        self.timed_out = False
+        self.timeout = timeout
+        self._deadline = time.monotonic() + timeout if timeout else None
+        self._values: dict[int, bytes] = {}
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """The ranks that have not replied yet."""
+        return tuple(rank for rank in self.ranks if rank not in self.replies)
+
+    @property
+    def dirty(self) -> bool:
+        """Whether communicators must be renewed before the next cell."""
+        return any(reply.dirty for reply in self.replies.values())
+
+    def overdue(self) -> bool:
+        """Whether the time-out has passed; true once."""
+        if self._deadline is None or time.monotonic() < self._deadline:
+            return False
+        self._deadline = None
+        self.timed_out = True
+        return True
+
+    def take(self, record: Output | Reply, payloads: list[bytes]) -> None:
+        """Takes in a record of this cell."""
+        if isinstance(record, Output):
+            self.view.output(record)
+        else:
+            self.replies[record.rank] = record
+            if record.has_value:
+                self._values[record.rank] = payloads[0]
+
+    def check(self) -> None:
+        """Raises what the cell ended with, if it did not end well.
+
+        Raises:
+            RankFailures: at least one rank raised.
+            InterruptedRanks: the ranks were interrupted.
+            TimedOutRanks: they were interrupted because of ``timeout``.
+        """
+        reports = [reply.report for reply in self.replies.values() if reply.report]
+        if not reports:
+            return
+        interrupted = all(r.status == "interrupted" for r in self.replies.values() if r.report)
+        if self.timed_out:
+            raise TimedOutRanks(reports, self.size)
+        if interrupted or self.presses:
+            raise InterruptedRanks(reports, self.size)
+        raise RankFailures(reports, self.size)
+
+    def values(self) -> list[Any]:
+        """Returns the value of the last expression on each rank, in order of rank.
+
+        Raises:
+            UsageError: a value could not be sent to the notebook.
+        """
+        for rank, reply in sorted(self.replies.items()):
+            if reply.value_problem:
+                raise UsageError(
+                    f"expected a last expression that can be pickled, found on rank {rank}: "
+                    f"{reply.value_problem}. The cell has run; its variables are on the ranks. "
+                    "End it with a plain value, as list(...) or an array."
+                )
+        return [
+            pickle.loads(self._values[rank]) if rank in self._values else None
+            for rank in self.ranks
+        ]

@@ -1,0 +1,78 @@
+"""Labelled text: what ranks wrote, each line behind the ranks that wrote it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from allranks.records.ranks import label
+from allranks.widgets.fold import Line, Row
+
+_GUTTER = {"out": "│", "err": "!", "value": "→", "note": "·"}
+#: Colour codes stay; every other control character would act on the screen instead of showing.
+_CONTROL = re.compile(r"\x1b\[(?![0-9;]*m)[0-9;?]*[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
+
+
+class RankText:
+    """The lines that one rank has written, the last of them perhaps not ended."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self._open = False
+
+    def feed(self, kind: str, text: str) -> None:
+        """Takes in text; a carriage return starts its line anew, as on a terminal."""
+        pieces = text.split("\n")
+        for index, piece in enumerate(pieces):
+            ended = index < len(pieces) - 1
+            if self._open and self.lines and self.lines[-1].kind == kind:
+                before = self.lines.pop().text
+            elif piece or ended:
+                before = ""
+            else:
+                continue
+            shown = (before + piece).removesuffix("\r") if ended else before + piece
+            head, _, last = shown.rpartition("\r")
+            self.lines.append(Line(kind, last or head.rpartition("\r")[2]))
+            self._open = not ended
+
+    def take(self, ended_only: bool) -> list[Line]:
+        """Returns the lines and forgets them; an unended last one stays where asked."""
+        kept = self.lines[-1:] if ended_only and self._open else []
+        taken = self.lines[: len(self.lines) - len(kept)]
+        self.lines = kept
+        self._open = bool(kept)
+        return taken
+
+    def clear(self) -> None:
+        """Forgets the lines."""
+        self.lines.clear()
+        self._open = False
+
+
+def clean(text: str) -> str:
+    """Returns a text in which nothing but colour codes acts on the screen."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def render(rows: Sequence[Row]) -> str:
+    """Returns the rows as text; a run of rows of the same ranks is labelled once."""
+    width = max((len(label(row.ranks)) for row in rows), default=0)
+    lines = []
+    before: tuple[int, ...] | None = None
+    for row in rows:
+        name = label(row.ranks) if row.ranks != before else ""
+        before = row.ranks
+        lines.append(f"{name:<{width}} {_GUTTER[row.line.kind]} {clean(row.line.text)}".rstrip())
+    return "\n".join(lines)
+
+
+def hidden_note(lines: int, nbytes: int, path: str) -> str:
+    """Returns the line that stands for what is in the log only."""
+    where = f"; the whole output is in {path}" if path else ""
+    return f"… {lines:,} lines ({nbytes / 1e6:.1f} MB) are not shown{where}"
+
+
+def only_text(data: Iterable[str]) -> bool:
+    """Whether a mime bundle has nothing richer than text."""
+    return set(data) <= {"text/plain"}
