@@ -1,3 +1,40 @@
-"""allranks: a notebook cell on every rank of an MPI cluster."""
+"""allranks: a notebook cell on every rank of an MPI cluster.
+
+``%load_ext allranks`` in a notebook, then ``%%distributed`` on top of a cell.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from allranks.cluster.cluster import Cluster as Cluster
+
+__all__ = ["Cluster", "load_ipython_extension", "unload_ipython_extension"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the public names when they are first used: ``import allranks`` stays fast."""
+    if name == "Cluster":
+        from allranks.cluster.cluster import Cluster
+
+        return Cluster
+    raise AttributeError(f"module 'allranks' has no attribute {name!r}")
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Adds ``%%distributed`` and ``%distributed`` to IPython."""
+    from allranks.magics.extension import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Takes the magics away again and ends the ranks."""
+    from allranks.magics.extension import unload
+
+    unload(shell)

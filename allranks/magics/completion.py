@@ -1,0 +1,99 @@
+"""Tab and Shift-Tab inside a ``%%distributed`` cell answer from rank 0's variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.completer import CompletionContext, SimpleCompletion
+from IPython.core.interactiveshell import InteractiveShell
+
+from allranks.errors import AllranksError
+from allranks.magics.session import Session
+from allranks.magics.toggle import Toggle
+from allranks.records import requests
+
+_RANK = (0,)
+
+
+class Completion:
+    """Asks rank 0 what the notebook's shell cannot know.
+
+    Args:
+        shell: the notebook's shell.
+        session: whose cluster is asked, if it is running.
+        toggle: whether every cell is for the ranks.
+    """
+
+    def __init__(self, shell: InteractiveShell, session: Session, toggle: Toggle) -> None:
+        self._shell = shell
+        self._session = session
+        self._toggle = toggle
+        self._matcher = self._make_matcher()
+        shell.Completer.custom_matchers.append(self._matcher)
+        self._kernel = getattr(shell, "kernel", None)
+        self._inspect: Callable[..., Any] | None = getattr(self._kernel, "do_inspect", None)
+        if self._kernel is not None:
+            self._kernel.do_inspect = self._do_inspect
+
+    def remove(self) -> None:
+        """Leaves the shell as it was."""
+        self._shell.Completer.custom_matchers.remove(self._matcher)
+        if self._kernel is not None:
+            self._kernel.do_inspect = self._inspect
+
+    def _is_for_ranks(self, code: str) -> bool:
+        if self._session.running is None:
+            return False
+        return code.lstrip().startswith("%%distributed") or (
+            self._toggle.is_on and not code.lstrip().startswith("%")
+        )
+
+    def _ask(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        cluster = self._session.running
+        if cluster is None:
+            return {}
+        try:
+            return cluster.ask(name, arguments, ranks=_RANK)[0][0]
+        except AllranksError:
+            return {}  # rank 0 is busy: better no answer than a late or a wrong one
+
+    def _make_matcher(self) -> Callable[[CompletionContext], dict[str, Any]]:
+        def allranks_matcher(context: CompletionContext) -> dict[str, Any]:
+            code = context.full_text
+            if not self._is_for_ranks(code) or context.cursor_line == 0 and "%%" in code[:14]:
+                return {"completions": []}
+            lines = code.split("\n")
+            cursor = sum(len(line) + 1 for line in lines[: context.cursor_line])
+            cursor += context.cursor_position
+            found = self._ask(requests.COMPLETE, {"code": code, "cursor": cursor})
+            matches = found.get("matches", [])
+            fragment_start = cursor - len(context.token)
+            completions = [
+                SimpleCompletion(
+                    text=code[fragment_start : match["start"]] + match["text"], type=match["type"]
+                )
+                for match in matches
+            ]
+            # What the notebook knows of names that live on the ranks would be wrong.
+            return {"completions": completions, "suppress": True, "ordered": True}
+
+        allranks_matcher.matcher_api_version = 2  # type: ignore[attr-defined]
+        allranks_matcher.matcher_priority = 1000  # type: ignore[attr-defined]
+        allranks_matcher.matcher_identifier = "allranks"  # type: ignore[attr-defined]
+        return allranks_matcher
+
+    def _do_inspect(
+        self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()
+    ) -> Any:
+        if self._is_for_ranks(code):
+            arguments = {"code": code, "cursor": cursor_pos, "detail": detail_level}
+            found = self._ask(requests.INSPECT, arguments)
+            return {
+                "status": "ok",
+                "found": found.get("found", False),
+                "data": found.get("data", {}),
+                "metadata": {},
+            }
+        assert self._inspect is not None
+        return self._inspect(code, cursor_pos, detail_level, omit_sections)

@@ -1,0 +1,128 @@
+"""``%%distributed`` runs a cell on the ranks; ``%distributed`` starts, stops and asks them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+
+from allranks.cluster.status import tree
+from allranks.errors import UsageError
+from allranks.magics.completion import Completion
+from allranks.magics.options import CellOptions, parse_cell, parse_command
+from allranks.magics.session import Session
+from allranks.magics.toggle import Toggle
+from allranks.records import ranks as rank_lists
+from allranks.widgets import text_view
+
+
+@magics_class
+class DistributedMagics(Magics):
+    """The magics of one notebook, and its cluster."""
+
+    shell: InteractiveShell
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self.session = Session()
+        self.toggle = Toggle(shell)
+        self.completion = Completion(shell, self.session, self.toggle)
+
+    def close(self) -> None:
+        """Ends the ranks and leaves the shell as it was."""
+        self.toggle.off()
+        self.completion.remove()
+        self.session.stop()
+
+    @cell_magic("distributed")
+    def run_cell(self, line: str, cell: str) -> None:
+        """Runs the cell on every rank, or on those of ``-r``; see ``%distributed`` for more.
+
+        ``%%distributed [-n N] [-r RANKS] [-o NAME] [--timeout S] [--gpus G] [--on LAUNCHER]
+        [--no-fold]``
+        """
+        # The line of the magic stays as a comment, so that line numbers are the notebook's.
+        toggled = self.toggle.took_cell() or cell.lstrip().startswith("%%")
+        head = "" if toggled else f"# %%distributed {line}".rstrip() + "\n"
+        self._run(parse_cell(line), head + cell, line)
+
+    def _run(self, options: CellOptions, text: str, line: str) -> None:
+        cluster = self.session.cluster(options.n, options.gpus, options.on)
+        chosen = rank_lists.parse(options.ranks or "all", cluster.size)
+        run = cluster.submit(
+            text,
+            name=f"%%distributed {line}".strip(),
+            number=self.shell.execution_count,
+            ranks=chosen,
+            timeout=options.timeout,
+            view=text_view(chosen, cluster.log_dir, options.fold),
+            want_value=options.out is not None,
+        )
+        cluster.wait(run)
+        if options.out is not None:
+            self.shell.user_ns[options.out] = run.values()
+
+    @line_magic("distributed")
+    def command(self, line: str) -> Any:
+        """Leads the ranks.
+
+        ``%distributed start [-n N] [--gpus G] [--on LAUNCHER]`` starts them now;
+        ``restart`` (same options) forgets their variables; ``stop`` ends them.
+        ``%distributed status`` shows every rank: host, pid, device, memory, state, line.
+        ``%distributed interrupt`` interrupts the running cell.
+        ``%distributed on`` sends every following cell to the ranks, until ``off``.
+        ``%distributed push NAMES`` copies the notebook's variables to every rank;
+        ``pull NAMES [-r RANKS]`` returns ``{rank: value}`` of the ranks' variables.
+        ``%distributed log [-r RANKS]`` prints the end of the ranks' logs, and where they are.
+        """
+        name, options = parse_command(line)
+        session = self.session
+        if name == "start":
+            session.cluster(options.n, options.gpus, options.on)
+        elif name == "restart":
+            session.restart(options.n, options.gpus, options.on)
+        elif name == "stop":
+            print("The ranks are stopped." if session.stop() else "No ranks are running.")
+        elif name == "on":
+            self.toggle.on()
+            print("Every following cell runs on the ranks, until: %distributed off")
+        elif name == "off":
+            self.toggle.off()
+            print("The following cells run in the notebook.")
+        else:
+            return self._ask(name, options.names, options.ranks)
+        return None
+
+    def _ask(self, name: str, names: list[str], ranks: str | None) -> Any:
+        cluster = self.session.running
+        if cluster is None:
+            raise UsageError("no ranks are running. Type: %distributed start")
+        chosen = rank_lists.parse(ranks or "all", cluster.size)
+        if name == "status":
+            title = f"{cluster.size} ranks, logs in {cluster.log_dir}"
+            print(tree([s for s in cluster.status() if s.rank in chosen], title))
+        elif name == "interrupt":
+            print("Interrupted." if cluster.interrupt() else "No cell is running.")
+        elif name == "push":
+            missing = [name for name in names if name not in self.shell.user_ns]
+            if missing:
+                raise UsageError(f"the notebook has no variable named {', '.join(missing)}")
+            cluster.push({name: self.shell.user_ns[name] for name in names}, chosen)
+        elif name == "pull":
+            return cluster.pull(names[0] if len(names) == 1 else names, chosen)
+        elif name == "log":
+            for rank in chosen:
+                path = cluster.hellos[rank].log
+                print(f"── rank {rank}: {path}\n{_end_of(path)}")
+        return None
+
+
+_LOG_NBYTES = 8192
+
+
+def _end_of(path: str) -> str:
+    with open(path, "rb") as log:
+        end = log.seek(0, 2)
+        log.seek(max(0, end - _LOG_NBYTES))
+        return log.read().decode("utf-8", "replace")

@@ -1,0 +1,29 @@
+"""Adds the magics, the completion and the toggle to an IPython shell, and takes them away."""
+
+from __future__ import annotations
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from allranks.magics.distributed import DistributedMagics
+
+
+def load(shell: InteractiveShell) -> None:
+    """Adds ``%%distributed`` and ``%distributed``; nothing is started yet."""
+    if _loaded(shell) is None:
+        shell.register_magics(DistributedMagics(shell))
+
+
+def unload(shell: InteractiveShell) -> None:
+    """Ends the ranks and takes the magics away."""
+    magics = _loaded(shell)
+    if magics is None:
+        return
+    magics.close()
+    del shell.magics_manager.registry[DistributedMagics.__name__]
+    for kind in ("line", "cell"):
+        shell.magics_manager.magics[kind].pop("distributed", None)
+
+
+def _loaded(shell: InteractiveShell) -> DistributedMagics | None:
+    found = shell.magics_manager.registry.get(DistributedMagics.__name__)
+    return found if isinstance(found, DistributedMagics) else None

@@ -1,0 +1,125 @@
+"""The options of the magics, and what is said when one cannot be understood."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from allranks.errors import UsageError
+
+COMMANDS = (
+    "start", "stop", "restart", "status", "interrupt", "on", "off", "push", "pull", "log",
+)  # fmt: skip
+
+
+@dataclass
+class CellOptions:
+    """What stands behind ``%%distributed``."""
+
+    n: int | None = None
+    ranks: str | None = None
+    out: str | None = None
+    timeout: float | None = None
+    gpus: str | None = None
+    on: str | None = None
+    fold: bool = True
+
+
+@dataclass
+class CommandOptions:
+    """What stands behind ``%distributed COMMAND``."""
+
+    n: int | None = None
+    ranks: str | None = None
+    gpus: str | None = None
+    on: str | None = None
+    names: list[str] = field(default_factory=list)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of ending the notebook's kernel."""
+
+    def error(self, message: str) -> NoReturn:
+        usage = " ".join(self.format_usage().removeprefix("usage: ").split())
+        raise UsageError(f"{message}. Expected: {usage}")
+
+
+def _parser(program: str) -> _Parser:
+    parser = _Parser(prog=program, add_help=False, allow_abbrev=False)
+    parser.add_argument("-n", type=int)
+    parser.add_argument("-r", "--ranks", metavar="RANKS")
+    parser.add_argument("--gpus")
+    parser.add_argument("--on", metavar="LAUNCHER")
+    return parser
+
+
+def _split(line: str) -> list[str]:
+    """Splits a line; a list in brackets may have blanks in it, as in ``-r [0, 2-3]``."""
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"expected options, found {line!r}: {error}") from error
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1].startswith("[") and not joined[-1].endswith("]"):
+            joined[-1] += word
+        else:
+            joined.append(word)
+    return joined
+
+
+def parse_cell(line: str) -> CellOptions:
+    """Returns the options of a cell.
+
+    Raises:
+        UsageError: an option is unknown, or its value is not what it must be.
+    """
+    parser = _parser("%%distributed")
+    parser.add_argument("-o", "--out", metavar="NAME")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS")
+    parser.add_argument("--no-fold", dest="fold", action="store_false")
+    options = parser.parse_args(_split(line), namespace=CellOptions())
+    if options.out is not None and not options.out.isidentifier():
+        raise UsageError(f"expected the name of a variable after -o, found {options.out!r}")
+    if options.timeout is not None and options.timeout <= 0:
+        raise UsageError(f"expected --timeout in seconds above 0, found {options.timeout:g}")
+    return options
+
+
+def parse_command(line: str) -> tuple[str, CommandOptions]:
+    """Returns the command and its options.
+
+    Raises:
+        UsageError: there is no such command, or its options cannot be understood.
+    """
+    words = _split(line)
+    if not words or words[0] not in COMMANDS:
+        found = f"found {words[0]!r}" if words else "found nothing"
+        raise UsageError(f"expected a command, {found}. Type: %distributed {' | '.join(COMMANDS)}")
+    parser = _parser(f"%distributed {words[0]}")
+    parser.add_argument("names", nargs="*", metavar="NAMES")
+    options = parser.parse_args(_with_names_first(words[1:]), namespace=CommandOptions())
+    options.names = [name for part in options.names for name in part.split(",") if name]
+    needs_names = words[0] in ("push", "pull")
+    if needs_names != bool(options.names):
+        wanted = "expected the names of variables" if needs_names else "expected no names"
+        found = f"found {' '.join(options.names)!r}" if options.names else "found none"
+        raise UsageError(f"{wanted}, {found}. Type for example: %distributed {words[0]}"
+                         + (" x, y" if needs_names else ""))
+    return words[0], options
+
+
+def _with_names_first(words: Sequence[str]) -> list[str]:
+    """Moves options to the end: argparse takes names in one run only."""
+    names: list[str] = []
+    options: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word.startswith("-"):
+            options += [word, *([value] if (value := next(rest, None)) is not None else [])]
+        else:
+            names.append(word)
+    return names + options

@@ -1,0 +1,92 @@
+"""The notebook's cluster: started when it is first needed, and again after it was lost."""
+
+from __future__ import annotations
+
+import time
+
+from allranks.cluster.cluster import Cluster
+from allranks.errors import UsageError
+from allranks.records.ranks import label
+
+_NAMES = "rank, size, local_rank, local_size, comm, device, allreduce, broadcast, barrier …"
+
+
+class Session:
+    """Holds the one cluster of a notebook."""
+
+    def __init__(self) -> None:
+        self._cluster: Cluster | None = None
+        self._asked: tuple[int | None, str | None, str] = (None, None, "local")
+
+    @property
+    def running(self) -> Cluster | None:
+        """The cluster, if its ranks are up."""
+        cluster = self._cluster
+        return cluster if cluster is not None and cluster.state == "running" else None
+
+    def cluster(
+        self, n: int | None = None, gpus: str | None = None, launcher: str | None = None
+    ) -> Cluster:
+        """Returns the running cluster, started now if need be.
+
+        Args:
+            n, gpus, launcher: what the line asks for; None where it does not say.
+
+        Raises:
+            UsageError: another number of ranks, other GPUs or another launcher are running.
+        """
+        running = self.running
+        if running is not None:
+            self._check(running, n, gpus, launcher)
+            return running
+        lost = self._cluster is not None and self._cluster.state == "lost"
+        before = self._asked if lost else (None, None, "local")
+        asked = (n or before[0], gpus or before[1], launcher or before[2])
+        cluster = Cluster(n if n is not None else asked[0], gpus=asked[1], launcher=asked[2])
+        started = time.monotonic()
+        cluster.start()
+        self._cluster = cluster
+        self._asked = (cluster.size, *asked[1:])
+        print(start_line(cluster, time.monotonic() - started, again=lost))
+        return cluster
+
+    def _check(
+        self, running: Cluster, n: int | None, gpus: str | None, launcher: str | None
+    ) -> None:
+        now = (running.size, self._asked[1], self._asked[2])
+        for option, asked, have in zip(("-n", "--gpus", "--on"), (n, gpus, launcher), now, strict=True):
+            if asked is not None and asked != have:
+                what = f"{have} ranks are" if option == "-n" else f"{option} {have or 'all'} is"
+                raise UsageError(
+                    f"{option} {asked} was asked for, but {what} running. Leave {option} away, or "
+                    f"type: %distributed restart {option} {asked}   (this forgets all variables "
+                    "of the ranks)"
+                )
+
+    def restart(
+        self, n: int | None = None, gpus: str | None = None, launcher: str | None = None
+    ) -> None:
+        """Ends the ranks and starts others, of the same kind where nothing else is asked."""
+        asked = self._asked
+        self.stop()
+        self.cluster(n or asked[0], gpus or asked[1], launcher or asked[2])
+
+    def stop(self) -> bool:
+        """Ends the ranks; returns whether there were any."""
+        running, self._cluster = self.running, None
+        if running is not None:
+            running.stop()
+        return running is not None
+
+
+def start_line(cluster: Cluster, seconds: float, again: bool = False) -> str:
+    """Returns the line that says what was started, and which names every rank has."""
+    hellos = list(cluster.hellos.values())
+    hosts = ", ".join(sorted({hello.host for hello in hellos}))
+    gpus = sorted({hello.device for hello in hellos} - {"cpu"})
+    devices = f"{len(gpus)} GPUs" if gpus else "CPU"
+    what = "started again" if again else "started"
+    return (
+        f"allranks {what} {label(range(cluster.size))} on {hosts} ({devices}, {hellos[0].mpi}) in "
+        f"{seconds:.1f} s. Each has: {_NAMES}"
+    )
