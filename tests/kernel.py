@@ -325,6 +325,7 @@ def _private_env(cwd: Path) -> dict[str, str | None]:
         "JUPYTER_CONFIG_DIR": "jupyter-config",
         "JUPYTER_DATA_DIR": "jupyter-data",
         "JUPYTER_RUNTIME_DIR": "jupyter-runtime",
+        "XDG_STATE_HOME": "state",
     }
     for place in places.values():
         (cwd / f".{place}").mkdir(exist_ok=True)

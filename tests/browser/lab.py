@@ -135,6 +135,7 @@ class Server:
             "JUPYTER_RUNTIME_DIR": "runtime",
             "JUPYTERLAB_SETTINGS_DIR": "settings",
             "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+            "XDG_STATE_HOME": "state",
         }
         return {name: str(self.home / place) for name, place in places.items()} | {MARK: self.token}
 
