@@ -56,6 +56,7 @@ from allranks.collectives.runtime import (
     cross_rank,
     cross_size,
     dirty,
+    empty,
     epoch,
     init,
     is_homogeneous,

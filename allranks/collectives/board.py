@@ -8,12 +8,14 @@ that sit in a C call, and that have left.
 from __future__ import annotations
 
 import mmap
+import os
 
-PAGE = 4096
+PAGE = 8192
 ENTERED, LEFT, FAILED, BROKEN = 0, 1, 2, 3
 ASKED = 8
-ANSWERED, TICKET, EDGE, BEAT = 16, 17, 18, 19
+ANSWERED, TICKET, EDGE, BEAT, PID = 16, 17, 18, 19, 20
 REASON, WHERE, LINE, WAITING, BROKE = range(5)
+_DIRECTORY = 512
 GONE = 1 << 62
 """A scope number that is past every other: the rank has left for good."""
 
@@ -23,6 +25,9 @@ _TEXTS, _TEXT = 512, 712
 class Board:
     """The pages of the ranks of one host."""
 
+    SEGMENTS = 256
+    """As many window segments can a rank show to the others."""
+
     def __init__(self, memory: mmap.mmap, ranks: tuple[int, ...], rank: int) -> None:
         self.memory = memory
         self.words = memoryview(memory).cast("Q")
@@ -31,6 +36,7 @@ class Board:
         self._word = {other: index * PAGE // 8 for index, other in enumerate(ranks)}
         self.rank = rank
         self._mine = self._word[rank]
+        self.put(PID, os.getpid())
 
     @staticmethod
     def nbytes(ranks: int) -> int:
@@ -63,3 +69,14 @@ class Board:
         data = text.encode("utf-8", "replace")[: _TEXT - 2]
         start = self._page[self.rank] + _TEXTS + kind * _TEXT
         self.memory[start : start + 2 + len(data)] = len(data).to_bytes(2, "little") + data
+
+    def publish(self, index: int, fd: int, nbytes: int) -> None:
+        """Shows a segment of this rank's window to the others."""
+        at = self._mine + _DIRECTORY + 2 * index
+        self.words[at + 1] = nbytes
+        self.words[at] = fd
+
+    def segment(self, rank: int, index: int) -> tuple[str, int]:
+        """Address and size of a segment of a rank's window."""
+        at = self._word[rank] + _DIRECTORY + 2 * index
+        return f"/proc/{self.get(rank, PID)}/fd/{self.words[at]}", self.words[at + 1]

@@ -9,6 +9,7 @@ from allranks.collectives.callsite import Site
 from allranks.collectives.guard import Spec, name_ranks
 
 if TYPE_CHECKING:
+    from allranks.collectives.channel import Place
     from allranks.collectives.group import Group
     from allranks.collectives.wait import Steps
 
@@ -16,33 +17,38 @@ if TYPE_CHECKING:
 class Call:
     """A call in flight: what its wait waits for, and what is said when it fails."""
 
-    __slots__ = (
-        "deadlock",
-        "done",
-        "ended",
-        "error",
-        "extents",
-        "group",
-        "last",
-        "left_at",
-        "last_rank",
-        "moving",
-        "name",
-        "nbytes",
-        "posted",
-        "result",
-        "sequence",
-        "site",
-        "spec",
-        "started",
-        "steps",
-        "transport",
-    )
-
     grace = 0.0
     """Seconds for which a message of a rank that has left may still be on its way."""
     ordered = True
     """False for send and recv, which take no part in the group's order of calls."""
+
+    # What most calls never set stands here: making a call is on the shortest path there is.
+    steps: Steps[Any]
+    epoch = sequence = stage = 0
+    last = ended = 0.0
+    last_rank = -1
+    left_at = -1.0
+    transport = ""
+    deadlock = ""
+    posted = moving = done = False
+    light = False
+    """True where the call holds no arrays, so that it may be kept for the records."""
+    result: Any = None
+    held: Any = None
+    """Arrays that other members may write to."""
+    error: BaseException | None = None
+    extents: list[int]
+    places: list[Place]
+    @property
+    def needs(self) -> str:
+        """Whom it cannot do without."""
+        return f"every one of {name_ranks(self.group.ranks)}"
+
+    def __init__(self, group: Group, spec: Spec, site: Site, name: str, nbytes: int) -> None:
+        self.group, self.spec, self.site = group, spec, site
+        self.name, self.nbytes = name, nbytes
+        self.started = perf_counter()
+
     @property
     def needs(self) -> str:
         """Whom it cannot do without."""
@@ -52,7 +58,7 @@ class Call:
         self.group, self.spec, self.site = group, spec, site
         self.name, self.nbytes = name, nbytes
         self.steps: Steps[Any]
-        self.sequence = 0
+        self.sequence = self.stage = 0
         self.started = perf_counter()
         self.last = self.ended = 0.0
         self.last_rank = -1
@@ -68,6 +74,10 @@ class Call:
         """The ranks that this call still waits for."""
         return self.group.missing(self)
 
+    def unfinished(self) -> tuple[int, ...]:
+        """The ranks that have not done their part, where everybody has arrived."""
+        return self.group.unfinished(self)
+
     def sites(self) -> dict[int, Site]:
         """Where each rank that has arrived called from."""
         return self.group.sites(self)
@@ -79,8 +89,6 @@ class Call:
 
 class PointCall(Call):
     """A send or a receive: it waits for one rank, or for any."""
-
-    __slots__ = ("peers",)
 
     grace = 0.1
     ordered = False
@@ -98,6 +106,10 @@ class PointCall(Call):
 
     def missing(self) -> tuple[int, ...]:
         """The rank at the other end; any rank, where any may send."""
+        return self.peers
+
+    def unfinished(self) -> tuple[int, ...]:
+        """The same: a message has no phases."""
         return self.peers
 
     def sites(self) -> dict[int, Site]:

@@ -8,6 +8,9 @@ and so has read it.
 from __future__ import annotations
 
 import mmap
+import os
+import struct
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -18,16 +21,24 @@ from allranks.collectives.wait import Awaited, Steps
 
 PAGE = 4096
 DONE = 8
-_HEAD, _HEAD_WORDS = 16, 8
-_SPEC, _SPEC_BYTES = 512, 640
-_SITE, _SITE_BYTES = 1792, 1024
+_HEAD = struct.Struct("=QdQQQQ")
+_TURN = 512, 512 + 1792
+_WORDS_TEXT = _HEAD.size, 1792 - _HEAD.size
 EPOCH_SHIFT = 40
 """Counters hold the epoch in their upper bits: what an old epoch left counts as not arrived."""
+
+_yield = getattr(os, "sched_yield", lambda: sleep(0))
+_YIELDS = 200
 
 
 def block_bytes(members: int) -> int:
     """Bytes of one block: as much as stays in the caches, less where many share the memory."""
     return min(256 << 10, max(16 << 10, (32 << 20) // (2 * members) // PAGE * PAGE))
+
+
+Place = tuple[int, int, int]
+"""Window segment, offset of the input, offset of the output; segment 0 is none."""
+NOWHERE: Place = (0, 0, 0)
 
 
 class Channel:
@@ -39,6 +50,10 @@ class Channel:
         self.block = block_bytes(members)
         self.words = memoryview(memory).cast("Q")
         self.times = memoryview(memory).cast("d")
+        self._page = me * PAGE
+        self._heads = [
+            [(index * PAGE + start) // 8 for index in range(members)] for start in _TURN
+        ]
         self._word = [index * PAGE // 8 for index in range(members)]
         self._mine = self._word[me]
         self._others = [word for index, word in enumerate(self._word) if index != me]
@@ -63,28 +78,51 @@ class Channel:
         self.count = epoch << EPOCH_SHIFT
         self.turn = 0
 
-    def post(self, sequence: int, numbers: tuple[int, ...], arrived: float) -> None:
-        """Lays out what this rank brings; it counts once `sync` says that it has arrived."""
-        at = self._mine + _HEAD + (sequence & 1) * _HEAD_WORDS
-        self.times[at] = arrived
-        for number in numbers:
-            at += 1
-            self.words[at] = number
+    def post(
+        self, sequence: int, fingerprint: int, arrived: float, extent: int, place: Place, text: bytes
+    ) -> None:
+        """Lays out what this rank brings; it counts once this rank has arrived.
 
-    def describe(self, sequence: int, spec: bytes, site: bytes) -> None:
-        """Adds, in words, what this rank brings and from which line."""
-        page, turn = self.me * PAGE, sequence & 1
-        for start, size, data in ((_SPEC, _SPEC_BYTES, spec), (_SITE, _SITE_BYTES, site)):
-            data = data[: size - 2]
-            at = page + start + turn * size
-            self.memory[at : at + 2 + len(data)] = len(data).to_bytes(2, "little") + data
+        ``text`` says in words what it is and from which line, as `guard` packs it.
+        """
+        at = self._page + _TURN[sequence & 1]
+        _HEAD.pack_into(self.memory, at, fingerprint, arrived, extent, *place)
+        if text:
+            start = at + _HEAD.size
+            text = text[: _WORDS_TEXT[1]]
+            self.memory[start : start + len(text)] = text
+
+    def arrive(self, awaited: Awaited, spins: int) -> bool:
+        """Arrives; True where everybody else comes within a few moments."""
+        fence()
+        count = self.count = self.count + 1
+        words = self.words
+        words[self._mine] = awaited.stage = count
+        tries, limit = 0, spins + _YIELDS
+        for at in self._others:
+            while words[at] < count:
+                tries += 1
+                if tries > spins:
+                    _yield()
+                    if tries > limit:
+                        return False
+        fence()
+        return True
+
+    def others(self, awaited: Awaited) -> Steps[None]:
+        """Ends when every member has arrived as often as this one."""
+        count, words = self.count, self.words
+        for at in self._others:
+            while words[at] < count:
+                yield awaited
+        fence()
 
     def sync(self, awaited: Awaited) -> Steps[None]:
         """Arrives, and ends when every member has arrived as often as this one."""
         fence()
         count = self.count = self.count + 1
         words = self.words
-        words[self._mine] = count
+        words[self._mine] = awaited.stage = count
         for at in self._others:
             while words[at] < count:
                 yield awaited
@@ -95,26 +133,32 @@ class Channel:
         count = self.count
         return tuple(i for i, at in enumerate(self._word) if self.words[at] < count)
 
-    def numbers(self, sequence: int, which: int) -> list[int]:
-        """One of the numbers that each member posted for a call."""
-        offset = _HEAD + (sequence & 1) * _HEAD_WORDS + 1 + which
+    def compare(self, sequence: int, fingerprint: int) -> tuple[bool, float, int]:
+        """Whether all brought the same; when the last member arrived, and which one it was."""
+        words, times = self.words, self.times
+        same, latest, who = True, 0.0, 0
+        for index, at in enumerate(self._heads[sequence & 1]):
+            if words[at] != fingerprint:
+                same = False
+            if times[at + 1] > latest:
+                latest, who = times[at + 1], index
+        return same, latest, who
+
+    def extents(self, sequence: int) -> list[int]:
+        """How many bytes each member brought."""
+        return [self.words[at + 2] for at in self._heads[sequence & 1]]
+
+    def places(self, sequence: int) -> list[Place]:
+        """Where in its window each member's array lies: number and offset of in- and output."""
         words = self.words
-        return [words[at + offset] for at in self._word]
+        return [
+            (words[at + 3], words[at + 4], words[at + 5]) for at in self._heads[sequence & 1]
+        ]
 
-    def arrivals(self, sequence: int) -> list[float]:
-        """When each member arrived at a call, in seconds on the host's clock."""
-        offset = _HEAD + (sequence & 1) * _HEAD_WORDS
-        times = self.times
-        return [times[at + offset] for at in self._word]
-
-    def described(self, member: int, sequence: int) -> tuple[bytes, bytes]:
-        """What a member brought to a call, in words, and from which line."""
-        texts = []
-        for start, size in ((_SPEC, _SPEC_BYTES), (_SITE, _SITE_BYTES)):
-            at = member * PAGE + start + (sequence & 1) * size
-            length = min(int.from_bytes(self.memory[at : at + 2], "little"), size - 2)
-            texts.append(self.memory[at + 2 : at + 2 + length])
-        return texts[0], texts[1]
+    def described(self, member: int, sequence: int) -> bytes:
+        """What a member brought to a call and from which line, as it was packed."""
+        start = member * PAGE + _TURN[sequence & 1] + _HEAD.size
+        return self.memory[start : start + _WORDS_TEXT[1]]
 
     def put(self, word: int, value: int) -> None:
         """Sets one of this member's numbers."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from allranks.collectives import guard
 from allranks.collectives.call import Call
 from allranks.collectives.callsite import Site
-from allranks.collectives.channel import DONE, Channel
-from allranks.collectives.transports.shared import Shared
+from allranks.collectives.channel import DONE, NOWHERE, Channel, Place
+from allranks.collectives.transports.shared import WINDOW_BYTES, Shared
 from allranks.errors import CollectiveMismatch, UsageError
 
 if TYPE_CHECKING:
+    from allranks.collectives.express import Plan
     from allranks.collectives.transports import Transport
     from allranks.collectives.wait import Steps
     from allranks.collectives.world import World
@@ -33,9 +37,10 @@ class Group:
         self.sequence = 0
         self.queue: deque[Call] = deque()
         self.transports: dict[str, Transport] = {}
+        self.plans: dict[object, Plan] = {}
         if channel is not None:
             channel.renew(world.epoch)
-            self.transports["shared"] = Shared(channel)
+            self.transports["shared"] = Shared(self, channel)
 
     @property
     def size(self) -> int:
@@ -51,56 +56,85 @@ class Group:
         for name in [name for name in self.transports if name != "shared"]:
             del self.transports[name]
 
-    def agree(self, call: Call, extent: int = 0, place: tuple[int, ...] = ()) -> Steps[None]:
+    def agree(self, call: Call, extent: int = 0, place: Place = NOWHERE) -> Steps[None]:
         """Ends when every member has arrived with the same fingerprint.
 
         Raises:
             CollectiveMismatch: they brought different things; nothing has moved.
         """
-        self.sequence += 1
-        call.sequence = sequence = self.sequence
-        call.posted = True
         channel = self.channel
         if channel is None:
+            self.sequence += 1
+            call.sequence, call.epoch, call.posted = self.sequence, self.world.epoch, True
             yield from self.world.agree_by_messages(self, call, extent)
             return
         fingerprint, text = guard.pack(call.spec)
-        channel.post(sequence, (fingerprint, extent, *place), call.started)
-        checks = self.world.checks
-        if checks:
-            channel.describe(sequence, text, guard.pack_site(call.site))
+        self.lay_out(call, fingerprint, text, extent, place)
         yield from channel.sync(call)
-        arrivals = channel.arrivals(sequence)
-        call.last = max(arrivals)
-        call.last_rank = self.ranks[arrivals.index(call.last)]
-        call.extents = channel.numbers(sequence, 1)
-        if checks:
-            brought = channel.numbers(sequence, 0)
-            if brought.count(fingerprint) != len(brought):
-                raise CollectiveMismatch(guard.mismatch_text(self.brought(call)))
+        call.extents = channel.extents(call.sequence)
+        call.places = channel.places(call.sequence)
+        self.compare(call, fingerprint)
+
+    def lay_out(
+        self, call: Call, fingerprint: int, text: bytes, extent: int = 0, place: Place = NOWHERE
+    ) -> None:
+        """Shows the other members what this one brings."""
+        assert self.channel is not None
+        self.sequence += 1
+        call.sequence, call.epoch, call.posted = self.sequence, self.world.epoch, True
+        text = guard.pack_text(text, call.site) if self.world.checks else b""
+        self.channel.post(call.sequence, fingerprint, call.started, extent, place, text)
+
+    def compare(self, call: Call, fingerprint: int) -> None:
+        """Looks at what the others have brought, once all have arrived."""
+        channel = self.channel
+        assert channel is not None
+        same, call.last, index = channel.compare(call.sequence, fingerprint)
+        call.last_rank = self.ranks[index]
+        if not same and self.world.checks:
+            raise CollectiveMismatch(guard.mismatch_text(self.brought(call)))
         call.moving = True
 
     def brought(self, call: Call) -> dict[int, tuple[guard.Spec, Site]]:
         """What every member has laid out for a call."""
         assert self.channel is not None
-        found = {}
-        for index, rank in enumerate(self.ranks):
-            spec, site = self.channel.described(index, call.sequence)
-            found[rank] = guard.unpack(spec), guard.unpack_site(site)
-        return found
+        return {
+            rank: guard.unpack_text(self.channel.described(index, call.sequence))
+            for index, rank in enumerate(self.ranks)
+        }
 
     def missing(self, call: Call) -> tuple[int, ...]:
-        """The ranks that keep a call from going on."""
+        """The ranks that have not arrived where this one is."""
+        if self.channel is None:
+            return self.world.missing_by_messages(self, call)
+        return tuple(self.ranks[index] for index in self.channel.behind())
+
+    def unfinished(self, call: Call) -> tuple[int, ...]:
+        """The ranks that have not said that they have done their part of a call."""
         channel = self.channel
         if channel is None:
             return self.world.missing_by_messages(self, call)
-        behind = channel.behind()
-        if not behind and call.moving:
-            full = self.full_sequence(call)
-            behind = tuple(
-                i for i in range(self.size) if i != self.me and channel.get(i, DONE) < full
-            )
-        return tuple(self.ranks[index] for index in behind)
+        if call.transport == "shared":
+            return ()
+        full = self.full_sequence(call)
+        return tuple(
+            rank
+            for index, rank in enumerate(self.ranks)
+            if index != self.me and channel.get(index, DONE) < full
+        )
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """An uninitialised array for a result, where the other members can reach it if it pays."""
+        window = self.world.window
+        if window is not None and self.channel is not None:
+            nbytes = dtype.itemsize
+            for extent in shape:
+                nbytes *= extent
+            if nbytes >= WINDOW_BYTES:
+                out = window.empty(shape, dtype)
+                if out is not None:
+                    return out
+        return np.empty(shape, dtype)
 
     def choose(self, nbytes: int, call: Call, wanted: str = "") -> Transport:
         """The transport of a call: the fastest that reaches every member, or the one asked for."""
@@ -124,13 +158,16 @@ class Group:
             return self.world.sites_by_messages(self, call)
         behind = channel.behind()
         return {
-            rank: guard.unpack_site(channel.described(index, call.sequence)[1])
+            rank: guard.unpack_text(channel.described(index, call.sequence))[1]
             for index, rank in enumerate(self.ranks)
             if index not in behind
         }
 
     def finish(self, call: Call) -> None:
         """Notes that this rank has done its part of a call."""
+        if call.transport == "shared":
+            # It ends with an arrival: who has come that far is needed no more.
+            return
         if self.channel is not None:
             self.channel.put(DONE, self.full_sequence(call))
         else:

@@ -61,15 +61,36 @@ def unpack(text: bytes) -> Spec:
         return Spec(text.decode("utf-8", "replace"))
 
 
-def pack_site(site: Site) -> bytes:
-    """A line of source, to be laid out for the other ranks."""
-    return f"{site.lineno}\0{site.filename}".encode("utf-8", "surrogateescape")
+def options(prescale: float, postscale: float, compression: str) -> str:
+    """The factors and the compression of a reduction; "" where there are none."""
+    if prescale == 1.0 and postscale == 1.0 and not compression:
+        return ""
+    return f"prescale={prescale}, postscale={postscale}, compression={compression or None}"
 
 
-def unpack_site(text: bytes) -> Site:
-    """The line that a rank laid out."""
-    lineno, _, filename = text.decode("utf-8", "surrogateescape").partition("\0")
-    return Site(filename, int(lineno) if lineno.isdigit() else 0)
+_texts: dict[tuple[bytes, Site], bytes] = {}
+_SPEC_BYTES = 700
+
+
+def pack_text(text: bytes, site: Site) -> bytes:
+    """A spec's text together with a line of source, to be laid out for the other ranks."""
+    known = _texts.get((text, site))
+    if known is None:
+        where = f"{site.lineno}\0{site.filename}".encode("utf-8", "surrogateescape")
+        if len(_texts) > 4096:
+            _texts.clear()
+        known = text[:_SPEC_BYTES] + b"\1" + where + b"\1"
+        _texts[(text, site)] = known
+    return known
+
+
+def unpack_text(data: bytes) -> tuple[Spec, Site]:
+    """The spec and the line that a rank laid out."""
+    text, _, rest = data.partition(b"\1")
+    lineno, _, filename = (
+        rest.partition(b"\1")[0].decode("utf-8", "surrogateescape").partition("\0")
+    )
+    return unpack(text), Site(filename, int(lineno) if lineno.isdigit() else 0)
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

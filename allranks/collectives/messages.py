@@ -56,15 +56,13 @@ class Messages:
         call.extents = [int(value) for value in every[:, 1]]
         if self.world.checks and (every[:, 0] != number).any():
             detail = np.zeros(_DETAIL_BYTES, np.uint8)
-            site = guard.pack_site(call.site)[: _DETAIL_BYTES // 2 - 1]
-            data = text[: _DETAIL_BYTES // 2] + b"\1" + site
+            data = guard.pack_text(text, call.site)[:_DETAIL_BYTES]
             detail[: len(data)] = np.frombuffer(data, np.uint8)
             details = np.empty((group.size, _DETAIL_BYTES), np.uint8)
             yield from complete(kept, call, comm.Iallgather, detail, details)
             brought = {}
             for rank, row in zip(group.ranks, details, strict=True):
-                spec, _, where = row.tobytes().rstrip(b"\0").partition(b"\1")
-                brought[rank] = guard.unpack(spec), guard.unpack_site(where)
+                brought[rank] = guard.unpack_text(row.tobytes())
             raise CollectiveMismatch(guard.mismatch_text(brought))
         call.moving = True
         self.note(group, call, 0)

@@ -14,7 +14,7 @@ from allranks.collectives.callsite import here
 from allranks.collectives.guard import Spec
 from allranks.collectives.handles import Handle
 from allranks.collectives.process_sets import ProcessSet, group_of
-from allranks.collectives.reductions import ReduceOp, check
+from allranks.collectives.reductions import ReduceOp, check, name_of
 from allranks.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ def begin_broadcast(
     source, restore = to_numpy(array)
     check(ReduceOp.Sum, source.dtype)
     index = member(group, root, "broadcast")
-    spec = Spec("broadcast", "", source.dtype.name, source.shape, root, transport=transport or "")
+    spec = Spec("broadcast", "", name_of(source.dtype), source.shape, root, transport=transport or "")
     call = Call(group, spec, here(), name or "", source.nbytes)
 
     def steps() -> Steps[Any]:
         way = group.choose(source.nbytes, call, transport or "")
         out = source.copy() if group.me == index else np.empty(source.shape, source.dtype)
-        yield from way.broadcast(call, group.agree(call, source.nbytes), _bytes(out), index)
+        yield from way.broadcast(call, _bytes(out), index)
         return restore(out)
 
     call.steps = steps()
@@ -88,7 +88,7 @@ def begin_allgather(
     index = member(group, root, kind) if root >= 0 else -1
     shapes = tuple((None, *source.shape[1:]) for source, _ in pairs)
     grouped = kind.startswith("grouped")
-    dtypes = "+".join(source.dtype.name for source, _ in pairs)
+    dtypes = "+".join(name_of(source.dtype) for source, _ in pairs)
     shape = shapes if grouped else shapes[0]
     spec = Spec(kind, "", dtypes, shape, root, transport=transport or "")
     nbytes = sum(source.nbytes for source, _ in pairs)
@@ -100,8 +100,7 @@ def begin_allgather(
     def steps() -> Steps[list[Any]]:
         way = group.choose(nbytes, call, transport or "")
         data = _tabled(pairs) if tabled else _bytes(pairs[0][0])
-        agree = group.agree(call, data.nbytes)
-        parts = yield from way.allgather(call, agree, data, root=index)
+        parts = yield from way.allgather(call, data, root=index)
         if index not in (-1, group.me):
             return [None] * len(pairs)
         if not tabled:
@@ -151,14 +150,14 @@ def begin_alltoall(
     _rows(source, "alltoall")
     rows = _splits("alltoall", source, splits, group.size)
     shape = (None, *source.shape[1:])
-    spec = Spec("alltoall", "", source.dtype.name, shape, transport=transport or "")
+    spec = Spec("alltoall", "", name_of(source.dtype), shape, transport=transport or "")
     call = Call(group, spec, here(), name or "", source.nbytes)
 
     def steps() -> Steps[tuple[Any, list[int]]]:
         way = group.choose(source.nbytes, call, transport or "")
         row = int(np.prod(source.shape[1:])) * source.itemsize
         lengths = [count * row for count in rows]
-        parts = yield from way.alltoall(call, group.agree(call), _bytes(source), lengths)
+        parts = yield from way.alltoall(call, _bytes(source), lengths)
         received = [part.nbytes // row if row else 0 for part in parts]
         out = _join(parts, source) if row else np.empty((0, *source.shape[1:]), source.dtype)
         return restore(out), received
@@ -191,15 +190,15 @@ def begin_scatter(
     def steps() -> Steps[Any]:
         way = group.choose(source.nbytes, call, transport or "")
         # What it is goes ahead of it: the others bring nothing to tell it from.
-        kind = f"{source.dtype.name} {' '.join(map(str, source.shape[1:]))}" if rows else ""
+        kind = f"{name_of(source.dtype)} {' '.join(map(str, source.shape[1:]))}" if rows else ""
         kinds = np.frombuffer(kind.encode(), np.uint8)
-        told = yield from way.allgather(call, group.agree(call, kinds.nbytes), kinds)
+        told = yield from way.allgather(call, kinds)
         name, *sizes = told[index].tobytes().decode().split()
         like = np.empty((0, *map(int, sizes)), to_dtype(name))
         row = int(np.prod(like.shape[1:])) * like.itemsize
         lengths = [count * row for count in rows]
         data = _bytes(source) if rows else np.empty(0, np.uint8)
-        parts = yield from way.alltoall(call, None, data, lengths, root=index)
+        parts = yield from way.alltoall(call, data, lengths, root=index)
         return restore(_join([parts[index]], like) if row else like)
 
     call.steps = steps()

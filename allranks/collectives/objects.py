@@ -41,8 +41,7 @@ def gather(group: Group, op: str, value: object, name: str = "", root: int = -1)
 
     def steps() -> Steps[list[Any] | None]:
         transport = group.choose(data.nbytes, call)
-        agree = group.agree(call, data.nbytes)
-        parts = yield from transport.allgather(call, agree, data, root=root)
+        parts = yield from transport.allgather(call, data, root=root)
         return [loads(part) for part in parts] if root in (-1, group.me) else None
 
     call.steps = steps()
@@ -56,8 +55,7 @@ def broadcast(group: Group, op: str, value: object, name: str = "", root: int = 
 
     def steps() -> Steps[Any]:
         transport = group.choose(data.nbytes, call)
-        agree = group.agree(call, data.nbytes)
-        parts = yield from transport.allgather(call, agree, data)
+        parts = yield from transport.allgather(call, data)
         return value if group.me == root else loads(parts[root])
 
     call.steps = steps()
@@ -74,8 +72,7 @@ def alltoall(group: Group, op: str, values: list[Any], name: str = "", root: int
     def steps() -> Steps[list[Any]]:
         transport = group.choose(data.nbytes, call)
         lengths = [piece.nbytes for piece in pieces]
-        agree = group.agree(call, 8 * len(lengths))
-        parts = yield from transport.alltoall(call, agree, data, lengths, root)
+        parts = yield from transport.alltoall(call, data, lengths, root)
         return [loads(part) if part.size else None for part in parts]
 
     call.steps = steps()

@@ -145,8 +145,7 @@ def open_group(parent: Group, call: Call, number: int, ranks: tuple[int, ...]) -
     together = this.board is not None and len({this.hosts[rank] for rank in ranks}) == 1
     made = _make(this, ranks) if together and this.rank == ranks[0] else None
     address = np.frombuffer(made.address.encode() if made else b"", np.uint8)
-    agree = parent.agree(call, address.nbytes)
-    addresses = yield from transport.allgather(call, agree, address)
+    addresses = yield from transport.allgather(call, address)
     channel: Channel | None = None
     member = this.rank in ranks
     at = addresses[parent.ranks.index(ranks[0])].tobytes().decode()
@@ -157,7 +156,7 @@ def open_group(parent: Group, call: Call, number: int, ranks: tuple[int, ...]) -
         except OSError:
             channel = None
     word = np.array([channel is not None or not member], np.uint8)
-    everyone = yield from transport.allgather(call, None, word, [1] * parent.size)
+    everyone = yield from transport.allgather(call, word, [1] * parent.size)
     if made is not None:
         made.close()
     if member:

@@ -10,6 +10,7 @@ from allranks.records.collective import CallRecord
 
 if TYPE_CHECKING:
     from allranks.collectives.call import Call
+    from allranks.collectives.callsite import Site
 
 KEPT = 100_000
 
@@ -18,37 +19,47 @@ class Recorder:
     """Keeps records and passes them on."""
 
     def __init__(self) -> None:
-        self.records: deque[CallRecord] = deque(maxlen=KEPT)
+        self._kept: deque[Call | CallRecord] = deque(maxlen=KEPT)
         self.callback: Callable[[CallRecord], None] | None = None
         self.offset_seconds = 0.0
         """What this host's clock lacks to the first rank's host's."""
 
     def add(self, call: Call) -> None:
         """Notes a call that has ended."""
-        group, offset = call.group, self.offset_seconds
-        spec = call.spec
-        record = CallRecord(
-            spec.op,
-            call.name or str_site(call),
-            group.world.rank,
-            call.sequence,
-            group.world.epoch,
-            group.number,
-            len(group.ranks),
-            call.transport,
-            spec.dtype,
-            call.nbytes,
-            call.started + offset,
-            (call.last or call.started) + offset,
-            call.last_rank,
-            call.ended + offset,
-        )
-        self.records.append(record)
+        if self.callback is None and call.light:
+            # Made into a record when somebody asks: that takes as long as all the rest of it.
+            self._kept.append(call)
+            return
+        record = self._record(call)
+        self._kept.append(record)
         if self.callback is not None:
             self.callback(record)
 
+    @property
+    def records(self) -> list[CallRecord]:
+        """All that is kept, oldest first."""
+        return [it if isinstance(it, CallRecord) else self._record(it) for it in self._kept]
 
-def str_site(call: Call) -> str:
+    def _record(self, call: Call) -> CallRecord:
+        group, offset, started = call.group, self.offset_seconds, call.started
+        return CallRecord(
+            op=call.spec.op,
+            name=call.name or _named(call.site),
+            rank=group.world.rank,
+            sequence=call.sequence,
+            epoch=call.epoch,
+            process_set=group.number,
+            ranks=len(group.ranks),
+            transport=call.transport,
+            dtype=call.spec.dtype,
+            nbytes=call.nbytes,
+            arrived=started + offset,
+            last_arrived=(call.last or started) + offset,
+            last_rank=call.last_rank,
+            ended=call.ended + offset,
+        )
+
+
+def _named(site: Site) -> str:
     """The name of a call that was given none: file and line."""
-    filename, lineno = call.site
-    return f"{filename.rpartition('/')[2]}:{lineno}"
+    return f"{site.filename.rpartition('/')[2]}:{site.lineno}"

@@ -13,22 +13,17 @@ from allranks.collectives.arrays import Array, Restore, to_numpy
 from allranks.collectives.call import Call
 from allranks.collectives.callsite import here
 from allranks.collectives.compression import Compression
-from allranks.collectives.guard import Spec
+from allranks.collectives.express import express
+from allranks.collectives.guard import Spec, options
 from allranks.collectives.handles import Handle
 from allranks.collectives.process_sets import ProcessSet, group_of
-from allranks.collectives.reductions import Adasum, Arithmetic, Average, ReduceOp, check
+from allranks.collectives.reductions import Adasum, Arithmetic, Average, ReduceOp, check, name_of
 from allranks.collectives.transports.shared import split
 from allranks.errors import UsageError
 
 if TYPE_CHECKING:
     from allranks.collectives.group import Group
     from allranks.collectives.wait import Steps
-
-
-def _options(prescale: float, postscale: float, compression: Any) -> str:
-    if prescale == 1.0 and postscale == 1.0 and not compression.name:
-        return ""
-    return f"prescale={prescale}, postscale={postscale}, compression={compression.name or None}"
 
 
 def _begin(
@@ -60,14 +55,14 @@ def _begin(
     _check_shapes(kind, op, sources, group.size)
     grouped = kind.startswith("grouped")
     shapes = [source.shape for source in sources]
-    dtypes = {source.dtype.name: None for source in sources}
+    dtypes = {name_of(source.dtype): None for source in sources}
     spec = Spec(
         kind,
         op.name,
         "+".join(dtypes),
         tuple(shapes) if grouped else shapes[0],
         root,
-        _options(prescale_factor, postscale_factor, compression),
+        options(prescale_factor, postscale_factor, compression.name),
         sum(source.size for source in sources),
         transport or "",
     )
@@ -95,34 +90,32 @@ def _reduce_steps(
     wanted: str,
 ) -> Steps[list[Array]]:
     transport = group.choose(call.nbytes, call, wanted)
-    agree: Steps[None] | None = group.agree(call, call.nbytes)
     if not sources:
         yield from group.agree(call)
     if op is Adasum:
         outs = []
         for source in sources:
             data = source.reshape(-1).view(np.uint8)
-            parts = yield from transport.allgather(call, agree, data, [data.nbytes] * group.size)
+            parts = yield from transport.allgather(call, data, [data.nbytes] * group.size)
             total = adasum([part.view(source.dtype) for part in parts])
             outs.append(total.reshape(source.shape))
-            agree = None
-        return outs
-    outs = [np.empty(source.shape, source.dtype) for source in sources]
+            return outs
+    outs: list[Any] = [None] * len(sources)
     for where in _by_dtype(sources):
         how = Arithmetic(op, sources[where[0]].dtype, group.size, *factors)
+        first = sources[where[0]]
         if len(where) == 1:
-            source, out = sources[where[0]].reshape(-1), outs[where[0]].reshape(-1)
-            yield from transport.allreduce(call, agree, source, out, how)
+            out = outs[where[0]] = group.empty(first.shape, first.dtype)
+            source, total = first.reshape(-1), out.reshape(-1)
         else:
-            fused = np.concatenate([sources[i].reshape(-1) for i in where])
-            total = np.empty_like(fused)
-            yield from transport.allreduce(call, agree, fused, total, how)
+            source = total = group.empty((sum(sources[i].size for i in where),), first.dtype)
             start = 0
             for i in where:
-                size = sources[i].size
-                outs[i] = total[start : start + size].reshape(sources[i].shape)
-                start += size
-        agree = None
+                end = start + sources[i].size
+                outs[i] = total[start:end].reshape(sources[i].shape)
+                np.copyto(outs[i], sources[i])
+                start = end
+        yield from transport.allreduce(call, source, total, how)
     return outs
 
 
@@ -135,7 +128,6 @@ def _scatter_steps(
     wanted: str,
 ) -> Steps[list[Array]]:
     transport = group.choose(call.nbytes, call, wanted)
-    agree: Steps[None] | None = group.agree(call, call.nbytes)
     if not sources:
         yield from group.agree(call)
     outs = []
@@ -147,10 +139,9 @@ def _scatter_steps(
         how = Arithmetic(op, source.dtype, group.size, *factors)
         bounds = [start * row for start in rows]
         yield from transport.reducescatter(
-            call, agree, source.reshape(-1), bounds, out.reshape(-1), how
+            call, source.reshape(-1), bounds, out.reshape(-1), how
         )
         outs.append(out)
-        agree = None
     return outs
 
 
@@ -170,11 +161,21 @@ def _check_shapes(kind: str, op: ReduceOp, sources: list[Array], size: int) -> N
 def _by_dtype(sources: list[Array]) -> list[list[int]]:
     found: dict[str, list[int]] = {}
     for index, source in enumerate(sources):
-        found.setdefault(source.dtype.name, []).append(index)
+        found.setdefault(name_of(source.dtype), []).append(index)
     return list(found.values())
 
 
-def allreduce(array: Any, op: ReduceOp = Average, **options: Any) -> Any:
+def allreduce(
+    array: Any,
+    op: ReduceOp = Average,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: Any = Compression.none,
+    transport: str | None = None,
+) -> Any:
     """Every rank gets the element-wise reduction of all ranks' arrays.
 
     Integers: Sum and Product wrap around as numpy's do; Average, and prescale and postscale
@@ -186,20 +187,40 @@ def allreduce(array: Any, op: ReduceOp = Average, **options: Any) -> Any:
         array: any shape and dtype, the same on every rank; numpy, a number, or any library's
             array, on any device.
         op: Average, Sum, Min, Max, Product or Adasum; the same on every rank.
-        **options: ``name`` for the timeline; ``process_set``; ``prescale_factor`` and
-            ``postscale_factor``; ``compression`` (`Compression.fp16`); ``transport`` ("shared",
-            "mpi"). The same on every rank, but for ``name``.
+        name: for the timeline; the call's line where it is None.
+        process_set: whose ranks take part; all where it is None.
+        prescale_factor: multiplies before the reduction.
+        postscale_factor: multiplies after it.
+        compression: `Compression.fp16` halves the bytes of float32.
+        transport: "shared" or "mpi"; the fastest where it is None.
 
     Returns:
-        An array of the kind, dtype, shape and device of the input.
+        A new array of the kind, dtype, shape and device of the input.
 
     Raises:
         CollectiveMismatch: the ranks brought different things; nothing has moved.
         RankLeft: a rank will never call this.
 
-    Collective over the process set.
+    Collective over the process set: all of its ranks call this, with the same arguments but for
+    values and ``name``.
     """
-    return world.current().run(_begin("allreduce", [array], op, **options))[0]
+    factors = (prescale_factor, postscale_factor)
+    if type(array) is np.ndarray and transport is None and compression is Compression.none:
+        done = express(group_of(process_set, "allreduce"), array, op, factors, name)
+        if done is not None:
+            return done
+    call = _begin(
+        "allreduce",
+        [array],
+        op,
+        name=name,
+        process_set=process_set,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        compression=compression,
+        transport=transport,
+    )
+    return world.current().run(call)[0]
 
 
 def allreduce_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handle:

@@ -42,14 +42,25 @@ _BOOL: dict[ReduceOp, np.ufunc] = {
 }
 
 
+_names: dict[np.dtype[Any], str] = {}
+
+
+def name_of(dtype: np.dtype[Any]) -> str:
+    """A dtype's name, which numpy composes anew, and slowly, each time it is asked."""
+    known = _names.get(dtype)
+    if known is None:
+        known = _names[dtype] = dtype.name
+    return known
+
+
 def is_half(dtype: np.dtype[Any]) -> bool:
     """True for float16 and bfloat16, which are accumulated in float32."""
-    return dtype.itemsize == 2 and (dtype.kind == "f" or dtype.name == "bfloat16")
+    return dtype.itemsize == 2 and (dtype.kind == "f" or name_of(dtype) == "bfloat16")
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
     """True for real and complex floating point, bfloat16 included."""
-    return dtype.kind in "fc" or dtype.name == "bfloat16"
+    return dtype.kind in "fc" or name_of(dtype) == "bfloat16"
 
 
 def check(op: ReduceOp, dtype: np.dtype[Any]) -> None:
@@ -70,7 +81,7 @@ def check(op: ReduceOp, dtype: np.dtype[Any]) -> None:
         )
     if op is Adasum and not is_float(dtype):
         raise TypeError(f"Adasum needs floating point, and this array is {dtype.name}. Use Sum.")
-    if not (dtype.kind in "biufc" or dtype.name == "bfloat16"):
+    if not (dtype.kind in "biufc" or name_of(dtype) == "bfloat16"):
         raise TypeError(
             f"a collective needs numbers or bool, and this array is {dtype.name}. "
             "Send other things with broadcast_object or allgather_object."

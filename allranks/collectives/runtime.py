@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from allranks.collectives import process_sets as sets
 from allranks.collectives import world
@@ -129,6 +132,23 @@ def comm() -> Comm:
     return this.mpi.user
 
 
+def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> NDArray[Any]:
+    """An uninitialised numpy array that the other ranks of this host can reduce where it lies.
+
+    allreduce of such an array copies nothing. It is an array like any other, and its memory is
+    used again when it is gone. Where ranks can share no memory it is an ordinary array.
+
+    Args:
+        shape: any.
+        dtype: any. Neither has to agree between ranks.
+    """
+    this, kind = world.current(), np.dtype(dtype)
+    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    with this.lock:
+        found = this.window.empty(extents, kind) if this.window is not None else None
+    return np.empty(extents, kind) if found is None else found
+
+
 def renew(epoch: int | None = None) -> None:
     """Everybody moves to a fresh communicator: what was left unfinished is forgotten.
 
@@ -180,7 +200,7 @@ def on_record(callback: Callable[[CallRecord], None] | None) -> None:
 
 def records() -> list[CallRecord]:
     """The records of this rank's calls, the last 100,000."""
-    return list(world.current().recorder.records)
+    return world.current().recorder.records
 
 
 def _peers_of_hosts(this: world.World) -> list[int]:

@@ -15,6 +15,7 @@ from allranks.collectives.board import Board
 from allranks.collectives.channel import Channel
 from allranks.collectives.group import Group
 from allranks.collectives.watcher import Watcher
+from allranks.collectives.window import Window
 from allranks.collectives.world import World
 from allranks.errors import MissingDependency
 
@@ -62,6 +63,8 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
         memory.sweep()
     shared = share(node, Board.nbytes(len(local)))
     world = World(rank, hosts, Board(shared, local, rank) if shared is not None else None)
+    if world.board is not None and all(node.allgather(can_attach(node))):
+        world.window = Window(world.board)
     everybody = tuple(range(world.size))
     channel = None
     if len(order) == 1 and world.board is not None:
@@ -78,6 +81,20 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
         world.watcher.start()
     node.Free()
     return world
+
+
+def can_attach(node: MPI.Intracomm) -> bool:
+    """True where this rank can map what the others allocate later on. Collective over ``node``."""
+    try:
+        probe = memory.Segment(1)
+    except (OSError, AttributeError):
+        probe = None
+    mine = (probe.address, probe.nbytes) if probe is not None else ("", 0)
+    found = all(attempt(address, size) is not None for address, size in node.allgather(mine))
+    node.Barrier()
+    if probe is not None:
+        probe.close()
+    return found
 
 
 def share(node: MPI.Intracomm, nbytes: int) -> mmap.mmap | None:

@@ -27,8 +27,11 @@ from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft
 if TYPE_CHECKING:
     from allranks.collectives.mpi_side import MpiSide
     from allranks.collectives.watcher import Watcher
+    from allranks.collectives.window import Window
 
 _SPIN_SECONDS = 50e-6
+_SPINS = 300
+"""Looks at a peer's counter that take about as long."""
 
 
 def _to_stderr(text: str) -> None:
@@ -44,6 +47,9 @@ class World:
         """For every rank the number of its host, counted in the order of the ranks."""
         self.board = board
         self.peers = Peers(board)
+        self.window: Window | None = None
+        self.quarantine: list[Any] = []
+        """Arrays of calls that were left: a peer may still write to them in this epoch."""
         self.scope: Scope = PROCESS
         self._told = State()
         self.epoch = 0
@@ -71,6 +77,7 @@ class World:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         # With more ranks than cores, a spinning rank keeps off the one that it waits for.
         self.spin_seconds = _SPIN_SECONDS if self.local_size <= cores else 0.0
+        self.spins = _SPINS if self.local_size <= cores else 0
 
     @property
     def local_ranks(self) -> tuple[int, ...]:
@@ -94,7 +101,7 @@ class World:
                 result = self._drive(call, self.alongside(call))
             else:
                 result = self._drive(call, call.steps)
-            self._finish(call)
+            self.finish(call)
             return result
 
     def join(self, call: Call) -> Any:
@@ -137,14 +144,15 @@ class World:
                     break
                 except StopIteration as end:
                     call.result = end.value
-                    self._finish(call)
+                    self.finish(call)
                 except CollectiveMismatch as error:
                     call.error = error
                 call.done = True
                 group.queue.popleft()
                 self.pending -= 1
 
-    def _finish(self, call: Call) -> None:
+    def finish(self, call: Call) -> None:
+        """Notes the end of a call."""
         call.ended = perf_counter()
         if call.ordered:
             call.group.finish(call)
@@ -183,14 +191,15 @@ class World:
         """Says on the board that this rank has left a collective, if it has."""
         if isinstance(error, CollectiveMismatch) and not call.deadlock:
             return
-        if not call.posted:
-            return
         if call.deadlock:
             self.spoil(call.deadlock, deadlock=True)
+        elif not call.posted:
+            return
         elif isinstance(error, RankLeft):
             self.spoil(f"has given up {call.spec.title} at {call.site}")
         else:
             self.spoil(f"has left {call.spec.title} at {call.site} ({type(error).__name__})")
+        self.quarantine.append(call.held)
 
     def spoil(self, why: str, *, deadlock: bool = False) -> None:
         """This rank can take part in no further collective of this epoch."""
@@ -267,6 +276,7 @@ class World:
     def renewed(self, epoch: int) -> None:
         """A new epoch has begun: nothing of the old one counts any more."""
         self.epoch, self.dirty, self.pending = epoch, False, 0
+        self.quarantine.clear()
         self._told.broken = 0
         if self.board is not None:
             self.board.put(fields.BROKEN, 0)

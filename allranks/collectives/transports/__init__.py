@@ -1,7 +1,8 @@
 """The ways that bytes take between ranks, behind one small interface. Runs in every rank.
 
-A transport is asked for one operation at a time. It is handed `agree`, the guard's steps, and
-runs them before any data can reach a user's array. Every method is a generator that yields while
+A transport is asked for one operation at a time. A call that is not ``posted`` has not been
+agreed on: then the transport runs `Group.agree` before any data reaches a user's array, and may
+have laid out its own data by then. Every method is a generator that yields while
 it waits. Arrays are contiguous; ``out`` never overlaps ``source`` unless it is the same array.
 
 What a transport for GPUs brings: these methods over device arrays, and a place in `choose`.
@@ -28,26 +29,26 @@ class Transport(Protocol):
     name: str
 
     def allreduce(
-        self, call: Call, agree: Steps[None] | None, source: Array, out: Array, how: Arithmetic
+        self, call: Call, source: Array, out: Array, how: Arithmetic
     ) -> Steps[None]:
         """Every member's ``out`` is the reduction of all sources; (n,) and (n,)."""
 
     def reducescatter(
-        self, call: Call, agree: Steps[None] | None, source: Array, bounds: Sequence[int],
+        self, call: Call, source: Array, bounds: Sequence[int],
         out: Array, how: Arithmetic,
     ) -> Steps[None]:
         """``out`` is the elements bounds[me]:bounds[me + 1] of the reduction."""
 
-    def broadcast(self, call: Call, agree: Steps[None] | None, array: Array, root: int) -> Steps[None]:
+    def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
         """Every member's ``array`` (bytes) is the root's; ``root`` is a member's index."""
 
     def allgather(
-        self, call: Call, agree: Steps[None] | None, source: Array,
+        self, call: Call, source: Array,
         lengths: list[int] | None = None, root: int = -1,
     ) -> Steps[list[Array]]:
         """All sources (bytes, of any length) in order, on every member or on ``root`` only."""
 
     def alltoall(
-        self, call: Call, agree: Steps[None] | None, source: Array, lengths: Sequence[int], root: int = -1
+        self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
     ) -> Steps[list[Array]]:
         """The pieces (bytes) that the members, or ``root`` only, cut for this one."""

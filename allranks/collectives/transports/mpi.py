@@ -55,6 +55,7 @@ def complete(
     # In one step of the interpreter: an interrupt cannot come between the call and the list.
     held.extend(starmap(post, (arguments,)))
     request: MPI.Request = held[1]
+    awaited.stage += 1
     while not request.Test(status):
         yield awaited
     del kept[id(held)]
@@ -77,16 +78,21 @@ class Mpi:
             self._comm = yield from self._make(awaited)
         return self._comm
 
+    def _agreed(self, call: Call, extent: int) -> Steps[MPI.Intracomm]:
+        """The communicator, once all have agreed on the call."""
+        if not call.posted:
+            yield from self.group.agree(call, extent)
+        comm = yield from self.comm(call)
+        return comm
+
     def _do(self, call: Call, post: Callable[..., MPI.Request], *arguments: object) -> Steps[None]:
         yield from complete(self.group.world.kept, call, post, *arguments)
 
     def allreduce(
-        self, call: Call, agree: Steps[None] | None, source: Array, out: Array, how: Arithmetic
+        self, call: Call, source: Array, out: Array, how: Arithmetic
     ) -> Steps[None]:
         """MPI_Iallreduce, in float32 for half precision."""
-        if agree is not None:
-            yield from agree
-        comm = yield from self.comm(call)
+        comm = yield from self._agreed(call, source.nbytes)
         ready, total, op = _prepare(source, out, how)
         yield from self._do(call, comm.Iallreduce, ready, total, op)
         _finish(total, out, how)
@@ -94,36 +100,29 @@ class Mpi:
     def reducescatter(
         self,
         call: Call,
-        agree: Steps[None] | None,
         source: Array,
         bounds: Sequence[int],
         out: Array,
         how: Arithmetic,
     ) -> Steps[None]:
         """MPI_Ireduce_scatter."""
-        if agree is not None:
-            yield from agree
-        comm = yield from self.comm(call)
+        comm = yield from self._agreed(call, source.nbytes)
         ready, total, op = _prepare(source, out, how)
         counts = [high - low for low, high in zip(bounds, bounds[1:], strict=False)]
         yield from self._do(call, comm.Ireduce_scatter, ready, total, counts, op)
         _finish(total, out, how)
 
-    def broadcast(self, call: Call, agree: Steps[None] | None, array: Array, root: int) -> Steps[None]:
+    def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
         """MPI_Ibcast of bytes."""
-        if agree is not None:
-            yield from agree
-        comm = yield from self.comm(call)
+        comm = yield from self._agreed(call, array.nbytes)
         yield from self._do(call, comm.Ibcast, array, root)
 
     def allgather(
-        self, call: Call, agree: Steps[None] | None, source: Array,
+        self, call: Call, source: Array,
         lengths: list[int] | None = None, root: int = -1,
     ) -> Steps[list[Array]]:
         """MPI_Iallgatherv, or MPI_Igatherv, of bytes."""
-        if agree is not None:
-            yield from agree
-        comm = yield from self.comm(call)
+        comm = yield from self._agreed(call, source.nbytes)
         counts = lengths or call.extents
         reads = root in (-1, self.group.me)
         out = np.empty(sum(counts) if reads else 0, np.uint8)
@@ -135,12 +134,10 @@ class Mpi:
         return _pieces(out, counts) if reads else [out] * len(counts)
 
     def alltoall(
-        self, call: Call, agree: Steps[None] | None, source: Array, lengths: Sequence[int], root: int = -1
+        self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
     ) -> Steps[list[Array]]:
         """MPI_Ialltoallv, or MPI_Iscatterv, of bytes."""
-        if agree is not None:
-            yield from agree
-        comm = yield from self.comm(call)
+        comm = yield from self._agreed(call, source.nbytes)
         size, me = self.group.size, self.group.me
         mine = np.array(lengths or [0] * size, np.int64)
         if root >= 0:

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allranks.collectives.channel import Channel
+from allranks.collectives.channel import NOWHERE, Channel, Place
+from allranks.collectives.transports.windowed import allreduce, allreduce_copied, chunk
+from allranks.collectives.window import place
 
 if TYPE_CHECKING:
     from allranks.collectives.call import Call
+    from allranks.collectives.group import Group
     from allranks.collectives.reductions import Arithmetic
     from allranks.collectives.wait import Steps
 
@@ -23,6 +26,8 @@ Array = NDArray[Any]
 _SLICE_FROM = 4
 """Members from which each reduces only its slice: below, reducing everything saves an arrival."""
 _SLICE_BYTES = 8 << 10
+WINDOW_BYTES = 128 << 10
+"""From here on results live in the window."""
 
 
 class Shared:
@@ -30,24 +35,53 @@ class Shared:
 
     name = "shared"
 
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
+    def __init__(self, group: Group, channel: Channel) -> None:
+        self.group, self.channel = group, channel
+
+    def _arrive(self, call: Call, extent: int = 0, place: Place = NOWHERE) -> Steps[None]:
+        """Arrives; the first arrival of a call is its agreement."""
+        if call.posted:
+            return self.channel.sync(call)
+        return self.group.agree(call, extent, place)
 
     def allreduce(
-        self, call: Call, agree: Steps[None] | None, source: Array, out: Array, how: Arithmetic
+        self, call: Call, source: Array, out: Array, how: Arithmetic
     ) -> Steps[None]:
-        """Reduces through the blocks; small arrays take a single arrival, the guard's."""
+        """Small arrays go through the blocks, the others are reduced where they lie."""
+        window = self.group.world.window
+        if source.nbytes < WINDOW_BYTES or window is None:
+            yield from self._through_blocks(call, source, out, how)
+            return
+        at, source_at = window.place_of(out), window.place_of(source)
+        copied = not source_at[0] or not how.plain
+        where = place(at if copied else source_at, at)
+        call.held = source, out
+        if copied and not call.posted and at[0]:
+            step = chunk(out)
+            how.staged(source[:step], out[:step])
+        posted = call.posted
+        yield from self._arrive(call, int(copied), where)
+        if posted or not all(found[0] for found in call.places):
+            yield from self._through_blocks(call, source, out, how)
+        elif any(call.extents):
+            if not copied:
+                how.staged(source, out)
+            yield from allreduce_copied(call, self.channel, self.group, source, out, how)
+        else:
+            yield from allreduce(call, self.channel, self.group, source.size, how)
+        call.held = None
+
+    def _through_blocks(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
+        """Reduces block by block; what fits in one block takes a single arrival, the guard's."""
         channel = self.channel
-        by_slice = channel.members >= _SLICE_FROM and source.nbytes > _SLICE_BYTES
+        by_slice = reduces_by_slice(channel.members, source.nbytes)
         step = max(1, channel.block // source.dtype.itemsize)
-        arrive: Steps[None] | None = agree
         for start in range(0, max(1, source.size), step):
             part, into = source[start : start + step], out[start : start + step]
             turn = channel.turn = channel.turn ^ 1
             parts = channel.blocks_as(source.dtype, part.size, turn)
             how.staged(part, parts[channel.me])
-            yield from arrive or channel.sync(call)
-            arrive = None
+            yield from self._arrive(call)
             if not by_slice:
                 how.combine(parts, into)
                 continue
@@ -64,7 +98,6 @@ class Shared:
     def reducescatter(
         self,
         call: Call,
-        agree: Steps[None] | None,
         source: Array,
         bounds: Sequence[int],
         out: Array,
@@ -74,20 +107,18 @@ class Shared:
         channel = self.channel
         first, last = bounds[channel.me], bounds[channel.me + 1]
         step = max(1, channel.block // source.dtype.itemsize)
-        arrive: Steps[None] | None = agree
         for start in range(0, max(1, source.size), step):
             part = source[start : start + step]
             turn = channel.turn = channel.turn ^ 1
             parts = channel.blocks_as(source.dtype, part.size, turn)
             how.staged(part, parts[channel.me])
-            yield from arrive or channel.sync(call)
-            arrive = None
+            yield from self._arrive(call)
             low, high = max(first, start), min(last, start + part.size)
             if low < high:
                 here = slice(low - start, high - start)
                 how.combine([p[here] for p in parts], out[low - first : high - first])
 
-    def broadcast(self, call: Call, agree: Steps[None] | None, array: Array, root: int) -> Steps[None]:
+    def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
         """Streams the root's bytes to everyone."""
         source = array if root == self.channel.me else array[:0]
 
@@ -96,10 +127,10 @@ class Shared:
                 np.copyto(array[start : start + block.size], block)
 
         lengths = [array.nbytes if i == root else 0 for i in range(self.channel.members)]
-        yield from self._stream(call, agree, source, lambda: lengths, read)
+        yield from self._stream(call, source, lambda: lengths, read)
 
     def allgather(
-        self, call: Call, agree: Steps[None] | None, source: Array,
+        self, call: Call, source: Array,
         lengths: list[int] | None = None, root: int = -1,
     ) -> Steps[list[Array]]:
         """Streams everyone's bytes to everyone, or to the root."""
@@ -115,17 +146,17 @@ class Shared:
             if reads:
                 np.copyto(outs[member][start : start + block.size], block)
 
-        yield from self._stream(call, agree, source, extents, read)
+        yield from self._stream(call, source, extents, read)
         return outs
 
     def alltoall(
-        self, call: Call, agree: Steps[None] | None, source: Array, lengths: Sequence[int], root: int = -1
+        self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
     ) -> Steps[list[Array]]:
         """Streams everyone's bytes; each member keeps the piece that was cut for it."""
         me, members = self.channel.me, self.channel.members
         head = np.array(lengths, np.int64).view(np.uint8)
         sizes = [8 * members if root in (-1, index) else 0 for index in range(members)]
-        tables = yield from self.allgather(call, agree, head, sizes)
+        tables = yield from self.allgather(call, head, sizes)
         cuts = [np.concatenate([[0], np.cumsum(table.view(np.int64))]) for table in tables]
         spans = [(int(cut[me]), int(cut[me + 1])) if cut.size > me + 1 else (0, 0) for cut in cuts]
         outs: list[Array] = [np.empty(high - low, np.uint8) for low, high in spans]
@@ -137,25 +168,23 @@ class Shared:
                 np.copyto(outs[member][first - low : last - low], block[first - start : last - start])
 
         totals = [int(cut[-1]) for cut in cuts]
-        yield from self._stream(call, None, source, lambda: totals, read)
+        yield from self._stream(call, source, lambda: totals, read)
         return outs
 
     def _stream(
         self,
         call: Call,
-        agree: Steps[None] | None,
         source: Array,
         lengths: Callable[[], list[int]],
         read: Callable[[int, int, Array], None],
     ) -> Steps[None]:
         """Every member's bytes pass by every member, block by block.
 
-        ``lengths`` is asked once all have arrived. Together with `agree` the first block costs
-        a single arrival.
+        ``lengths`` is asked once all have arrived.
         """
         channel = self.channel
         self._fill(source, 0)
-        yield from agree or channel.sync(call)
+        yield from self._arrive(call, source.nbytes)
         every = lengths()
         for start in self._starts(max(every)):
             if start:
@@ -180,3 +209,8 @@ def split(count: int, members: int) -> list[int]:
     """Bounds of ``members`` slices of ``count`` elements, as equal as can be, longest first."""
     each, rest = divmod(count, members)
     return [index * each + min(index, rest) for index in range(members + 1)]
+
+
+def reduces_by_slice(members: int, nbytes: int) -> bool:
+    """Whether each member reduces only its slice, at the price of another arrival a block."""
+    return members >= _SLICE_FROM and nbytes > _SLICE_BYTES

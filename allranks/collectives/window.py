@@ -1,0 +1,137 @@
+"""Arrays that the other ranks of this host can read and write where they lie. Runs in every rank.
+
+Each rank allocates from segments of its own, by itself, whenever it likes; the others map a
+segment when they first need it. Memory that is given back is used again, so that its pages are
+warm: a fresh page costs more than the copy it is for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allranks.collectives.board import Board
+from allranks.collectives.channel import NOWHERE, Place
+from allranks.collectives.memory import LINE, Segment, attach
+
+_FIRST_BYTES = 16 << 20
+Bytes = NDArray[np.uint8]
+
+
+class Region:
+    """A piece of a segment; it is free again when the last array on it is gone."""
+
+    __slots__ = ("__array_interface__", "nbytes", "offset", "segment", "window")
+
+    def __init__(self, window: Window, segment: int, offset: int, nbytes: int) -> None:
+        self.window, self.segment, self.offset, self.nbytes = window, segment, offset, nbytes
+        self.__array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (window.starts[segment] + offset, False),
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        # Any thread, at any moment: the allocator takes it back when it runs next.
+        self.window.released.append((self.segment, self.offset, self.nbytes))
+
+
+class Window:
+    """The segments of one rank, and its view of the others'."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.released: deque[tuple[int, int, int]] = deque()
+        self.starts: list[int] = []
+        self._ends: list[int] = []
+        self._free: list[list[tuple[int, int]]] = []
+        self._segments: list[Segment] = []
+        self._mapped: dict[tuple[int, int], Bytes] = {}
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+        """An uninitialised array in this rank's window; None where there is no memory for it."""
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        region = self._allocate(max(LINE, -(-nbytes // LINE) * LINE))
+        if region is None:
+            return None
+        return np.asarray(region)[:nbytes].view(dtype).reshape(shape)
+
+    def place_of(self, array: NDArray[Any]) -> tuple[int, int]:
+        """Segment, counted from 1, and offset of a contiguous array; (0, 0) outside the window."""
+        if not self.starts:
+            return 0, 0
+        at = array.__array_interface__["data"][0]
+        for index, start in enumerate(self.starts):
+            if start <= at and at + array.nbytes <= self._ends[index]:
+                return index + 1, at - start
+        return 0, 0
+
+    def at(self, rank: int, segment: int, offset: int, nbytes: int) -> Bytes:
+        """What lies at a place in a rank's window."""
+        mapped = self._mapped.get((rank, segment))
+        if mapped is None:
+            address, size = self.board.segment(rank, segment - 1)
+            mapped = np.frombuffer(attach(address, size, populate=True), np.uint8)
+            self._mapped[(rank, segment)] = mapped
+        return mapped[offset : offset + nbytes]
+
+    def _allocate(self, nbytes: int) -> Region | None:
+        self._reclaim()
+        for index, free in enumerate(self._free):
+            for place, (offset, size) in enumerate(free):
+                if size >= nbytes:
+                    free[place : place + 1] = (
+                        [(offset + nbytes, size - nbytes)] if size > nbytes else []
+                    )
+                    return Region(self, index, offset, nbytes)
+        return self._allocate(nbytes) if self._grow(nbytes) else None
+
+    def _grow(self, nbytes: int) -> bool:
+        have = sum(segment.nbytes for segment in self._segments)
+        if len(self._segments) == Board.SEGMENTS:
+            return False
+        try:
+            made = Segment(max(nbytes, _FIRST_BYTES, min(have, 1 << 30)), populate=True)
+        except (OSError, AttributeError):
+            return False
+        view = np.frombuffer(made.memory, np.uint8)
+        start = view.__array_interface__["data"][0]
+        self._mapped[(self.board.rank, len(self._segments) + 1)] = view
+        self.starts.append(start)
+        self._ends.append(start + made.nbytes)
+        self._free.append([(0, made.nbytes)])
+        self.board.publish(len(self._segments), made.fd, made.nbytes)
+        self._segments.append(made)
+        return True
+
+    def _reclaim(self) -> None:
+        while self.released:
+            segment, offset, nbytes = self.released.popleft()
+            free = self._free[segment]
+            index = 0
+            while index < len(free) and free[index][0] < offset:
+                index += 1
+            free.insert(index, (offset, nbytes))
+            self._join(free, index)
+            self._join(free, index - 1)
+
+    @staticmethod
+    def _join(free: list[tuple[int, int]], index: int) -> None:
+        if 0 <= index < len(free) - 1:
+            (offset, size), (after, more) = free[index], free[index + 1]
+            if offset + size == after:
+                free[index : index + 2] = [(offset, size + more)]
+
+
+def place(source: tuple[int, int], out: tuple[int, int]) -> Place:
+    """Where a call's in- and output lie, in one segment number and two offsets.
+
+    Both have to be in the window; they may be the same.
+    """
+    if not source[0] or not out[0]:
+        return NOWHERE
+    return source[0] | out[0] << 16, source[1], out[1]
