@@ -11,6 +11,7 @@ found() {
 }
 
 found 2>/dev/null && exit 0
+[ -z "$CHROMIUM" ] || { found || exit 0; }
 
 echo 'No Chromium found: installing one for the browser tests.'
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
