@@ -2,6 +2,7 @@
 
 AllranksError
 ├── UsageError                what was typed cannot be run: nothing was sent, nothing is lost
+│   └── InvalidCell           the cell is not valid Python: nothing has run, on any rank
 ├── MissingDependency         a package or program is missing: the message has the install command
 ├── ClusterError
 │   ├── StartFailed           the ranks did not come up: the message has the launcher's last lines
@@ -21,20 +22,38 @@ A message has three beats: what was expected, what was found, what to type next.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from allranks.records.wire import Report
+
 
 class AllranksError(Exception):
     """The base of every exception that allranks raises on purpose."""
 
 
-class UsageError(AllranksError):
+class _SaidInFull(AllranksError):
+    """Its message says all there is to know: the frames above it are ours, and not to blame."""
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows these lines in place of a traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class UsageError(_SaidInFull):
     """What was typed cannot be run; nothing was sent to the ranks and nothing is lost."""
 
 
-class MissingDependency(AllranksError, ImportError):
+class InvalidCell(UsageError):
+    """The cell is not valid Python; nothing has run, on any rank."""
+
+
+class MissingDependency(_SaidInFull, ImportError):
     """A package or a program is missing; the message ends with the command that installs it."""
 
 
-class ClusterError(AllranksError):
+class ClusterError(_SaidInFull):
     """The cluster of ranks could not be started, reached or kept."""
 
 
@@ -51,7 +70,21 @@ class WireError(ClusterError):
 
 
 class CellFailed(AllranksError):
-    """A cell raised on at least one rank."""
+    """A cell raised on at least one rank.
+
+    Attributes:
+        reports: one :class:`allranks.records.wire.Report` for each rank that did not finish.
+        text: the whole report as a person reads it, with colour codes.
+    """
+
+    def __init__(self, message: str, text: str = "", reports: Sequence[Report] = ()) -> None:
+        super().__init__(message)
+        self.text = text or message
+        self.reports = tuple(reports)
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows this in place of the notebook's own frames, which are not to blame."""
+        return [self.text]
 
 
 class CellInterrupted(CellFailed):

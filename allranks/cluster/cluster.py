@@ -234,7 +234,9 @@ class Cluster:
         for _ in self._ranks.step(seconds):
             self.press(run)
         if run.overdue():
-            run.view.notice(f"{run.timeout:g} s are over: interrupting {label(run.pending)}")
+            run.view.notice(
+                f"the time of {run.timeout:g} s is over: interrupting {label(run.pending)}"
+            )
             self._send_interrupt(run)
         run.view.refresh()
 
@@ -378,7 +380,7 @@ class Cluster:
             text = self._ranks.unseen(rank)
             if run and text:
                 run.view.output(Output(rank, run.cell, (["out", text],), 0, 0, 0))
-        self.lost_because = self._ranks.loss()
+        self.lost_because = self._ranks.loss(shown=run is not None)
         return self.lost_because
 
 

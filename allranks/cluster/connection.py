@@ -79,9 +79,7 @@ class Connection:
             StartFailed: they did not come up; nothing of them is left but logs.
         """
         nursery = self._nursery = Nursery(self._config, self._deliver_nursery)
-        self._finalizer = weakref.finalize(
-            self, _end, nursery, self._wire, self._session_dir
-        )
+        self._finalizer = weakref.finalize(self, _end, nursery, self._wire, self._session_dir)
         atexit.register(self._finalizer)
         deadline = time.monotonic() + _START_SECONDS + self.size
         try:
@@ -197,9 +195,13 @@ class Connection:
         """Returns the text that a rank wrote and did not get to send."""
         return deaths.unseen(self.hellos[rank].log, self._offsets.get(rank, 0))
 
-    def loss(self) -> str:
-        """Returns which rank died, how, and what is lost with it."""
-        return deaths.loss(self.ends, self.hellos, self.launcher_text, self.size)
+    def loss(self, shown: bool = False) -> str:
+        """Returns which rank died, how, and what is lost with it.
+
+        Args:
+            shown: the last lines of the ranks have been shown already.
+        """
+        return deaths.loss(self.ends, self.hellos, self.launcher_text, self.size, shown)
 
 
 def _end(nursery: Nursery, wire: Wire, session_dir: str) -> None:

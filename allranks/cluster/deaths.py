@@ -43,7 +43,9 @@ def all_over(ends: Sequence[End], size: int) -> bool:
     if not ends:
         return False
     ended = {end.rank for end in ends}
-    return len(ended - {-1}) >= size or -2 in ended or time.monotonic() - ends[0].at > _OTHERS_SECONDS
+    return (
+        len(ended - {-1}) >= size or -2 in ended or time.monotonic() - ends[0].at > _OTHERS_SECONDS
+    )
 
 
 def describe(ends: Sequence[End]) -> str:
@@ -51,7 +53,9 @@ def describe(ends: Sequence[End]) -> str:
     for end in culprits(ends):
         return f"Rank {end.rank} {ending(end.code)}."
     for end in ends:
-        what = {-1: "The launcher", -2: "The cluster's own process"}.get(end.rank, f"Rank {end.rank}")
+        what = {-1: "The launcher", -2: "The cluster's own process"}.get(
+            end.rank, f"Rank {end.rank}"
+        )
         return f"{what} {ending(end.code)}."
     return "No process has ended; the start took too long."
 
@@ -68,24 +72,26 @@ def last_lines(log_dir: str, ends: Sequence[End], launcher_text: str) -> str:
 
 
 def loss(
-    ends: Sequence[End], hellos: Mapping[int, Hello], launcher_text: str, size: int
+    ends: Sequence[End], hellos: Mapping[int, Hello], launcher_text: str, size: int, shown: bool
 ) -> str:
-    """Returns what died, where, of what, its last lines, and what is lost with it."""
+    """Returns what died, where, of what, its last lines unless shown, and what is lost with it."""
     found = culprits(ends)
-    log_dir = os.path.dirname(hellos[0].log) if hellos else ""
+    log_dir = os.path.dirname(next(iter(hellos.values())).log)
+    lost = f"the variables of all {size} ranks are" if size > 1 else "its variables are"
+    said = ""
     if found:
         hello = hellos[found[0].rank]
         what = f"rank {hello.rank} ({hello.host}, pid {hello.pid}, {hello.device}) "
         what += ending(found[0].code)
+        others = [rank for rank in range(size) if rank != hello.rank]
+        what += f"; MPI ended {label(others)} with it" if others else ""
+        said = "" if shown else last_lines(log_dir, ends, "")
     else:
-        what = f"the ranks were ended by their launcher. {describe(ends)}"
-    others = [rank for rank in range(size) if not found or rank != found[0].rank]
-    lost = f"MPI ended {label(others)} with it" if found and others else "nothing of them is left"
-    said = last_lines(log_dir, ends, launcher_text if not found else "")
-    return (
-        f"{what}; {lost}, and the variables of {size} rank{'s' * (size > 1)} are lost.\n"
-        f"{said}\nThe next cell starts a fresh cluster. The logs are in {log_dir}"
-    )
+        what = f"the ranks were ended. {describe(ends)}"
+        said = last_lines(log_dir, ends, launcher_text)
+    parts = [f"{what}, and {lost} lost.", said]
+    parts.append(f"The next cell starts a fresh cluster. The logs are in {log_dir}")
+    return "\n".join(filter(None, parts))
 
 
 def unseen(path: str, offset: int) -> str:

@@ -1,4 +1,4 @@
-"""What a person reads when a cell failed: the culprit first, like failures once, the waiting last."""
+"""What a person reads when a cell failed: the culprit first, the waiting last, nothing twice."""
 
 from __future__ import annotations
 
@@ -6,30 +6,11 @@ import re
 import signal
 from collections.abc import Iterable, Sequence
 
-from allranks.errors import CellFailed
 from allranks.records.ranks import label
 from allranks.records.wire import Report
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _SHOWN_WHOLE = 3
-
-
-class RankFailures(CellFailed):
-    """A cell raised on at least one rank.
-
-    Attributes:
-        reports: one :class:`allranks.records.wire.Report` for each rank that did not finish.
-        text: the whole report, as it is shown, with colour codes.
-    """
-
-    def __init__(self, reports: Sequence[Report], size: int) -> None:
-        self.reports = tuple(sorted(reports, key=lambda report: report.rank))
-        self.text = describe(self.reports, size)
-        super().__init__(plain(headline(self.reports, size)))
-
-    def _render_traceback_(self) -> list[str]:
-        """IPython shows this in place of the notebook's own frames, which are not to blame."""
-        return [self.text]
 
 
 def plain(text: str) -> str:
@@ -68,8 +49,10 @@ def describe(reports: Sequence[Report], size: int) -> str:
     for group in groups[_SHOWN_WHOLE:]:
         parts.append(_in_a_line(group))
     if failed:
-        parts.extend(_in_a_line(group, "was waiting" if len(group) == 1 else "were waiting")
-                     for group in fold(waiting))
+        parts.extend(
+            _in_a_line(group, "was waiting" if len(group) == 1 else "were waiting")
+            for group in fold(waiting)
+        )
     else:
         parts.extend(_whole(group) for group in fold(waiting)[:_SHOWN_WHOLE])
     finished = sorted(set(range(size)) - {report.rank for report in reports})

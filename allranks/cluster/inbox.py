@@ -57,7 +57,9 @@ class Inbox:
         """Returns the events that are there, or the first to come within ``seconds``."""
         events: list[Event] = []
         try:
-            events.append(self._queue.get(timeout=seconds) if seconds > 0 else self._queue.get_nowait())
+            events.append(
+                self._queue.get(timeout=seconds) if seconds > 0 else self._queue.get_nowait()
+            )
             while True:
                 events.append(self._queue.get_nowait())
         except queue.Empty:

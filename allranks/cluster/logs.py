@@ -19,7 +19,9 @@ def make_folder() -> str:
     It lies under ``$ALLRANKS_LOG_DIR``, else ``~/.local/state/allranks``, else, where the home is
     read-only, the temporary folder. Folders of more than seven days ago are removed.
     """
-    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local/state")
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(
+        os.path.expanduser("~"), ".local/state"
+    )
     places = [os.environ.get(FOLDER, ""), os.path.join(state, "allranks")]
     places.append(os.path.join(tempfile.gettempdir(), f"allranks-logs-{os.getuid()}"))
     for place in filter(None, places):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from allranks.records.config import NurseryConfig
@@ -64,7 +65,8 @@ class Nursery:
             self._process.wait()
         self._thread.join(_STOP_SECONDS)
         for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
+            assert pipe is not None
+            with suppress(BrokenPipeError):  # what could not be said to it is not said now either
                 pipe.close()
 
     def _say(self, text: str) -> None:

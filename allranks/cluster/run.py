@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from allranks.cluster.failures import RankFailures
-from allranks.errors import CellInterrupted, CellTimeout, UsageError
+from allranks.cluster import failures
+from allranks.errors import CellFailed, CellInterrupted, CellTimeout, UsageError
 from allranks.records.wire import Output, Reply
 
 
@@ -26,14 +26,6 @@ class View(Protocol):
 
     def finish(self) -> None:
         """Shows everything: the cell has ended."""
-
-
-class InterruptedRanks(CellInterrupted, RankFailures):
-    """A cell was left because of an interrupt; carries the reports of its ranks."""
-
-
-class TimedOutRanks(CellTimeout, RankFailures):
-    """A cell ran past its time; carries the reports of its ranks."""
 
 
 class Run:
@@ -56,7 +48,6 @@ class Run:
         self.view = view
         self.replies: dict[int, Reply] = {}
         self.presses = 0
-        self.pressed_at = 0.0
         self.timed_out = False
         self.timeout = timeout
         self._deadline = time.monotonic() + timeout if timeout else None
@@ -93,19 +84,23 @@ class Run:
         """Raises what the cell ended with, if it did not end well.
 
         Raises:
-            RankFailures: at least one rank raised.
-            InterruptedRanks: the ranks were interrupted.
-            TimedOutRanks: they were interrupted because of ``timeout``.
+            CellFailed: at least one rank raised.
+            CellInterrupted: the ranks were interrupted.
+            CellTimeout: they were interrupted because of ``timeout``.
         """
-        reports = [reply.report for reply in self.replies.values() if reply.report]
+        replies = sorted(self.replies.items())
+        reports = [reply.report for _, reply in replies if reply.report]
         if not reports:
             return
-        interrupted = all(r.status == "interrupted" for r in self.replies.values() if r.report)
-        if self.timed_out:
-            raise TimedOutRanks(reports, self.size)
-        if interrupted or self.presses:
-            raise InterruptedRanks(reports, self.size)
-        raise RankFailures(reports, self.size)
+        kind = CellFailed
+        if all(
+            reply.status != "error" or reply.report.waiting for _, reply in replies if reply.report
+        ):
+            kind = (
+                CellTimeout if self.timed_out else CellInterrupted if self.presses else CellFailed
+            )
+        message = failures.plain(failures.headline(reports, self.size))
+        raise kind(message, failures.describe(reports, self.size), reports)
 
     def values(self) -> list[Any]:
         """Returns the value of the last expression on each rank, in order of rank.

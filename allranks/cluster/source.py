@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import traceback
 
 from IPython.core.inputtransformer2 import TransformerManager
+
+_FILE = "<cell>"
 
 
 def check(text: str) -> None:
@@ -14,4 +17,16 @@ def check(text: str) -> None:
         SyntaxError: with the cell's own line numbers.
     """
     transformed = TransformerManager().transform_cell(text)
-    compile(transformed, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    compile(transformed, _FILE, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+
+
+def explain(error: SyntaxError, number: int) -> str:
+    """Returns what is wrong with a cell, its line under it, and that nothing has run.
+
+    Args:
+        error: what :func:`check` raised.
+        number: the notebook's number of the cell.
+    """
+    told = "".join(traceback.format_exception_only(error))
+    told = told.replace(f'File "{_FILE}"', f"Cell In[{number}]").rstrip()
+    return f"nothing has run, on any rank.\n{told}"

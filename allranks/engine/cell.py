@@ -8,8 +8,9 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
@@ -21,6 +22,9 @@ from allranks.records.wire import Reply, Report, RunCell
 
 def ignore_interrupt(_signal: int, _frame: FrameType | None) -> None:
     """The handler of SIGINT while no cell runs: an interrupt that comes late does nothing."""
+
+
+_EXIT = "sys.exit() ends a cell, not its rank: the rank lives on with its variables."
 
 
 class CellRunner:
@@ -40,7 +44,8 @@ class CellRunner:
         self._cell_file = ""
         self._interrupted_cell = 0
         self._number = 0
-        shell._showtraceback = self._keep_traceback
+        setattr(shell, "_showtraceback", self._keep_traceback)  # noqa: B010  a method, to mypy
+        warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
 
     def _keep_traceback(self, _etype: Any, _value: Any, lines: list[str]) -> None:
         self._traceback = lines
@@ -68,15 +73,13 @@ class CellRunner:
             error = result.error_before_exec or result.error_in_exec
         except BaseException as outside:
             # IPython catches what a cell raises; this is an interrupt between two of its lines.
-            result, error = ExecutionResult(None), outside  # type: ignore[arg-type]
+            result, error = ExecutionResult(None), outside
         finally:
             signal.signal(signal.SIGINT, ignore_interrupt)
         interrupted = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
         told = self._report(error) if error is not None else None
         where = f"line {told.line}: {told.source_line}" if told and told.line else None
-        collectives.scope.leave(
-            _reason(error, interrupted), failed=error is not None, where=where
-        )
+        collectives.scope.leave(_reason(error, interrupted), failed=error is not None, where=where)
         if error is None and self._traceback:
             # The value could not be displayed: IPython showed a traceback and went on.
             print("\n".join(self._traceback), file=sys.stderr)
@@ -101,14 +104,12 @@ class CellRunner:
             transformed = shell.transform_cell(source)
         except Exception:
             transformed, problem = source, sys.exc_info()
-        self._cell_file = shell.compile.get_code_name(
-            source, transformed, shell.execution_count
-        )
+        self._cell_file = shell.compile.get_code_name(source, transformed, shell.execution_count)
         if not shell.should_run_async(
             source, transformed_cell=transformed, preprocessing_exc_tuple=problem
         ):
             self._hear_interrupts()
-            return shell.run_cell(source, store_history=True)
+            return cast(ExecutionResult, shell.run_cell(source, store_history=True))
         task = asyncio.ensure_future(
             shell.run_cell_async(
                 source,
@@ -129,7 +130,7 @@ class CellRunner:
 
     async def _call(self, payload: bytes) -> ExecutionResult:
         """Calls a pickled ``(function, args, kwargs)``; its value stands for the cell's."""
-        result = ExecutionResult(None)  # type: ignore[arg-type]
+        result = ExecutionResult(None)
         shell = self.shell
         try:
             self._hear_interrupts()
@@ -151,6 +152,7 @@ class CellRunner:
         number = self._number
 
         def handle(_signal: int, _frame: FrameType | None) -> None:
+            __tracebackhide__ = True
             if not self._taken(number):
                 return
             if task is None:
@@ -161,7 +163,10 @@ class CellRunner:
         handle(signal.SIGINT, None)
 
     def _report(self, error: BaseException) -> Report:
-        if not self._traceback:
+        if isinstance(error, SystemExit):
+            # IPython says how to leave a session, which no cell can leave.
+            self._traceback = [_EXIT]
+        elif not self._traceback:
             self.shell.showtraceback((type(error), error, error.__traceback__))
         return report(error, self._traceback, self.rank, self.device, self._cell_file)
 
@@ -180,5 +185,3 @@ def _reason(error: BaseException | None, interrupted: bool) -> str:
     if interrupted:
         return "was interrupted"
     return f"raised {type(error).__name__}"
-
-

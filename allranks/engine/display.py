@@ -7,6 +7,7 @@ from typing import Any
 
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.engine.transcript import Entry
 
@@ -16,7 +17,9 @@ Place = Callable[[Entry], None]
 class RankDisplayHook(DisplayHook):
     """Shows the value of a cell's last expression; ``Out`` and ``_`` work as everywhere."""
 
-    place: Place
+    def __init__(self, shell: InteractiveShell, place: Place) -> None:
+        super().__init__(shell=shell, parent=shell)  # type: ignore[no-untyped-call]
+        self.place = place
 
     def write_output_prompt(self) -> None:
         """The view labels the value with its rank; there is no ``Out[n]:`` to write."""
@@ -35,7 +38,9 @@ class RankDisplayHook(DisplayHook):
 class RankDisplayPublisher(DisplayPublisher):
     """Publishes ``display(…)``, its updates, and ``clear_output``."""
 
-    place: Place
+    def __init__(self, shell: InteractiveShell, place: Place) -> None:
+        super().__init__(shell=shell, parent=shell)  # type: ignore[no-untyped-call]
+        self.place = place
 
     def publish(  # type: ignore[override]
         self,

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from IPython.core.compilerop import code_name
 from ipyparallel.engine.app import IPEngine
+from IPython.core.compilerop import code_name
 
 # ipykernel loads debugpy for a debugger that no front end can reach on a rank; it takes half the
 # start of an engine. Without it ipykernel does without, and a cell may still import debugpy.

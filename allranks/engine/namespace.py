@@ -39,7 +39,7 @@ def names(device: str) -> dict[str, Any]:
         "comm": collectives.comm(),
         "device": device,
     }
-    return place | {name: getattr(collectives, name) for name in OPERATIONS}
+    return place | {n: getattr(collectives, n) for n in OPERATIONS if hasattr(collectives, n)}
 
 
 def renew(namespace: dict[str, Any], old: object) -> None:

@@ -54,7 +54,7 @@ class Rank:
         """Serves cells until the process is ended."""
         signal.signal(signal.SIGINT, ignore_interrupt)
         self.transcript.capture()
-        faulthandler.enable()
+        faulthandler.enable(all_threads=False)
         _fresh_main_module()
         builtins.input = _no_keyboard
         collectives.init()
@@ -80,11 +80,9 @@ class Rank:
     def _ready(self, engine: RankEngine) -> None:
         """The engine's shell is there: take it over, and say hello."""
         shell = engine.kernel.shell
-        for cls in (RankDisplayHook, RankDisplayPublisher):
-            cls.place = staticmethod(self.transcript.place)  # type: ignore[attr-defined]
-        shell.displayhook = RankDisplayHook(shell=shell, parent=shell)
+        shell.displayhook = RankDisplayHook(shell, self.transcript.place)
         shell.display_trap.hook = shell.displayhook
-        shell.display_pub = RankDisplayPublisher(shell=shell, parent=shell)
+        shell.display_pub = RankDisplayPublisher(shell, self.transcript.place)
         shell.set_hook("show_in_pager", _print_page, 1)
         shell.user_ns.update(namespace.names(self.device))
         self._loop = asyncio.get_running_loop()
@@ -189,6 +187,6 @@ def _no_keyboard(prompt: object = "") -> str:
     )
 
 
-def _print_page(_shell: Any, data: Any, _start: int = 0, _lines: int = 0) -> None:
+def _print_page(_shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:
     """Prints what ``name?`` shows: a rank has no pager."""
     print(data["text/plain"] if isinstance(data, dict) else data)

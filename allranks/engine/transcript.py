@@ -62,18 +62,20 @@ class Transcript:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             os.dup2(descriptor, number)
             os.close(descriptor)
-        sys.stdout = sys.__stdout__ = io.TextIOWrapper(
+        sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(io.FileIO(1, "w", closefd=False)),
             encoding="utf-8",
             errors="backslashreplace",
             line_buffering=True,
         )
-        sys.stderr = sys.__stderr__ = io.TextIOWrapper(
+        sys.stderr = io.TextIOWrapper(
             io.BufferedWriter(_MarkedFile(2, self._marks)),
             encoding="utf-8",
             errors="backslashreplace",
             line_buffering=True,
         )
+        for name in ("stdout", "stderr"):
+            setattr(sys, f"__{name}__", getattr(sys, name))
 
     def _begin(self, limit_nbytes: int) -> None:
         self._head_left = limit_nbytes - limit_nbytes // _TAIL_SHARE

@@ -50,7 +50,7 @@ class Wire:
         self._transcript = transcript
         self._receive = receive
         self._lock = threading.RLock()
-        context = zmq.Context.instance()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._commands = context.socket(zmq.DEALER)
         self._commands.setsockopt(zmq.IDENTITY, f"rank-{rank}".encode())
         self._events = context.socket(zmq.PUSH)
@@ -105,7 +105,7 @@ class Wire:
         while True:
             tick = _TICK_SECONDS if self.busy else _IDLE_TICK_SECONDS
             wait = min(tick, max(0.0, next_tick - time.monotonic()))
-            if poller.poll(wait * 1000):
+            if poller.poll(int(wait * 1000)):
                 self._receive(*decode(self._commands.recv_multipart()))
             if time.monotonic() >= next_tick:
                 self.send_output()

@@ -61,7 +61,8 @@ class Completion:
     def _make_matcher(self) -> Callable[[CompletionContext], dict[str, Any]]:
         def allranks_matcher(context: CompletionContext) -> dict[str, Any]:
             code = context.full_text
-            if not self._is_for_ranks(code) or context.cursor_line == 0 and "%%" in code[:14]:
+            in_magic_line = context.cursor_line == 0 and code.startswith("%%")
+            if in_magic_line or not self._is_for_ranks(code):
                 return {"completions": []}
             lines = code.split("\n")
             cursor = sum(len(line) + 1 for line in lines[: context.cursor_line])

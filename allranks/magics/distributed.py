@@ -7,8 +7,9 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
+from allranks.cluster import source
 from allranks.cluster.status import tree
-from allranks.errors import UsageError
+from allranks.errors import InvalidCell, UsageError
 from allranks.magics.completion import Completion
 from allranks.magics.options import CellOptions, parse_cell, parse_command
 from allranks.magics.session import Session
@@ -35,7 +36,7 @@ class DistributedMagics(Magics):
         self.completion.remove()
         self.session.stop()
 
-    @cell_magic("distributed")
+    @cell_magic("distributed")  # type: ignore[arg-type]
     def run_cell(self, line: str, cell: str) -> None:
         """Runs the cell on every rank, or on those of ``-r``; see ``%distributed`` for more.
 
@@ -48,12 +49,17 @@ class DistributedMagics(Magics):
         self._run(parse_cell(line), head + cell, line)
 
     def _run(self, options: CellOptions, text: str, line: str) -> None:
+        number = len(self.shell.user_ns["In"]) - 1
+        try:
+            source.check(text)
+        except SyntaxError as error:
+            raise InvalidCell(source.explain(error, number)) from None
         cluster = self.session.cluster(options.n, options.gpus, options.on)
         chosen = rank_lists.parse(options.ranks or "all", cluster.size)
         run = cluster.submit(
             text,
             name=f"%%distributed {line}".strip(),
-            number=self.shell.execution_count,
+            number=number,
             ranks=chosen,
             timeout=options.timeout,
             view=text_view(chosen, cluster.log_dir, options.fold),
@@ -63,7 +69,7 @@ class DistributedMagics(Magics):
         if options.out is not None:
             self.shell.user_ns[options.out] = run.values()
 
-    @line_magic("distributed")
+    @line_magic("distributed")  # type: ignore[arg-type]
     def command(self, line: str) -> Any:
         """Leads the ranks.
 

@@ -107,8 +107,10 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
     if needs_names != bool(options.names):
         wanted = "expected the names of variables" if needs_names else "expected no names"
         found = f"found {' '.join(options.names)!r}" if options.names else "found none"
-        raise UsageError(f"{wanted}, {found}. Type for example: %distributed {words[0]}"
-                         + (" x, y" if needs_names else ""))
+        raise UsageError(
+            f"{wanted}, {found}. Type for example: %distributed {words[0]}"
+            + (" x, y" if needs_names else "")
+        )
     return words[0], options
 
 

@@ -54,7 +54,9 @@ class Session:
         self, running: Cluster, n: int | None, gpus: str | None, launcher: str | None
     ) -> None:
         now = (running.size, self._asked[1], self._asked[2])
-        for option, asked, have in zip(("-n", "--gpus", "--on"), (n, gpus, launcher), now, strict=True):
+        for option, asked, have in zip(
+            ("-n", "--gpus", "--on"), (n, gpus, launcher), now, strict=True
+        ):
             if asked is not None and asked != have:
                 what = f"{have} ranks are" if option == "-n" else f"{option} {have or 'all'} is"
                 raise UsageError(

@@ -22,7 +22,7 @@ def text_view(
     """
     from IPython.core.getipython import get_ipython
 
-    if getattr(get_ipython(), "kernel", None) is not None:  # type: ignore[no-untyped-call]
+    if getattr(get_ipython(), "kernel", None) is not None:
         from allranks.widgets.notebook import NotebookView
 
         return NotebookView(ranks, log_dir, fold)

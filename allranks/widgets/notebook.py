@@ -13,6 +13,8 @@ from allranks.widgets.block import Block
 from allranks.widgets.text import hidden_note, only_text
 
 _REFRESH_SECONDS = 0.1
+#: Displays are held for so long, so that those of one call stand in order of rank.
+_HOLD_SECONDS = 0.4
 #: A long text is sent less often: it is sent whole each time.
 _NBYTES_A_SECOND = 200_000
 
@@ -30,8 +32,8 @@ class _Shown:
 
         if data == self._last:
             return 0
-        act = display if self._last is None else update_display
-        act(data, raw=True, display_id=self._id, metadata=metadata or {})  # type: ignore[operator]
+        act: Any = display if self._last is None else update_display
+        act(data, raw=True, display_id=self._id, metadata=metadata or {})
         self._last = data
         return sum(len(str(part)) for part in data.values())
 
@@ -50,6 +52,8 @@ class NotebookView:
         self.log_dir = log_dir
         self.fold = fold
         self._hidden: dict[int, tuple[int, int]] = {}
+        self._held: list[tuple[int, str, list[Any]]] = []
+        self._held_since = 0.0
         self._pictures: list[dict[str, Any]] = []
         self._named: dict[tuple[int, str], dict[str, Any]] = {}
         self._next_refresh = 0.0
@@ -80,12 +84,20 @@ class NotebookView:
                 text = str(rest[0].get("text/plain", ""))
                 self._block.feed(batch.rank, "value" if kind == "result" else "out", text + "\n")
             else:
-                self._picture(batch.rank, kind, rest)
+                if not self._held:
+                    self._held_since = time.monotonic()
+                self._held.append((batch.rank, kind, rest))
+
+    def _show_held(self) -> None:
+        """Shows the displays that came at about the same time, in order of rank."""
+        held, self._held = sorted(self._held, key=lambda one: one[0]), []
+        for rank, kind, rest in held:
+            self._picture(rank, kind, rest)
 
     def _picture(self, rank: int, kind: str, rest: list[Any]) -> None:
         """Shows a rich display below its label; the same one of several ranks is shown once."""
         data, metadata = rest[0], rest[1]
-        name = rest[2] if len(rest) > 2 else None
+        name = str(rest[2] or "") if len(rest) > 2 else ""
         if kind == "update" and (rank, name) in self._named:
             self._named[rank, name]["shown"].show(data, metadata)
             return
@@ -113,12 +125,15 @@ class NotebookView:
     def refresh(self) -> None:
         """Shows what is new, at most ten times a second."""
         now = time.monotonic()
+        if self._held and now - self._held_since >= _HOLD_SECONDS:
+            self._show_held()
         if self._changed and now >= self._next_refresh:
             nbytes = self._flush()
             self._next_refresh = now + max(_REFRESH_SECONDS, nbytes / _NBYTES_A_SECOND)
 
     def finish(self) -> None:
         """Shows everything."""
+        self._show_held()
         self._flush()
 
     def _flush(self) -> int:
@@ -131,5 +146,3 @@ class NotebookView:
 
     def _log(self, rank: int) -> str:
         return f"{self.log_dir}/rank-{rank}.log" if self.log_dir else ""
-
-

@@ -72,5 +72,3 @@ class TerminalView:
         else:
             rows = [row for rank in taken for row in merge({rank: taken[rank]})]
         print(render(rows), file=sys.stdout, flush=True)
-
-
