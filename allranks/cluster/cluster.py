@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -197,7 +198,8 @@ class Cluster:
         self.catch_up()
         view = view or text_view(chosen, self.log_dir)
         for batch in self._late:
-            view.output(batch)
+            entries = (["notice", "written after its cell had ended:"], *batch.entries)
+            view.output(replace(batch, entries=entries))
         self._late.clear()
         if self._dirty:
             self._epoch += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import tempfile
@@ -79,8 +78,8 @@ class Connection:
             StartFailed: they did not come up; nothing of them is left but logs.
         """
         nursery = self._nursery = Nursery(self._config, self._deliver_nursery)
+        # Runs when the kernel exits, too.
         self._finalizer = weakref.finalize(self, _end, nursery, self._wire, self._session_dir)
-        atexit.register(self._finalizer)
         deadline = time.monotonic() + _START_SECONDS + self.size
         try:
             with self.inbox.hearing_interrupts():
@@ -111,7 +110,6 @@ class Connection:
     def close(self) -> None:
         """Ends the ranks; returns when every process of theirs is gone."""
         self._finalizer()
-        atexit.unregister(self._finalizer)
         self.step(0)
 
     # ── talk ─────────────────────────────────────────────────────────────────────────────────

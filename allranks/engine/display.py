@@ -21,6 +21,9 @@ class RankDisplayHook(DisplayHook):
         super().__init__(shell=shell, parent=shell)  # type: ignore[no-untyped-call]
         self.place = place
 
+    def set_parent(self, parent: dict[str, Any]) -> None:
+        """ipykernel says which of its messages is being answered; no cell comes that way."""
+
     def write_output_prompt(self) -> None:
         """The view labels the value with its rank; there is no ``Out[n]:`` to write."""
 
@@ -41,6 +44,9 @@ class RankDisplayPublisher(DisplayPublisher):
     def __init__(self, shell: InteractiveShell, place: Place) -> None:
         super().__init__(shell=shell, parent=shell)  # type: ignore[no-untyped-call]
         self.place = place
+
+    def set_parent(self, parent: dict[str, Any]) -> None:
+        """ipykernel says which of its messages is being answered; no cell comes that way."""
 
     def publish(  # type: ignore[override]
         self,

@@ -33,7 +33,12 @@ _TERM_SECONDS = 0.2
 _IMPORTS = (
     "allranks.engine.controller",
     "allranks.engine.rank",
+    # What a first traceback and a first completion would load in every rank again.
     "IPython.core.completer",
+    "stack_data",
+    "pygments.lexers.python",
+    "pygments.formatters.terminal256",
+    "pygments.formatters.html",
 )
 
 

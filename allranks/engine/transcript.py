@@ -100,8 +100,12 @@ class Transcript:
             if entry[0] in ("display", "result"):
                 self._displays_left -= 1
                 if self._displays_left < 0:
-                    text = f"one more {entry[0]} is not shown: {_DISPLAYS_A_CELL} a cell are\n"
-                    entry = ["err", text]
+                    return
+            if entry[0] == "update":
+                # Of the updates of one display, those that the screen has not had yet are stale.
+                self._placed = [
+                    p for p in self._placed if p[1][0] != "update" or p[1][3] != entry[3]
+                ]
             self._placed.append((os.fstat(self._reader).st_size, entry))
 
     def flush(self, c_streams: bool = False) -> None:
@@ -166,6 +170,12 @@ class Transcript:
             self._decoder.reset()
             self._show(start, end, entries)
             self._skipped_from = None
+        if self._displays_left < 0:
+            hidden = (
+                f"{-self._displays_left} more displays are not shown: {_DISPLAYS_A_CELL} a cell"
+            )
+            entries.append(["notice", hidden])
+            self._displays_left = 0
         rest = self._decoder.decode(b"", final=True)
         if rest:
             entries.append(["out", rest])
