@@ -39,10 +39,6 @@ class Call:
     error: BaseException | None = None
     extents: list[int]
     places: list[Place]
-    @property
-    def needs(self) -> str:
-        """Whom it cannot do without."""
-        return f"every one of {name_ranks(self.group.ranks)}"
 
     def __init__(self, group: Group, spec: Spec, site: Site, name: str, nbytes: int) -> None:
         self.group, self.spec, self.site = group, spec, site
@@ -53,22 +49,6 @@ class Call:
     def needs(self) -> str:
         """Whom it cannot do without."""
         return f"every one of {name_ranks(self.group.ranks)}"
-
-    def __init__(self, group: Group, spec: Spec, site: Site, name: str, nbytes: int) -> None:
-        self.group, self.spec, self.site = group, spec, site
-        self.name, self.nbytes = name, nbytes
-        self.steps: Steps[Any]
-        self.sequence = self.stage = 0
-        self.started = perf_counter()
-        self.last = self.ended = 0.0
-        self.last_rank = -1
-        self.extents: list[int] = []
-        self.transport = ""
-        self.posted = self.moving = self.done = False
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.deadlock = ""
-        self.left_at = -1.0
 
     def missing(self) -> tuple[int, ...]:
         """The ranks that this call still waits for."""

@@ -51,9 +51,7 @@ class Channel:
         self.words = memoryview(memory).cast("Q")
         self.times = memoryview(memory).cast("d")
         self._page = me * PAGE
-        self._heads = [
-            [(index * PAGE + start) // 8 for index in range(members)] for start in _TURN
-        ]
+        self._heads = [[(index * PAGE + start) // 8 for index in range(members)] for start in _TURN]
         self._word = [index * PAGE // 8 for index in range(members)]
         self._mine = self._word[me]
         self._others = [word for index, word in enumerate(self._word) if index != me]
@@ -79,7 +77,13 @@ class Channel:
         self.turn = 0
 
     def post(
-        self, sequence: int, fingerprint: int, arrived: float, extent: int, place: Place, text: bytes
+        self,
+        sequence: int,
+        fingerprint: int,
+        arrived: float,
+        extent: int,
+        place: Place,
+        text: bytes,
     ) -> None:
         """Lays out what this rank brings; it counts once this rank has arrived.
 
@@ -151,9 +155,7 @@ class Channel:
     def places(self, sequence: int) -> list[Place]:
         """Where in its window each member's array lies: number and offset of in- and output."""
         words = self.words
-        return [
-            (words[at + 3], words[at + 4], words[at + 5]) for at in self._heads[sequence & 1]
-        ]
+        return [(words[at + 3], words[at + 4], words[at + 5]) for at in self._heads[sequence & 1]]
 
     def described(self, member: int, sequence: int) -> bytes:
         """What a member brought to a call and from which line, as it was packed."""

@@ -62,15 +62,11 @@ class Comm(PointToPoint):
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM
     ) -> None:
         """MPI_Reduce_scatter."""
-        self._collective(
-            "Reduce_scatter", self.Ireduce_scatter, sendbuf, recvbuf, recvcounts, op
-        )
+        self._collective("Reduce_scatter", self.Ireduce_scatter, sendbuf, recvbuf, recvcounts, op)
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         """MPI_Reduce_scatter_block."""
-        self._collective(
-            "Reduce_scatter_block", self.Ireduce_scatter_block, sendbuf, recvbuf, op
-        )
+        self._collective("Reduce_scatter_block", self.Ireduce_scatter_block, sendbuf, recvbuf, op)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """MPI_Allgather."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from allranks.collectives import guard
 from allranks.collectives.call import Call
 from allranks.collectives.callsite import Site
 from allranks.collectives.channel import DONE, NOWHERE, Channel, Place
-from allranks.collectives.transports.shared import WINDOW_BYTES, Shared
+from allranks.collectives.transports.shared import Shared
 from allranks.errors import CollectiveMismatch, UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from allranks.collectives.transports import Transport
     from allranks.collectives.wait import Steps
     from allranks.collectives.world import World
+
+
+WARM_BYTES = 64 << 10
+"""From here on memory that has been used before is so much faster that results live in it."""
 
 
 class Group:
@@ -125,15 +130,12 @@ class Group:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """An uninitialised array for a result, where the other members can reach it if it pays."""
-        window = self.world.window
-        if window is not None and self.channel is not None:
-            nbytes = dtype.itemsize
-            for extent in shape:
-                nbytes *= extent
-            if nbytes >= WINDOW_BYTES:
-                out = window.empty(shape, dtype)
-                if out is not None:
-                    return out
+        window, channel = self.world.window, self.channel
+        nbytes = math.prod(shape) * dtype.itemsize
+        if window is not None and channel is not None and nbytes > WARM_BYTES:
+            out = window.empty(shape, dtype, nbytes)
+            if out is not None:
+                return out
         return np.empty(shape, dtype)
 
     def choose(self, nbytes: int, call: Call, wanted: str = "") -> Transport:

@@ -25,8 +25,8 @@ class Spec(NamedTuple):
     """One shape, or for a grouped call one a tensor; None where a dimension may differ."""
     root: int = -1
     options: str = ""
-    count: int = 0
-    """Elements in all, for ranks that have joined and bring zeros."""
+    elements: int = 0
+    """How many in all, for ranks that have joined and bring zeros."""
     transport: str = ""
 
     @property
@@ -110,7 +110,7 @@ _WORDS = {
     "shape": "shape",
     "root": "root",
     "options": "factors and options",
-    "count": "number of elements",
+    "elements": "number of elements",
     "transport": "transport",
 }
 _ADVICE = {
@@ -120,13 +120,13 @@ _ADVICE = {
     "shape": "Check the last batch, or drop the remainder",
     "root": "Pass the same root on every rank; it is a rank of the world, in a process set too",
     "options": "Pass the same factors and options on every rank",
-    "count": "Pass as many tensors on every rank",
+    "elements": "Pass as many tensors on every rank",
     "transport": "Pass the same transport= on every rank",
 }
 
 
 def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
-    """What `CollectiveMismatch` says: the first thing that differs, who brought what, from where."""
+    """What `CollectiveMismatch` says: the first thing that differs, who brought it, from where."""
     specs = [spec for spec, _ in brought.values()]
     field = next((f for f in Spec._fields if len({getattr(s, f) for s in specs}) > 1), "op")
     title = specs[0].title if field != "op" else "a collective"

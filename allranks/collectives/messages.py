@@ -116,7 +116,9 @@ class Messages:
 
     def receive(self) -> None:
         """Reads what has come in."""
-        while (message := self.comm.Improbe(MPI.ANY_SOURCE, _TAG, status := MPI.Status())) is not None:
+        while (
+            message := self.comm.Improbe(MPI.ANY_SOURCE, _TAG, status := MPI.Status())
+        ) is not None:
             data = bytearray(status.Get_count(MPI.BYTE))
             request = message.Irecv([data, MPI.BYTE])
             while not request.Test():

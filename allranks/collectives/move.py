@@ -58,7 +58,9 @@ def begin_broadcast(
     source, restore = to_numpy(array)
     check(ReduceOp.Sum, source.dtype)
     index = member(group, root, "broadcast")
-    spec = Spec("broadcast", "", name_of(source.dtype), source.shape, root, transport=transport or "")
+    spec = Spec(
+        "broadcast", "", name_of(source.dtype), source.shape, root, transport=transport or ""
+    )
     call = Call(group, spec, here(), name or "", source.nbytes)
 
     def steps() -> Steps[Any]:

@@ -118,6 +118,7 @@ class _Everyone:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.stage = 0
 
     def missing(self) -> tuple[int, ...]:
         return tuple(range(self.world.size))

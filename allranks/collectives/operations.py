@@ -63,9 +63,7 @@ def grouped_allgather(arrays: Sequence[Any], **options: Any) -> list[Any]:
     """
     if not arrays:
         return []
-    result: list[Any] = move.run(
-        move.begin_allgather(arrays, kind="grouped_allgather", **options)
-    )
+    result: list[Any] = move.run(move.begin_allgather(arrays, kind="grouped_allgather", **options))
     return result
 
 

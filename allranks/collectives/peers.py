@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from allranks.collectives import board as fields
 from allranks.collectives.board import GONE, Board
 
+NEWLINE = "\n"
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:
@@ -72,7 +74,7 @@ class Peers:
         # Numbers on the board are one higher than the scope's: 0 says "never".
         here = scope.number + 1
         if state.left >= (here if scope.number else GONE):
-            reason = f" ({state.reason})" if state.reason else ""
+            reason = f" ({state.reason.partition(NEWLINE)[0]})" if state.reason else ""
             where = f" at {state.where}" if state.where else ""
             return 0 if state.failed else 1, f"has left {scope.name}{where}{reason}"
         if scope.number > 0 and state.entered > here:

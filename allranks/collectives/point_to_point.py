@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mpi4py import MPI
 
@@ -105,15 +105,15 @@ class PointToPoint(MPI.Intracomm):
         source: int = MPI.ANY_SOURCE,
         tag: int = MPI.ANY_TAG,
         status: MPI.Status | None = None,
-    ) -> bool:
+    ) -> Literal[True]:
         """MPI_Probe."""
 
-        def steps(call: PointCall) -> Steps[bool]:
+        def steps(call: PointCall) -> Steps[None]:
             while not self.Iprobe(source, tag, status):
                 yield call
-            return True
 
-        return bool(self._point("Probe", source, steps))
+        self._point("Probe", source, steps)
+        return True
 
     def Mprobe(
         self,
@@ -170,7 +170,7 @@ class PointToPoint(MPI.Intracomm):
         source: int = MPI.ANY_SOURCE,
         tag: int = MPI.ANY_TAG,
         status: MPI.Status | None = None,
-    ) -> bool:
+    ) -> Literal[True]:
         """Waits for a message without receiving it."""
         return self.Probe(source, tag, status)
 

@@ -86,7 +86,9 @@ def group_of(process_set: ProcessSet | None, op: str) -> Group:
             if number is not None
             else "Register it on every rank first: add_process_set(process_set)."
         )
-        raise ValueError(f"{op} needs a registered process set that this rank is in: {why}. {advice}")
+        raise ValueError(
+            f"{op} needs a registered process set that this rank is in: {why}. {advice}"
+        )
     raise ValueError(f"{op} needs a registered process set: {process_set} has been removed.")
 
 

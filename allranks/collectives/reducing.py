@@ -92,15 +92,15 @@ def _reduce_steps(
     transport = group.choose(call.nbytes, call, wanted)
     if not sources:
         yield from group.agree(call)
+    outs: list[Any] = []
     if op is Adasum:
-        outs = []
         for source in sources:
             data = source.reshape(-1).view(np.uint8)
             parts = yield from transport.allgather(call, data, [data.nbytes] * group.size)
             total = adasum([part.view(source.dtype) for part in parts])
             outs.append(total.reshape(source.shape))
             return outs
-    outs: list[Any] = [None] * len(sources)
+    outs = [None] * len(sources)
     for where in _by_dtype(sources):
         how = Arithmetic(op, sources[where[0]].dtype, group.size, *factors)
         first = sources[where[0]]
@@ -138,9 +138,7 @@ def _scatter_steps(
         out = np.empty(shape, source.dtype)
         how = Arithmetic(op, source.dtype, group.size, *factors)
         bounds = [start * row for start in rows]
-        yield from transport.reducescatter(
-            call, source.reshape(-1), bounds, out.reshape(-1), how
-        )
+        yield from transport.reducescatter(call, source.reshape(-1), bounds, out.reshape(-1), how)
         outs.append(out)
     return outs
 
@@ -228,9 +226,7 @@ def allreduce_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handl
     return Handle(_begin("allreduce", [array], op, **options), _one)
 
 
-def grouped_allreduce(
-    arrays: Sequence[Any], op: ReduceOp = Average, **options: Any
-) -> list[Any]:
+def grouped_allreduce(arrays: Sequence[Any], op: ReduceOp = Average, **options: Any) -> list[Any]:
     """Every rank gets the reductions of a list of arrays, moved together: one wait for all.
 
     Args:

@@ -89,9 +89,10 @@ def check(op: ReduceOp, dtype: np.dtype[Any]) -> None:
 
 
 class Arithmetic:
-    """One allreduce's arithmetic: prescale, combine in rank order, postscale.
+    """One allreduce's arithmetic: prescale, combine, postscale.
 
-    Every rank combines in the same order, so all get the same bits. Integers wrap around as
+    An element is combined either by one rank for all or by all in the same order, so that all
+    get the same bits. Integers wrap around as
     numpy's do; Average and the factors act on integers as in Horovod: computed in float64, then
     cut towards zero. Half precision is accumulated in float32. bool: Sum and Max are "any",
     Product and Min are "all".
@@ -148,5 +149,5 @@ def scale(values: NDArray[Any], factor: float, divisor: int, out: NDArray[Any]) 
         elif values is not out:
             np.copyto(out, values)
         return
-    wide = values.astype(np.float32 if is_float(values.dtype) else np.float64)
+    wide: NDArray[Any] = values.astype(np.float32 if is_float(values.dtype) else np.float64)
     np.copyto(out, wide / divisor * factor, casting="unsafe")

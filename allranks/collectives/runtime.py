@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -145,7 +146,8 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> NDArray[Any]:
     this, kind = world.current(), np.dtype(dtype)
     extents = (shape,) if isinstance(shape, int) else tuple(shape)
     with this.lock:
-        found = this.window.empty(extents, kind) if this.window is not None else None
+        nbytes = math.prod(extents) * kind.itemsize
+        found = this.window.empty(extents, kind, nbytes) if this.window is not None else None
     return np.empty(extents, kind) if found is None else found
 
 

@@ -46,15 +46,17 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
 
     mpi = load_mpi()
     base: MPI.Intracomm = mpi.COMM_WORLD
-    if comm is not None and not isinstance(comm, mpi.Comm):
+    if isinstance(comm, Sequence):
         base = base.Create_group(base.Get_group().Incl(list(comm)))
     elif comm is not None:
         base = comm
     rank = base.Get_rank()
-    node = base.Split_type(mpi.COMM_TYPE_SHARED, key=rank)
     pretended = int(os.environ.get(_PER_HOST, "0"))
-    if pretended:
-        node = base.Split(rank // pretended, rank)
+    node: MPI.Intracomm = (
+        mpi.Intracomm(base.Split(rank // pretended, rank))
+        if pretended
+        else mpi.Intracomm(base.Split_type(mpi.COMM_TYPE_SHARED, key=rank))
+    )
     firsts = base.allgather(node.bcast(rank))
     order = sorted(set(firsts))
     hosts = tuple(order.index(first) for first in firsts)

@@ -26,6 +26,9 @@ SHORTEST_SLEEP, LONGEST_SLEEP, SHARE = 5e-5, 5e-4, 0.05
 class Awaited(Protocol):
     """What an operation yields: the thing that it waits for."""
 
+    stage: int
+    """Changes with every wait that begins: each is given its own spin."""
+
     def missing(self) -> tuple[int, ...]:
         """The ranks without which it cannot go on."""
 
@@ -42,6 +45,7 @@ def drive(steps: Steps[T], attend: Attend, spin_seconds: float = 50e-6) -> T:
     """Runs an operation to its end and returns its result."""
     try:
         awaited = next(steps)
+        stage = awaited.stage
         began = perf_counter()
         attended = 0.0
         while True:
@@ -53,9 +57,9 @@ def drive(steps: Steps[T], attend: Attend, spin_seconds: float = 50e-6) -> T:
                 sleep(min(LONGEST_SLEEP, max(SHORTEST_SLEEP, waited * SHARE)))
             elif waited > spin_seconds:
                 _yield()
-            before = awaited
             awaited = next(steps)
-            if awaited is not before:
+            if awaited.stage != stage:
+                stage = awaited.stage
                 began = perf_counter()
                 attended = 0.0
     except StopIteration as end:

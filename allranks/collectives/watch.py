@@ -26,9 +26,10 @@ class Watch:
     def __init__(self, world: World) -> None:
         self.world = world
         self._call: Call | None = None
-        self._edge = -1
+        self._edge = (-1, 0)
         self._ticket = 0
         self._notice_after = 0.0
+        self._asked = 0
         self._suspects: dict[int, tuple[int, int, int]] = {}
 
     def attend(self, call: Call, waited: float) -> None:
@@ -43,9 +44,10 @@ class Watch:
             world.attend_messages()
         missing = call.missing()
         self._publish(call, missing)
-        left = self._left(call, missing)
+        wanted = missing or (call.unfinished() if call.moving else ())
+        left = self._left(call, wanted)
         # Where any rank may send, one that is still there is enough.
-        if left and (call.ordered or len(left) == len(missing)):
+        if left and (call.ordered or len(left) == len(wanted)):
             if call.left_at < 0:
                 call.left_at = waited
             if waited - call.left_at >= call.grace:
@@ -65,7 +67,7 @@ class Watch:
                 call.deadlock = verdict
                 raise CollectiveMismatch(verdict)
             why = world.peers.departure(rank, world.scope, world.epoch)
-            if why is not None and rank in call.missing():
+            if why is not None and rank in (call.missing() or call.unfinished()):
                 found.append((*why, rank))
         return [(weight, rank, text) for weight, text, rank in found]
 
@@ -73,7 +75,7 @@ class Watch:
         """The wait is over."""
         if self._call is not None:
             self._call = None
-            self._edge = -1
+            self._edge = (-1, 0)
             self._suspects = {}
             self.world.doing = ""
             if self.world.board is not None:
@@ -83,16 +85,16 @@ class Watch:
         board = self.world.board
         edge = missing[0] if missing and (call.ordered or len(missing) == 1) else -1
         if call is not self._call:
-            self._call, self._edge = call, -1
-            self._notice_after = self.world.late_seconds
+            self._call, self._edge = call, (-1, 0)
+            self._notice_after, self._asked = self.world.late_seconds, 0
             if board is not None:
                 board.write(fields.WAITING, f"{call.spec.title} at {call.site}")
         if missing:
             self.world.doing = f"waiting in {call.spec.title} for {name_ranks(missing)}"
         if board is None:
             return
-        if edge != self._edge:
-            self._edge = edge
+        if (edge, call.stage) != self._edge:
+            self._edge = edge, call.stage
             self._ticket += 1
             self._suspects = {}
             board.put(fields.TICKET, 0)
@@ -153,28 +155,27 @@ class Watch:
 
     def _tell_late(self, call: Call, missing: tuple[int, ...], waited: float) -> None:
         world = self.world
-        if world.board is not None and waited > self._notice_after - _ASK_BEFORE_SECONDS:
+        if waited > self._notice_after - _ASK_BEFORE_SECONDS and not self._asked:
+            self._asked = time.monotonic_ns()
             for rank in missing[:_ASKED_AT_ONCE]:
-                if rank in world.board and world.board.get(
-                    rank, fields.ASKED
-                ) == world.board.get(rank, fields.ANSWERED):
-                    world.board.ask(rank, time.monotonic_ns())
+                if world.board is not None and rank in world.board:
+                    world.board.ask(rank, self._asked)
         if waited < self._notice_after:
             return
+        asked, self._asked = self._asked, 0
         self._notice_after *= 2
         if not call.speaks():
             return
         lines = [
-            f"{call.spec.title} at {call.site} has waited {waited:.0f} s for "
-            f"{name_ranks(missing)}:"
+            f"{call.spec.title} at {call.site} has waited {waited:.0f} s for {name_ranks(missing)}:"
         ]
         for rank in missing[:_ASKED_AT_ONCE]:
-            lines.append(f"  rank {rank} {self._whereabouts(rank)}")
+            lines.append(f"  rank {rank} {self._whereabouts(rank, asked)}")
         if len(missing) > _ASKED_AT_ONCE:
             lines.append(f"  and {len(missing) - _ASKED_AT_ONCE} more")
         world.notice("\n".join(lines))
 
-    def _whereabouts(self, rank: int) -> str:
+    def _whereabouts(self, rank: int, asked: int) -> str:
         world = self.world
         state = world.peers.state(rank)
         if state.entered <= world.scope.number:
@@ -184,6 +185,6 @@ class Watch:
             return "is on another host and has not arrived"
         if board.get(rank, fields.TICKET):
             return f"waits in {board.text(rank, fields.WAITING)}"
-        if board.get(rank, fields.ANSWERED) != board.get(rank, fields.ASKED):
+        if board.get(rank, fields.ANSWERED) < asked:
             return "does not answer: it is inside a call that does not return to Python"
         return f"is at {board.text(rank, fields.LINE)}"

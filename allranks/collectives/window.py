@@ -21,23 +21,21 @@ _FIRST_BYTES = 16 << 20
 Bytes = NDArray[np.uint8]
 
 
-class Region:
-    """A piece of a segment; it is free again when the last array on it is gone."""
+class Region(np.ndarray[Any, np.dtype[np.uint8]]):
+    """A piece of a segment; it is free again when the last array on it is gone.
 
-    __slots__ = ("__array_interface__", "nbytes", "offset", "segment", "window")
+    Not a plain array, and neither is the segment that it is cut from: of a view of a view numpy
+    keeps only the innermost array of the same type alive.
+    """
 
-    def __init__(self, window: Window, segment: int, offset: int, nbytes: int) -> None:
-        self.window, self.segment, self.offset, self.nbytes = window, segment, offset, nbytes
-        self.__array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (window.starts[segment] + offset, False),
-            "version": 3,
-        }
+    window: Window
+    where: tuple[int, int, int]
 
     def __del__(self) -> None:
         # Any thread, at any moment: the allocator takes it back when it runs next.
-        self.window.released.append((self.segment, self.offset, self.nbytes))
+        where = getattr(self, "where", None)
+        if where is not None:
+            self.window.released.append(where)
 
 
 class Window:
@@ -52,13 +50,12 @@ class Window:
         self._segments: list[Segment] = []
         self._mapped: dict[tuple[int, int], Bytes] = {}
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    def empty(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int
+    ) -> NDArray[Any] | None:
         """An uninitialised array in this rank's window; None where there is no memory for it."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         region = self._allocate(max(LINE, -(-nbytes // LINE) * LINE))
-        if region is None:
-            return None
-        return np.asarray(region)[:nbytes].view(dtype).reshape(shape)
+        return None if region is None else np.ndarray(shape, dtype, region)
 
     def place_of(self, array: NDArray[Any]) -> tuple[int, int]:
         """Segment, counted from 1, and offset of a contiguous array; (0, 0) outside the window."""
@@ -80,15 +77,25 @@ class Window:
         return mapped[offset : offset + nbytes]
 
     def _allocate(self, nbytes: int) -> Region | None:
-        self._reclaim()
+        while self.released:
+            index, offset, size = where = self.released.popleft()
+            if size == nbytes:
+                return self._region(index, offset, size)
+            self._give_back(where)
         for index, free in enumerate(self._free):
             for place, (offset, size) in enumerate(free):
                 if size >= nbytes:
                     free[place : place + 1] = (
                         [(offset + nbytes, size - nbytes)] if size > nbytes else []
                     )
-                    return Region(self, index, offset, nbytes)
+                    return self._region(index, offset, nbytes)
         return self._allocate(nbytes) if self._grow(nbytes) else None
+
+    def _region(self, index: int, offset: int, nbytes: int) -> Region:
+        whole = self._mapped[(self.board.rank, index + 1)]
+        region = whole[offset : offset + nbytes].view(Region)
+        region.window, region.where = self, (index, offset, nbytes)
+        return region
 
     def _grow(self, nbytes: int) -> bool:
         have = sum(segment.nbytes for segment in self._segments)
@@ -100,7 +107,7 @@ class Window:
             return False
         view = np.frombuffer(made.memory, np.uint8)
         start = view.__array_interface__["data"][0]
-        self._mapped[(self.board.rank, len(self._segments) + 1)] = view
+        self._mapped[(self.board.rank, len(self._segments) + 1)] = view.view(Region)
         self.starts.append(start)
         self._ends.append(start + made.nbytes)
         self._free.append([(0, made.nbytes)])
@@ -108,16 +115,15 @@ class Window:
         self._segments.append(made)
         return True
 
-    def _reclaim(self) -> None:
-        while self.released:
-            segment, offset, nbytes = self.released.popleft()
-            free = self._free[segment]
-            index = 0
-            while index < len(free) and free[index][0] < offset:
-                index += 1
-            free.insert(index, (offset, nbytes))
-            self._join(free, index)
-            self._join(free, index - 1)
+    def _give_back(self, where: tuple[int, int, int]) -> None:
+        segment, offset, nbytes = where
+        free = self._free[segment]
+        index = 0
+        while index < len(free) and free[index][0] < offset:
+            index += 1
+        free.insert(index, (offset, nbytes))
+        self._join(free, index)
+        self._join(free, index - 1)
 
     @staticmethod
     def _join(free: list[tuple[int, int]], index: int) -> None:

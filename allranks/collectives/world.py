@@ -18,8 +18,8 @@ from allranks.collectives.board import Board
 from allranks.collectives.call import Call
 from allranks.collectives.callsite import Site
 from allranks.collectives.group import Group
-from allranks.collectives.recorder import Recorder
 from allranks.collectives.peers import PROCESS, Peers, Scope, State
+from allranks.collectives.recorder import Recorder
 from allranks.collectives.wait import Steps, drive
 from allranks.collectives.watch import Watch
 from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft

@@ -28,14 +28,16 @@ class Transport(Protocol):
 
     name: str
 
-    def allreduce(
-        self, call: Call, source: Array, out: Array, how: Arithmetic
-    ) -> Steps[None]:
+    def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
         """Every member's ``out`` is the reduction of all sources; (n,) and (n,)."""
 
     def reducescatter(
-        self, call: Call, source: Array, bounds: Sequence[int],
-        out: Array, how: Arithmetic,
+        self,
+        call: Call,
+        source: Array,
+        bounds: Sequence[int],
+        out: Array,
+        how: Arithmetic,
     ) -> Steps[None]:
         """``out`` is the elements bounds[me]:bounds[me + 1] of the reduction."""
 
@@ -43,8 +45,11 @@ class Transport(Protocol):
         """Every member's ``array`` (bytes) is the root's; ``root`` is a member's index."""
 
     def allgather(
-        self, call: Call, source: Array,
-        lengths: list[int] | None = None, root: int = -1,
+        self,
+        call: Call,
+        source: Array,
+        lengths: list[int] | None = None,
+        root: int = -1,
     ) -> Steps[list[Array]]:
         """All sources (bytes, of any length) in order, on every member or on ``root`` only."""
 

@@ -6,7 +6,7 @@ Source: MPI 4.1, chapter 6, non-blocking collective operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, starmap
+from itertools import accumulate, pairwise, starmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,9 +88,7 @@ class Mpi:
     def _do(self, call: Call, post: Callable[..., MPI.Request], *arguments: object) -> Steps[None]:
         yield from complete(self.group.world.kept, call, post, *arguments)
 
-    def allreduce(
-        self, call: Call, source: Array, out: Array, how: Arithmetic
-    ) -> Steps[None]:
+    def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
         """MPI_Iallreduce, in float32 for half precision."""
         comm = yield from self._agreed(call, source.nbytes)
         ready, total, op = _prepare(source, out, how)
@@ -108,7 +106,7 @@ class Mpi:
         """MPI_Ireduce_scatter."""
         comm = yield from self._agreed(call, source.nbytes)
         ready, total, op = _prepare(source, out, how)
-        counts = [high - low for low, high in zip(bounds, bounds[1:], strict=False)]
+        counts = [high - low for low, high in pairwise(bounds)]
         yield from self._do(call, comm.Ireduce_scatter, ready, total, counts, op)
         _finish(total, out, how)
 
@@ -118,8 +116,11 @@ class Mpi:
         yield from self._do(call, comm.Ibcast, array, root)
 
     def allgather(
-        self, call: Call, source: Array,
-        lengths: list[int] | None = None, root: int = -1,
+        self,
+        call: Call,
+        source: Array,
+        lengths: list[int] | None = None,
+        root: int = -1,
     ) -> Steps[list[Array]]:
         """MPI_Iallgatherv, or MPI_Igatherv, of bytes."""
         comm = yield from self._agreed(call, source.nbytes)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.channel import NOWHERE, Channel, Place
-from allranks.collectives.transports.windowed import allreduce, allreduce_copied, chunk
+from allranks.collectives.transports.windowed import blocks, chunk, reduce_blocks, straight
 from allranks.collectives.window import place
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 _SLICE_FROM = 4
 """Members from which each reduces only its slice: below, reducing everything saves an arrival."""
-_SLICE_BYTES = 8 << 10
-WINDOW_BYTES = 128 << 10
-"""From here on results live in the window."""
 
 
 class Shared:
@@ -44,37 +41,53 @@ class Shared:
             return self.channel.sync(call)
         return self.group.agree(call, extent, place)
 
-    def allreduce(
-        self, call: Call, source: Array, out: Array, how: Arithmetic
-    ) -> Steps[None]:
+    def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
         """Small arrays go through the blocks, the others are reduced where they lie."""
-        window = self.group.world.window
-        if source.nbytes < WINDOW_BYTES or window is None:
+        channel, window, dtype = self.channel, self.group.world.window, source.dtype
+        small = straight(channel.members, source.nbytes, channel.block)
+        if small or window is None or call.posted:
             yield from self._through_blocks(call, source, out, how)
             return
         at, source_at = window.place_of(out), window.place_of(source)
         copied = not source_at[0] or not how.plain
-        where = place(at if copied else source_at, at)
         call.held = source, out
-        if copied and not call.posted and at[0]:
-            step = chunk(out)
+        if copied and at[0]:
+            step = chunk(dtype)
             how.staged(source[:step], out[:step])
-        posted = call.posted
-        yield from self._arrive(call, int(copied), where)
-        if posted or not all(found[0] for found in call.places):
-            yield from self._through_blocks(call, source, out, how)
-        elif any(call.extents):
-            if not copied:
-                how.staged(source, out)
-            yield from allreduce_copied(call, self.channel, self.group, source, out, how)
-        else:
-            yield from allreduce(call, self.channel, self.group, source.size, how)
+        yield from self._arrive(call, int(copied), place(at if copied else source_at, at))
+        yield from self.in_windows(call, source, out, how, copied=copied)
         call.held = None
 
-    def _through_blocks(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
+    def in_windows(
+        self, call: Call, source: Array, out: Array, how: Arithmetic, *, copied: bool
+    ) -> Steps[None]:
+        """Reduces where the arrays lie, if all lie in a window; all members have agreed."""
+        channel, step = self.channel, chunk(how.dtype)
+        if NOWHERE in call.places:
+            yield from self._through_blocks(call, source, out, how)
+            return
+        if len(set(call.extents)) > 1:
+            # Some members have copied their first chunk and some had nothing to copy.
+            if not copied:
+                how.staged(source[:step], out[:step])
+            copied = True
+            yield from channel.sync(call)
+        todo = blocks(self.group, call.places, source.size, how.dtype, copied=copied)
+        for index, found in enumerate(todo):
+            if index and copied:
+                start = index * step
+                how.staged(source[start : start + step], out[start : start + step])
+                yield from channel.sync(call)
+            reduce_blocks(found, how)
+        yield from channel.sync(call)
+
+    def _through_blocks(
+        self, call: Call, source: Array, out: Array, how: Arithmetic
+    ) -> Steps[None]:
         """Reduces block by block; what fits in one block takes a single arrival, the guard's."""
         channel = self.channel
-        by_slice = reduces_by_slice(channel.members, source.nbytes)
+        by_slice = not straight(channel.members, source.nbytes, channel.block)
+        by_slice = by_slice and channel.members >= _SLICE_FROM
         step = max(1, channel.block // source.dtype.itemsize)
         for start in range(0, max(1, source.size), step):
             part, into = source[start : start + step], out[start : start + step]
@@ -130,8 +143,11 @@ class Shared:
         yield from self._stream(call, source, lambda: lengths, read)
 
     def allgather(
-        self, call: Call, source: Array,
-        lengths: list[int] | None = None, root: int = -1,
+        self,
+        call: Call,
+        source: Array,
+        lengths: list[int] | None = None,
+        root: int = -1,
     ) -> Steps[list[Array]]:
         """Streams everyone's bytes to everyone, or to the root."""
         outs: list[Array] = []
@@ -165,7 +181,9 @@ class Shared:
             low, high = spans[member]
             first, last = max(low, start), min(high, start + block.size)
             if first < last:
-                np.copyto(outs[member][first - low : last - low], block[first - start : last - start])
+                np.copyto(
+                    outs[member][first - low : last - low], block[first - start : last - start]
+                )
 
         totals = [int(cut[-1]) for cut in cuts]
         yield from self._stream(call, source, lambda: totals, read)
@@ -209,8 +227,3 @@ def split(count: int, members: int) -> list[int]:
     """Bounds of ``members`` slices of ``count`` elements, as equal as can be, longest first."""
     each, rest = divmod(count, members)
     return [index * each + min(index, rest) for index in range(members + 1)]
-
-
-def reduces_by_slice(members: int, nbytes: int) -> bool:
-    """Whether each member reduces only its slice, at the price of another arrival a block."""
-    return members >= _SLICE_FROM and nbytes > _SLICE_BYTES
