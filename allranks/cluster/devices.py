@@ -29,7 +29,7 @@ def visible_gpus() -> tuple[str, ...]:
     if chosen is None:
         return tuple(uuids)
     names = [name.strip() for name in chosen.split(",")]
-    found = [uuids[int(n)] if n.isdigit() and int(n) < len(uuids) else n for n in names]
+    found = [uuids[int(n)] if n.isdecimal() and int(n) < len(uuids) else n for n in names]
     return tuple(name for name in found if name in uuids or name.startswith("MIG-"))
 
 
@@ -48,7 +48,7 @@ def choose(gpus: str | None) -> tuple[str, ...]:
     if gpus is None:
         return visible
     indices = gpus.replace(" ", "").split(",")
-    if not all(index.isdigit() and int(index) < len(visible) for index in indices):
+    if not all(index.isdecimal() and int(index) < len(visible) for index in indices):
         raise UsageError(
             f"expected --gpus with indices below {len(visible)}, the number of GPUs visible here, "
             f"found {gpus!r}. Type for example: --gpus none"

@@ -29,7 +29,7 @@ from allranks.records.wire import Answer, Ask, Hello, Interrupt, Record, RunCell
 def launched_rank(environment: dict[str, str]) -> int:
     """Returns the rank that a launcher gave a process, from its environment."""
     for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
-        if environment.get(name, "").isdigit():
+        if environment.get(name, "").isdecimal():
             return int(environment[name])
     return 0
 

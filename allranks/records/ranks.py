@@ -23,14 +23,15 @@ def parse(text: str, size: int) -> tuple[int, ...]:
         return tuple(range(size))
     for part in body.replace(" ", "").split(","):
         first, dash, last = part.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UsageError(f"expected ranks as in 0,2-3, found {text!r}. Type for example: -r 0")
-        named.update(range(int(first), int(last or first) + 1))
-        if max(int(first), int(last or first)) >= size or int(first) > int(last or first):
+        lowest, highest = int(first), int(last or first)
+        if not lowest <= highest < size:
             raise UsageError(
                 f"expected ranks between 0 and {size - 1}, found {text!r}: {size} "
                 f"{'rank runs' if size == 1 else 'ranks run'}. Type for example: -r {size - 1}"
             )
+        named.update(range(lowest, highest + 1))
     return tuple(sorted(named))
 
 

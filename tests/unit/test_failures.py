@@ -1,0 +1,49 @@
+"""The report of a failed cell: the culprit first, nothing twice, the waiting as waiting."""
+
+from allranks.cluster.deaths import End, loss
+from allranks.cluster.failures import describe, ending, headline
+from allranks.records.wire import Hello, Report
+
+
+def report(
+    rank: int, message: str = "bad", etype: str = "ValueError", waiting: bool = False
+) -> Report:
+    lines = (f"{etype}: {message}",)
+    return Report(rank, "host", "cpu", etype, message, lines, 3, "f(x)", waiting)
+
+
+def test_failures_that_are_alike_are_one() -> None:
+    text = describe([report(0), report(1), report(3)], size=4)
+    assert text.count("ValueError: bad") == 1
+    assert "ranks 0–1, 3" in text
+    assert "rank 2 finished the cell or did not run it" in text
+
+
+def test_ranks_that_waited_come_after_the_one_that_failed() -> None:
+    reports = [report(0, "rank 2 has left", "RankLeft", waiting=True), report(2)]
+    text = describe(reports, size=3)
+    assert text.index("rank 2") < text.index("rank 0 was waiting at line 3: f(x)")
+    assert headline(reports, 3) == "rank 2 of 3 at line 3: ValueError: bad"
+
+
+def test_messages_that_differ_in_a_number_are_not_the_same() -> None:
+    text = describe([report(0, "row 1"), report(1, "row 2")], size=2)
+    assert "ValueError: row 1" in text
+    assert "ValueError: row 2" in text
+
+
+def test_many_different_failures_are_a_line_each_after_the_first() -> None:
+    text = describe([report(rank, f"row {rank}") for rank in range(9)], size=9)
+    assert "rank 8 raised ValueError at line 3: f(x): row 8" in text
+
+
+def test_a_death_is_named_by_signal_or_exit_code() -> None:
+    assert ending(3) == "ended with exit code 3"
+    assert ending(-11) == "was killed by signal 11 (SIGSEGV)"
+
+
+def test_the_rank_that_died_of_itself_is_the_culprit() -> None:
+    hellos = {r: Hello(r, 3, r, 3, "host", 10 + r, "cpu", "e", "mpi", "/l/x.log") for r in range(3)}
+    ends = [End(0, -9, by_launcher=True), End(2, 3, by_launcher=False), End(1, -9, True)]
+    text = loss(ends, hellos, "", size=3, shown=True)
+    assert text.startswith("rank 2 (host, pid 12, cpu) ended with exit code 3; MPI ended ranks 0–1")

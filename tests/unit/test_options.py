@@ -1,0 +1,38 @@
+"""What stands behind the magics, and what is said of what cannot be understood."""
+
+import pytest
+
+from allranks.errors import UsageError
+from allranks.magics.options import parse_cell, parse_command
+
+
+def test_a_cells_options_are_read() -> None:
+    options = parse_cell("-n 4 -r [0, 2-3] -o runs --timeout 2.5 --no-fold")
+    assert (options.n, options.ranks, options.out) == (4, "[0,2-3]", "runs")
+    assert (options.timeout, options.fold) == (2.5, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--foo", "unrecognized arguments: --foo. Expected: %%distributed"),
+        ("-n four", "invalid int value"),
+        ("-o 1x", "expected the name of a variable after -o"),
+        ("--timeout 0", "expected --timeout in seconds above 0"),
+        ("-o 'x", "expected options"),
+    ],
+)
+def test_a_line_that_cannot_be_understood_says_what_was_expected(line: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said.replace("%%", "%%")):
+        parse_cell(line)
+
+
+def test_names_and_options_of_a_command_may_be_mixed() -> None:
+    name, options = parse_command("pull -r 0,1 x, y")
+    assert (name, options.names, options.ranks) == ("pull", ["x", "y"], "0,1")
+
+
+@pytest.mark.parametrize("line", ["", "begin", "push", "status x"])
+def test_a_command_that_cannot_be_understood_is_refused(line: str) -> None:
+    with pytest.raises(UsageError, match="expected"):
+        parse_command(line)

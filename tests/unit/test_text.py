@@ -1,0 +1,53 @@
+"""Labelled text as a person reads it."""
+
+from allranks.widgets.fold import Line, Row
+from allranks.widgets.text import RankText, render
+
+
+def fed(*pieces: tuple[str, str]) -> list[Line]:
+    text = RankText()
+    for kind, piece in pieces:
+        text.feed(kind, piece)
+    return text.lines
+
+
+def test_a_line_that_comes_in_pieces_is_one_line() -> None:
+    assert fed(("out", "a"), ("out", "b\nc")) == [Line("out", "ab"), Line("out", "c")]
+
+
+def test_a_carriage_return_starts_the_line_anew() -> None:
+    assert fed(("err", "10 %\r20 %\r30 %"), ("err", "\r40 %\n")) == [Line("err", "40 %")]
+
+
+def test_a_windows_line_end_does_not_empty_the_line() -> None:
+    assert fed(("out", "text\r\n")) == [Line("out", "text")]
+
+
+def test_an_empty_line_is_a_line() -> None:
+    assert fed(("out", "a\n\nb\n")) == [Line("out", "a"), Line("out", ""), Line("out", "b")]
+
+
+def test_standard_error_does_not_end_up_in_a_line_of_standard_output() -> None:
+    assert fed(("out", "a"), ("err", "b\n")) == [Line("out", "a"), Line("err", "b")]
+
+
+def test_an_unended_line_is_kept_back_where_asked() -> None:
+    text = RankText()
+    text.feed("out", "a\nb")
+    assert text.take(ended_only=True) == [Line("out", "a")]
+    text.feed("out", "c\n")
+    assert text.take(ended_only=True) == [Line("out", "bc")]
+
+
+def test_a_run_of_rows_is_labelled_once() -> None:
+    rows = [
+        Row((0, 1), Line("out", "x")),
+        Row((0, 1), Line("err", "y")),
+        Row((2,), Line("value", "3")),
+    ]
+    assert render(rows) == "ranks 0–1 │ x\n          ! y\nrank 2    → 3"
+
+
+def test_control_characters_are_shown_and_colours_kept() -> None:
+    row = Row((0,), Line("out", "\x1b[31mred\x1b[0m \x07\x1b[2Jbell"))
+    assert render([row]) == "rank 0 │ \x1b[31mred\x1b[0m \ufffd\ufffdbell"

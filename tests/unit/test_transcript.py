@@ -1,0 +1,112 @@
+"""A rank's transcript, in a process of its own: it takes over the standard streams."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HEAD = """
+import json, os, subprocess, sys
+from allranks.engine.transcript import Transcript
+answer = os.dup(1)
+transcript = Transcript(sys.argv[1])
+transcript.capture()
+transcript.begin_cell(limit_nbytes=4096)
+"""
+TAIL = """
+entries, lines, nbytes, offset = transcript.collect(final=True)
+os.write(answer, json.dumps([entries, lines, nbytes, offset]).encode())
+"""
+
+
+def collected(tmp_path: Path, body: str) -> tuple[list[list[Any]], int, int, int, bytes]:
+    log = tmp_path / "rank-0.log"
+    program = [sys.executable, "-c", HEAD + body + TAIL, str(log)]
+    done = subprocess.run(program, capture_output=True, timeout=60, check=True)
+    entries, lines, nbytes, offset = json.loads(done.stdout)
+    return entries, lines, nbytes, offset, log.read_bytes()
+
+
+def test_python_c_and_child_processes_stand_in_the_order_of_writing(tmp_path: Path) -> None:
+    body = """
+print("one")
+os.write(1, b"two\\n")
+subprocess.run(["echo", "three"])
+print("four")
+"""
+    entries, *_, log = collected(tmp_path, body)
+    assert entries == [["out", "one\ntwo\nthree\nfour\n"]]
+    assert log == b"one\ntwo\nthree\nfour\n"
+
+
+def test_what_c_buffers_is_there_when_the_cell_ends(tmp_path: Path) -> None:
+    entries, *_ = collected(tmp_path, "import ctypes; ctypes.CDLL(None).printf(b'from C')")
+    assert entries == [["out", "from C"]]
+
+
+def test_standard_error_is_told_from_standard_output(tmp_path: Path) -> None:
+    body = "print('a'); print('b', file=sys.stderr); print('c')"
+    entries, *_ = collected(tmp_path, body)
+    assert entries == [["out", "a\n"], ["err", "b\n"], ["out", "c\n"]]
+
+
+def test_a_display_stands_between_the_lines_around_it(tmp_path: Path) -> None:
+    body = "print('a'); transcript.place(['display', {}, {}, None]); print('b')"
+    entries, *_ = collected(tmp_path, body)
+    assert [entry[0] for entry in entries] == ["out", "display", "out"]
+
+
+def test_bytes_that_are_no_text_are_replaced_on_screen_and_kept_in_the_log(tmp_path: Path) -> None:
+    entries, *_, log = collected(tmp_path, "sys.stdout.buffer.write(b'\\xff\\xfe!\\n')")
+    assert entries == [["out", "\ufffd\ufffd!\n"]]
+    assert log == b"\xff\xfe!\n"
+
+
+def test_a_flood_shows_its_head_and_its_tail_and_counts_the_rest(tmp_path: Path) -> None:
+    entries, lines, nbytes, _, log = collected(tmp_path, "for i in range(10000): print('line', i)")
+    (_, head), (_, hidden_lines, hidden_nbytes), (_, tail) = entries
+    assert head.startswith("line 0\n")
+    assert tail.endswith("line 9999\n")
+    shown = head + tail
+    assert shown.count("\n") + hidden_lines == 10000
+    assert len(shown.encode()) + hidden_nbytes == len(log)
+    assert (lines, nbytes) == (hidden_lines, hidden_nbytes)
+    assert log.decode().splitlines() == [f"line {i}" for i in range(10000)]
+
+
+def test_a_flood_counts_while_it_runs(tmp_path: Path) -> None:
+    body = """
+for i in range(1000): print("x" * 20)
+first = transcript.collect()
+for i in range(1000): print("x" * 20)
+second = transcript.collect()
+assert 0 < first[1] < second[1], (first[1], second[1])
+assert not second[0], second[0]
+"""
+    _, lines, *_ = collected(tmp_path, body)
+    assert lines > 0
+
+
+def test_the_next_cell_has_a_budget_of_its_own(tmp_path: Path) -> None:
+    body = """
+print("y" * 10000)
+transcript.collect(final=True)
+assert transcript.begin_cell(limit_nbytes=4096) == []
+print("next")
+"""
+    entries, lines, *_ = collected(tmp_path, body)
+    assert (entries, lines) == ([["out", "next\n"]], 0)
+
+
+def test_only_the_last_update_of_a_display_is_sent(tmp_path: Path) -> None:
+    body = "for i in range(9): transcript.place(['update', {'text/plain': str(i)}, {}, 'bar'])"
+    entries, *_ = collected(tmp_path, body)
+    assert entries == [["update", {"text/plain": "8"}, {}, "bar"]]
+
+
+def test_the_log_is_for_its_owner_only(tmp_path: Path) -> None:
+    collected(tmp_path, "print('secret')")
+    assert (tmp_path / "rank-0.log").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,40 @@
+"""Records survive the wire, and nothing else does."""
+
+import pytest
+
+from allranks.errors import WireError
+from allranks.records.config import NurseryConfig
+from allranks.records.wire import Ask, Output, Reply, Report, decode, encode
+
+REPORT = Report(1, "host", "cpu", "ValueError", "no", ("a", "b"), 3, "x = 1", waiting=False)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Reply(1, 2, "error", 0.5, True, False, "", REPORT),
+        Reply(1, 2, "ok", 0.5, False, True, "", None),
+        Output(0, 1, (["out", "text \ud800 é"], ["display", {"a": [1]}, {}, None]), 1, 2, 3),
+        Ask(7, "pull", {"names": ["x"]}),
+    ],
+)
+def test_a_record_comes_back_equal(record: Reply | Output | Ask) -> None:
+    assert decode(encode(record, b"payload")) == (record, [b"payload"])
+
+
+@pytest.mark.parametrize("frames", [[], [b"{}"], [b'["Nobody", {}]'], [b'["Ask", {}]'], [b"\xff"]])
+def test_what_is_no_record_is_refused(frames: list[bytes]) -> None:
+    with pytest.raises(WireError):
+        decode(frames)
+
+
+def test_a_field_that_is_not_json_is_refused() -> None:
+    with pytest.raises(WireError, match="Ask cannot cross the wire"):
+        encode(Ask(1, "push", {"x": object()}))
+
+
+def test_the_nurserys_configuration_comes_back_equal() -> None:
+    config = NurseryConfig(
+        2, ("mpiexec",), {"A": "1"}, "s", "l", "w", (), "tcp://c", "tcp://e", "key"
+    )
+    assert NurseryConfig.from_json(config.to_json()) == config
