@@ -1,0 +1,32 @@
+"""Texts that one run and the next write alike, once what differs from run to run is taken out."""
+
+import re
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+CHANGES = (
+    (r"\S+/rank-\d+\.log", "LOG"),
+    (r"\S*/\d{8}-\d{6}-\w+", "LOGS"),
+    (r" on \S+ \((?=CPU|\d+ GPU)", " on HOST ("),
+    (r"(ranks? [\d–, ]+) \([^(),]+, (pid \d+, )?(?=cpu|cuda)", r"\1 (HOST, "),
+    (r"└── \S+$", "└── HOST"),
+    (r"\b(pid|process) \d+", r"\1 PID"),
+    (r"Open MPI v[\d.]+", "MPI"),
+    (r"\b\d+ MB\b", "MB"),
+    (r"\bin \d+\.\d s\b", "in SECONDS"),
+    (r"\b\d+\.\d+ s\b", "SECONDS"),
+    (r"In\[\d+\]", "In[N]"),
+    (r"<ipython-input-[\w-]+>", "In[N]"),
+)
+"""What differs: logs, hosts, processes, versions, memory, time, and the cells' numbers."""
+
+LATE = re.compile(r"^[^\n]* · [^\n]*(late|waiting for)[^\n]*\n?", re.MULTILINE)
+"""A busy machine may say that a rank is late."""
+
+
+def steady(text: str) -> str:
+    """Returns what a person reads in every run of the same cell, without colours."""
+    text = LATE.sub("", COLOURS.sub("", text))
+    for pattern, name in CHANGES:
+        text = re.sub(pattern, name, text, flags=re.MULTILINE)
+    return text.strip()
