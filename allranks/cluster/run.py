@@ -91,6 +91,8 @@ class Run:
         replies = sorted(self.replies.items())
         reports = [reply.report for _, reply in replies if reply.report]
         if not reports:
+            if self.timed_out:
+                raise CellTimeout(f"the cell went past its time of {self.timeout:g} s")
             return
         kind = CellFailed
         if all(

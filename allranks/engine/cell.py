@@ -16,7 +16,8 @@ import cloudpickle
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from allranks import collectives
-from allranks.engine.report import report
+from allranks.engine.report import report, without_own_frames
+from allranks.errors import CollectiveError, UsageError
 from allranks.records.wire import Reply, Report, RunCell
 
 
@@ -24,6 +25,8 @@ def ignore_interrupt(_signal: int, _frame: FrameType | None) -> None:
     """The handler of SIGINT while no cell runs: an interrupt that comes late does nothing."""
 
 
+#: Raised inside allranks on the user's behalf: the frames there are not to blame.
+_NOT_OUR_FRAMES = (CollectiveError, UsageError, KeyboardInterrupt)
 _EXIT = "sys.exit() ends a cell, not its rank: the rank lives on with its variables."
 
 
@@ -42,24 +45,35 @@ class CellRunner:
         self.device = device
         self._traceback: list[str] = []
         self._cell_file = ""
-        self._interrupted_cell = 0
         self._number = 0
+        self._hearing = 0
+        self._interrupted_early = 0
+        self._hearing_lock = threading.Lock()
+        shell.set_custom_exc(_NOT_OUR_FRAMES, self._show_own_frames)
         setattr(shell, "_showtraceback", self._keep_traceback)  # noqa: B010  a method, to mypy
         warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
 
     def _keep_traceback(self, _etype: Any, _value: Any, lines: list[str]) -> None:
         self._traceback = lines
 
-    def interrupt(self, cell: int) -> None:
-        """Raises KeyboardInterrupt in the main thread once, while or before it runs this cell."""
-        self._interrupted_cell = cell
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    def _show_own_frames(
+        self, shell: Any, etype: Any, value: BaseException, tb: Any, tb_offset: int | None = None
+    ) -> list[str]:
+        """Formats a traceback up to the user's last frame: those below are ours."""
+        without_own_frames(tb)
+        lines: list[str] = shell.InteractiveTB.structured_traceback(
+            etype, value, tb, tb_offset=tb_offset
+        )
+        self._keep_traceback(etype, value, lines)
+        return lines
 
-    def _taken(self, cell: int) -> bool:
-        """Whether an interrupt of this cell is waiting to be raised; it is taken by asking."""
-        taken = self._interrupted_cell == cell
-        self._interrupted_cell = 0
-        return taken
+    def interrupt(self, cell: int) -> None:
+        """Raises KeyboardInterrupt in the main thread, while or before it runs this cell."""
+        with self._hearing_lock:
+            if self._hearing == cell:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            else:
+                self._interrupted_early = cell
 
     async def run(self, cell: RunCell, payloads: list[bytes]) -> tuple[Reply, list[bytes]]:
         """Returns the reply to a cell and its payloads; never raises."""
@@ -75,7 +89,7 @@ class CellRunner:
             # IPython catches what a cell raises; this is an interrupt between two of its lines.
             result, error = ExecutionResult(None), outside
         finally:
-            signal.signal(signal.SIGINT, ignore_interrupt)
+            self._hear_no_more()
         interrupted = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
         told = self._report(error) if error is not None else None
         where = f"line {told.line}: {told.source_line}" if told and told.line else None
@@ -144,23 +158,28 @@ class CellRunner:
         return result
 
     def _hear_interrupts(self, task: asyncio.Task[Any] | None = None) -> None:
-        """Lets SIGINT end the cell; one that came before the cell had begun counts too.
+        """Lets SIGINT end the cell; an interrupt that came before it had begun counts too.
 
         Args:
             task: the cell, where it awaits: raising would hit the event loop instead.
         """
-        number = self._number
 
-        def handle(_signal: int, _frame: FrameType | None) -> None:
-            __tracebackhide__ = True
-            if not self._taken(number):
-                return
-            if task is None:
-                raise KeyboardInterrupt
+        def cancel(_signal: int, _frame: FrameType | None) -> None:
+            assert task is not None
             task.get_loop().call_soon_threadsafe(task.cancel)
 
-        signal.signal(signal.SIGINT, handle)
-        handle(signal.SIGINT, None)
+        # Python's own handler is no Python function: it leaves no frame in the traceback.
+        signal.signal(signal.SIGINT, cancel if task else signal.default_int_handler)
+        with self._hearing_lock:
+            self._hearing = self._number
+            early = self._interrupted_early == self._number
+        if early:
+            raise KeyboardInterrupt
+
+    def _hear_no_more(self) -> None:
+        signal.signal(signal.SIGINT, ignore_interrupt)
+        with self._hearing_lock:
+            self._hearing = 0
 
     def _report(self, error: BaseException) -> Report:
         if isinstance(error, SystemExit):

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ipyparallel.engine.app import IPEngine
-from IPython.core.compilerop import code_name
 
 # ipykernel loads debugpy for a debugger that no front end can reach on a rank; it takes half the
 # start of an engine. Without it ipykernel does without, and a cell may still import debugpy.
@@ -21,7 +20,27 @@ if "debugpy" not in sys.modules:
     finally:
         del sys.modules["debugpy"]
 
+CELL_FILE = "In["
 _REGISTRATION_SECONDS = 120.0
+
+
+class CellNames:
+    """Names cells as a person does: ``In[7]``, and ``In[7]#2`` when that number comes again.
+
+    ipykernel's own name is a hash of the text, in a temporary folder that it never makes.
+    """
+
+    def __init__(self) -> None:
+        self._sources: dict[str, str] = {}
+
+    def name(self, _raw: str, code: str, number: int) -> str:
+        """Returns the file name to compile a cell under; the same text keeps its name."""
+        again = 1
+        while True:
+            name = f"{CELL_FILE}{number}]" + (f"#{again}" if again > 1 else "")
+            if self._sources.setdefault(name, code) == code:
+                return name
+            again += 1
 
 
 class RankEngine(IPEngine):  # type: ignore[misc]
@@ -74,6 +93,5 @@ class RankEngine(IPEngine):  # type: ignore[misc]
     async def complete_registration(self, msg: Any, connect: Any, maybe_tunnel: Any) -> None:
         """Registers, then hands the kernel to the rank."""
         await super().complete_registration(msg, connect, maybe_tunnel)
-        # ipykernel names cells by a hash of their text in a temporary folder that it never makes.
-        self.kernel.shell.compile.get_code_name = lambda raw, code, number: code_name(code, number)
+        self.kernel.shell.compile.get_code_name = CellNames().name
         self._ready(self)

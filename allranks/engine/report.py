@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import linecache
+import os
 import socket
 import traceback
 from types import TracebackType
 
 from allranks.errors import RankLeft
 from allranks.records.wire import Report
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def cell_line(tb: TracebackType | None, is_cell: str) -> tuple[int | None, str]:
@@ -18,6 +21,17 @@ def cell_line(tb: TracebackType | None, is_cell: str) -> tuple[int | None, str]:
         if frame.f_code.co_filename == is_cell:
             line = (number, linecache.getline(is_cell, number).strip())
     return line
+
+
+def without_own_frames(tb: TracebackType | None) -> None:
+    """Ends a traceback at the last frame that is not in this package, if there is one."""
+    last = None
+    while tb is not None:
+        if not tb.tb_frame.f_code.co_filename.startswith(PACKAGE):
+            last = tb
+        tb = tb.tb_next
+    if last is not None:
+        last.tb_next = None
 
 
 def report(

@@ -15,10 +15,11 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from allranks import collectives
 from allranks.engine import namespace
+from allranks.engine.ipengine import CELL_FILE
+from allranks.engine.report import PACKAGE
 from allranks.errors import UsageError
 from allranks.records import requests
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 Answered = tuple[dict[str, Any], list[bytes]]
 
 
@@ -105,15 +106,11 @@ def current_line() -> str:
     """Returns ``file:line  source`` of the innermost frame of the main thread outside allranks."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     stack = traceback.extract_stack(frame) if frame else []
-    own = [entry for entry in stack if entry.filename.startswith("<ipython-input")]
-    outside = [entry for entry in stack if not entry.filename.startswith(_PACKAGE)]
+    own = [entry for entry in stack if entry.filename.startswith(CELL_FILE)]
+    outside = [entry for entry in stack if not entry.filename.startswith(PACKAGE)]
     for entry in (own or outside)[-1:]:
-        return f"{_name(entry.filename)}:{entry.lineno}  {entry.line or ''}".rstrip()
+        return f"{os.path.basename(entry.filename)}:{entry.lineno}  {entry.line or ''}".rstrip()
     return ""
-
-
-def _name(filename: str) -> str:
-    return "cell" if filename.startswith("<ipython-input") else os.path.basename(filename)
 
 
 def _stack() -> str:

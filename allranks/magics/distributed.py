@@ -46,9 +46,9 @@ class DistributedMagics(Magics):
         # The line of the magic stays as a comment, so that line numbers are the notebook's.
         toggled = self.toggle.took_cell() or cell.lstrip().startswith("%%")
         head = "" if toggled else f"# %%distributed {line}".rstrip() + "\n"
-        self._run(parse_cell(line), head + cell, line)
+        self._run(parse_cell(line), head + cell)
 
-    def _run(self, options: CellOptions, text: str, line: str) -> None:
+    def _run(self, options: CellOptions, text: str) -> None:
         number = len(self.shell.user_ns["In"]) - 1
         try:
             source.check(text)
@@ -58,7 +58,7 @@ class DistributedMagics(Magics):
         chosen = rank_lists.parse(options.ranks or "all", cluster.size)
         run = cluster.submit(
             text,
-            name=f"%%distributed {line}".strip(),
+            name=f"cell In[{number}]",
             number=number,
             ranks=chosen,
             timeout=options.timeout,

@@ -9,6 +9,7 @@ from allranks.errors import UsageError
 from allranks.records.ranks import label
 
 _NAMES = "rank, size, local_rank, local_size, comm, device, allreduce, broadcast, barrier …"
+_DEFAULT: tuple[int | None, str | None, str] = (None, None, "local")
 
 
 class Session:
@@ -16,7 +17,7 @@ class Session:
 
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
-        self._asked: tuple[int | None, str | None, str] = (None, None, "local")
+        self._asked = _DEFAULT
 
     @property
     def running(self) -> Cluster | None:
@@ -40,13 +41,14 @@ class Session:
             self._check(running, n, gpus, launcher)
             return running
         lost = self._cluster is not None and self._cluster.state == "lost"
-        before = self._asked if lost else (None, None, "local")
-        asked = (n or before[0], gpus or before[1], launcher or before[2])
-        cluster = Cluster(n if n is not None else asked[0], gpus=asked[1], launcher=asked[2])
+        before = self._asked
+        cluster = Cluster(
+            before[0] if n is None else n, gpus=gpus or before[1], launcher=launcher or before[2]
+        )
+        # What was asked for holds until it is stopped: after a start that failed, or a loss, too.
+        self._asked = (cluster.size, gpus or before[1], launcher or before[2])
         started = time.monotonic()
-        cluster.start()
-        self._cluster = cluster
-        self._asked = (cluster.size, *asked[1:])
+        self._cluster = cluster.start()
         print(start_line(cluster, time.monotonic() - started, again=lost))
         return cluster
 
@@ -71,11 +73,12 @@ class Session:
         """Ends the ranks and starts others, of the same kind where nothing else is asked."""
         asked = self._asked
         self.stop()
-        self.cluster(n or asked[0], gpus or asked[1], launcher or asked[2])
+        self.cluster(asked[0] if n is None else n, gpus or asked[1], launcher or asked[2])
 
     def stop(self) -> bool:
         """Ends the ranks; returns whether there were any."""
         running, self._cluster = self.running, None
+        self._asked = _DEFAULT
         if running is not None:
             running.stop()
         return running is not None
