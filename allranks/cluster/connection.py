@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from allranks.cluster import deaths, logs
+from allranks.cluster import deaths, folders
 from allranks.cluster.inbox import Event, FromNursery, FromRank, Inbox, Pressed
 from allranks.cluster.launchers import Launcher
 from allranks.cluster.nursery import Nursery
@@ -53,8 +52,8 @@ class Connection:
         self._answers: dict[int, dict[int, tuple[Answer, list[bytes]]]] = {}
         command = launcher.command(size)
         environment = launcher.environment()
-        self.log_dir = logs.make_folder()
-        self._session_dir = tempfile.mkdtemp(prefix="allranks-")
+        self.log_dir = folders.make_log_folder()
+        self._session_dir = folders.make_session_folder()
         self._wire = Wire(lambda record, payloads: self.inbox.put(FromRank(record, payloads)))
         self._config = NurseryConfig(
             size=size,

@@ -1,4 +1,4 @@
-"""Where the ranks' log files go, and which old ones are swept away."""
+"""The folders of a cluster: its logs, which stay a while, and its session, which goes with it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
+
 #: Names another folder for the logs.
 FOLDER = "ALLRANKS_LOG_DIR"
 _KEPT_DAYS = 7
+_SESSION = "allranks-session-"
+_GRACE_SECONDS = 60.0
 
 
-def make_folder() -> str:
+def make_log_folder() -> str:
     """Returns a new folder, mode 0700, for the logs of one cluster.
 
     It lies under ``$ALLRANKS_LOG_DIR``, else ``~/.local/state/allranks``, else, where the home is
@@ -27,14 +31,14 @@ def make_folder() -> str:
     for place in filter(None, places):
         try:
             os.makedirs(place, mode=0o700, exist_ok=True)
-            _sweep(Path(place))
+            _sweep_logs(Path(place))
             return tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=place)
         except OSError:
             continue
     return tempfile.mkdtemp(prefix="allranks-logs-")
 
 
-def _sweep(place: Path) -> None:
+def _sweep_logs(place: Path) -> None:
     oldest = time.time() - _KEPT_DAYS * 86400
     for folder in place.iterdir():
         try:
@@ -43,3 +47,21 @@ def _sweep(place: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue
+
+
+def make_session_folder() -> str:
+    """Returns a new folder, mode 0700, for sockets and the launcher's own files.
+
+    Its name has this process's id in it. The nursery removes it at the end; what a nursery that
+    was killed has left is removed here.
+    """
+    place = Path(tempfile.gettempdir())
+    for folder in place.glob(f"{_SESSION}*"):
+        owner = folder.name.removeprefix(_SESSION).partition("-")[0]
+        try:
+            old = time.time() - folder.stat().st_mtime > _GRACE_SECONDS
+            if old and owner.isdecimal() and not psutil.pid_exists(int(owner)):
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # another process has swept it, or it is another user's
+    return tempfile.mkdtemp(prefix=f"{_SESSION}{os.getpid()}-", dir=place)

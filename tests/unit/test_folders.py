@@ -1,0 +1,63 @@
+"""Where a cluster keeps what it needs, and what is swept away."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from allranks.cluster import folders
+
+
+@pytest.fixture(autouse=True)
+def private_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv(folders.FOLDER, raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+
+
+def age(folder: Path, days: float) -> None:
+    past = time.time() - days * 86400
+    for path in [*folder.iterdir(), folder]:
+        os.utime(path, (past, past))
+
+
+def test_logs_lie_in_the_home_and_are_the_owners(tmp_path: Path) -> None:
+    folder = Path(folders.make_log_folder())
+    assert folder.parent == tmp_path / "home" / ".local" / "state" / "allranks"
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_logs_go_to_the_temporary_folder_where_the_home_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    assert Path(folders.make_log_folder()).is_relative_to(tmp_path / "tmp")
+
+
+def test_logs_of_more_than_a_week_ago_are_removed() -> None:
+    old, recent = Path(folders.make_log_folder()), Path(folders.make_log_folder())
+    for folder in (old, recent):
+        (folder / "rank-0.log").touch()
+    age(old, days=8)
+    age(recent, days=6)
+    folders.make_log_folder()
+    assert (old.exists(), recent.exists()) == (False, True)
+
+
+def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    script = "from allranks.cluster import folders; print(folders.make_session_folder())"
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True
+    )
+    left, mine = Path(done.stdout.strip()), Path(folders.make_session_folder())
+    age(left, days=1)
+    age(mine, days=1)
+    folders.make_session_folder()
+    assert (left.exists(), mine.exists()) == (False, True)
