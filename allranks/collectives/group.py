@@ -97,6 +97,8 @@ class Group:
         same, call.last, index = channel.compare(call.sequence, fingerprint)
         call.last_rank = self.ranks[index]
         if not same and self.world.checks:
+            # Some have laid out a block and some have not: all go on from the same one.
+            channel.turn = channel.count & 1
             raise CollectiveMismatch(guard.mismatch_text(self.brought(call)))
         call.moving = True
 

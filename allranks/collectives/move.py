@@ -97,7 +97,7 @@ def begin_allgather(
     call = Call(group, spec, here(), name or "", nbytes * group.size)
 
     # Rows of no bytes cannot be counted from the bytes that came, so their number goes with them.
-    tabled = grouped or not pairs[0][0][:1].size
+    tabled = grouped or 0 in shape[1:]
 
     def steps() -> Steps[list[Any]]:
         way = group.choose(nbytes, call, transport or "")

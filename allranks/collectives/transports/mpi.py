@@ -92,7 +92,8 @@ class Mpi:
         """MPI_Iallreduce, in float32 for half precision."""
         comm = yield from self._agreed(call, source.nbytes)
         ready, total, op = _prepare(source, out, how)
-        yield from self._do(call, comm.Iallreduce, ready, total, op)
+        here = MPI.IN_PLACE if ready is total else ready
+        yield from self._do(call, comm.Iallreduce, here, total, op)
         _finish(total, out, how)
 
     def reducescatter(
@@ -161,7 +162,8 @@ class Mpi:
 def _prepare(source: Array, out: Array, how: Arithmetic) -> tuple[Array, Array, MPI.Op]:
     """What MPI reads, where it writes, and its operation."""
     if how.dtype.kind == "b":
-        return source.view(np.uint8), out.view(np.uint8), _BOOL_OPS[how.op]
+        mine = source.view(np.uint8)
+        return mine, mine if source is out else out.view(np.uint8), _BOOL_OPS[how.op]
     ready = source
     if how.half:
         ready = source.astype(np.float32)

@@ -1,0 +1,66 @@
+"""Each test is a scope, as a notebook's cell is: a rank that fails does not strand the others."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import allranks.collectives as c
+
+TRACE = "ALLRANKS_TEST_TRACE" in os.environ
+"""Says which test each rank runs: what hangs is named last."""
+
+_number = 0
+
+
+def pytest_report_header() -> str:
+    library = MPI.Get_library_version().splitlines()[0][:40]
+    return f"rank {c.rank()} of {c.size()}, {library}"
+
+
+def everybody(flag: bool, seconds: float = 60) -> bool:
+    """True where the flag is set on any rank; what an engine does between two cells."""
+    mine, total = np.array([flag], np.uint8), np.zeros(1, np.uint8)
+    request = MPI.COMM_WORLD.Iallreduce(mine, total, MPI.MAX)
+    end = time.monotonic() + seconds
+    while not request.Test():
+        if time.monotonic() > end:
+            MPI.COMM_WORLD.Abort(3)
+        time.sleep(1e-4)
+    return bool(total[0])
+
+
+def enter() -> None:
+    global _number
+    _number += 1
+    c.scope.enter("this cell", None, _number)
+
+
+def settle() -> None:
+    """Ends a cell as an engine does: where a rank needs a new epoch, all get one."""
+    if everybody(c.dirty()):
+        c.renew()
+
+
+@pytest.fixture(autouse=True)
+def cell(request: pytest.FixtureRequest) -> Iterator[None]:
+    if TRACE:
+        os.write(2, f"rank {c.rank()}: {request.node.name}\n".encode())
+    enter()
+    yield
+    c.scope.leave("it ended")
+    settle()
+
+
+@pytest.fixture(scope="session")
+def sets() -> dict[str, c.ProcessSet | None]:
+    """The whole world, and from two ranks on its even and odd halves."""
+    if c.size() < 2:
+        return {"all": None}
+    evens, odds = range(0, c.size(), 2), range(1, c.size(), 2)
+    return {"all": None, "half": [c.add_process_set(evens), c.add_process_set(odds)][c.rank() % 2]}

@@ -1,0 +1,384 @@
+"""Every operation against numpy, at any size. Integers exactly; floats to the tolerance below."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import allranks.collectives as c
+from allranks.errors import UsageError
+
+try:
+    import ml_dtypes
+
+    HALVES = ["float16", ml_dtypes.bfloat16]
+except ImportError:
+    HALVES = ["float16"]
+
+INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+FLOATS = ["float32", "float64"]
+COMPLEX = ["complex64", "complex128"]
+DTYPES = [np.dtype(name) for name in [*INTEGERS, *FLOATS, *COMPLEX, *HALVES, "bool"]]
+SHAPES = [(), (1,), (0,), (3, 0, 2), (5,), (4, 3), (2, 1, 3), (7000,), (90_000,)]
+TRANSPORTS = ["shared", "mpi"]
+RELATIVE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5, "complex64": 1e-5}
+
+
+def values(rank: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """What a rank brings: small numbers that differ from rank to rank."""
+    count = int(np.prod(shape))
+    base = (np.arange(count) * 7 + rank * 3) % 11
+    if dtype.kind == "b":
+        return (base > 4).reshape(shape)
+    if dtype.kind == "c":
+        base = base + 1j * (base[::-1] + rank)
+    elif dtype.kind not in "iu":
+        base = base / 4 + 1
+    else:
+        base = base + 1
+    return base.astype(dtype).reshape(shape)
+
+
+def members(process_set: c.ProcessSet | None) -> list[int]:
+    return list(range(c.size())) if process_set is None else process_set.ranks
+
+
+def reduced(op: c.ReduceOp, parts: list[np.ndarray]) -> np.ndarray:
+    """The same in numpy."""
+    dtype = parts[0].dtype
+    if dtype.name in ("float16", "bfloat16"):
+        return reduced(op, [part.astype("float32") for part in parts]).astype(dtype)
+    if op is c.Average:
+        total = np.sum(np.stack(parts), axis=0, dtype=dtype)
+        if dtype.kind in "iu":
+            return np.trunc(total.astype("float64") / len(parts)).astype(dtype)
+        return total / len(parts)
+    function = {
+        c.Sum: np.logical_or if dtype.kind == "b" else np.add,
+        c.Product: np.logical_and if dtype.kind == "b" else np.multiply,
+        c.Min: np.minimum,
+        c.Max: np.maximum,
+    }[op]
+    return function.reduce(np.stack(parts), axis=0).astype(dtype)
+
+
+def same(found: np.ndarray, wanted: np.ndarray) -> None:
+    assert found.dtype == wanted.dtype
+    assert found.shape == wanted.shape
+    if wanted.dtype.kind in "iub":
+        assert (found == wanted).all()
+    else:
+        kind = "complex128" if wanted.dtype.kind == "c" else "float64"
+        np.testing.assert_allclose(
+            found.astype(kind), wanted.astype(kind), rtol=RELATIVE.get(wanted.dtype.name, 1e-12)
+        )
+
+
+def operations(dtype: np.dtype) -> list[c.ReduceOp]:
+    if dtype.kind == "b":
+        return [c.Sum, c.Product, c.Min, c.Max]
+    if dtype.kind == "c":
+        return [c.Average, c.Sum, c.Product]
+    return [c.Average, c.Sum, c.Product, c.Min, c.Max]
+
+
+@pytest.fixture(params=["all", "half"])
+def process_set(request, sets):
+    if request.param not in sets:
+        pytest.skip("one rank has no halves")
+    return sets[request.param]
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request):
+    return request.param
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_allreduce_is_numpys_reduction(dtype, transport, process_set):
+    ranks = members(process_set)
+    for shape in SHAPES:
+        for op in operations(dtype):
+            mine = values(c.rank(), shape, dtype)
+            found = c.allreduce(mine, op, transport=transport, process_set=process_set)
+            same(found, reduced(op, [values(r, shape, dtype) for r in ranks]))
+            assert (mine == values(c.rank(), shape, dtype)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_allreduce_chooses_a_transport_with_the_same_result(dtype, process_set):
+    for shape in [*SHAPES, (300_001,), (700_000,)]:
+        op = operations(dtype)[0]
+        found = c.allreduce(values(c.rank(), shape, dtype), op, process_set=process_set)
+        same(found, reduced(op, [values(r, shape, dtype) for r in members(process_set)]))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32", "float16"])
+def test_allreduce_of_arrays_in_the_window_is_the_same(dtype):
+    for count in (100, 70_000, 1_200_000):
+        for where in ("all", "some"):
+            mine = values(c.rank(), (count,), np.dtype(dtype))
+            if where == "all" or c.rank() % 2:
+                living = c.empty(count, dtype)
+                living[:] = mine
+                mine = living
+            found = c.allreduce(mine, c.Sum)
+            parts = [values(r, (count,), np.dtype(dtype)) for r in range(c.size())]
+            same(found, reduced(c.Sum, parts))
+            assert (mine == parts[c.rank()]).all()
+
+
+def test_results_in_the_window_are_each_ranks_own():
+    found = c.allreduce(np.ones(200_000), c.Sum)
+    found += c.rank()
+    c.barrier()
+    assert (found == c.size() + c.rank()).all()
+
+
+def test_results_outlive_later_calls():
+    kept = [c.allreduce(np.full(100_000, float(i)), c.Max) for i in range(6)]
+    views = [array[10:20] for array in kept]
+    del kept
+    for i in range(6):
+        c.allreduce(np.full(100_000, 77.0), c.Max)
+        assert (views[i] == i).all()
+
+
+def test_every_rank_gets_the_same_bits(transport):
+    mine = np.random.default_rng(c.rank()).standard_normal(50_000).astype("float32")
+    for count in (10, 5_000, 50_000):
+        found = c.allreduce(mine[:count], c.Sum, transport=transport)
+        assert len(set(c.allgather_object(found.tobytes()))) == 1
+
+
+def test_factors_scale_before_and_after(transport):
+    mine = np.full(6, 2.0 + c.rank())
+    found = c.allreduce(
+        mine, c.Sum, prescale_factor=0.5, postscale_factor=3.0, transport=transport
+    )
+    np.testing.assert_allclose(found, sum((2.0 + r) * 0.5 for r in range(c.size())) * 3.0)
+
+
+def test_factors_cut_integers_towards_zero(transport):
+    found = c.allreduce(np.array([-7]), c.Max, postscale_factor=0.5, transport=transport)
+    assert found[0] == -3
+
+
+def test_integers_wrap_around_as_numpys_do(transport):
+    found = c.allreduce(np.array([100], "int8"), c.Sum, transport=transport)
+    assert found[0] == np.array([100 * c.size()]).astype("int8")[0]
+
+
+def test_average_of_integers_is_cut_towards_zero():
+    assert c.allreduce(-c.rank()) == -int(sum(range(c.size())) / c.size())
+
+
+def test_fp16_compression_gives_back_the_dtype():
+    mine = np.full(5, 1.5 + c.rank(), "float32")
+    found = c.allreduce(mine, c.Sum, compression=c.Compression.fp16)
+    same(found, np.full(5, sum(1.5 + r for r in range(c.size())), "float32"))
+
+
+def test_numbers_come_back_as_numbers():
+    assert c.allreduce(2.5, c.Sum) == 2.5 * c.size()
+    assert type(c.allreduce(2, c.Sum)) is int
+    assert type(c.allreduce(np.float32(2), c.Sum)) is np.float32
+
+
+def test_any_layout_of_input_works(transport):
+    whole = np.arange(24.0).reshape(4, 6)
+    frozen = whole.copy()
+    frozen.flags.writeable = False
+    for mine in (whole.T, whole[::2, ::3], whole[:, 1], frozen, whole.astype(">f8"), [[1.0, 2.0]]):
+        found = c.allreduce(mine, c.Sum, transport=transport)
+        np.testing.assert_array_equal(found, np.asarray(mine) * c.size())
+        assert found.flags.writeable
+
+
+def test_grouped_allreduce_mixes_shapes_and_dtypes(transport, process_set):
+    ranks = members(process_set)
+    kinds = [((3, 2), "float32"), ((), "int64"), ((0,), "float32"), ((90_000,), "float32")]
+
+    def bring(rank):
+        return [values(rank, shape, np.dtype(dtype)) for shape, dtype in kinds]
+
+    found = c.grouped_allreduce(
+        bring(c.rank()), c.Sum, transport=transport, process_set=process_set
+    )
+    for index, one in enumerate(found):
+        same(one, reduced(c.Sum, [bring(rank)[index] for rank in ranks]))
+
+
+def test_grouped_calls_of_nothing_give_nothing():
+    assert c.grouped_allreduce([]) == []
+    assert c.grouped_allgather([]) == []
+    assert c.grouped_reducescatter([]) == []
+
+
+@pytest.mark.parametrize("shape", [(1,), (7, 2), (0, 3), (100_001,)])
+@pytest.mark.parametrize("dtype", ["int16", "float32", "float16", "bool"])
+def test_reducescatter_gives_the_first_ranks_one_row_more(shape, dtype, transport, process_set):
+    ranks = members(process_set)
+    op = c.Max if dtype == "bool" else c.Sum
+    found = c.reducescatter(
+        values(c.rank(), shape, np.dtype(dtype)), op, transport=transport, process_set=process_set
+    )
+    whole = reduced(op, [values(r, shape, np.dtype(dtype)) for r in ranks])
+    same(found, np.array_split(whole, len(ranks))[ranks.index(c.rank())])
+
+
+def test_grouped_reducescatter_scatters_each():
+    found = c.grouped_reducescatter([np.ones((5, 2)), np.arange(3.0)], c.Sum)
+    mine = [np.array_split(a * c.size(), c.size())[c.rank()] for a in (np.ones((5, 2)), np.arange(3.0))]
+    for one, wanted in zip(found, mine, strict=True):
+        same(one, wanted)
+
+
+def test_reduce_gives_the_root_alone(transport, process_set):
+    ranks = members(process_set)
+    for root in ranks:
+        found = c.reduce(
+            np.array([c.rank() + 1]), root, c.Sum, transport=transport, process_set=process_set
+        )
+        assert found == (sum(ranks) + len(ranks) if c.rank() == root else None)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_broadcast_gives_the_roots_array(dtype, transport, process_set):
+    for root in members(process_set):
+        for shape in SHAPES:
+            found = c.broadcast(
+                values(c.rank(), shape, dtype), root, transport=transport, process_set=process_set
+            )
+            same(found, values(root, shape, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_allgather_joins_uneven_rows(dtype, transport, process_set):
+    ranks = members(process_set)
+    for tail in ((), (3,), (2, 0), (40_000,)):
+        mine = values(c.rank(), (c.rank() % 3, *tail), dtype)
+        found = c.allgather(mine, transport=transport, process_set=process_set)
+        same(found, np.concatenate([values(r, (r % 3, *tail), dtype) for r in ranks]))
+
+
+def test_grouped_allgather_joins_each(transport):
+    found = c.grouped_allgather(
+        [np.full((c.rank(), 2), c.rank()), np.full(1, 0.5)], transport=transport
+    )
+    same(found[0], np.concatenate([np.full((r, 2), r) for r in range(c.size())]))
+    same(found[1], np.full(c.size(), 0.5))
+
+
+def test_gather_gives_the_root_what_allgather_gives_all(transport, process_set):
+    ranks = members(process_set)
+    root = ranks[-1]
+    found = c.gather(np.full(c.rank() + 1, c.rank()), root, transport=transport, process_set=process_set)
+    if c.rank() == root:
+        same(found, np.concatenate([np.full(r + 1, r) for r in ranks]))
+    else:
+        assert found is None
+
+
+@pytest.mark.parametrize("rows", [1, 30_000])
+def test_scatter_cuts_the_roots_array(rows, transport, process_set):
+    ranks = members(process_set)
+    root, me = ranks[-1], ranks.index(c.rank())
+    whole = np.arange(len(ranks) * rows * 2.0).reshape(-1, 2)
+    mine = whole if c.rank() == root else None
+    even = c.scatter(mine, root, transport=transport, process_set=process_set)
+    same(even, whole[me * rows : (me + 1) * rows])
+    splits = [len(whole), *[0] * (len(ranks) - 1)] if c.rank() == root else None
+    first = c.scatter(mine, root, splits, transport=transport, process_set=process_set)
+    same(first, whole if me == 0 else whole[:0])
+
+
+@pytest.mark.parametrize("width", [1, 20_000])
+def test_alltoall_sends_each_rank_its_piece(width, transport, process_set):
+    ranks = members(process_set)
+    me = ranks.index(c.rank())
+
+    def piece(source, target):
+        return np.full((source + target, width), source * 100 + target, "int32")
+
+    mine = np.concatenate([piece(me, other) for other in range(len(ranks))])
+    splits = [me + other for other in range(len(ranks))]
+    found, received = c.alltoall(mine, splits, transport=transport, process_set=process_set)
+    same(found, np.concatenate([piece(other, me) for other in range(len(ranks))]))
+    assert received == [other + me for other in range(len(ranks))]
+
+
+def test_alltoall_without_splits_needs_equal_pieces():
+    found = c.alltoall(np.arange(c.size()) + 10 * c.rank())
+    assert list(found) == [10 * r + c.rank() for r in range(c.size())]
+    if c.size() > 1:
+        with pytest.raises(UsageError, match="multiple of"):
+            c.alltoall(np.ones(c.size() + 1))
+
+
+def test_objects_travel():
+    assert c.broadcast_object({"rank": c.rank()}, c.size() - 1) == {"rank": c.size() - 1}
+    assert c.allgather_object([c.rank()] * c.rank()) == [[r] * r for r in range(c.size())]
+
+
+def test_adasum_of_equal_gradients_is_the_gradient():
+    if c.size() & (c.size() - 1):
+        with pytest.raises(UsageError, match="power of two"):
+            c.allreduce(np.ones(4), c.Adasum)
+    else:
+        np.testing.assert_allclose(c.allreduce(np.arange(4.0), c.Adasum), np.arange(4.0))
+
+
+def test_adasum_of_orthogonal_gradients_is_their_sum():
+    if c.size() & (c.size() - 1) == 0:
+        mine = np.eye(c.size())[c.rank()]
+        np.testing.assert_allclose(c.allreduce(mine, c.Adasum), np.ones(c.size()))
+
+
+def test_handles_may_be_synchronized_in_any_order(sets, transport):
+    posted = [
+        c.allreduce_async(np.full(9, float(i)), c.Sum, transport=transport, process_set=chosen)
+        for i in range(6)
+        for chosen in sets.values()
+    ]
+    order = posted if c.rank() % 2 else posted[::-1]
+    for handle in order:
+        c.synchronize(handle)
+    for index, handle in enumerate(posted):
+        chosen = list(sets.values())[index % len(sets)]
+        assert (c.synchronize(handle) == index // len(sets) * len(members(chosen))).all()
+
+
+def test_poll_says_when_a_result_is_there():
+    handle = c.allgather_async(np.array([c.rank()]))
+    while not c.poll(handle):
+        continue
+    assert list(handle.synchronize()) == list(range(c.size()))
+
+
+def test_a_blocking_call_carries_out_what_was_posted_before():
+    handle = c.broadcast_async(np.array([c.rank()]), c.size() - 1)
+    assert c.allreduce(1, c.Sum) == c.size()
+    assert c.poll(handle)
+
+
+def test_a_set_of_other_ranks_is_refused(sets):
+    if c.size() > 1:
+        other = c.ProcessSet([c.rank()])
+        with pytest.raises(ValueError, match="has not been registered"):
+            c.allreduce(1.0, process_set=other)
+    if c.size() > 2:
+        foreign = c.add_process_set([0, 1])
+        if c.rank() > 1:
+            with pytest.raises(ValueError, match="not a member"):
+                c.allreduce(1.0, process_set=foreign)
+        assert c.remove_process_set(foreign)
+        assert not c.remove_process_set(c.global_process_set)
+
+
+def test_records_tell_waiting_from_transfer():
+    c.allreduce(np.ones(1000, "float32"), c.Sum, name="gradients")
+    record = c.records()[-1]
+    assert (record.op, record.name, record.nbytes) == ("allreduce", "gradients", 4000)
+    assert record.arrived <= record.last_arrived <= record.ended
+    assert (record.busbw_gbps is None) == (c.size() == 1)

@@ -1,0 +1,358 @@
+"""Every mistake ends with an error that says who and where, and the next cell is unharmed."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from conftest import enter, settle
+from mpi4py import MPI
+
+import allranks.collectives as c
+from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle
+
+pytestmark = pytest.mark.skipif(c.size() < 2, reason="a mistake takes two ranks")
+TIMES = int(os.environ.get("ALLRANKS_TEST_TIMES", "5"))
+ODD = 1
+
+
+def odd() -> bool:
+    """True on the rank that errs."""
+    return c.rank() == ODD
+
+
+def in_a_cell(do: Callable[[], object]) -> BaseException | None:
+    """What a cell raised; afterwards every rank has left it, as an engine would have it."""
+    enter()
+    try:
+        do()
+    except BaseException as error:
+        c.scope.leave(f"{type(error).__name__}: {error}", failed=True, where="cell:1")
+        return error
+    else:
+        c.scope.leave("it ended")
+        return None
+    finally:
+        settle()
+
+
+def next_cell_works() -> None:
+    enter()
+    assert c.allreduce(np.ones(3), c.Sum)[0] == c.size()
+    assert c.comm().allreduce(1) == c.size()
+    c.scope.leave("it ended")
+    settle()
+
+
+@contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """Sends this process a SIGINT, as a notebook's interrupt does."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+
+
+X = np.ones(4)
+MISMATCHES: dict[str, Callable[[], object]] = {
+    "shape": lambda: c.allreduce(np.ones(4 if odd() else 5)),
+    "dtype": lambda: c.allreduce(X.astype("float32" if odd() else "float64")),
+    "reduction": lambda: c.allreduce(X, c.Max if odd() else c.Sum),
+    "root": lambda: c.broadcast(X, 1 if odd() else 0),
+    "operation": lambda: c.broadcast(X) if odd() else c.allreduce(X),
+    "number of elements|shape": lambda: c.grouped_allreduce([X] * (2 if odd() else 3)),
+    "factors": lambda: c.allreduce(X, prescale_factor=2.0 if odd() else 1.0),
+    "transport": lambda: c.allreduce(X, transport="mpi" if odd() else None),
+}
+
+
+@pytest.mark.parametrize("what", MISMATCHES)
+def test_a_difference_is_named_on_every_rank(what):
+    for _ in range(TIMES):
+        error = in_a_cell(MISMATCHES[what])
+        assert isinstance(error, CollectiveMismatch)
+        assert any(f"needs the same {word}" in str(error) for word in what.split("|"))
+        assert "rank 1 ha" in str(error)
+        assert "misuse_suite.py" in str(error)
+        next_cell_works()
+
+
+def test_a_mismatch_leaves_the_epoch_clean():
+    before = c.epoch()
+    for what in MISMATCHES:
+        with pytest.raises(CollectiveMismatch):
+            MISMATCHES[what]()
+        assert c.allreduce(1, c.Sum) == c.size()
+    assert not c.dirty()
+    assert c.epoch() == before
+
+
+def test_a_mismatch_of_a_communicators_root_is_named():
+    error = in_a_cell(lambda: c.comm().bcast(1, root=1 if odd() else 0))
+    assert isinstance(error, CollectiveMismatch)
+    assert "comm.bcast needs the same root" in str(error)
+
+
+def test_calls_in_another_order_are_named_with_both_lines():
+    def swapped():
+        if odd():
+            c.broadcast(X)
+            c.allreduce(X)
+        else:
+            c.allreduce(X)
+            c.broadcast(X)
+
+    for _ in range(TIMES):
+        error = in_a_cell(swapped)
+        assert isinstance(error, CollectiveMismatch)
+        assert ": c.broadcast(X)" in str(error)
+        assert ": c.allreduce(X)" in str(error)
+        next_cell_works()
+
+
+WAITING: dict[str, Callable[[], object]] = {
+    "allreduce": lambda: c.allreduce(X),
+    "allreduce of megabytes": lambda: c.allreduce(np.ones(500_000)),
+    "broadcast": lambda: c.broadcast(X),
+    "over MPI": lambda: c.allreduce(X, transport="mpi"),
+    "handle": lambda: c.allreduce_async(X).synchronize(),
+    "communicator": lambda: c.comm().Allreduce(X, X.copy()),
+    "object": lambda: c.comm().bcast(None),
+    "receive": lambda: c.comm().recv(source=ODD),
+    "Receive": lambda: c.comm().Recv(np.empty(1), source=ODD),
+    "probe": lambda: c.comm().probe(source=ODD),
+}
+
+
+@pytest.mark.parametrize("what", WAITING)
+def test_a_rank_that_returns_early_is_named(what):
+    for _ in range(TIMES):
+        error = in_a_cell(lambda: None if odd() else WAITING[what]())
+        if odd():
+            assert error is None
+        else:
+            assert isinstance(error, RankLeft)
+            assert "rank 1 has left this cell" in str(error)
+            assert "misuse_suite.py" in str(error)
+        next_cell_works()
+
+
+@pytest.mark.parametrize("what", WAITING)
+def test_a_rank_that_raises_is_named_with_its_reason(what):
+    def fails():
+        if odd():
+            raise ValueError("bad batch")
+        WAITING[what]()
+
+    for _ in range(TIMES):
+        error = in_a_cell(fails)
+        if not odd():
+            assert isinstance(error, RankLeft)
+            assert "ValueError: bad batch" in str(error)
+            assert "at cell:1" in str(error)
+        next_cell_works()
+
+
+def test_a_call_less_is_a_rank_that_left():
+    def fewer():
+        for _ in range(3 if odd() else 4):
+            c.allreduce(X)
+
+    for _ in range(TIMES):
+        error = in_a_cell(fewer)
+        assert isinstance(error, type(None) if odd() else RankLeft)
+        next_cell_works()
+
+
+def test_a_rank_outside_of_the_cell_is_named():
+    if odd():
+        return
+    number = 10**6
+    c.scope.enter("this cell", tuple(r for r in range(c.size()) if r != ODD), number)
+    with pytest.raises(RankLeft, match=r"rank 1 does not run this cell \(-r 0"):
+        c.allreduce(X)
+    c.scope.leave("it ended")
+
+
+def test_ranks_that_wait_for_each_other_are_told_so():
+    def crossed():
+        if c.rank() == 0:
+            c.comm().recv(source=ODD)
+        else:
+            c.allreduce(X)
+
+    for _ in range(TIMES):
+        error = in_a_cell(crossed)
+        assert isinstance(error, CollectiveMismatch)
+        assert "ranks 0 and 1 wait for each other" in str(error)
+        assert ": c.comm().recv(source=ODD)" in str(error)
+        next_cell_works()
+
+
+def test_two_ranks_that_both_receive_are_told_so():
+    def both():
+        if c.rank() < 2:
+            c.comm().recv(source=1 - c.rank())
+
+    error = in_a_cell(both)
+    assert isinstance(error, CollectiveMismatch if c.rank() < 2 else type(None))
+    next_cell_works()
+
+
+def test_a_late_rank_is_told_of_with_its_line_and_awaited():
+    told: list[str] = []
+    world = c.runtime.world.current()
+    patience, world.late_seconds = world.late_seconds, 1.0
+    c.on_notice(told.append)
+
+    def late():
+        if odd():
+            time.sleep(1.6)  # the line to be found
+        c.allreduce(X)
+
+    try:
+        assert in_a_cell(late) is None
+    finally:
+        world.late_seconds = patience
+    if c.rank() == 0:
+        assert len(told) == 1
+        assert "has waited 1 s for rank 1" in told[0]
+        assert "time.sleep(1.6)  # the line to be found" in told[0]
+    else:
+        assert told == []
+
+
+def test_a_late_rank_costs_little_time_of_a_core():
+    def late():
+        if odd():
+            time.sleep(1.0)
+        c.allreduce(X)
+
+    c.barrier()
+    before = time.process_time()
+    assert in_a_cell(late) is None
+    assert odd() or time.process_time() - before < 0.5
+
+
+@pytest.mark.parametrize("what", WAITING)
+def test_an_interrupt_is_heard_inside_a_collective(what):
+    def waits():
+        if odd():
+            # Interrupted as well, as a notebook's interrupt reaches every rank.
+            with interrupted_after(0.05):
+                time.sleep(5)
+        with interrupted_after(0.03):
+            WAITING[what]()
+            time.sleep(5)
+
+    for _ in range(TIMES):
+        error = in_a_cell(waits)
+        assert isinstance(error, KeyboardInterrupt)
+        next_cell_works()
+
+
+def test_an_interrupt_at_any_moment_leaves_the_next_cell_whole():
+    def busy():
+        with interrupted_after(0.01 + 0.003 * np.random.default_rng().random()):
+            while True:
+                c.allreduce(X)
+                c.allreduce(np.ones(200_000, "float32"), c.Sum)
+                c.allgather(X[: c.rank()])
+
+    for _ in range(4 * TIMES):
+        error = in_a_cell(busy)
+        assert isinstance(error, KeyboardInterrupt | RankLeft)
+        next_cell_works()
+
+
+def test_variables_survive_an_interrupt():
+    kept = c.allreduce(np.arange(100_000.0), c.Max)
+    for _ in range(TIMES):
+        error = in_a_cell(lambda: c.allreduce(np.ones(300_000), c.Sum) if not odd() else None)
+        assert isinstance(error, type(None) if odd() else RankLeft)
+        next_cell_works()
+        c.allreduce(np.zeros(100_000), c.Max)
+    assert (kept == np.arange(100_000.0)).all()
+
+
+def test_a_handle_left_behind_ends_the_epoch():
+    before = c.epoch()
+    handles: list[c.Handle] = []
+    in_a_cell(lambda: handles.append(c.allreduce_async(X)) if not odd() else None)
+    assert c.epoch() == before + 1
+    for handle in handles:
+        with pytest.raises(StaleHandle, match="Post it again"):
+            handle.synchronize()
+    next_cell_works()
+
+
+def test_an_epoch_that_is_over_for_a_rank_is_over_at_once():
+    def twice():
+        if odd():
+            return
+        with pytest.raises(RankLeft):
+            c.allreduce(X)
+        with pytest.raises(RankLeft, match="needs an epoch that is whole"):
+            c.allreduce(X)
+
+    assert in_a_cell(twice) is None
+    next_cell_works()
+
+
+def test_process_sets_survive_an_epoch(sets):
+    half = sets["half"]
+    in_a_cell(lambda: None if odd() else c.allreduce(X))
+    for transport in ("shared", "mpi"):
+        assert c.allreduce(1, c.Sum, process_set=half, transport=transport) == half.size()
+
+
+def test_a_communicator_stands_for_every_epoch():
+    comm = c.comm()
+    in_a_cell(lambda: None if odd() else c.allreduce(X))
+    assert c.comm() is comm
+    request = comm.Ibarrier()
+    while not request.Test():
+        continue
+    assert comm.allreduce(1) == c.size()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_nothing_leaks_over_a_thousand_aborted_collectives():
+    def abort() -> None:
+        with pytest.raises(CollectiveMismatch):
+            c.allreduce(np.ones(100 + (c.rank() == ODD)))
+
+    for _ in range(100):
+        abort()
+    files, memory = descriptors(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(1000):
+        abort()
+    assert descriptors() == files
+    # Kilobytes: the high-water mark may move by what one garbage collection leaves.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 4096
+
+
+def test_descriptors_stay_flat_over_a_hundred_epochs():
+    for _ in range(10):
+        in_a_cell(lambda: None if odd() else c.allreduce(X))
+    files = descriptors()
+    for _ in range(100):
+        in_a_cell(lambda: None if odd() else c.allreduce(X))
+    assert descriptors() == files
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("allranks-")]
+    assert MPI.Is_initialized()

@@ -1,0 +1,41 @@
+"""Runs the suites in ``ranks/`` on every rank of an mpiexec.
+
+    mpiexec -n 4 python tests/mpi/run.py [suite ...] [pytest options]
+
+Every rank runs the same tests in the same order. Only the first rank reports what passed; a rank
+on which a test failed reports that.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+RANKS = Path(__file__).resolve().parent / "ranks"
+
+
+def main() -> int:
+    import allranks.collectives as c
+
+    chosen = [a for a in sys.argv[1:] if not a.startswith("-")]
+    options = [a for a in sys.argv[1:] if a.startswith("-")]
+    suites = [str(RANKS / f"{name}_suite.py") for name in chosen] or [str(RANKS)]
+    sys.path.insert(0, str(RANKS))
+    c.init()
+    said = io.StringIO()
+    with redirect_stdout(said):
+        code = pytest.main(
+            ["-c", str(RANKS / "pytest.ini"), "-q", "-p", "no:cacheprovider", *options, *suites]
+        )
+    if c.rank() == 0 or code:
+        os.write(1, f"rank {c.rank()} of {c.size()}\n{said.getvalue()}\n".encode())
+    return int(code)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
