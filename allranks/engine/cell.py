@@ -16,6 +16,7 @@ import cloudpickle
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from allranks import collectives
+from allranks.engine.commands import end_cells_too
 from allranks.engine.report import report, without_own_frames
 from allranks.errors import CollectiveError, UsageError
 from allranks.records.wire import Reply, Report, RunCell
@@ -26,7 +27,7 @@ def ignore_interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 
 #: Raised inside allranks on the user's behalf: the frames there are not to blame.
-_NOT_OUR_FRAMES = (CollectiveError, UsageError, KeyboardInterrupt)
+_NOT_OUR_FRAMES = (CollectiveError, UsageError, KeyboardInterrupt, asyncio.CancelledError)
 _EXIT = "sys.exit() ends a cell, not its rank: the rank lives on with its variables."
 
 
@@ -49,6 +50,9 @@ class CellRunner:
         self._hearing = 0
         self._interrupted_early = 0
         self._hearing_lock = threading.Lock()
+        self._interrupts = 0
+        end_cells_too(shell, lambda: self._interrupts)
+        setattr(shell, "ask_exit", sys.exit)  # noqa: B010  exit and quit would end the engine
         shell.set_custom_exc(_NOT_OUR_FRAMES, self._show_own_frames)
         setattr(shell, "_showtraceback", self._keep_traceback)  # noqa: B010  a method, to mypy
         warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
@@ -60,6 +64,8 @@ class CellRunner:
         self, shell: Any, etype: Any, value: BaseException, tb: Any, tb_offset: int | None = None
     ) -> list[str]:
         """Formats a traceback up to the user's last frame: those below are ours."""
+        if isinstance(value, asyncio.CancelledError) and self._interrupts:
+            etype, value = KeyboardInterrupt, KeyboardInterrupt()
         without_own_frames(tb)
         lines: list[str] = shell.InteractiveTB.structured_traceback(
             etype, value, tb, tb_offset=tb_offset
@@ -71,6 +77,7 @@ class CellRunner:
         """Raises KeyboardInterrupt in the main thread, while or before it runs this cell."""
         with self._hearing_lock:
             if self._hearing == cell:
+                self._interrupts += 1
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             else:
                 self._interrupted_early = cell
@@ -79,6 +86,7 @@ class CellRunner:
         """Returns the reply to a cell and its payloads; never raises."""
         started = time.monotonic()
         self._traceback = []
+        self._interrupts = 0
         self.shell.execution_count = cell.number
         collectives.scope.enter(cell.label, cell.ranks or None, cell.cell)
         try:
@@ -90,7 +98,10 @@ class CellRunner:
             result, error = ExecutionResult(None), outside
         finally:
             self._hear_no_more()
-        interrupted = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
+        if isinstance(error, asyncio.CancelledError) and self._interrupts:
+            # How an interrupt reaches a cell that awaits.
+            error = KeyboardInterrupt().with_traceback(error.__traceback__)
+        interrupted = isinstance(error, KeyboardInterrupt)
         told = self._report(error) if error is not None else None
         where = f"line {told.line}: {told.source_line}" if told and told.line else None
         collectives.scope.leave(_reason(error, interrupted), failed=error is not None, where=where)

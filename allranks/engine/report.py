@@ -11,6 +11,8 @@ from types import TracebackType
 from allranks.errors import RankLeft
 from allranks.records.wire import Report
 
+_MESSAGE_CHARACTERS = 2000
+_TRACEBACK_CHARACTERS = 20_000
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -54,8 +56,8 @@ def report(
         host=socket.gethostname(),
         device=device,
         etype=type(error).__name__,
-        message=_text_of(error),
-        traceback=tuple(formatted),
+        message=_bounded(_text_of(error), _MESSAGE_CHARACTERS),
+        traceback=(_bounded("\n".join(formatted), _TRACEBACK_CHARACTERS),),
         line=line,
         source_line=source,
         # A rank that could not go on because another one left did not fail: it was waiting.
@@ -68,3 +70,11 @@ def _text_of(error: BaseException) -> str:
         return str(error)
     except Exception as problem:  # a user's __str__ may do anything
         return f"<its text cannot be shown: {problem!r}>"
+
+
+def _bounded(text: str, most: int) -> str:
+    """Returns a text, or its two ends around the count of what is left out."""
+    left_out = len(text) - most
+    if left_out <= 0:
+        return text
+    return f"{text[: most // 2]}\x1b[0m … {left_out:,} characters … {text[-(most // 2) :]}"

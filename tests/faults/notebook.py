@@ -1,0 +1,96 @@
+"""A notebook that uses allranks, and what it must have left behind when it is closed: logs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from tests.kernel import Cell, Kernel
+
+GONE_SECONDS = 10
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class Notebook(Kernel):
+    """A kernel that has loaded allranks, with a temporary folder of its own.
+
+    Args:
+        cwd: where it runs.
+        env: additions to the environment; a value of None removes the name.
+    """
+
+    def __init__(self, cwd: Path, env: dict[str, str | None] | None = None) -> None:
+        self.temporary = Path(tempfile.mkdtemp(prefix="faults-"))
+        self._segments: set[str] = set()
+        super().__init__(cwd, {"TMPDIR": str(self.temporary)} | (env or {}))
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        loaded = self.run("%load_ext allranks")
+        assert loaded.status == "ok", loaded.text
+        return self
+
+    def on_ranks(self, source: str, options: str = "", timeout: float = 60) -> Cell:
+        """Runs ``source`` on the ranks and returns the cell once it has ended."""
+        return self.start_on_ranks(source, options).wait(timeout)
+
+    def start_on_ranks(self, source: str, options: str = "") -> Cell:
+        """Sends ``source`` to the ranks and returns the cell while it runs."""
+        return self.start(f"%%distributed {options}".rstrip() + f"\n{source}")
+
+    def value(self, expression: str) -> str:
+        """Returns what the notebook shows for an expression of its own."""
+        return self.run(expression).displays[0]["text/plain"]
+
+    def pids(self) -> dict[int, int]:
+        """Returns the process id of every rank."""
+        return {
+            int(rank): int(pid)
+            for rank, pid in re.findall(
+                r"rank (\d+)  pid (\d+)", self.run("%distributed status").text
+            )
+        }
+
+    def logs(self) -> dict[str, Path]:
+        """Returns the log files of all clusters so far, those of the newest by their name."""
+        return {path.name: path for path in sorted(self.cwd.glob(".state/allranks/*/*.log"))}
+
+    def note_files(self) -> set[str]:
+        """Returns what the processes of this notebook share in memory, and keeps it in mind."""
+        for process in self.children():
+            with suppress(OSError):
+                maps = Path(f"/proc/{process.pid}/maps").read_text()
+                self._segments |= set(re.findall(rf"{_SHARED_MEMORY}/(\S+)$", maps, re.MULTILINE))
+        return self._segments
+
+    def check_nothing_left(self) -> None:
+        """Raises unless every process is gone within ten seconds, and every file but the logs."""
+        self.wait_for_no_children(GONE_SECONDS)
+        deadline = time.monotonic() + 1
+        while (left := self.files_left()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert left == []
+
+    def files_left(self) -> list[str]:
+        """Returns the files that the cluster had and that are still there, logs apart."""
+        shared = [name for name in self._segments if (_SHARED_MEMORY / name).exists()]
+        temporary = [str(path) for path in self.temporary.rglob("*")]
+        # The kernel's own, which its front end removes, and the folders that the tests gave it.
+        own = (".", "kernel-")
+        mine = [path.name for path in self.cwd.iterdir() if not path.name.startswith(own)]
+        state = [path.name for path in self.cwd.glob(".state/**/*") if path.is_file()]
+        return shared + temporary + mine + [name for name in state if not name.endswith(".log")]
+
+    def stop(self) -> None:
+        """Ends the kernel; its cluster is given the time to tidy up before it is killed."""
+        if self._manager.has_kernel:
+            self._manager.shutdown_kernel(now=True)
+        with suppress(TimeoutError):
+            self.wait_for_no_children(GONE_SECONDS)
+        super().stop()
+        shutil.rmtree(self.temporary, ignore_errors=True)

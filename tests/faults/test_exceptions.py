@@ -1,0 +1,118 @@
+"""A cell that fails says who failed, where and why, once; ranks and variables live on."""
+
+import pytest
+
+KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
+
+
+@pytest.fixture(autouse=True)
+def _ranks_live_on(notebook):
+    yield
+    cell = notebook.on_ranks("kept")
+    assert (cell.status, cell.text) == ("ok", KEPT)
+
+
+def test_an_exception_on_one_rank_is_shown_with_its_rank_and_line(notebook):
+    cell = notebook.on_ranks("share = 4\nif rank == 2:\n    share / 0")
+    assert (cell.status, cell.error_name) == ("error", "CellFailed")
+    assert cell.error_value == "rank 2 of 4 at line 4: ZeroDivisionError: division by zero"
+    assert cell.text.startswith("rank 2 (")
+    assert ") raised ZeroDivisionError at line 4: share / 0\n" in cell.text
+    assert "----> 4     share / 0" in cell.text
+    assert "ranks 0–1, 3 finished the cell" in cell.text
+
+
+def test_the_same_exception_on_all_ranks_is_shown_once(notebook):
+    cell = notebook.on_ranks("def fail():\n    raise ValueError('all alike')\nfail()")
+    assert cell.error_value == "ranks 0–3 of 4 at line 3: ValueError: all alike"
+    assert cell.text.count("Traceback (most recent call last)") == 1
+    assert "----> 4 fail()" in cell.text
+    assert "site-packages" not in cell.text
+
+
+def test_different_exceptions_are_each_shown_with_their_rank(notebook):
+    cell = notebook.on_ranks("[int, 1 / (rank - 1) and {}.pop, list, [].pop][rank]('five')")
+    assert cell.error_value.startswith("ranks 0–1, 3 of 4 at line 2: ValueError: invalid literal")
+    for rank, name in ((0, "ValueError"), (1, "ZeroDivisionError"), (3, "TypeError")):
+        assert f"rank {rank} (" in cell.text
+        assert f"raised {name} at line 2" in cell.text
+    assert "rank 2 finished the cell" in cell.text
+
+
+def test_ranks_that_waited_for_the_failed_one_are_called_waiting(notebook):
+    cell = notebook.on_ranks(
+        "import numpy as np\nif rank == 3:\n    raise OSError('no such file')\n"
+        "allreduce(np.ones(2))"
+    )
+    assert cell.error_value == "rank 3 of 4 at line 4: OSError: no such file"
+    assert cell.text.startswith("rank 3 (")
+    assert "ranks 0–2 were waiting at line 5: allreduce(np.ones(2))" in cell.text
+
+
+def test_a_syntax_error_is_shown_once_and_nothing_runs(notebook):
+    cell = notebook.on_ranks("kept = 'overwritten'\nkept = (1,\n")
+    assert (cell.status, cell.error_name) == ("error", "InvalidCell")
+    assert "nothing has run, on any rank" in cell.text
+    assert cell.text.count("SyntaxError: '(' was never closed") == 1
+    assert "line 3" in cell.text
+
+
+def test_a_return_outside_a_function_is_found_before_anything_runs(notebook):
+    cell = notebook.on_ranks("kept = 'overwritten'\nreturn kept")
+    assert cell.error_name == "InvalidCell"
+    assert "'return' outside function" in cell.text
+
+
+def test_sys_exit_ends_the_cell_and_not_the_rank(notebook):
+    cell = notebook.on_ranks("import sys\nprint('before')\nsys.exit(3)\nprint('after')")
+    assert (cell.status, cell.error_name) == ("error", "CellFailed")
+    assert cell.error_value == "ranks 0–3 of 4 at line 4: SystemExit: 3"
+    assert "the rank lives on with its variables" in cell.text
+    assert "before" in cell.text
+    assert "│ after" not in cell.text
+
+
+def test_quit_ends_the_cell_and_not_the_rank(notebook):
+    cell = notebook.on_ranks("quit()")
+    assert cell.status == "error"
+    assert "the rank lives on with its variables" in cell.text
+
+
+def test_an_exception_whose_text_cannot_be_made_shows_why(notebook):
+    cell = notebook.on_ranks(
+        "class Odd(Exception):\n    def __str__(self):\n        raise RuntimeError('inner')\n"
+        "raise Odd()"
+    )
+    assert cell.error_name == "CellFailed"
+    assert "in Odd.__str__(self)" in cell.text
+    assert "RuntimeError: inner" in cell.text
+
+
+def test_a_chain_of_exceptions_is_shown_whole(notebook):
+    cell = notebook.on_ranks(
+        "try:\n    {}['inner']\nexcept KeyError as error:\n    raise ValueError('outer') from error"
+    )
+    assert "KeyError: 'inner'" in cell.text
+    assert "direct cause" in cell.text
+    assert "ValueError: outer" in cell.text
+
+
+def test_an_enormous_message_is_not_sent_whole(notebook):
+    cell = notebook.on_ranks("raise ValueError('x' * 5_000_000)")
+    assert "ValueError: xxx" in cell.error_value
+    assert cell.iopub_nbytes < 1_000_000
+
+
+def test_a_failed_cell_stops_run_all(notebook):
+    failing = notebook.start_on_ranks("import time; time.sleep(0.3); 1 / 0")
+    following = notebook.start_on_ranks("kept = 'overwritten'")
+    assert failing.wait().status == "error"
+    assert following.wait().status == "aborted"
+
+
+def test_a_value_that_cannot_be_shown_does_not_fail_the_cell(notebook):
+    cell = notebook.on_ranks(
+        "class Odd:\n    def __repr__(self):\n        raise RuntimeError('no picture')\nOdd()"
+    )
+    assert cell.status == "ok"
+    assert "RuntimeError: no picture" in cell.text
