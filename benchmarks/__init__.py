@@ -1,0 +1,5 @@
+"""Measurements of allranks beside its peers, on one machine and in one run.
+
+``python -m benchmarks [NAME …]`` measures; ``python -m benchmarks report`` writes the README's
+figures from what was measured. Every figure comes from a file in ``results/``.
+"""

@@ -1,0 +1,58 @@
+"""The round trip of a cell that does nothing: from the front end's request to the kernel's idle."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from benchmarks import frontend, machine, results
+from benchmarks.frontend import FrontEnd
+
+SIZES = (1, 2, 4, 8, 16)
+BLOCKS = 10
+CELLS_A_BLOCK = 6
+_WARM_UP = 5
+CELLS = {"allranks": "%%distributed\npass", "ipyparallel": "%%px\npass"}
+
+
+def main() -> None:
+    """Measures, writes ``results/cells.json`` and prints its table."""
+    described = machine.describe()
+    samples = {}
+    with frontend.front_end() as end:
+        end.do(frontend.LOAD)
+        for n in SIZES:
+            samples[str(n)] = _at(end, n)
+    print(table(results.write("cells", described, {"unit": "ms", "samples": samples})))
+
+
+def _at(end: FrontEnd, n: int) -> dict[str, list[float]]:
+    """Returns the milliseconds of every cell; the two sides take turns, block by block."""
+    end.do(frontend.START.format(n=n))
+    frontend.start_peer(end, n)
+    for cell in CELLS.values():
+        for _ in range(_WARM_UP):
+            end.do(cell)
+    samples: dict[str, list[float]] = {peer: [] for peer in CELLS}
+    for _ in range(BLOCKS):
+        for peer, cell in CELLS.items():
+            end.do(cell)  # the first after a change of sides is not counted
+            samples[peer] += [1000 * end.do(cell).seconds for _ in range(CELLS_A_BLOCK)]
+    end.do(frontend.STOP)
+    end.do(frontend.STOP_PEER)
+    return samples
+
+
+def table(result: dict[str, Any]) -> str:
+    """Returns the figures as markdown."""
+    rows = []
+    for n, peers in result["samples"].items():
+        ours, theirs = peers["allranks"], peers["ipyparallel"]
+        share = statistics.median(ours) / statistics.median(theirs)
+        figures = [results.middle_and_least(samples) for samples in (ours, theirs)]
+        rows.append([n, *figures, f"{100 * share:.0f} %"])
+    count = len(next(iter(result["samples"].values()))["allranks"])
+    return (
+        f"A cell with `pass`, there and back, in milliseconds: median (least) of {count}.\n\n"
+        + results.markdown(["ranks", "`%%distributed`", "`%%px`", "of its time"], rows)
+    )

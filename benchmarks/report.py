@@ -1,0 +1,44 @@
+"""The README's figures: written from ``results/``, between two markers, and nowhere else."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine, results
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+BEGIN = "<!-- figures -->"
+END = "<!-- /figures -->"
+ORDER = ("start", "cells", "output", "collectives")
+
+
+def section(measured: list[dict[str, Any]]) -> str:
+    """Returns the tables of the results, each with its date, and the machines below them."""
+    parts, machines = [], {}
+    for result in measured:
+        parts.append(importlib.import_module(f"benchmarks.{result['name']}").table(result))
+        machines[machine.sentence(result["machine"])] = result["date"]
+    measured_on = [f"Measured {date} on {described}." for described, date in machines.items()]
+    how = "`make bench` measures again; every sample is in `benchmarks/results/`."
+    return "\n\n".join([*parts, *measured_on, how])
+
+
+def insert(text: str, figures: str) -> str:
+    """Returns the text with the figures between its markers.
+
+    Raises:
+        ValueError: the markers are not there.
+    """
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"expected {BEGIN} and {END}, found no such pair. Add both.")
+    return f"{head}{BEGIN}\n{figures}\n{END}{tail}"
+
+
+def update_readme() -> None:
+    """Writes the README's figures anew."""
+    measured = [results.read(name) for name in ORDER if (results.FOLDER / f"{name}.json").exists()]
+    README.write_text(insert(README.read_text(), section(measured)))

@@ -1,0 +1,42 @@
+"""The files in ``results/``: what was measured, every sample of it, and on what machine."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).with_name("results")
+
+
+def write(name: str, machine: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    """Writes ``results/NAME.json`` and returns what stands in it."""
+    result = {"name": name, "date": date.today().isoformat(), "machine": machine, **measured}
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def read(name: str) -> dict[str, Any]:
+    """Returns what stands in ``results/NAME.json``."""
+    result: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return result
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table; the first column is text, the others are figures."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def middle_and_least(samples: Sequence[float], digits: int = 1) -> str:
+    """Returns ``median (minimum)``."""
+    return f"{statistics.median(samples):.{digits}f} ({min(samples):.{digits}f})"
+
+
+def ratio(theirs: Sequence[float], ours: Sequence[float]) -> str:
+    """Returns how many times longer theirs takes, median by median."""
+    return f"{statistics.median(theirs) / statistics.median(ours):.1f}×"

@@ -1,0 +1,132 @@
+"""From start to the first reply of every rank, each time in a fresh process, imports done.
+
+``ipyparallel`` is as it comes; ``ipyparallel, tuned`` is told not to wait between steps and to look
+for engines every 200 ms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from typing import Any
+
+from benchmarks import machine, results
+from benchmarks.frontend import ROOT, environment
+from benchmarks.processes import MARK, end_marked
+
+SIZES = (1, 2, 4)
+REPETITIONS = 7
+PEERS = ("allranks", "ipyparallel", "ipyparallel, tuned")
+_SECONDS = 180.0
+
+
+def main() -> None:
+    """Measures, writes ``results/start.json`` and prints its table."""
+    described = machine.describe()
+    samples: dict[str, dict[str, list[float]]] = {
+        str(n): {peer: [] for peer in PEERS} for n in SIZES
+    }
+    for _ in range(REPETITIONS):
+        for n in SIZES:
+            for peer in PEERS:
+                samples[str(n)][peer].append(_in_fresh_process(peer, n))
+    print(table(results.write("start", described, {"unit": "s", "samples": samples})))
+
+
+def table(result: dict[str, Any]) -> str:
+    """Returns the figures as markdown."""
+    rows = []
+    for n, peers in result["samples"].items():
+        ours = peers["allranks"]
+        row = [f"{n}", results.middle_and_least(ours, 2)]
+        for peer, theirs in peers.items():
+            if peer != "allranks":
+                row.append(f"{results.middle_and_least(theirs, 2)}, {results.ratio(theirs, ours)}")
+        rows.append(row)
+    others = [peer for peer in next(iter(result["samples"].values())) if peer != "allranks"]
+    head = ["ranks", "allranks", *(f"{peer}, longer by" for peer in others)]
+    count = len(next(iter(result["samples"].values()))["allranks"])
+    return (
+        f"From start to the first reply of every rank, in seconds: median (least) of {count}.\n\n"
+        + results.markdown(head, rows)
+    )
+
+
+def _in_fresh_process(peer: str, n: int) -> float:
+    mark = uuid.uuid4().hex
+    with tempfile.TemporaryDirectory() as folder:
+        places = dict.fromkeys(("IPYTHONDIR", "XDG_STATE_HOME", "JUPYTER_RUNTIME_DIR"), folder)
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.start", peer, str(n)],
+                env={**os.environ, **environment(), **places, MARK: mark},
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=_SECONDS,
+                check=True,
+            )
+        finally:
+            end_marked(mark)
+    return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _allranks(n: int) -> float:
+    import allranks
+
+    started = time.perf_counter()
+    cluster = allranks.Cluster(n).start()
+    try:
+        ranks = cluster.run("rank")
+        seconds = time.perf_counter() - started
+    finally:
+        cluster.stop()
+    assert ranks == list(range(n)), ranks
+    return seconds
+
+
+def _ipyparallel(n: int, **options: Any) -> float:
+    import ipyparallel
+
+    started = time.perf_counter()
+    cluster = ipyparallel.Cluster(engines="mpi", n=n, **options)
+    try:
+        client = cluster.start_and_connect_sync()
+        ranks = client[:].apply_sync(_rank)
+        seconds = time.perf_counter() - started
+    finally:
+        cluster.stop_cluster_sync()
+    assert sorted(ranks) == list(range(n)), ranks
+    return seconds
+
+
+def _rank() -> int:
+    from mpi4py import MPI
+
+    return int(MPI.COMM_WORLD.Get_rank())
+
+
+if __name__ == "__main__":
+    import ipyparallel.cluster.launcher  # noqa: F401  neither side pays for its imports
+
+    import allranks.cluster.cluster  # noqa: F401
+
+    if sys.argv[1] == "allranks":
+        measured = _allranks(int(sys.argv[2]))
+    elif sys.argv[1] == "ipyparallel":
+        measured = _ipyparallel(int(sys.argv[2]))
+    else:
+        measured = _ipyparallel(
+            int(sys.argv[2]),
+            delay=0,
+            controller_args=[
+                "--HeartMonitor.period=200",
+                "--HeartMonitor.max_heartmonitor_misses=300",
+            ],
+        )
+    print(json.dumps(measured))
