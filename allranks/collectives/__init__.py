@@ -6,6 +6,8 @@ Importing this imports numpy and nothing heavier; MPI starts with `init`.
 from allranks.collectives.cells import scope
 from allranks.collectives.compression import Compression
 from allranks.collectives.handles import Handle, poll, synchronize
+from allranks.collectives.joining import join
+from allranks.collectives.messaging import recv, send
 from allranks.collectives.operations import (
     allgather,
     allgather_async,
@@ -71,6 +73,7 @@ from allranks.collectives.runtime import (
     shutdown,
     size,
 )
+from allranks.collectives.tracing import timeline
 
 __all__ = [
     "Adasum",
@@ -114,6 +117,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "on_notice",
@@ -121,6 +125,7 @@ __all__ = [
     "poll",
     "rank",
     "records",
+    "recv",
     "reduce",
     "reduce_async",
     "reducescatter",
@@ -130,7 +135,9 @@ __all__ = [
     "scatter",
     "scatter_async",
     "scope",
+    "send",
     "shutdown",
     "size",
     "synchronize",
+    "timeline",
 ]

@@ -6,7 +6,7 @@ import linecache
 import os
 import sys
 import sysconfig
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import NamedTuple
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -67,6 +67,13 @@ def of_frame(frame: FrameType | None) -> Site:
             library = Site(name, frame.f_lineno)
         frame = frame.f_back
     return library or Site("<unknown>", 0)
+
+
+def of_traceback(traceback: TracebackType | None) -> Site:
+    """The user's own line where an exception was raised, or that led there."""
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return of_frame(traceback.tb_frame if traceback is not None else None)
 
 
 def here() -> Site:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from allranks.collectives import board as fields
-from allranks.collectives.callsite import of_frame
+from allranks.collectives.callsite import of_traceback
 
 if TYPE_CHECKING:
     from allranks.collectives.world import World
@@ -30,10 +30,7 @@ def install(world: World) -> None:
     hook = sys.excepthook
 
     def failed(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
-        last = tb
-        while last is not None and last.tb_next is not None:
-            last = last.tb_next
-        where = str(of_frame(last.tb_frame)) if last is not None else ""
+        where = str(of_traceback(tb))
         _installed[-1].depart(f"raised {kind.__name__}: {error}", True, where)
         hook(kind, error, tb)
 

@@ -97,9 +97,12 @@ class Group:
         same, call.last, index = channel.compare(call.sequence, fingerprint)
         call.last_rank = self.ranks[index]
         if not same and self.world.checks:
-            # Some have laid out a block and some have not: all go on from the same one.
-            channel.turn = channel.count & 1
-            raise CollectiveMismatch(guard.mismatch_text(self.brought(call)))
+            brought = self.brought(call)
+            specs = {spec for spec, _ in brought.values()} - {guard.JOIN}
+            if len(specs) > 1 or not guard.goes_with_joined(*specs):
+                # Some have laid out a block, some have not: all go on from the same one.
+                channel.turn = channel.count & 1
+                raise CollectiveMismatch(guard.mismatch_text(brought))
         call.moving = True
 
     def brought(self, call: Call) -> dict[int, tuple[guard.Spec, Site]]:

@@ -35,6 +35,18 @@ class Spec(NamedTuple):
         return f"{self.op}({self.reduction})" if self.reduction else self.op
 
 
+JOIN = Spec("join")
+"""What a rank brings that has run out of data."""
+_WITH_JOINED = ("allreduce", "grouped_allreduce")
+
+
+def goes_with_joined(spec: Spec) -> bool:
+    """Whether a call can go on while some ranks bring zeros."""
+    return (
+        spec.op in _WITH_JOINED and spec.reduction in ("Sum", "Average") and "+" not in spec.dtype
+    )
+
+
 _packed: dict[Spec, tuple[int, bytes]] = {}
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import allranks.collectives as c
-from allranks.errors import UsageError
+from allranks.errors import CollectiveMismatch, UsageError
 
 try:
     import ml_dtypes
@@ -382,3 +385,50 @@ def test_records_tell_waiting_from_transfer():
     assert (record.op, record.name, record.nbytes) == ("allreduce", "gradients", 4000)
     assert record.arrived <= record.last_arrived <= record.ended
     assert (record.busbw_gbps is None) == (c.size() == 1)
+
+
+def test_ranks_without_data_join_the_others():
+    done = 0
+    for _ in range(c.rank() + 1):
+        found = c.allreduce(np.full(3, 1.0), c.Sum)
+        assert found[0] == c.size() - done
+        big = c.allreduce(np.full(150_000, 1.0, "float32"), c.Average)
+        np.testing.assert_allclose(big, (c.size() - done) / c.size(), rtol=1e-6)
+        assert c.allreduce(1, c.Sum, transport="mpi") == c.size() - done
+        done += 1
+    assert c.join() == c.size() - 1
+    assert c.allreduce(1, c.Sum) == c.size()
+
+
+def test_an_operation_that_joined_ranks_cannot_bring_zeros_to_is_refused():
+    if c.size() > 1:
+        with pytest.raises(CollectiveMismatch, match="the same operation"):
+            _ = c.join() if c.rank() == 0 else c.broadcast(1.0, 1)
+
+
+@pytest.mark.parametrize("count", [0, 3, 500_000])
+def test_send_and_recv_carry_an_array_around(count):
+    if c.size() > 1:
+        after, before = (c.rank() + 1) % c.size(), (c.rank() - 1) % c.size()
+        mine = np.full((count, 2), c.rank(), "int16")
+        if c.rank() % 2 or c.rank() == c.size() - 1 == 0:
+            found = c.recv(before)
+            c.send(mine, after)
+        elif c.rank() == 0:
+            c.send(mine, after)
+            found = c.recv(before)
+        else:
+            found = c.recv(before)
+            c.send(mine, after)
+        same(found, np.full((count, 2), before, "int16"))
+
+
+def test_the_timeline_has_a_row_a_rank(tmp_path):
+    path = c.broadcast_object(str(tmp_path / "trace.json"))
+    c.allreduce(np.ones(10), name="gradients")
+    c.timeline(path)
+    events = json.loads(Path(path).read_text())["traceEvents"]
+    rows = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert rows == {f"rank {r}" for r in range(c.size())}
+    assert {e["cat"] for e in events if e["ph"] == "X"} >= {"transfer"}
+    assert any("gradients" in e["name"] for e in events)
