@@ -87,7 +87,7 @@ def loss(
         what += f"; MPI ended {label(others)} with it" if others else ""
         said = "" if shown else last_lines(log_dir, ends, "")
     else:
-        what = f"the ranks were ended. {describe(ends)}"
+        what = f"{describe(ends).removesuffix('.')}; the ranks ended with it"
         said = last_lines(log_dir, ends, launcher_text)
     parts = [f"{what}, and {lost} lost.", said]
     parts.append(f"The next cell starts a fresh cluster. The logs are in {log_dir}")

@@ -10,6 +10,8 @@ from typing import Any
 from ipyparallel.controller.app import IPController
 from ipyparallel.util import select_random_ports
 
+from allranks.engine import processes
+
 _HEARTBEAT_MS = 200
 _HEARTBEAT_MISSES = 300  # a rank that is stopped for a while stays registered
 _SHARED_PORTS = ("registration",)
@@ -44,6 +46,9 @@ def connection_info(key: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def run(engine: dict[str, Any], client: dict[str, Any], session_dir: str) -> None:
     """Serves the cluster until the process is ended."""
+    # The heart monitor is a process of its own, which knows nothing of ours.
+    own = os.getpid()
+    os.register_at_fork(after_in_child=lambda: processes.die_with_parent(own))
     controller = IPController(
         use_threads=True,
         log_level=logging.WARNING,

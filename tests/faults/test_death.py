@@ -1,0 +1,102 @@
+"""A rank that dies is named with what it died of, and the next cell gets fresh ranks."""
+
+import os
+import signal
+
+import pytest
+
+DIE = "import ctypes, os, time\nprint('last words of', rank)\nif rank == 1:\n    {}\ntime.sleep(30)"
+NAMED_SECONDS = 10
+
+
+@pytest.fixture(autouse=True)
+def _ranks_come_back(notebook):
+    yield
+    notebook.note_files()
+    notebook.on_ranks("kept = 10 * rank")
+    assert notebook.on_ranks("kept", "-r 1").text == "rank 1 → 10\n"
+
+
+@pytest.mark.parametrize(
+    ("act", "ending"),
+    [
+        ("os._exit(3)", "ended with exit code 3"),
+        ("os._exit(0)", "ended with exit code 0"),
+        ("os.kill(os.getpid(), 9)", "was killed by signal 9 (SIGKILL"),
+        ("os.abort()", "was killed by signal 6 (SIGABRT)"),
+        ("ctypes.string_at(0)", "was killed by signal 11 (SIGSEGV)"),
+    ],
+)
+def test_a_rank_that_dies_is_named_with_its_end(notebook, act, ending):
+    pid = notebook.pids()[1]
+    cell = notebook.on_ranks(DIE.format(act), timeout=NAMED_SECONDS)
+    assert (cell.status, cell.error_name) == ("error", "ClusterLost")
+    assert cell.error_value.startswith("rank 1 (")
+    assert f"pid {pid}" in cell.error_value
+    assert ending in cell.error_value
+    assert "the variables of all 4 ranks are lost" in cell.error_value
+    for rank in range(4):
+        assert f"rank {rank} │ last words of {rank}" in cell.text
+    following = notebook.on_ranks("kept")
+    assert "allranks started again ranks 0–3" in following.text
+    assert "NameError: name 'kept' is not defined" in following.text
+
+
+def test_a_rank_that_dies_in_c_shows_where(notebook):
+    cell = notebook.on_ranks(DIE.format("os.abort()"))
+    assert "Fatal Python error: Aborted" in cell.text
+    assert 'line 5 in <module>' in cell.text
+
+
+def test_a_rank_that_dies_while_others_wait_in_a_collective_is_named(notebook):
+    source = "import os\nimport numpy as np\nif rank == 3:\n    os._exit(7)\nallreduce(np.ones(3))"
+    cell = notebook.on_ranks(source, timeout=NAMED_SECONDS)
+    assert cell.error_value.startswith("rank 3 (")
+    assert "ended with exit code 7" in cell.error_value
+
+
+def test_all_ranks_that_die_at_once_are_one_loss(notebook):
+    cell = notebook.on_ranks("import os; os._exit(5)", timeout=NAMED_SECONDS)
+    assert cell.error_name == "ClusterLost"
+    assert "ended with exit code 5" in cell.error_value
+
+
+def test_a_rank_that_died_between_cells_is_told_by_the_next(notebook):
+    os.kill(notebook.pids()[2], signal.SIGKILL)
+    notebook.drain(1)
+    cell = notebook.on_ranks("kept")
+    assert cell.error_name == "ClusterLost"
+    assert cell.error_value.startswith("rank 2 (")
+    assert "The next cell starts a fresh cluster" in cell.error_value
+
+
+def test_the_end_of_the_launcher_ends_the_cell(notebook):
+    launcher = next(p for p in notebook.children() if p.name() in ("mpiexec", "prterun"))
+    cell = notebook.start_on_ranks("import time; print('here'); time.sleep(30)").wait_for("here")
+    launcher.kill()
+    assert cell.wait(NAMED_SECONDS).error_name == "ClusterLost"
+    assert "The launcher was killed by signal 9" in cell.error_value
+
+
+def test_the_end_of_the_nursery_ends_the_cell(notebook):
+    nursery = next(p for p in notebook.children() if "allranks.engine.nursery" in p.cmdline())
+    cell = notebook.start_on_ranks("import time; print('here'); time.sleep(30)").wait_for("here")
+    nursery.kill()
+    assert cell.wait(NAMED_SECONDS).error_name == "ClusterLost"
+    assert "The cluster's own process was killed by signal 9" in cell.error_value
+
+
+def test_a_rank_that_is_stopped_for_five_seconds_goes_on(notebook):
+    pid = notebook.pids()[2]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        status = notebook.run("%distributed status")
+        cell = notebook.start_on_ranks("rank * 2").wait_for("rank 3 → 6")
+        notebook.drain(5)
+        assert cell.status == "running"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert "rank 2" in next(line for line in status.text.splitlines() if "stopped" in line)
+    assert cell.wait().status == "ok"
+    assert "rank 2 → 4" in cell.text
+    assert "idle" in notebook.run("%distributed status").text
