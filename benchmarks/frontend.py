@@ -93,7 +93,7 @@ def environment() -> dict[str, str]:
 @contextmanager
 def front_end() -> Iterator[FrontEnd]:
     """A front end of a fresh kernel; whatever came from that kernel ends with it."""
-    with tempfile.TemporaryDirectory() as folder, FrontEnd(Path(folder), environment()) as end:
+    with tempfile.TemporaryDirectory() as folder, FrontEnd(Path(folder), {**environment()}) as end:
         yield end
 
 

@@ -20,7 +20,7 @@ from benchmarks.frontend import ROOT, environment
 from benchmarks.processes import MARK, end_marked
 
 SIZES = (1, 2, 4)
-REPETITIONS = 7
+REPETITIONS = 5
 PEERS = ("allranks", "ipyparallel", "ipyparallel, tuned")
 _SECONDS = 180.0
 

@@ -1,0 +1,75 @@
+"""The figures of the README: what the samples say, and where it is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import cells, machine, output, report, start
+
+MACHINE = {
+    "processor": "A processor",
+    "cores": 2,
+    "memory_gib": 8.0,
+    "system": "Linux x86_64",
+    "versions": {"python": "3.11.2"},
+}
+
+
+def result(name: str, **measured: Any) -> dict[str, Any]:
+    return {"name": name, "date": "2026-01-02", "machine": MACHINE, **measured}
+
+
+STARTS = result(
+    "start",
+    samples={"4": {"allranks": [1.0, 3.0, 2.0], "ipyparallel": [8.0, 9.0, 7.0]}},
+)
+CELLS = result(
+    "cells",
+    samples={"2": {"allranks": [5.0, 6.0], "ipyparallel": [10.0, 12.0], "kernel": [4.0, 4.0]}},
+)
+FLOOD = {"seconds": 2, "sent_nbytes": 1_500_000, "growth_nbytes": 3e6, "peak_nbytes": 4e6}
+OUTPUT = result(
+    "output",
+    ranks=2,
+    lines_a_rank=500,
+    samples={
+        "allranks": [FLOOD | {"kept_lines": 1000}],
+        "ipyparallel": [FLOOD | {"kept_lines": 999}],
+    },
+)
+
+
+def test_a_start_is_told_as_median_and_least_with_the_ratio_of_medians() -> None:
+    assert start.table(STARTS).endswith("| 4 | 2.00 (1.00) | 8.00 (7.00), 4.0× |")
+
+
+def test_a_cell_is_told_as_its_share_of_the_peers_time() -> None:
+    row = "| 2 | 5.5 (5.0) | 11.0 (10.0) | 4.0 (4.0) | 50 % |"
+    assert cells.table(CELLS).endswith(row)
+
+
+def test_a_flood_is_told_in_megabytes_and_lines_kept() -> None:
+    table = output.table(OUTPUT)
+    assert "| sent to the front end, MB | 1.50 | 1.50 |" in table
+    assert "| lines kept, of 1,000 | 1,000 | 999 |" in table
+
+
+def test_results_of_one_machine_name_it_once() -> None:
+    text = report.section([STARTS, CELLS, OUTPUT])
+    assert text.count("Measured 2026-01-02 on A processor, 2 cores, 8 GiB, Linux x86_64") == 1
+
+
+def test_only_what_stands_between_the_markers_is_written() -> None:
+    before = f"head\n{report.BEGIN}\nold\n{report.END}\ntail\n"
+    assert report.insert(before, "new") == f"head\n{report.BEGIN}\nnew\n{report.END}\ntail\n"
+
+
+def test_a_readme_without_markers_is_left_alone() -> None:
+    with pytest.raises(ValueError, match="Add both"):
+        report.insert("head\ntail\n", "new")
+
+
+def test_the_machine_is_described_with_the_versions_measured() -> None:
+    assert {"python", "ipyparallel"} <= machine.describe()["versions"].keys()
