@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -27,6 +28,7 @@ _SCREEN_NBYTES = 128 * 1024
 _LEAST_SCREEN_NBYTES = 4096
 _POLL_SECONDS = 0.1
 _CLIENT_SECONDS = 30.0
+_rank_of = attrgetter("rank")
 
 
 class Cluster:
@@ -197,9 +199,10 @@ class Cluster:
         chosen = tuple(range(self.size)) if ranks is None else tuple(sorted(set(ranks)))
         self.catch_up()
         view = view or text_view(chosen, self.log_dir)
-        for batch in self._late:
-            entries = (["notice", "written after its cell had ended:"], *batch.entries)
-            view.output(replace(batch, entries=entries))
+        for rank, batches in groupby(sorted(self._late, key=_rank_of), key=_rank_of):
+            notice: list[Any] = ["notice", "written after its cell had ended:"]
+            late = [notice, *(entry for batch in batches for entry in batch.entries)]
+            view.output(Output(rank, 0, tuple(late), 0, 0, 0))
         self._late.clear()
         if self._dirty:
             self._epoch += 1

@@ -38,8 +38,8 @@ def headline(reports: Sequence[Report], size: int) -> str:
     return f"{label(r.rank for r in failed)} of {size}{where}: {what.splitlines()[0]}{more}"
 
 
-def describe(reports: Sequence[Report], size: int) -> str:
-    """Returns the whole report of a failed cell."""
+def describe(reports: Sequence[Report], ran: Iterable[int]) -> str:
+    """Returns the whole report of a failed cell that these ranks ran."""
     failed = [report for report in reports if not report.waiting]
     waiting = [report for report in reports if report.waiting]
     parts = []
@@ -55,9 +55,9 @@ def describe(reports: Sequence[Report], size: int) -> str:
         )
     else:
         parts.extend(_whole(group) for group in fold(waiting)[:_SHOWN_WHOLE])
-    finished = sorted(set(range(size)) - {report.rank for report in reports})
-    if finished and len(finished) < size:
-        parts.append(f"{label(finished)} finished the cell or did not run it.")
+    finished = sorted(set(ran) - {report.rank for report in reports})
+    if finished:
+        parts.append(f"{label(finished)} finished the cell.")
     return "\n\n".join(parts)
 
 

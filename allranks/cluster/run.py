@@ -102,7 +102,7 @@ class Run:
                 CellTimeout if self.timed_out else CellInterrupted if self.presses else CellFailed
             )
         message = failures.plain(failures.headline(reports, self.size))
-        raise kind(message, failures.describe(reports, self.size), reports)
+        raise kind(message, failures.describe(reports, self.ranks), reports)
 
     def values(self) -> list[Any]:
         """Returns the value of the last expression on each rank, in order of rank.

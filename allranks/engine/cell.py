@@ -17,7 +17,7 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from allranks import collectives
 from allranks.engine.commands import end_cells_too
-from allranks.engine.report import report, without_own_frames
+from allranks.engine.report import report, without_middle, without_own_frames
 from allranks.errors import CollectiveError, UsageError
 from allranks.records.wire import Reply, Report, RunCell
 
@@ -53,7 +53,7 @@ class CellRunner:
         self._interrupts = 0
         end_cells_too(shell, lambda: self._interrupts)
         setattr(shell, "ask_exit", sys.exit)  # noqa: B010  exit and quit would end the engine
-        shell.set_custom_exc(_NOT_OUR_FRAMES, self._show_own_frames)
+        shell.set_custom_exc((*_NOT_OUR_FRAMES, RecursionError), self._show_own_frames)
         setattr(shell, "_showtraceback", self._keep_traceback)  # noqa: B010  a method, to mypy
         warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
 
@@ -63,10 +63,12 @@ class CellRunner:
     def _show_own_frames(
         self, shell: Any, etype: Any, value: BaseException, tb: Any, tb_offset: int | None = None
     ) -> list[str]:
-        """Formats a traceback up to the user's last frame: those below are ours."""
+        """Formats a traceback as far as it is the user's, in bounded time."""
         if isinstance(value, asyncio.CancelledError) and self._interrupts:
             etype, value = KeyboardInterrupt, KeyboardInterrupt()
-        without_own_frames(tb)
+        if isinstance(value, _NOT_OUR_FRAMES):
+            without_own_frames(tb)
+        without_middle(tb)
         lines: list[str] = shell.InteractiveTB.structured_traceback(
             etype, value, tb, tb_offset=tb_offset
         )
@@ -162,10 +164,15 @@ class CellRunner:
             function, args, kwargs = pickle.loads(payload)
             code = getattr(function, "__code__", None)
             self._cell_file = code.co_filename if code else ""
+            if getattr(function, "__module__", "") == "__main__":
+                # It came by value, with the notebook's globals that it names: it sees ours too.
+                function.__globals__.update(shell.user_ns | function.__globals__)
             result.result = function(*args, **kwargs)
         except BaseException as error:
             result.error_in_exec = error
-            shell.showtraceback()
+            # The first frame is ours: it called the function.
+            tb = error.__traceback__
+            self._show_own_frames(shell, type(error), error, tb and (tb.tb_next or tb))
         return result
 
     def _hear_interrupts(self, task: asyncio.Task[Any] | None = None) -> None:

@@ -13,6 +13,7 @@ from allranks.records.wire import Report
 
 _MESSAGE_CHARACTERS = 2000
 _TRACEBACK_CHARACTERS = 20_000
+_KEPT_FRAMES = 10
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -34,6 +35,16 @@ def without_own_frames(tb: TracebackType | None) -> None:
         tb = tb.tb_next
     if last is not None:
         last.tb_next = None
+
+
+def without_middle(tb: TracebackType | None) -> None:
+    """Takes the middle out of a long traceback: IPython takes seconds for a thousand frames."""
+    chain = []
+    while tb is not None:
+        chain.append(tb)
+        tb = tb.tb_next
+    if len(chain) > 2 * _KEPT_FRAMES:
+        chain[_KEPT_FRAMES - 1].tb_next = chain[-_KEPT_FRAMES]
 
 
 def report(

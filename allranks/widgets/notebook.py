@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from allranks.records.ranks import label
 from allranks.records.wire import Output
 from allranks.widgets.block import Block
-from allranks.widgets.text import hidden_note, only_text
+from allranks.widgets.pictures import Gallery, is_rich
+from allranks.widgets.shown import Shown, deal
+from allranks.widgets.text import hidden_note
 
 _REFRESH_SECONDS = 0.1
-#: Displays are held for so long, so that those of one call stand in order of rank.
-_HOLD_SECONDS = 0.4
 #: A long text is sent less often: it is sent whole each time.
 _NBYTES_A_SECOND = 200_000
 
 
-class _Shown:
-    """One display in the cell's output, made when there is something in it."""
+class _Stretch:
+    """Some text and the pictures below it; text that comes after them begins another one."""
 
-    def __init__(self) -> None:
-        self._id = f"allranks-{uuid.uuid4().hex}"
-        self._last: dict[str, Any] | None = None
+    def __init__(self, ranks: Sequence[int], fold: bool, slots: list[Shown]) -> None:
+        self.block = Block(ranks, fold)
+        self.shown = Shown(slots)
+        self.pictures = Gallery(fold, slots)
 
-    def show(self, data: dict[str, Any], metadata: dict[str, Any] | None = None) -> int:
-        """Shows the data in place; returns the bytes sent, 0 where nothing has changed."""
-        from IPython.display import display, update_display
-
-        if data == self._last:
-            return 0
-        act: Any = display if self._last is None else update_display
-        act(data, raw=True, display_id=self._id, metadata=metadata or {})
-        self._last = data
-        return sum(len(str(part)) for part in data.values())
+    def in_order(self) -> list[Shown]:
+        """Returns the displays as they are read best."""
+        return [*([self.shown] if self.shown else []), *self.pictures.in_order()]
 
 
 class NotebookView:
@@ -52,17 +44,12 @@ class NotebookView:
         self.log_dir = log_dir
         self.fold = fold
         self._hidden: dict[int, tuple[int, int]] = {}
-        self._held: list[tuple[int, str, list[Any]]] = []
-        self._held_since = 0.0
-        self._pictures: list[dict[str, Any]] = []
-        self._named: dict[tuple[int, str], dict[str, Any]] = {}
         self._next_refresh = 0.0
-        self._new_block()
-
-    def _new_block(self) -> None:
-        self._block = Block(self.ranks, self.fold)
-        self._shown = _Shown()
         self._changed = False
+        self._slots: list[Shown] = []
+        self._stretches = [_Stretch(self.ranks, fold, self._slots)]
+        #: The stretch that a rank writes to: a rank never writes above its own last picture.
+        self._at = dict.fromkeys(self.ranks, 0)
 
     def output(self, batch: Output) -> None:
         """Takes in what a rank wrote."""
@@ -71,78 +58,67 @@ class NotebookView:
             self._hidden[batch.rank] = (batch.hidden_lines, batch.hidden_nbytes)
         for kind, *rest in batch.entries:
             if kind in ("out", "err"):
-                self._block.feed(batch.rank, kind, rest[0])
+                self._write(batch.rank, kind, rest[0])
             elif kind == "notice":
-                self._block.feed(batch.rank, "note", rest[0] + "\n")
+                self._write(batch.rank, "note", rest[0] + "\n")
             elif kind == "hidden":
                 self._hidden.pop(batch.rank, None)
                 note = hidden_note(rest[0], rest[1], self._log(batch.rank))
-                self._block.feed(batch.rank, "note", note + "\n")
+                self._write(batch.rank, "note", note + "\n")
             elif kind == "clear":
-                self._block.clear(batch.rank)
-            elif only_text(rest[0]):
-                text = str(rest[0].get("text/plain", ""))
-                self._block.feed(batch.rank, "value" if kind == "result" else "out", text + "\n")
+                self._stretches[self._at.get(batch.rank, 0)].block.clear(batch.rank)
+            elif is_rich(rest[0]):
+                self._picture(batch.rank, kind, rest)
             else:
-                if not self._held:
-                    self._held_since = time.monotonic()
-                self._held.append((batch.rank, kind, rest))
+                text = str(rest[0].get("text/plain", ""))
+                self._write(batch.rank, "value" if kind == "result" else "out", text + "\n")
 
-    def _show_held(self) -> None:
-        """Shows the displays that came at about the same time, in order of rank."""
-        held, self._held = sorted(self._held, key=lambda one: one[0]), []
-        for rank, kind, rest in held:
-            self._picture(rank, kind, rest)
+    def _write(self, rank: int, kind: str, text: str) -> None:
+        at = self._at.get(rank, 0)
+        if self._stretches[at].pictures.has(rank):
+            at = self._at[rank] = at + 1
+            if at == len(self._stretches):
+                self._flush()
+                self._stretches.append(_Stretch(self.ranks, self.fold, self._slots))
+        self._stretches[at].block.feed(rank, kind, text)
 
     def _picture(self, rank: int, kind: str, rest: list[Any]) -> None:
-        """Shows a rich display below its label; the same one of several ranks is shown once."""
         data, metadata = rest[0], rest[1]
         name = str(rest[2] or "") if len(rest) > 2 else ""
-        if kind == "update" and (rank, name) in self._named:
-            self._named[rank, name]["shown"].show(data, metadata)
+        if kind == "update" and any(
+            stretch.pictures.update(rank, data, metadata, name) for stretch in self._stretches
+        ):
             return
-        for picture in self._pictures if self.fold else ():
-            if picture["data"] == data and rank not in picture["ranks"]:
-                picture["ranks"].append(rank)
-                picture["label"].show({"text/plain": f"{label(picture['ranks'])}:"})
-                break
-        else:
-            self._flush()
-            self._new_block()
-            picture = {"data": data, "ranks": [rank], "label": _Shown(), "shown": _Shown()}
-            picture["label"].show({"text/plain": f"{label([rank])}:"})
-            picture["shown"].show(data, metadata)
-            self._pictures.append(picture)
-        if name:
-            self._named[rank, name] = picture
+        self._flush()  # the text above it comes first
+        self._stretches[self._at.get(rank, 0)].pictures.add(rank, data, metadata, name)
 
     def notice(self, text: str) -> None:
         """Shows a line about the cell as a whole."""
         for rank in self.ranks:
-            self._block.feed(rank, "note", text + "\n")
+            self._write(rank, "note", text + "\n")
         self._changed = True
 
     def refresh(self) -> None:
         """Shows what is new, at most ten times a second."""
         now = time.monotonic()
-        if self._held and now - self._held_since >= _HOLD_SECONDS:
-            self._show_held()
         if self._changed and now >= self._next_refresh:
             nbytes = self._flush()
             self._next_refresh = now + max(_REFRESH_SECONDS, nbytes / _NBYTES_A_SECOND)
 
     def finish(self) -> None:
-        """Shows everything."""
-        self._show_held()
+        """Shows everything, in an order that does not depend on who was faster."""
         self._flush()
+        deal([shown for stretch in self._stretches for shown in stretch.in_order()], self._slots)
 
     def _flush(self) -> int:
-        extra = [
-            (rank, hidden_note(*counts, self._log(rank))) for rank, counts in self._hidden.items()
-        ]
-        text = self._block.render(extra)
+        hidden = [(rank, hidden_note(*n, self._log(rank))) for rank, n in self._hidden.items()]
         self._changed = False
-        return self._shown.show({"text/plain": text}) if text else 0
+        nbytes = 0
+        for stretch in self._stretches:
+            extra = hidden if stretch is self._stretches[-1] else []
+            text = stretch.block.render(extra)
+            nbytes += stretch.shown.show({"text/plain": text}) if text else 0
+        return nbytes
 
     def _log(self, rank: int) -> str:
         return f"{self.log_dir}/rank-{rank}.log" if self.log_dir else ""

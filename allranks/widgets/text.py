@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from allranks.records.ranks import label
 from allranks.widgets.fold import Line, Row
@@ -73,8 +73,3 @@ def hidden_note(lines: int, nbytes: int, path: str) -> str:
     """Returns the line that stands for what is in the log only."""
     where = f"; the whole output is in {path}" if path else ""
     return f"… {lines:,} lines ({nbytes / 1e6:.1f} MB) are not shown{where}"
-
-
-def only_text(data: Iterable[str]) -> bool:
-    """Whether a mime bundle has nothing richer than text."""
-    return set(data) <= {"text/plain"}

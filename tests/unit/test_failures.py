@@ -13,27 +13,27 @@ def report(
 
 
 def test_failures_that_are_alike_are_one() -> None:
-    text = describe([report(0), report(1), report(3)], size=4)
+    text = describe([report(0), report(1), report(3)], ran=range(4))
     assert text.count("ValueError: bad") == 1
     assert "ranks 0–1, 3" in text
-    assert "rank 2 finished the cell or did not run it" in text
+    assert "rank 2 finished the cell." in text
 
 
 def test_ranks_that_waited_come_after_the_one_that_failed() -> None:
     reports = [report(0, "rank 2 has left", "RankLeft", waiting=True), report(2)]
-    text = describe(reports, size=3)
+    text = describe(reports, ran=range(3))
     assert text.index("rank 2") < text.index("rank 0 was waiting at line 3: f(x)")
     assert headline(reports, 3) == "rank 2 of 3 at line 3: ValueError: bad"
 
 
 def test_messages_that_differ_in_a_number_are_not_the_same() -> None:
-    text = describe([report(0, "row 1"), report(1, "row 2")], size=2)
+    text = describe([report(0, "row 1"), report(1, "row 2")], ran=range(2))
     assert "ValueError: row 1" in text
     assert "ValueError: row 2" in text
 
 
 def test_many_different_failures_are_a_line_each_after_the_first() -> None:
-    text = describe([report(rank, f"row {rank}") for rank in range(9)], size=9)
+    text = describe([report(rank, f"row {rank}") for rank in range(9)], ran=range(9))
     assert "rank 8 raised ValueError at line 3: f(x): row 8" in text
 
 

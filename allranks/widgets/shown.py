@@ -1,0 +1,56 @@
+"""One display in a notebook's output, that is updated in place and may change places."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+Data = dict[str, Any]
+
+
+class Shown:
+    """A display, made when there is something in it.
+
+    Args:
+        slots: the displays of this cell, in the order in which they were made; it joins them.
+    """
+
+    def __init__(self, slots: list[Shown]) -> None:
+        self._slots = slots
+        self._id = ""
+        self._data: Data = {}
+        self._metadata: Data = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._id)
+
+    def show(self, data: Data, metadata: Data | None = None) -> int:
+        """Shows the data in place; returns the bytes sent, 0 where nothing has changed."""
+        from IPython.display import display, update_display
+
+        if data == self._data:
+            return 0
+        self._data, self._metadata = data, metadata or {}
+        act: Any = update_display
+        if not self._id:
+            self._id = f"allranks-{uuid.uuid4().hex}"
+            self._slots.append(self)
+            act = display
+        act(data, raw=True, display_id=self._id, metadata=self._metadata)
+        return sum(len(str(part)) for part in data.values())
+
+
+def deal(order: Sequence[Shown], slots: list[Shown]) -> None:
+    """Puts displays into another order: an output cannot move, but its contents can.
+
+    Args:
+        order: the displays as they are to be read.
+        slots: the same displays as they were made; in the new order afterwards.
+    """
+    names = [shown._id for shown in slots]
+    for shown, name in zip(order, names, strict=True):
+        if shown._id != name:
+            data, shown._data, shown._id = shown._data, {}, name
+            shown.show(data, shown._metadata)
+    slots[:] = order
