@@ -1,4 +1,4 @@
-"""An interrupt that ends a ``!command`` on a rank ends the cell too.
+"""An interrupt reaches what a cell has started, and where that was a ``!command``, the cell too.
 
 IPython ends the command and goes on with the cell's next line. A cell of several commands would
 then have to be interrupted several times, and the second time ends the ranks.
@@ -6,12 +6,16 @@ then have to be interrupted several times, and the second time ends the ranks.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
 import ipykernel.zmqshell
 import IPython.core.interactiveshell
+import psutil
 from IPython.core.interactiveshell import InteractiveShell
 
 
@@ -27,10 +31,11 @@ def end_cells_too(shell: InteractiveShell, interrupts: Callable[[], int]) -> Non
         @wraps(quiet)
         def run(*args: Any, **kwargs: Any) -> Any:
             before = interrupts()
-            result = quiet(*args, **kwargs)
-            if interrupts() > before:
-                raise KeyboardInterrupt
-            return result
+            try:
+                return quiet(*args, **kwargs)
+            finally:
+                if interrupts() > before:
+                    raise KeyboardInterrupt from None
 
         return run
 
@@ -43,3 +48,14 @@ def end_cells_too(shell: InteractiveShell, interrupts: Callable[[], int]) -> Non
     scripts = shell.magics_manager.registry.get("ScriptMagics")
     if scripts is not None:
         scripts.shebang = loud(scripts.shebang)
+
+
+def interrupt_children() -> None:
+    """Sends SIGINT to the processes that this one started, as a terminal does.
+
+    Those in a process group of their own have asked to be left alone.
+    """
+    for child in psutil.Process().children(recursive=True):
+        with suppress(OSError):  # it has ended meanwhile
+            if os.getpgid(child.pid) == os.getpgrp():
+                os.kill(child.pid, signal.SIGINT)

@@ -62,6 +62,9 @@ class Transcript:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             os.dup2(descriptor, number)
             os.close(descriptor)
+        self._open_streams()
+
+    def _open_streams(self) -> None:
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(io.FileIO(1, "w", closefd=False)),
             encoding="utf-8",
@@ -88,6 +91,8 @@ class Transcript:
 
     def begin_cell(self, limit_nbytes: int) -> list[Entry]:
         """Starts a new screen budget; returns what was written since the last cell ended."""
+        if any(getattr(stream, "closed", stream is None) for stream in (sys.stdout, sys.stderr)):
+            self._open_streams()  # a cell that closed them has silenced itself, not the next
         entries, *_ = self.collect(final=True)
         with self._lock:
             self._begin(limit_nbytes)

@@ -45,7 +45,7 @@ def test_a_rank_that_dies_is_named_with_its_end(notebook, act, ending):
 def test_a_rank_that_dies_in_c_shows_where(notebook):
     cell = notebook.on_ranks(DIE.format("os.abort()"))
     assert "Fatal Python error: Aborted" in cell.text
-    assert 'line 5 in <module>' in cell.text
+    assert "line 5 in <module>" in cell.text
 
 
 def test_a_rank_that_dies_while_others_wait_in_a_collective_is_named(notebook):

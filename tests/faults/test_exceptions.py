@@ -97,6 +97,12 @@ def test_a_chain_of_exceptions_is_shown_whole(notebook):
     assert "ValueError: outer" in cell.text
 
 
+def test_an_endless_recursion_is_told_in_bounded_lines(notebook):
+    cell = notebook.on_ranks("def again(n):\n    return again(n + 1)\nagain(0)")
+    assert "RecursionError" in cell.error_value
+    assert len(cell.text.splitlines()) < 300
+
+
 def test_an_enormous_message_is_not_sent_whole(notebook):
     cell = notebook.on_ranks("raise ValueError('x' * 5_000_000)")
     assert "ValueError: xxx" in cell.error_value

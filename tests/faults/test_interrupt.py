@@ -1,0 +1,104 @@
+"""An interrupt ends the cell on every rank and keeps ranks and variables; a second ends ranks."""
+
+import pytest
+
+SETTLED_SECONDS = 15
+KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
+CELLS = {
+    "sleeping": "import time\nprint('here')\ntime.sleep(60)",
+    "computing": "print('here')\nwhile True:\n    pass",
+    "in numpy": "import numpy as np\na = np.ones((300, 300))\nprint('here')\nwhile True: a @ a",
+    "awaiting": "import asyncio\nprint('here')\nawait asyncio.sleep(60)",
+    "in a shell command": "print('here')\n!sleep 60",
+    "in captured output": "print('here')\nlines = !sleep 60",
+    "in a script": "print('here')\nget_ipython().run_cell_magic('bash', '', 'sleep 60')",
+    "in a child process": "import subprocess\nprint('here')\nsubprocess.run(['sleep', '60'])",
+    "waiting for a thread": "import threading\nprint('here')\nthreading.Event().wait()",
+    "in a collective": "import numpy as np\nprint('here')\nwhile True:\n    allreduce(np.ones(3))",
+    "waiting in a collective": (
+        "import time\nimport numpy as np\nprint('here')\n"
+        "time.sleep(60) if rank == 0 else allreduce(np.ones(3))"
+    ),
+    "in a barrier": "import time\nprint('here')\nbarrier() if rank else time.sleep(60)",
+}
+
+
+@pytest.mark.parametrize("source", CELLS.values(), ids=CELLS.keys())
+def test_an_interrupt_ends_the_cell_and_nothing_else(notebook, source):
+    cell = notebook.start_on_ranks(f"{source}\nprint('after')").wait_for("here")
+    notebook.drain(0.3)
+    notebook.interrupt()
+    cell.wait(SETTLED_SECONDS)
+    assert (cell.status, cell.error_name) == ("error", "CellInterrupted")
+    assert "ranks 0–3 of 4" in cell.error_value
+    assert "KeyboardInterrupt" in cell.error_value
+    assert "│ after" not in cell.text
+    assert "allranks/engine" not in cell.text
+    assert notebook.on_ranks("kept").text == KEPT
+    following = notebook.on_ranks("import numpy as np\nfloat(allreduce(np.ones(2), op=Sum)[0])")
+    assert following.text == "ranks 0–3 → 4.0\n"
+    assert [child for child in notebook.children() if child.name() == "sleep"] == []
+
+
+def test_an_interrupt_while_nothing_runs_does_nothing(notebook):
+    notebook.interrupt()
+    notebook.drain(0.5)
+    assert notebook.on_ranks("kept").text == KEPT
+
+
+def test_an_interrupt_of_a_cell_of_the_notebook_leaves_the_ranks_alone(notebook):
+    cell = notebook.start("import time\nprint('here')\ntime.sleep(60)").wait_for("here")
+    notebook.interrupt()
+    assert cell.wait(SETTLED_SECONDS).error_name == "KeyboardInterrupt"
+    assert notebook.on_ranks("kept").text == KEPT
+
+
+def test_an_interrupt_reaches_only_the_ranks_that_still_run(notebook):
+    cell = notebook.start_on_ranks("import time\nprint('here')\nif rank == 2: time.sleep(60)")
+    cell.wait_for("here")
+    notebook.drain(0.5)
+    notebook.interrupt()
+    assert cell.wait(SETTLED_SECONDS).error_value == "rank 2 of 4 at line 4: KeyboardInterrupt"
+    assert notebook.on_ranks("kept").text == KEPT
+
+
+def test_a_cell_may_answer_an_interrupt_itself(notebook):
+    cell = notebook.start_on_ranks(
+        "import time\ntry:\n    print('here')\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print('stopped early')"
+    ).wait_for("here")
+    notebook.drain(0.3)
+    notebook.interrupt()
+    assert cell.wait(SETTLED_SECONDS).status == "ok"
+    assert "ranks 0–3 │ here\n          │ stopped early" in cell.text
+
+
+def test_a_cell_that_runs_past_its_time_is_interrupted(notebook):
+    cell = notebook.on_ranks("import time\ntime.sleep(60)", "--timeout 0.5", SETTLED_SECONDS)
+    assert (cell.status, cell.error_name) == ("error", "CellTimeout")
+    assert "the time of 0.5 s is over: interrupting ranks 0–3" in cell.text
+    assert "----> 3 time.sleep(60)" in cell.text
+    assert notebook.on_ranks("kept").text == KEPT
+
+
+def test_a_cell_that_ends_in_time_is_left_alone(notebook):
+    assert notebook.on_ranks("kept", "--timeout 60").text == KEPT
+
+
+def test_a_second_interrupt_ends_ranks_that_ignore_the_first_and_says_so(notebook):
+    cell = notebook.start_on_ranks(
+        "import time\nprint('here')\nwhile rank == 1:\n    try:\n        time.sleep(60)\n"
+        "    except KeyboardInterrupt:\n        print('ignored')\n"
+    ).wait_for("here")
+    notebook.drain(0.3)
+    notebook.interrupt()
+    cell.wait_for("ignored")
+    assert cell.status == "running"
+    notebook.interrupt()
+    assert cell.wait(SETTLED_SECONDS).error_name == "CellInterrupted"
+    assert "interrupted twice: rank 1 did not settle" in cell.error_value
+    assert "all 4 ranks were ended and their variables are lost" in cell.error_value
+    assert "The next cell starts a fresh cluster" in cell.error_value
+    following = notebook.on_ranks("'kept' in globals()")
+    assert "allranks started again ranks 0–3" in following.text
+    assert "ranks 0–3 → False" in following.text

@@ -1,0 +1,106 @@
+"""Whatever ranks write is shown in order, bounded on screen and complete in their logs."""
+
+import re
+
+import pytest
+
+LINES = 100_000
+
+
+def lines_of(log, pattern):
+    return [int(n) for n in re.findall(pattern, log.read_text(errors="replace"), re.MULTILINE)]
+
+
+def test_a_flood_is_bounded_on_screen_and_complete_in_the_logs(notebook):
+    cell = notebook.on_ranks(f"for i in range({LINES}): print('flood', i, 'of', rank)", timeout=120)
+    assert cell.status == "ok"
+    assert cell.iopub_nbytes < 2_000_000
+    for rank in range(4):
+        log = notebook.logs()[f"rank-{rank}.log"]
+        assert lines_of(log, rf"^flood (\d+) of {rank}$") == list(range(LINES))
+        shown = len(re.findall(rf"│ flood \d+ of {rank}$", cell.text, re.MULTILINE))
+        assert 0 < shown < LINES
+        said = re.search(rf"… ([\d,]+) lines .*not shown; .* in {re.escape(str(log))}", cell.text)
+        assert int(said[1].replace(",", "")) + shown == LINES
+        assert f"flood {LINES - 1} of {rank}" in cell.text
+
+
+def test_a_megabyte_of_stderr_is_counted_and_kept(notebook):
+    cell = notebook.on_ranks(
+        "import sys\nfor i in range(10_000): print(f'complaint {i:089d}', file=sys.stderr)", "-r 2"
+    )
+    assert cell.status == "ok"
+    assert cell.iopub_nbytes < 2_000_000
+    log = notebook.logs()["rank-2.log"]
+    assert lines_of(log, r"^complaint 0*(\d+)$") == list(range(10_000))
+    shown = len(re.findall(r"! complaint", cell.text))
+    said = re.search(r"… ([\d,]+) lines", cell.text)
+    assert int(said[1].replace(",", "")) + shown == 10_000
+
+
+def test_one_line_of_a_megabyte_is_bounded_on_screen(notebook):
+    cell = notebook.on_ranks("print('x' * 1_000_000)\nprint('the end')")
+    assert cell.status == "ok"
+    assert cell.iopub_nbytes < 1_000_000
+    assert "not shown" in cell.text
+    assert "x" * 1_000_000 + "\nthe end" in notebook.logs()["rank-0.log"].read_text()
+
+
+@pytest.mark.parametrize(
+    "write", ["sys.stdout.buffer.write({0}); sys.stdout.flush()", "os.write(1, {0})"]
+)
+def test_binary_rubbish_is_shown_as_such_and_kept(notebook, write):
+    rubbish = bytes(range(256)) * 4 + b"\xff\xfe\x80\x1b[2J\x1b]0;title\x07\n"
+    cell = notebook.on_ranks(f"import os, sys\n{write.format(rubbish)}\nprint('after')", "-r 1")
+    assert cell.status == "ok"
+    assert "\N{REPLACEMENT CHARACTER}" in cell.text
+    assert cell.text.rstrip().endswith("│ after")
+    assert not set(map(chr, range(32))) & set(cell.text) - {"\n", "\t"}
+    assert rubbish in notebook.logs()["rank-1.log"].read_bytes()
+
+
+def test_python_c_and_child_processes_write_in_one_order(notebook):
+    cell = notebook.on_ranks(
+        "import ctypes, os, subprocess, sys\nC = ctypes.CDLL(None)\n"
+        "print('print')\nos.write(1, b'descriptor\\n')\nsubprocess.run(['echo', 'child'])\n"
+        "C.puts(b'C'); C.fflush(None)\n!echo command\nprint('error', file=sys.stderr)\n"
+        "os.system('echo system 1>&2')\nprint('end')"
+    )
+    shown = re.findall(r"[│!] (\w+)$", cell.text, re.MULTILINE)
+    assert shown == ["print", "descriptor", "child", "C", "command", "error", "system", "end"]
+    assert cell.text.startswith("ranks 0–3 │ print\n")
+
+
+def test_what_c_has_buffered_is_shown_when_the_cell_ends(notebook):
+    cell = notebook.on_ranks("import ctypes\nctypes.CDLL(None).printf(b'buffered in C\\n')", "-r 0")
+    assert "│ buffered in C" in cell.text
+
+
+def test_output_after_the_end_of_a_cell_is_shown_by_the_next(notebook):
+    first = notebook.on_ranks(
+        "import threading\nthreading.Timer(0.5, lambda: print('late from', rank)).start()", "-r 3"
+    )
+    notebook.drain(1.5)
+    following = notebook.on_ranks("'on time'", "-r 3")
+    assert (first.status, first.text) == ("ok", "")
+    assert re.search(
+        r"rank 3 · written after its cell had ended:\n +│ late from 3\n +→ 'on time'",
+        following.text,
+    )
+
+
+def test_progress_on_one_line_is_shown_as_its_last_state(notebook):
+    cell = notebook.on_ranks("for i in range(100): print(f'\\rstep {i}', end='')\nprint()", "-r 0")
+    assert cell.text == "rank 0 │ step 99\n"
+
+
+@pytest.mark.parametrize("act", ["sys.stdout = None", "sys.stdout.close()"])
+def test_a_cell_that_closes_stdout_does_not_silence_the_next(notebook, act):
+    notebook.on_ranks(f"import sys\n{act}", "-r 0")
+    assert notebook.on_ranks("print('again')", "-r 0").text == "rank 0 │ again\n"
+
+
+def test_the_logs_are_for_their_owner_only(notebook):
+    for log in notebook.logs().values():
+        assert oct(log.stat().st_mode & 0o777) == "0o600"
+        assert oct(log.parent.stat().st_mode & 0o777) == "0o700"
