@@ -22,7 +22,8 @@ def index(path):
 
 def test_the_first_lab_runs_in_the_browser(lab, server, path, index):
     lab.open(server.add(path))
-    lab.command("editmenu:clear-all")
+    lab.command("notebook:clear-all-cell-outputs")
+    assert lab.outputs_text(index["stop"]) == ""
     lab.run_all()
     lab.wait_for(index["stop"], "The ranks are stopped.", timeout=240)
     lab.wait_idle()

@@ -13,6 +13,7 @@ CHANGES = (
     (r"\b(pid|process) \d+", r"\1 PID"),
     (r"Open MPI v[\d.]+", "MPI"),
     (r"\b\d+ MB\b", "MB"),
+    (r"… [\d,]+ lines", "… LINES"),
     (r"\bin \d+\.\d s\b", "in SECONDS"),
     (r"\b\d+\.\d+ s\b", "SECONDS"),
     (r"In\[\d+\]", "In[N]"),
@@ -20,7 +21,7 @@ CHANGES = (
 )
 """What differs: logs, hosts, processes, versions, memory, time, and the cells' numbers."""
 
-LATE = re.compile(r"^[^\n]* · [^\n]*(late|waiting for)[^\n]*\n?", re.MULTILINE)
+LATE = re.compile(r"^[^\n]* · [^\n]*(has waited|is at)[^\n]*\n?", re.MULTILINE)
 """A busy machine may say that a rank is late."""
 
 

@@ -1,0 +1,56 @@
+"""The cells on a page of the docs, run in one kernel from top to bottom.
+
+Run as a script with the paths of pages, writes below each cell what it says now.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.kernel import Kernel
+from tests.notebook.steady import COLOURS
+
+CELL = re.compile(
+    r"(?:<!-- stop is (?P<press>pressed(?: twice)?) -->\n)?"
+    r"```python\n(?P<source>.*?)```\n"
+    r"(?:\n(?P<cut><!-- not shown whole -->\n)?```text\n(?P<shown>.*?)```\n)?",
+    re.DOTALL,
+)
+_PRESSED_AFTER_SECONDS = 1.5
+
+
+def run(page: str, kernel: Kernel) -> Iterator[tuple[re.Match[str], str]]:
+    """Yields each cell of a page with what it says now."""
+    for found in CELL.finditer(page):
+        cell = kernel.start(found["source"])
+        for _ in (found["press"] or "").split():
+            time.sleep(_PRESSED_AFTER_SECONDS)
+            kernel.interrupt()
+        said = cell.wait().text.rstrip("\n")
+        if found["cut"]:
+            lines = said.splitlines()
+            hidden = [line for line in lines if "are not shown" in line]
+            said = "\n".join([*lines[:2], "⋮", *hidden, "⋮", *lines[-2:]])
+        yield found, said
+
+
+def with_outputs(page: str, kernel: Kernel) -> str:
+    """Returns the page with what its cells say now, below those that show it."""
+    parts, at = [], 0
+    for found, said in run(page, kernel):
+        if found["shown"] is not None:
+            start, end = found.span("shown")
+            parts += [page[at:start], COLOURS.sub("", said) + "\n"]
+            at = end
+    return "".join(parts) + page[at:]
+
+
+if __name__ == "__main__":
+    for path in map(Path, sys.argv[1:]):
+        with tempfile.TemporaryDirectory() as cwd, Kernel(Path(cwd), {"XDG_STATE_HOME": None}) as k:
+            path.write_text(with_outputs(path.read_text(), k))

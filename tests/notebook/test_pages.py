@@ -1,0 +1,16 @@
+"""The cells on the pages about cells, output and failures say what the pages show."""
+
+import pytest
+
+from tests.notebook.pages import run
+from tests.notebook.steady import steady
+
+
+@pytest.mark.parametrize("name", ["cells.md", "output.md", "failures.md"])
+def test_the_cells_say_what_the_page_shows(name, kernel, repository):
+    cells = 0
+    for found, said in run((repository / "docs" / name).read_text(), kernel):
+        cells += 1
+        if found["shown"] is not None:
+            assert (found["source"], steady(said)) == (found["source"], steady(found["shown"]))
+    assert cells
