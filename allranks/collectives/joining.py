@@ -46,15 +46,17 @@ def join() -> int:
             f"{len(set(this.hosts))} hosts, checks {'on' if this.checks else 'off'}. "
             "Give every rank as many batches instead: drop the remainder."
         )
+    answered = 0
     while True:
         call = Call(group, JOIN, here(), "join", 0)
-        call.steps = _steps(group, call)
+        call.steps = _steps(group, call, answered)
+        answered += 1
         last: int | None = this.run(call)
         if last is not None:
             return last
 
 
-def _steps(group: Group, call: Call) -> Steps[int | None]:
+def _steps(group: Group, call: Call, answered: int) -> Steps[int | None]:
     """One call of the others; ends with the last rank to join, once all have."""
     channel = group.channel
     assert channel is not None
@@ -63,11 +65,13 @@ def _steps(group: Group, call: Call) -> Steps[int | None]:
     # Zero in every dtype: whatever the others have laid out beside it.
     channel.blocks[channel.me][turn][:] = 0
     call.transport = "shared"
-    yield from group.agree(call)
+    yield from group.agree(call, answered)
     specs = [guard.unpack_text(channel.described(i, call.sequence))[0] for i in range(group.size)]
     theirs = next((spec for spec in specs if spec != JOIN), None)
     if theirs is None:
-        return call.last_rank
+        # Who joined last has answered least.
+        least = min(call.extents)
+        return max(r for r, n in zip(group.ranks, call.extents, strict=True) if n == least)
     yield from _contribute(group, call, theirs, before)
     return None
 

