@@ -375,7 +375,7 @@ class Cluster:
     def _of_cell(self, record: Output | Reply, payloads: list[bytes]) -> None:
         if self._running is not None and record.cell == self._running.cell:
             self._running.take(record, payloads)
-        elif isinstance(record, Output):
+        elif isinstance(record, Output) and record.entries:
             self._late.append(record)
 
     def _lose(self, run: Run | None) -> str:

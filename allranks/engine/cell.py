@@ -16,7 +16,7 @@ import cloudpickle
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from allranks import collectives
-from allranks.engine.commands import end_cells_too
+from allranks.engine.commands import end_cells_too, interrupt_children
 from allranks.engine.report import report, without_middle, without_own_frames
 from allranks.errors import CollectiveError, UsageError
 from allranks.records.wire import Reply, Report, RunCell
@@ -81,6 +81,7 @@ class CellRunner:
             if self._hearing == cell:
                 self._interrupts += 1
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                interrupt_children()
             else:
                 self._interrupted_early = cell
 
