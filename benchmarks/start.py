@@ -21,7 +21,9 @@ from benchmarks.processes import MARK, end_marked
 
 SIZES = (1, 2, 4)
 REPETITIONS = 5
-PEERS = ("allranks", "ipyparallel", "ipyparallel, tuned")
+PEERS = ("allranks", "ipyparallel")
+TUNED = "ipyparallel, tuned"
+TUNED_SIZE = 4
 _SECONDS = 180.0
 
 
@@ -29,27 +31,35 @@ def main() -> None:
     """Measures, writes ``results/start.json`` and prints its table."""
     described = machine.describe()
     samples: dict[str, dict[str, list[float]]] = {
-        str(n): {peer: [] for peer in PEERS} for n in SIZES
+        str(n): {peer: [] for peer in (*PEERS, *([TUNED] if n == TUNED_SIZE else []))}
+        for n in SIZES
     }
     for _ in range(REPETITIONS):
-        for n in SIZES:
-            for peer in PEERS:
-                samples[str(n)][peer].append(_in_fresh_process(peer, n))
+        for n, peers in samples.items():
+            for peer, seconds in peers.items():
+                seconds.append(_in_fresh_process(peer, int(n)))
     print(table(results.write("start", described, {"unit": "s", "samples": samples})))
 
 
 def table(result: dict[str, Any]) -> str:
     """Returns the figures as markdown."""
+    others = list(dict.fromkeys(peer for peers in result["samples"].values() for peer in peers))
+    others.remove("allranks")
     rows = []
     for n, peers in result["samples"].items():
         ours = peers["allranks"]
-        row = [f"{n}", results.middle_and_least(ours, 2)]
-        for peer, theirs in peers.items():
-            if peer != "allranks":
-                row.append(f"{results.middle_and_least(theirs, 2)}, {results.ratio(theirs, ours)}")
+        row = [n, results.middle_and_least(ours, 2)]
+        for peer in others:
+            theirs = peers.get(peer)
+            row += (
+                [results.middle_and_least(theirs, 2), results.ratio(theirs, ours)]
+                if theirs
+                else ["–", "–"]
+            )
         rows.append(row)
-    others = [peer for peer in next(iter(result["samples"].values())) if peer != "allranks"]
-    head = ["ranks", "allranks", *(f"{peer}, longer by" for peer in others)]
+    head = ["ranks", "allranks"]
+    for peer in others:
+        head += [peer, "longer by"]
     count = len(next(iter(result["samples"].values()))["allranks"])
     return (
         f"From start to the first reply of every rank, in seconds: median (least) of {count}.\n\n"

@@ -42,7 +42,7 @@ OUTPUT = result(
 
 
 def test_a_start_is_told_as_median_and_least_with_the_ratio_of_medians() -> None:
-    assert start.table(STARTS).endswith("| 4 | 2.00 (1.00) | 8.00 (7.00), 4.0× |")
+    assert start.table(STARTS).endswith("| 4 | 2.00 (1.00) | 8.00 (7.00) | 4.0× |")
 
 
 def test_a_cell_is_told_as_its_share_of_the_peers_time() -> None:
