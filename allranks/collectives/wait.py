@@ -5,8 +5,8 @@ how to spend the time, hears Ctrl-C between two steps, and asks the watch whethe
 makes sense.
 
 The schedule (spin 50 µs, yield until 1 ms, then sleep 5 % of the time waited, between 50 µs and
-0.5 ms) was measured: 1.0–1.5 times a blocking call when nobody is late, 4 % of a core while
-somebody is. Sleeping at once costs 8–35 times.
+1 ms) was measured: 1.0–1.5 times a blocking call when nobody is late, 4 % of a core while
+somebody is (8 % where no sleep is longer than 0.5 ms). Sleeping at once costs 8–35 times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 YIELD_SECONDS = 1e-3
 ATTEND_SECONDS = 0.02
-SHORTEST_SLEEP, LONGEST_SLEEP, SHARE = 5e-5, 5e-4, 0.05
+SHORTEST_SLEEP, LONGEST_SLEEP, SHARE = 5e-5, 1e-3, 0.05
 
 
 class Awaited(Protocol):
