@@ -154,7 +154,7 @@ class Connection:
         del self._answers[request]
         if strict and self.ends:
             raise ClusterLost(self.loss())
-        problems = [answer.problem for answer, _ in got.values() if answer.problem]
+        problems = [answer.problem for _, (answer, _) in sorted(got.items()) if answer.problem]
         silent = set(chosen) - set(got)
         if silent:
             problems.append(f"{label(silent)} did not answer within {seconds:g} s")

@@ -15,6 +15,8 @@ FOLDER = "ALLRANKS_LOG_DIR"
 _KEPT_DAYS = 7
 _SESSION = "allranks-session-"
 _GRACE_SECONDS = 60.0
+#: The path of a socket has at most 104 bytes (macOS) or 108; ours adds up to 45.
+_LONGEST_NBYTES = 58
 
 
 def make_log_folder() -> str:
@@ -56,6 +58,8 @@ def make_session_folder() -> str:
     was killed has left is removed here.
     """
     place = Path(tempfile.gettempdir())
+    if len(os.fsencode(place)) > _LONGEST_NBYTES and os.access("/tmp", os.W_OK):
+        place = Path("/tmp")
     for folder in place.glob(f"{_SESSION}*"):
         owner = folder.name.removeprefix(_SESSION).partition("-")[0]
         try:

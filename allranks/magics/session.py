@@ -60,6 +60,8 @@ class Session:
             ("-n", "--gpus", "--on"), (n, gpus, launcher), now, strict=True
         ):
             if asked is not None and asked != have:
+                # What cannot be started at all is not offered as a restart.
+                Cluster(n, gpus=gpus, launcher=launcher or "local")
                 what = f"{have} ranks are" if option == "-n" else f"{option} {have or 'all'} is"
                 raise UsageError(
                     f"{option} {asked} was asked for, but {what} running. Leave {option} away, or "
@@ -72,8 +74,11 @@ class Session:
     ) -> None:
         """Ends the ranks and starts others, of the same kind where nothing else is asked."""
         asked = self._asked
+        size = asked[0] if n is None else n
+        # Refuses what cannot be started before anything is lost.
+        Cluster(size, gpus=gpus or asked[1], launcher=launcher or asked[2])
         self.stop()
-        self.cluster(asked[0] if n is None else n, gpus or asked[1], launcher or asked[2])
+        self.cluster(size, gpus or asked[1], launcher or asked[2])
 
     def stop(self) -> bool:
         """Ends the ranks; returns whether there were any."""

@@ -1,0 +1,94 @@
+"""What cannot be run is refused in words that say what to type; nothing is sent or lost."""
+
+import pytest
+
+KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_lost(notebook):
+    yield
+    assert notebook.on_ranks("kept").text == KEPT
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("-n 0", "expected between 1 and"),
+        ("-n -3", "expected between 1 and"),
+        ("-n 100000", "found 100000"),
+        ("-n two", "invalid int value: 'two'"),
+        ("-n 3", "Leave -n away, or type: %distributed restart -n 3"),
+        ("-r 9", "expected ranks between 0 and 3, found '9'"),
+        ("-r 2-9", "expected ranks between 0 and 3"),
+        ("-r 3-1", "expected ranks between 0 and 3"),
+        ("-r one", "expected ranks as in 0,2-3, found 'one'"),
+        ("-r", "expected one argument"),
+        ("--frobnicate", "unrecognized arguments: --frobnicate"),
+        ("-o 2x", "expected the name of a variable after -o, found '2x'"),
+        ("--timeout 0", "expected --timeout in seconds above 0"),
+        ("--timeout soon", "invalid float value: 'soon'"),
+        ("--gpus 7", "--gpus"),
+        ("--on moon", "There is: --on local"),
+        ("-n 'four", "No closing quotation"),
+    ],
+)
+def test_a_bad_option_of_a_cell_is_refused(notebook, options, said):
+    cell = notebook.on_ranks("kept = 'overwritten'", options)
+    assert (cell.status, cell.error_name) == ("error", "UsageError")
+    assert said in cell.error_value
+    assert "Traceback" not in cell.text
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("", "found nothing"),
+        ("frobnicate", "expected a command, found 'frobnicate'"),
+        ("restart -n 0", "expected between 1 and"),
+        ("restart -n 100000", "expected between 1 and"),
+        ("restart --on moon", "expected a launcher, found 'moon'"),
+        ("restart --gpus 7", "--gpus"),
+        ("start -n 2", "4 ranks are running"),
+        ("log -r 7", "expected ranks between 0 and 3"),
+        ("push", "expected the names of variables"),
+        ("push nowhere", "the notebook has no variable named nowhere"),
+        ("pull nowhere", "rank 0 has no variable named nowhere"),
+        ("pull kept -r 4", "expected ranks between 0 and 3"),
+        ("status kept", "expected no names"),
+    ],
+)
+def test_a_bad_command_is_refused(notebook, command, said):
+    cell = notebook.run(f"%distributed {command}")
+    assert (cell.status, cell.error_name) == ("error", "UsageError")
+    assert said in cell.error_value
+    assert "Traceback" not in cell.text
+
+
+def test_what_cannot_be_pickled_cannot_be_pushed(notebook):
+    cell = notebook.run("import threading; kept = threading.Lock()\n%distributed push kept")
+    assert cell.error_name == "UsageError"
+    assert "kept cannot be sent to the ranks: cannot pickle" in cell.error_value
+
+
+def test_what_cannot_be_pickled_cannot_be_pulled(notebook):
+    notebook.on_ranks("import threading; lock = threading.Lock()")
+    cell = notebook.run("%distributed pull lock")
+    assert cell.error_name == "UsageError"
+    assert "rank 0 cannot send lock: cannot pickle" in cell.error_value
+
+
+def test_a_value_that_cannot_be_pickled_is_named_and_the_cell_has_run(notebook):
+    cell = notebook.on_ranks("made = 1\nimport threading\nthreading.Lock()", "-o got")
+    assert cell.error_name == "UsageError"
+    assert "expected a last expression that can be pickled, found on rank 0: lock" in (
+        cell.error_value
+    )
+    assert notebook.run("got").error_name == "NameError"
+    assert notebook.on_ranks("made").text == "ranks 0–3 → 1\n"
+
+
+def test_a_failed_cell_leaves_the_value_of_the_one_before(notebook):
+    notebook.on_ranks("rank", "-o kept_value")
+    notebook.on_ranks("1 / 0", "-o kept_value")
+    assert notebook.value("kept_value") == "[0, 1, 2, 3]"
