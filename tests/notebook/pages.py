@@ -1,6 +1,6 @@
 """The cells on a page of the docs, run in one kernel from top to bottom.
 
-Run as a script with the paths of pages, writes below each cell what it says now.
+``python -m tests.notebook.pages docs/cells.md`` writes below each cell what it says now.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.kernel import Kernel
-from tests.notebook.steady import COLOURS
+from tests.notebook.steady import COLOURS, steady
 
 CELL = re.compile(
     r"(?:<!-- stop is (?P<press>pressed(?: twice)?) -->\n)?"
@@ -40,10 +40,10 @@ def run(page: str, kernel: Kernel) -> Iterator[tuple[re.Match[str], str]]:
 
 
 def with_outputs(page: str, kernel: Kernel) -> str:
-    """Returns the page with what its cells say now, below those that show it."""
+    """Returns the page with what its cells say now, where that is not what they show."""
     parts, at = [], 0
     for found, said in run(page, kernel):
-        if found["shown"] is not None:
+        if found["shown"] is not None and steady(found["shown"]) != steady(said):
             start, end = found.span("shown")
             parts += [page[at:start], COLOURS.sub("", said) + "\n"]
             at = end

@@ -1,4 +1,8 @@
-"""The first lab runs on 4 ranks, is right, and is committed with what it says."""
+"""The first lab runs on 4 ranks, is right, and is committed with what it says.
+
+When cells say something else on purpose:
+``jupyter nbconvert --to notebook --execute --inplace notebooks/01_ranks.ipynb``
+"""
 
 from __future__ import annotations
 
