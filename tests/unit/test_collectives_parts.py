@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from allranks.collectives import memory
+from allranks.collectives.adasum import adasum
+from allranks.collectives.board import REASON, Board
+from allranks.collectives.callsite import Site, here
+from allranks.collectives.guard import Spec, name_ranks, pack, pack_text, unpack_text
+from allranks.collectives.peers import Peers, Scope
+from allranks.collectives.tracing import trace
+from allranks.collectives.window import Window
+from allranks.records.collective import CallRecord
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
+
+
+def record(rank: int = 0, **more: object) -> CallRecord:
+    fields = {
+        "op": "allreduce", "name": "g", "rank": rank, "sequence": 1, "epoch": 0, "process_set": 0,
+        "ranks": 4, "transport": "shared", "dtype": "float32", "nbytes": 8_000_000,
+        "arrived": 1.0, "last_arrived": 1.5, "last_rank": 3, "ended": 1.504,
+    }  # fmt: skip
+    return CallRecord(**{**fields, **more})
+
+
+def test_bandwidths_are_those_of_nccl_tests():
+    assert record().algbw_gbps == pytest.approx(2.0)
+    assert record().busbw_gbps == pytest.approx(2.0 * 2 * 3 / 4)
+    assert record(op="allgather").busbw_gbps == pytest.approx(2.0 * 3 / 4)
+    assert record(op="broadcast").busbw_gbps == pytest.approx(2.0)
+
+
+def test_one_rank_has_no_bandwidth():
+    assert record(ranks=1).busbw_gbps is None
+
+
+def test_waiting_is_told_from_transfer():
+    assert record().wait_seconds == pytest.approx(0.5)
+    assert record().transfer_seconds == pytest.approx(0.004)
+
+
+def test_a_trace_has_a_row_a_rank_and_two_slices_a_call():
+    found = trace([[record(0)], [record(1, arrived=1.5)]], (0, 0))
+    events = json.loads(json.dumps(found))["traceEvents"]
+    rows = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
+    slices = [(e["tid"], e["cat"], e["ts"]) for e in events if e["ph"] == "X"]
+    assert rows == ["rank 0", "rank 1"]
+    assert slices == [(0, "waiting", 0.0), (0, "transfer", 5e5), (1, "transfer", 5e5)]
+
+
+def test_a_fingerprint_is_the_same_in_every_process():
+    assert pack(Spec("allreduce", "Sum", "float32", (3,)))[0] == 0x95F2B921946B5861
+
+
+def test_what_was_laid_out_is_read_back():
+    spec, site = Spec("broadcast", "", "int8", ((2, None), (3,)), 1), Site("a.py", 7)
+    assert unpack_text(pack_text(pack(spec)[1], site) + b"rest of an older text") == (spec, site)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ([2], "rank 2"),
+        ([1, 0], "ranks 0 and 1"),
+        ([0, 2, 5], "ranks 0, 2 and 5"),
+        (list(range(100)), "ranks 0-99"),
+    ],
+)
+def test_ranks_are_named_as_one_says_them(ranks, said):
+    assert name_ranks(ranks) == said
+
+
+def test_the_callers_line_is_found():
+    site = here()
+    assert os.path.basename(site.filename) == "test_collectives_parts.py"
+    assert str(site).endswith("site = here()")
+
+
+@linux
+def test_a_segment_has_no_name_in_the_file_system():
+    before = set(os.listdir("/dev/shm"))
+    made = memory.Segment(10)
+    seen = memory.attach(made.address, made.nbytes)
+    made.memory[3] = 77
+    assert seen[3] == 77
+    assert set(os.listdir("/dev/shm")) == before
+    made.close()
+
+
+@linux
+def test_a_named_segment_is_swept_when_its_owner_is_gone():
+    left = f"/dev/shm/allranks-{2**22 + 1}-test"
+    open(left, "w").close()
+    kept = memory.Segment(10, named=True)
+    memory.sweep()
+    assert not os.path.exists(left)
+    assert os.path.exists(kept.address)
+    kept.close()
+    assert not os.path.exists(f"/dev/shm/{os.path.basename(kept.address)}")
+
+
+def board_of(ranks: int, rank: int, memory_of: memory.Segment | None = None) -> Board:
+    segment = memory_of or memory.Segment(Board.nbytes(ranks))
+    return Board(segment.memory, tuple(range(ranks)), rank)
+
+
+@linux
+def test_window_memory_is_used_again_only_when_its_last_view_is_gone():
+    window = Window(board_of(1, 0))
+    first = window.empty((1000,), np.dtype("float64"), 8000)
+    place = window.place_of(first)
+    view = first[10:20]
+    del first
+    second = window.empty((1000,), np.dtype("float64"), 8000)
+    assert window.place_of(second) != place
+    del view
+    assert window.place_of(window.empty((1000,), np.dtype("float64"), 8000)) == place
+
+
+@linux
+def test_freed_neighbours_become_one_piece_again():
+    window = Window(board_of(1, 0))
+    pieces = [window.empty((1 << 20,), np.dtype("uint8"), 1 << 20) for _ in range(16)]
+    del pieces
+    assert window.place_of(window.empty((16 << 20,), np.dtype("uint8"), 16 << 20)) == (1, 0)
+
+
+@linux
+def test_an_array_outside_of_the_window_has_no_place():
+    window = Window(board_of(1, 0))
+    window.empty((8,), np.dtype("uint8"), 8)
+    assert window.place_of(np.ones(8, "uint8")) == (0, 0)
+
+
+@linux
+def test_a_rank_that_has_not_entered_is_late_and_one_that_left_is_gone():
+    segment = memory.Segment(Board.nbytes(2))
+    mine, theirs = board_of(2, 0, segment), board_of(2, 1, segment)
+    peers, scope = Peers(mine), Scope("this cell", 5, None)
+    assert peers.departure(1, scope, 0) is None
+    theirs.put(0, 6)
+    assert peers.departure(1, scope, 0) is None
+    theirs.write(REASON, "it ended")
+    theirs.put(1, 6)
+    assert peers.departure(1, scope, 0) == (1, "has left this cell (it ended)")
+
+
+def test_a_rank_outside_of_the_cell_never_comes():
+    scope = Scope("this cell", 1, frozenset({0, 2, 3}))
+    assert Peers(None).departure(1, scope, 0) == (1, "does not run this cell (-r 0,2-3)")
+
+
+def test_adasum_averages_what_is_parallel_and_adds_what_is_orthogonal():
+    a, b = np.array([1.0, 0.0]), np.array([0.0, 2.0])
+    np.testing.assert_allclose(adasum([a, a]), a)
+    np.testing.assert_allclose(adasum([a, b]), a + b)
+    np.testing.assert_allclose(adasum([a, np.zeros(2)]), a)
