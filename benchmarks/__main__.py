@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
+import sys
 
 import benchmarks
 from benchmarks import report
@@ -30,6 +31,7 @@ def main() -> None:
         if name == "report":
             report.update_readme()
         else:
+            sys.argv = [f"benchmarks {name}"]  # a measurement may have options of its own
             importlib.import_module(f"benchmarks.{name}").main()
 
 
