@@ -1,0 +1,89 @@
+"""A cell on ranks may use all of IPython, and the notebook's own variables are never touched."""
+
+import pytest
+
+
+def test_the_variables_of_the_notebook_are_never_touched(notebook):
+    notebook.run("kept, rank, mine = 'the notebook’s', -1, [1, 2]")
+    before = notebook.value("sorted(name for name in globals() if not name.startswith('_'))")
+    cell = notebook.on_ranks("mine = rank\nmine += 1\nfresh = mine\ndel fresh")
+    assert cell.status == "ok"
+    assert notebook.value("kept, rank, mine") == "('the notebook’s', -1, [1, 2])"
+    after = notebook.value("sorted(name for name in globals() if not name.startswith('_'))")
+    assert after == before
+
+
+def test_the_value_of_a_cell_comes_to_the_notebook_only_under_the_name_asked_for(notebook):
+    notebook.on_ranks("secret = rank * 2\nsecret", "-o wanted -r 1,3")
+    assert notebook.value("wanted") == "[2, 6]"
+    assert notebook.run("secret").error_name == "NameError"
+
+
+def test_push_and_pull_carry_values(notebook):
+    notebook.run("import numpy as np\npushed = np.arange(3)\n%distributed push pushed")
+    assert (
+        notebook.on_ranks("int(pushed.sum()) + rank", "-r 0-1").text == "rank 0 → 3\nrank 1 → 4\n"
+    )
+    cell = notebook.run("got = %distributed pull kept\ngot")
+    assert cell.displays[-1]["text/plain"] == "{0: 0, 1: 10, 2: 20, 3: 30}"
+
+
+def test_input_is_refused_with_what_to_type_instead(notebook):
+    cell = notebook.on_ranks("name = input('Your name? ')")
+    assert cell.status == "error"
+    assert "needs a keyboard, and a rank has none" in cell.error_value
+    assert "%distributed push NAME" in cell.error_value
+
+
+def test_a_cell_may_await_at_its_top_level(notebook):
+    cell = notebook.on_ranks("import asyncio\nawait asyncio.sleep(0.1)\nrank", "-r 0-1")
+    assert cell.text == "rank 0 → 0\nrank 1 → 1\n"
+
+
+def test_a_magic_and_a_command_run_on_the_ranks(notebook):
+    cell = notebook.on_ranks("%time twice = 2 * rank\n!echo hello from $rank", "-r 2")
+    assert "Wall time" in cell.text
+    assert "│ hello from 2" in cell.text
+    lines = notebook.on_ranks("lines = !echo one; echo two\nlines", "-r 2")
+    assert lines.text == "rank 2 → ['one', 'two']\n"
+
+
+def test_a_command_that_fails_does_not_fail_the_cell(notebook):
+    cell = notebook.on_ranks("!ls /nowhere/at/all\n_exit_code != 0", "-r 0")
+    assert cell.status == "ok"
+    assert "No such file or directory" in cell.text
+    assert cell.text.endswith("→ True\n")
+
+
+def test_a_figure_is_shown_below_the_rank_it_came_from(notebook):
+    pytest.importorskip("matplotlib")
+    cell = notebook.on_ranks(
+        "import matplotlib.pyplot as plt\nplt.plot([0, rank])\nplt.title(f'of rank {rank}')\nNone",
+        "-r 1,3",
+    )
+    assert cell.status == "ok"
+    shown = [("image/png" in data, data.get("text/plain", "")) for data in cell.displays]
+    labels = [text for is_png, text in shown if not is_png and text]
+    assert [is_png for is_png, _ in shown].count(True) == 2
+    assert labels == ["rank 1:", "rank 3:"]
+
+
+def test_rich_displays_keep_their_mime_types_and_say_their_rank(notebook):
+    cell = notebook.on_ranks(
+        "from IPython.display import HTML, display\ndisplay(HTML(f'<b>{rank}</b>'))", "-r 0,2"
+    )
+    assert [data["text/html"] for data in cell.displays if "text/html" in data] == [
+        "<b>0</b>",
+        "<b>2</b>",
+    ]
+    assert cell.text.index("rank 0:") < cell.text.index("rank 2:")
+
+
+def test_a_cell_without_statements_does_nothing(notebook):
+    for source in ("# nothing\n", "\n\n"):
+        cell = notebook.on_ranks(source)
+        assert (cell.status, cell.text) == ("ok", "")
+
+
+def test_the_last_value_is_hidden_by_a_semicolon(notebook):
+    assert notebook.on_ranks("rank;").text == ""

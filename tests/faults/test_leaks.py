@@ -1,0 +1,93 @@
+"""However a notebook's kernel ends, every process of its ranks is gone, and every file but logs."""
+
+import pytest
+
+BUSY = {
+    "idle": None,
+    "in a collective": "import numpy as np\nprint('here')\nwhile True:\n    allreduce(np.ones(9))",
+    "waiting in a collective": (
+        "import time, numpy as np\nprint('here')\n"
+        "time.sleep(60) if rank == 0 else allreduce(np.ones(3))"
+    ),
+    "with child processes": (
+        "import subprocess\nprint('here')\n"
+        "subprocess.Popen(['sleep', '60'], start_new_session=True)\n!sleep 60"
+    ),
+    "ignoring signals": (
+        "import signal, time\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\n"
+        "print('here')\ntime.sleep(60)"
+    ),
+}
+
+
+@pytest.fixture
+def notebook(new_notebook):
+    notebook = new_notebook()
+    cell = notebook.on_ranks("import numpy as np\nfloat(allreduce(np.ones(9), op=Sum)[0])", "-n 3")
+    assert cell.text.endswith("ranks 0–2 → 3.0\n")
+    assert notebook.note_files()
+    return notebook
+
+
+def begin(notebook, source):
+    if source is not None:
+        notebook.start_on_ranks(source).wait_for("here")
+        notebook.drain(0.3)
+    assert len(notebook.children()) > 3
+
+
+@pytest.mark.parametrize("source", BUSY.values(), ids=BUSY.keys())
+def test_a_kernel_killed_with_9_leaves_nothing_but_logs(notebook, source):
+    begin(notebook, source)
+    notebook.kill9()
+    notebook.check_nothing_left()
+    assert notebook.logs()["rank-0.log"].exists()
+
+
+@pytest.mark.parametrize("source", [BUSY["idle"], BUSY["in a collective"]], ids=["idle", "busy"])
+def test_a_kernel_that_is_shut_down_leaves_nothing_but_logs(notebook, source):
+    begin(notebook, source)
+    notebook.shutdown()
+    notebook.check_nothing_left()
+    assert notebook.logs()["rank-0.log"].exists()
+
+
+@pytest.mark.parametrize("source", [BUSY["idle"], BUSY["in a collective"]], ids=["idle", "busy"])
+def test_a_kernel_that_is_restarted_leaves_nothing_and_starts_anew(notebook, source):
+    begin(notebook, source)
+    notebook.restart()
+    notebook.check_nothing_left()
+    notebook.run("%load_ext allranks")
+    assert notebook.on_ranks("size", "-n 2").text.endswith("ranks 0–1 → 2\n")
+
+
+def test_a_kernel_killed_while_the_ranks_start_leaves_nothing_but_logs(new_notebook):
+    notebook = new_notebook()
+    notebook.start_on_ranks("rank", "-n 3")
+    notebook.pump(lambda: len(notebook.children()) > 3, 30, "the launcher")
+    notebook.note_files()
+    notebook.kill9()
+    notebook.check_nothing_left()
+
+
+def test_an_interrupt_while_the_ranks_start_leaves_nothing_and_the_next_cell_works(new_notebook):
+    notebook = new_notebook()
+    cell = notebook.start_on_ranks("rank", "-n 3")
+    notebook.pump(lambda: len(notebook.children()) > 3, 30, "the launcher")
+    notebook.interrupt()
+    assert cell.wait(30).status == "error"
+    assert cell.error_name == "KeyboardInterrupt"
+    notebook.check_nothing_left()
+    assert notebook.on_ranks("size", "-n 3").text.endswith("ranks 0–2 → 3\n")
+
+
+def test_stopping_the_ranks_leaves_nothing_but_logs(notebook):
+    assert notebook.run("%distributed stop").text == "The ranks are stopped.\n"
+    notebook.check_nothing_left()
+    assert notebook.on_ranks("size", "-n 2").text.endswith("ranks 0–1 → 2\n")
+
+
+def test_unloading_the_extension_leaves_nothing_but_logs(notebook):
+    notebook.run("%unload_ext allranks")
+    notebook.check_nothing_left()
+    assert "not found" in notebook.on_ranks("rank").error_value
