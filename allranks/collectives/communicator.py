@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,14 @@ from allranks.collectives import objects
 from allranks.collectives.call import Call
 from allranks.collectives.callsite import here
 from allranks.collectives.guard import Spec
+from allranks.collectives.interrupts import deferred
 from allranks.collectives.point_to_point import PointToPoint
+from allranks.collectives.process_sets import open_group
 from allranks.collectives.transports.mpi import complete
 
 if TYPE_CHECKING:
     from allranks.collectives.wait import Steps
+    from allranks.collectives.world import World
 
 
 class Comm(PointToPoint):
@@ -41,6 +45,39 @@ class Comm(PointToPoint):
 
         call.steps = steps()
         self._world.run(call)
+
+    def Split(self, color: int = 0, key: int = 0) -> Comm:
+        """MPI_Split: a communicator of the same kind for each colour.
+
+        It lasts as long as the epoch does. The null communicator where the colour is UNDEFINED.
+        """
+        return self._divide("Split", color, key)
+
+    def Dup(self, info: MPI.Info | None = None) -> Comm:
+        """MPI_Comm_dup: the same kind and the same ranks, until the epoch ends."""
+        return self._divide("Dup", 0, self.Get_rank())
+
+    def Clone(self) -> Comm:
+        """The same as `Dup`."""
+        return self.Dup()
+
+    def _divide(self, op: str, color: int, key: int) -> Comm:
+        world, parent = self._world, self._group()
+        # Once all have come, MPI's call is certain to end; nobody may leave in between. A rank
+        # that never comes leaves its cell, and then the others raise RankLeft.
+        with deferred():
+            every = self._world.run(objects.gather(parent, f"comm.{op}", (color, key, world.made)))
+            world.made = max(made for _, _, made in every) + 1
+            chosen = sorted((k, i) for i, (other, k, _) in enumerate(every) if other == color)
+            ranks = tuple(parent.ranks[i] for _, i in chosen) if color >= 0 else ()
+            call = Call(parent, Spec(f"comm.{op} group"), here(), op, 0)
+            call.steps = open_group(parent, call, world.made, ranks)
+            world.run(call)
+            fresh = Comm(MPI.Intracomm.Split(self, color, key))
+        if ranks:
+            fresh.bind(world, world.made, world.epoch)
+            weakref.finalize(fresh, _forget, world, world.made)
+        return fresh
 
     def Barrier(self) -> None:
         """MPI_Barrier."""
@@ -172,6 +209,10 @@ class Comm(PointToPoint):
             raise ValueError(
                 f"{op} needs one object a rank: expected {self.Get_size()}, found {len(values)}."
             )
+
+
+def _forget(world: World, number: int) -> None:
+    world.groups.pop(number, None)
 
 
 def _fold(values: list[Any], op: Any) -> Any:

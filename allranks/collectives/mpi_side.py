@@ -42,26 +42,37 @@ class MpiSide:
         if self.messages is not None:
             world.attend_messages = self.messages.receive
 
-    def open(self, group: Group) -> None:
-        """Gives a group its way through MPI."""
+    def open(self, group: Group, *, now: bool = False) -> None:
+        """Gives a group its way through MPI.
+
+        ``now``: all members are here, and none can be interrupted. Members that share no memory
+        could not wait for each other later on, before the communicator is there.
+        """
 
         def make(awaited: Awaited) -> Steps[MPI.Intracomm]:
             return self._make(group, awaited)
 
-        group.transports["mpi"] = Mpi(group, make)
+        way = group.transports["mpi"] = Mpi(group, make)
+        if now and group.channel is None and not self._is_world(group):
+            way.use(self._create(group))
 
     def _make(self, group: Group, awaited: Awaited) -> Steps[MPI.Intracomm]:
         """A communicator of a group's members, who have all arrived."""
-        if group.size == self.world.size:
+        if self._is_world(group):
             comm, request = self.user.Idup()
             while not request.Test():
                 yield awaited
             return comm
-        # There is no non-blocking call for this. All members have agreed, and none can be
-        # interrupted here, so that it ends without anybody's Python.
         with deferred():
-            members = self.user.Get_group().Incl(list(group.ranks))
-            return self.user.Create_group(members, _CREATE_TAG + group.number)
+            return self._create(group)
+
+    def _is_world(self, group: Group) -> bool:
+        return group.ranks == tuple(range(self.world.size))
+
+    def _create(self, group: Group) -> MPI.Intracomm:
+        """There is no non-blocking call for this: it is made when all members are certain to."""
+        members = self.user.Get_group().Incl(list(group.ranks))
+        return self.user.Create_group(members, _CREATE_TAG + group.number)
 
     def renew(self, epoch: int) -> None:
         """Moves this rank to a fresh communicator. Collective over all ranks.

@@ -13,11 +13,11 @@ from allranks.collectives.callsite import here
 from allranks.collectives.channel import Channel
 from allranks.collectives.group import Group
 from allranks.collectives.guard import Spec
+from allranks.collectives.interrupts import deferred
 from allranks.errors import UsageError
 
 if TYPE_CHECKING:
     from allranks.collectives.wait import Steps
-    from allranks.collectives.world import World
 
 
 class ProcessSet:
@@ -117,7 +117,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     number = next(n for n in range(1, len(this.sets) + 2) if n not in this.sets)
     call = Call(this.groups[0], Spec("add_process_set", shape=ranks), here(), "", 0)
     call.steps = open_group(this.groups[0], call, number, ranks)
-    this.run(call)
+    with deferred():
+        this.run(call)
     this.sets[number] = ranks
     chosen.process_set_id = number
     return chosen
@@ -141,16 +142,19 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def open_group(parent: Group, call: Call, number: int, ranks: tuple[int, ...]) -> Steps[None]:
-    """Gives the members of a new group their shared memory. Collective over ``parent``."""
+    """Gives the members of a new group their shared memory. Collective over ``parent``.
+
+    Several groups that have no rank in common can be opened at once: each rank names its own.
+    """
     this = parent.world
     transport = parent.choose(0, call)
     together = this.board is not None and len({this.hosts[rank] for rank in ranks}) == 1
-    made = _make(this, ranks) if together and this.rank == ranks[0] else None
+    made = _make(ranks) if together and this.rank == ranks[0] else None
     address = np.frombuffer(made.address.encode() if made else b"", np.uint8)
     addresses = yield from transport.allgather(call, address)
     channel: Channel | None = None
     member = this.rank in ranks
-    at = addresses[parent.ranks.index(ranks[0])].tobytes().decode()
+    at = addresses[parent.ranks.index(ranks[0])].tobytes().decode() if ranks else ""
     if member and at:
         try:
             mapped = memory.attach(at, memory.rounded(Channel.nbytes(len(ranks))))
@@ -166,10 +170,10 @@ def open_group(parent: Group, call: Call, number: int, ranks: tuple[int, ...]) -
         group = Group(this, number, ranks, channel if whole else None)
         this.groups[number] = group
         if this.mpi is not None:
-            this.mpi.open(group)
+            this.mpi.open(group, now=True)
 
 
-def _make(this: World, ranks: tuple[int, ...]) -> Any:
+def _make(ranks: tuple[int, ...]) -> Any:
     for named in (False, True):
         try:
             return memory.Segment(Channel.nbytes(len(ranks)), named=named)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from allranks.collectives.window import Window
 
 _SPIN_SECONDS = 50e-6
+FIRST_MADE = 1 << 20
+"""Numbers from here on belong to groups of communicators, those below to process sets."""
 _SPINS = 300
 """Looks at a peer's counter that take about as long."""
 
@@ -56,6 +58,8 @@ class World:
         self.groups: dict[int, Group] = {}
         self.sets: dict[int, tuple[int, ...]] = {}
         """The process sets by number, those that this rank is not in as well."""
+        self.made = FIRST_MADE
+        """The number of the last group that a communicator has made."""
         self.pending = 0
         self.dirty = False
         self.checks = True
@@ -280,10 +284,12 @@ class World:
         self._told.broken = 0
         if self.board is not None:
             self.board.put(fields.BROKEN, 0)
-        for group in self.groups.values():
+        # Groups that Split() and Dup() have made end with their epoch.
+        self.groups = {n: group for n, group in self.groups.items() if n < FIRST_MADE}
+        for _, group in sorted(self.groups.items()):
             group.renew()
             if self.mpi is not None:
-                self.mpi.open(group)
+                self.mpi.open(group, now=True)
 
 
 _process: World | None = None

@@ -32,7 +32,7 @@ def python(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_operation_is_numpys(ranks: int, python: str) -> None:
-    ended = mpiexec(ranks, RUN, "contract", "property", python=python, timeout=270)
+    ended = mpiexec(ranks, RUN, "contract", "communicator", "property", python=python, timeout=270)
     assert ended.returncode == 0, ended.stdout
     assert f"rank 0 of {ranks}\n" in ended.stdout
 

@@ -72,6 +72,10 @@ class Mpi:
         self._make = make
         self._comm: MPI.Intracomm | None = None
 
+    def use(self, comm: MPI.Intracomm) -> None:
+        """Takes a communicator that has been made already."""
+        self._comm = comm
+
     def comm(self, awaited: Awaited) -> Steps[MPI.Intracomm]:
         """The group's communicator of this epoch. Collective over the group."""
         if self._comm is None:
