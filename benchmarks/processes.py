@@ -8,11 +8,15 @@ import psutil
 
 MARK = "ALLRANKS_BENCHMARK"
 """The environment variable by which the processes of one measurement are known."""
+_GONE_SECONDS = 10.0
 
 
 def end_marked(mark: str) -> None:
-    """Kills every process that has this mark in its environment."""
+    """Kills every process that has this mark in its environment; returns when they are gone."""
+    ended = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.environ().get(MARK) == mark:
                 process.kill()
+                ended.append(process)
+    psutil.wait_procs(ended, _GONE_SECONDS)
