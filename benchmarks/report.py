@@ -17,11 +17,18 @@ ORDER = ("start", "cells", "output")
 
 def section(measured: list[dict[str, Any]]) -> str:
     """Returns the tables of the results, each with its date, and the machines below them."""
-    parts, machines = [], {}
+    parts: list[str] = []
+    machines: dict[str, dict[str, float]] = {}
     for result in measured:
         parts.append(importlib.import_module(f"benchmarks.{result['name']}").table(result))
-        machines[machine.sentence(result["machine"])] = result["date"]
-    measured_on = [f"Measured {date} on {described}." for described, date in machines.items()]
+        where = f"{result['date']} on {machine.sentence(result['machine'])}"
+        machines.setdefault(where, {})[result["name"]] = result["machine"]["load_before"][0]
+    measured_on = [
+        f"Measured {where}. Load of the machine before each: "
+        + ", ".join(f"{name} {load:.1f}" for name, load in loads.items())
+        + ". The sides take turns, so that it meets all alike."
+        for where, loads in machines.items()
+    ]
     how = "`make bench` measures again; every sample is in `benchmarks/results/`."
     return "\n\n".join([*parts, *measured_on, how])
 

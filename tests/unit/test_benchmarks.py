@@ -13,6 +13,7 @@ MACHINE = {
     "cores": 2,
     "memory_gib": 8.0,
     "system": "Linux x86_64",
+    "load_before": [0.3, 0.2, 0.1],
     "versions": {"python": "3.11.2"},
 }
 
@@ -59,6 +60,7 @@ def test_a_flood_is_told_in_megabytes_and_lines_kept() -> None:
 def test_results_of_one_machine_name_it_once() -> None:
     text = report.section([STARTS, CELLS, OUTPUT])
     assert text.count("Measured 2026-01-02 on A processor, 2 cores, 8 GiB, Linux x86_64") == 1
+    assert "start 0.3, cells 0.3, output 0.3" in text
 
 
 def test_only_what_stands_between_the_markers_is_written() -> None:
