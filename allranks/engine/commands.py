@@ -45,9 +45,9 @@ def end_cells_too(shell: InteractiveShell, interrupts: Callable[[], int]) -> Non
         (IPython.core.interactiveshell, "getoutput"),
     ):
         setattr(module, name, loud(getattr(module, name)))
-    scripts = shell.magics_manager.registry.get("ScriptMagics")
-    if scripts is not None:
-        scripts.shebang = loud(scripts.shebang)
+    # Asked for by its key, because the registry may load what it holds when that is asked for.
+    scripts = shell.magics_manager.registry["ScriptMagics"]
+    scripts.shebang = loud(scripts.shebang)
 
 
 def interrupt_children() -> None:
