@@ -48,6 +48,7 @@ def table(result: dict[str, Any]) -> str:
         row("sent to the front end, MB", "sent_nbytes", 1e6, 2),
         row("kernel's memory after − before, MB", "growth_nbytes", 1e6, 1),
         row("kernel's memory at most − before, MB", "peak_nbytes", 1e6, 1),
+        row("lines on the screen, the others counted there", "shown_lines", 1, 0),
         row(f"lines kept, of {printed:,}", "kept_lines", 1, 0),
     ]
     return (

@@ -36,8 +36,8 @@ OUTPUT = result(
     ranks=2,
     lines_a_rank=500,
     samples={
-        "allranks": [FLOOD | {"kept_lines": 1000}],
-        "ipyparallel": [FLOOD | {"kept_lines": 999}],
+        "allranks": [FLOOD | {"kept_lines": 1000, "shown_lines": 70}],
+        "ipyparallel": [FLOOD | {"kept_lines": 999, "shown_lines": 999}],
     },
 )
 
