@@ -23,8 +23,8 @@ BUSY = {
 @pytest.fixture
 def notebook(new_notebook):
     notebook = new_notebook()
-    cell = notebook.on_ranks("import numpy as np\nfloat(allreduce(np.ones(9), op=Sum)[0])", "-n 3")
-    assert cell.text.endswith("ranks 0–2 → 3.0\n")
+    cell = notebook.on_ranks("import numpy as np\nfloat(allreduce(np.ones(9), op=Sum)[0])", "-n 2")
+    assert cell.text.endswith("ranks 0–1 → 2.0\n")
     assert notebook.note_files()
     return notebook
 
