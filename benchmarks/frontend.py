@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,13 @@ def environment() -> dict[str, str]:
 def front_end() -> Iterator[FrontEnd]:
     """A front end of a fresh kernel; whatever came from that kernel ends with it."""
     with tempfile.TemporaryDirectory() as folder, FrontEnd(Path(folder), {**environment()}) as end:
-        yield end
+        try:
+            yield end
+        finally:
+            # Asked first: ranks that are killed leave their shared memory behind.
+            end.shutdown()
+            with suppress(TimeoutError):
+                end.wait_for_no_children()
 
 
 def start_peer(end: FrontEnd, n: int) -> None:
