@@ -216,6 +216,10 @@ class Kernel:
             self._client.stop_channels()
         if self._manager.has_kernel:
             self._manager.shutdown_kernel(now=True)
+        # What cleans up after itself is given the time to; the suite of faults says if it does.
+        deadline = time.monotonic() + 5
+        while _marked(self.mark) and time.monotonic() < deadline:
+            time.sleep(0.05)
         for process in _marked(self.mark):
             with suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -356,18 +356,22 @@ class Cluster:
             self._client.wait_for_engines(self.size, timeout=_CLIENT_SECONDS, interactive=False)
         return self._client
 
+    def is_up(self) -> bool:
+        """Handles what has come while nobody waited; returns whether the ranks are up."""
+        if self.state == "running":
+            self._ranks.step(0)
+            if self._ranks.ends and self._running is None:
+                self._lose(None)
+        return self.state == "running"
+
     def catch_up(self) -> None:
         """Handles what has come while nobody waited.
 
         Raises:
-            ClusterLost: the ranks are not running; if they died, how.
+            ClusterLost: the ranks are not up; if they died, how.
         """
-        ranks = self._ranks
-        if self.state == "running":
-            ranks.step(0)
-            if ranks.ends and self._running is None:
-                self._lose(None)
-        if self.state != "running":
+        self._ranks  # noqa: B018  raises where nothing was ever started
+        if not self.is_up():
             raise ClusterLost(
                 self.lost_because or "the ranks are stopped. Type: %distributed start"
             )

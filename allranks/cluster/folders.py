@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 import time
 from pathlib import Path
@@ -64,8 +65,20 @@ def make_session_folder() -> str:
         owner = folder.name.removeprefix(_SESSION).partition("-")[0]
         try:
             old = time.time() - folder.stat().st_mtime > _GRACE_SECONDS
-            if old and owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            gone = owner.isdecimal() and not psutil.pid_exists(int(owner))
+            # Containers may share this folder, and not their process ids: nobody must be at home.
+            if old and gone and not _answers(folder / "nursery"):
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue  # another process has swept it, or it is another user's
     return tempfile.mkdtemp(prefix=f"{_SESSION}{os.getpid()}-", dir=place)
+
+
+def _answers(path: Path) -> bool:
+    """Whether a process listens on a socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
+        try:
+            visitor.connect(str(path))
+        except OSError:
+            return False
+    return True

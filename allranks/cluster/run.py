@@ -90,9 +90,10 @@ class Run:
         """
         replies = sorted(self.replies.items())
         reports = [reply.report for _, reply in replies if reply.report]
+        late = f"the cell went past its time of {self.timeout:g} s" if self.timed_out else ""
         if not reports:
-            if self.timed_out:
-                raise CellTimeout(f"the cell went past its time of {self.timeout:g} s")
+            if late:
+                raise CellTimeout(late)
             return
         kind = CellFailed
         if all(
@@ -102,6 +103,8 @@ class Run:
                 CellTimeout if self.timed_out else CellInterrupted if self.presses else CellFailed
             )
         message = failures.plain(failures.headline(reports, self.size))
+        if kind is CellTimeout:
+            message = f"{late}. {message}"
         raise kind(message, failures.describe(reports, self.ranks), reports)
 
     def values(self) -> list[Any]:

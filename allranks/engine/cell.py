@@ -100,7 +100,10 @@ class CellRunner:
             # IPython catches what a cell raises; this is an interrupt between two of its lines.
             result, error = ExecutionResult(None), outside
         finally:
-            self._hear_no_more()
+            try:
+                self._hear_no_more()
+            except KeyboardInterrupt:  # it came when the cell had ended: too late to interrupt it
+                self._hear_no_more()
         if isinstance(error, asyncio.CancelledError) and self._interrupts:
             # How an interrupt reaches a cell that awaits.
             error = KeyboardInterrupt().with_traceback(error.__traceback__)

@@ -149,6 +149,9 @@ class Nursery:
 
         place, _ = self.door.accept()
         head, received, _, _ = socket.recv_fds(place, 8, 8)
+        if len(head) < 8:
+            place.close()  # somebody looked whether anybody is here
+            return
         length, text = int.from_bytes(head, "little"), b""
         while len(text) < length:
             text += place.recv(length - len(text))

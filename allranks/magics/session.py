@@ -37,9 +37,11 @@ class Session:
             UsageError: another number of ranks, other GPUs or another launcher are running.
         """
         running = self.running
-        if running is not None:
+        if running is not None and running.is_up():
             self._check(running, n, gpus, launcher)
             return running
+        if running is not None:
+            print(running.lost_because.splitlines()[0])
         lost = self._cluster is not None and self._cluster.state == "lost"
         before = self._asked
         cluster = Cluster(

@@ -59,10 +59,11 @@ def test_all_ranks_that_die_at_once_are_one_loss(notebook):
 def test_a_rank_that_died_between_cells_is_told_by_the_next(notebook):
     os.kill(notebook.pids()[2], signal.SIGKILL)
     notebook.drain(1)
-    cell = notebook.on_ranks("kept")
-    assert cell.error_name == "ClusterLost"
-    assert cell.error_value.startswith("rank 2 (")
-    assert "The next cell starts a fresh cluster" in cell.error_value
+    cell = notebook.on_ranks("'kept' in globals()")
+    assert cell.stdout.startswith("rank 2 (")
+    assert "the variables of all 4 ranks are lost" in cell.stdout
+    assert "allranks started again ranks 0–3" in cell.stdout
+    assert "ranks 0–3 → False" in cell.text
 
 
 def test_the_end_of_the_launcher_ends_the_cell(notebook):
