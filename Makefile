@@ -12,6 +12,7 @@ SHELL := /bin/sh
 
 LAB := notebooks/01_ranks.ipynb
 VENV := .venv
+MPICH := .venv-mpich
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON ?=
@@ -34,8 +35,8 @@ lab: $(VENV)/.lab
 demo: $(VENV)/.lab
 	$(BIN)/python notebooks/run.py $(LAB)
 
-test: lint types contract browser
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: lint types contract browser $(MPICH)/.made
+	ALLRANKS_TEST_PYTHONS=$(abspath $(MPICH)/bin/python) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/python -m ruff check .
@@ -58,7 +59,7 @@ bench: $(VENV)/.test
 # results are laid over each other. They agree on everything but cuda-toolkit, which has no content:
 # it only pins the nvidia packages, and those are pinned here.
 UV = $(shell command -v uv || echo $(BIN)/uv)
-COMPILE = $(UV) pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 \
+COMPILE = $(UV) pip compile pyproject.toml tests/mpi/requirements.txt --quiet --upgrade --universal --python-version 3.11 \
 	--fork-strategy fewest --strip-extras --no-annotate --no-header --no-emit-index-url \
 	--extra tensorflow --extra lab --extra test --extra dev
 
@@ -77,7 +78,7 @@ lock: $(VENV)/.made
 	    || { echo 'The names above are pinned twice: pip would refuse.' >&2; exit 1; }
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
+	rm -rf $(VENV) $(MPICH) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
 
 # One stamp for each set of packages: a changed pyproject.toml or constraints.txt installs again.
 
@@ -87,6 +88,14 @@ $(VENV)/.lab: EXTRAS = lab
 $(VENV)/.lab $(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt
 	@echo 'Installing allranks[$(EXTRAS)] into $(VENV): a few minutes the first time.'
 	@$(PIP) install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+# The collectives run on both MPI wheels, and one environment cannot hold both.
+$(MPICH)/.made: $(VENV)/.test constraints.txt tests/mpi/requirements.txt
+	@echo 'Installing the other MPI wheel into $(MPICH).'
+	@$(BIN)/python -m venv --clear $(MPICH)
+	@$(MPICH)/bin/python -m pip --disable-pip-version-check install --quiet \
+	    --constraint constraints.txt --requirement tests/mpi/requirements.txt
 	@touch $@
 
 # A .venv that was cut short, or whose interpreter has been removed, is made anew.
