@@ -6,7 +6,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from allranks.collectives.callsite import Site
-from allranks.collectives.guard import Spec, name_ranks
+from allranks.collectives.guard import Spec
+from allranks.records.ranks import label
 
 if TYPE_CHECKING:
     from allranks.collectives.channel import Place
@@ -48,7 +49,7 @@ class Call:
     @property
     def needs(self) -> str:
         """Whom it cannot do without."""
-        return f"every one of {name_ranks(self.group.ranks)}"
+        return f"every one of {label(self.group.ranks)}"
 
     def missing(self) -> tuple[int, ...]:
         """The ranks that this call still waits for."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from allranks.collectives.callsite import Site
+from allranks.records.ranks import label
 
 _SHOWN = 4
 
@@ -105,16 +105,6 @@ def unpack_text(data: bytes) -> tuple[Spec, Site]:
     return unpack(text), Site(filename, int(lineno) if lineno.isdigit() else 0)
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
-    """'rank 2', 'ranks 0, 1 and 3', 'ranks 0-99'."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    ordered = sorted(ranks)
-    if len(ordered) > 3 and ordered[-1] - ordered[0] == len(ordered) - 1:
-        return f"ranks {ordered[0]}-{ordered[-1]}"
-    return "ranks " + ", ".join(map(str, ordered[:-1])) + f" and {ordered[-1]}"
-
-
 _WORDS = {
     "op": "operation",
     "reduction": "reduction",
@@ -146,8 +136,7 @@ def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
         title = specs[0].op
     found = _group({r: _value(getattr(s, field), field) for r, (s, _) in brought.items()})
     said = ", ".join(
-        f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}"
-        for value, ranks in found
+        f"{label(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}" for value, ranks in found
     )
     lines = [f"{title} needs the same {_WORDS[field]} on every rank: {said}. {_ADVICE[field]}."]
     lines += list_sites({rank: site for rank, (_, site) in brought.items()})
@@ -157,7 +146,7 @@ def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
 def list_sites(sites: dict[int, Site]) -> list[str]:
     """One line of text for each line of source, with the ranks that are there."""
     return [
-        f"  {name_ranks(ranks)} at {site}"
+        f"  {label(ranks)} at {site}"
         for site, ranks in _group({rank: str(site) for rank, site in sites.items()})
     ]
 

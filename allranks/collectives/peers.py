@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from allranks.collectives import board as fields
 from allranks.collectives.board import GONE, Board
+from allranks.records.ranks import compact
 
 NEWLINE = "\n"
 
@@ -69,7 +70,7 @@ class Peers:
         The number orders reasons: a rank that raised tells more than one that gave up after it.
         """
         if scope.ranks is not None and rank not in scope.ranks:
-            return 1, f"does not run {scope.name} (-r {_ranges(scope.ranks)})"
+            return 1, f"does not run {scope.name} (-r {compact(scope.ranks, '-').replace(' ', '')})"
         state = self.state(rank)
         # Numbers on the board are one higher than the scope's: 0 says "never".
         here = scope.number + 1
@@ -87,13 +88,3 @@ class Peers:
         """What a rank found when it saw that ranks wait for each other."""
         state = self.state(rank)
         return state.broke if state.broken == (epoch + 1) * 2 + 1 else None
-
-
-def _ranges(ranks: frozenset[int]) -> str:
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and parts[-1][-1] == rank - 1:
-            parts[-1] = [parts[-1][0], rank]
-        else:
-            parts.append([rank])
-    return ",".join("-".join(map(str, part)) for part in parts)

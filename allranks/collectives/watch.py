@@ -9,8 +9,9 @@ import time
 from typing import TYPE_CHECKING
 
 from allranks.collectives import board as fields
-from allranks.collectives.guard import list_sites, name_ranks
+from allranks.collectives.guard import list_sites
 from allranks.errors import CollectiveMismatch, RankLeft
+from allranks.records.ranks import label
 
 if TYPE_CHECKING:
     from allranks.collectives.call import Call
@@ -90,7 +91,7 @@ class Watch:
             if board is not None:
                 board.write(fields.WAITING, f"{call.spec.title} at {call.site}")
         if missing:
-            self.world.doing = f"waiting in {call.spec.title} for {name_ranks(missing)}"
+            self.world.doing = f"waiting in {call.spec.title} for {label(missing)}"
         if board is None:
             return
         if (edge, call.stage) != self._edge:
@@ -146,7 +147,7 @@ class Watch:
             self._suspects = seen
         elif all(seen[r][2] >= before[r][2] + 2 for r in ring):
             lines = [
-                f"{name_ranks(ring)} wait for each other, and none can go on. "
+                f"{label(ring)} wait for each other, and none can go on. "
                 "Make the same calls in the same order on every rank.",
                 *(f"  rank {r} in {board.text(r, fields.WAITING)}" for r in sorted(ring)),
             ]
@@ -167,7 +168,7 @@ class Watch:
         if not call.speaks():
             return
         lines = [
-            f"{call.spec.title} at {call.site} has waited {waited:.0f} s for {name_ranks(missing)}:"
+            f"{call.spec.title} at {call.site} has waited {waited:.0f} s for {label(missing)}:"
         ]
         for rank in missing[:_ASKED_AT_ONCE]:
             lines.append(f"  rank {rank} {self._whereabouts(rank, asked)}")

@@ -6,27 +6,31 @@ from typing import Any
 
 from allranks import collectives
 
-#: Collectives that cells call by their bare name.
-OPERATIONS = (
-    "allreduce",
-    "allgather",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "reducescatter",
-    "alltoall",
-    "barrier",
-    "send",
-    "recv",
-    "broadcast_object",
-    "allgather_object",
-    "Average",
-    "Sum",
-    "Min",
-    "Max",
-    "Product",
-)
+#: What the engine needs of the collectives, and what stands for itself in a cell as a number.
+_NOT_FOR_CELLS = {
+    "Handle",
+    "activity",
+    "comm",
+    "cross_rank",
+    "cross_size",
+    "dirty",
+    "epoch",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "on_notice",
+    "on_record",
+    "rank",
+    "records",
+    "renew",
+    "scope",
+    "shutdown",
+    "size",
+}
+#: Every operation, and what it takes, by its bare name.
+OPERATIONS = tuple(sorted(set(collectives.__all__) - _NOT_FOR_CELLS))
 
 
 def names(device: str) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def names(device: str) -> dict[str, Any]:
         "comm": collectives.comm(),
         "device": device,
     }
-    return place | {n: getattr(collectives, n) for n in OPERATIONS if hasattr(collectives, n)}
+    return place | {name: getattr(collectives, name) for name in OPERATIONS}
 
 
 def renew(namespace: dict[str, Any], old: object) -> None:

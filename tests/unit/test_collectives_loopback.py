@@ -58,10 +58,10 @@ def test_a_mismatch_reads_in_three_beats():
     first, *lines = str(caught.value).splitlines()
     assert first == (
         "allreduce(Average) needs the same shape on every rank: rank 2 has (4, 3), "
-        "ranks 0, 1 and 3 have (4, 2). Check the last batch, or drop the remainder."
+        "ranks 0–1, 3 have (4, 2). Check the last batch, or drop the remainder."
     )
     assert len(lines) == 1
-    assert lines[0].startswith("  ranks 0-3 at ")
+    assert lines[0].startswith("  ranks 0–3 at ")
     assert lines[0].endswith(": c.allreduce(np.ones((4, 3) if c.rank() == 2 else (4, 2)))")
 
 

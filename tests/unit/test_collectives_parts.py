@@ -11,7 +11,7 @@ from allranks.collectives import memory
 from allranks.collectives.adasum import adasum
 from allranks.collectives.board import REASON, Board
 from allranks.collectives.callsite import Site, here
-from allranks.collectives.guard import Spec, name_ranks, pack, pack_text, unpack_text
+from allranks.collectives.guard import Spec, pack, pack_text, unpack_text
 from allranks.collectives.peers import Peers, Scope
 from allranks.collectives.tracing import trace
 from allranks.collectives.window import Window
@@ -61,19 +61,6 @@ def test_a_fingerprint_is_the_same_in_every_process():
 def test_what_was_laid_out_is_read_back():
     spec, site = Spec("broadcast", "", "int8", ((2, None), (3,)), 1), Site("a.py", 7)
     assert unpack_text(pack_text(pack(spec)[1], site) + b"rest of an older text") == (spec, site)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "said"),
-    [
-        ([2], "rank 2"),
-        ([1, 0], "ranks 0 and 1"),
-        ([0, 2, 5], "ranks 0, 2 and 5"),
-        (list(range(100)), "ranks 0-99"),
-    ],
-)
-def test_ranks_are_named_as_one_says_them(ranks, said):
-    assert name_ranks(ranks) == said
 
 
 def test_the_callers_line_is_found():

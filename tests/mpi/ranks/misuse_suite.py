@@ -196,7 +196,7 @@ def test_ranks_that_wait_for_each_other_are_told_so():
     for _ in range(TIMES):
         error = in_a_cell(crossed)
         assert isinstance(error, CollectiveMismatch)
-        assert "ranks 0 and 1 wait for each other" in str(error)
+        assert "ranks 0–1 wait for each other" in str(error)
         assert ": c.comm().recv(source=ODD)" in str(error)
         next_cell_works()
 

@@ -1,0 +1,20 @@
+"""The names that every rank's cells find, pinned: a cell of a year ago must find them too."""
+
+from allranks.engine.namespace import OPERATIONS
+
+
+NAMES = """
+    allreduce grouped_allreduce reducescatter grouped_reducescatter reduce
+    allgather grouped_allgather gather scatter broadcast alltoall barrier send recv join
+    allreduce_async grouped_allreduce_async reducescatter_async grouped_reducescatter_async
+    reduce_async allgather_async grouped_allgather_async gather_async scatter_async
+    broadcast_async alltoall_async poll synchronize
+    broadcast_object allgather_object
+    ReduceOp Average Sum Min Max Product Adasum Compression
+    ProcessSet global_process_set add_process_set remove_process_set
+    empty timeline
+"""
+
+
+def test_cells_find_every_operation_by_its_bare_name() -> None:
+    assert sorted(OPERATIONS) == sorted(NAMES.split())
