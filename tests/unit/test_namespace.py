@@ -2,7 +2,6 @@
 
 from allranks.engine.namespace import OPERATIONS
 
-
 NAMES = """
     allreduce grouped_allreduce reducescatter grouped_reducescatter reduce
     allgather grouped_allgather gather scatter broadcast alltoall barrier send recv join
