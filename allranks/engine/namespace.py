@@ -23,7 +23,6 @@ _NOT_FOR_CELLS = {
     "on_notice",
     "on_record",
     "rank",
-    "records",
     "renew",
     "scope",
     "shutdown",

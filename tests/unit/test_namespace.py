@@ -11,7 +11,7 @@ NAMES = """
     broadcast_object allgather_object
     ReduceOp Average Sum Min Max Product Adasum Compression
     ProcessSet global_process_set add_process_set remove_process_set
-    empty timeline
+    empty records timeline
 """
 
 
