@@ -99,7 +99,7 @@ def _reduce_steps(
             parts = yield from transport.allgather(call, data, [data.nbytes] * group.size)
             total = adasum([part.view(source.dtype) for part in parts])
             outs.append(total.reshape(source.shape))
-            return outs
+        return outs
     outs = [None] * len(sources)
     for where in _by_dtype(sources):
         how = Arithmetic(op, sources[where[0]].dtype, group.size, *factors)

@@ -5,22 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import allranks.collectives as c
 from allranks.errors import CollectiveMismatch, UsageError
 
-try:
-    import ml_dtypes
-
-    HALVES = ["float16", ml_dtypes.bfloat16]
-except ImportError:
-    HALVES = ["float16"]
-
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 FLOATS = ["float32", "float64"]
 COMPLEX = ["complex64", "complex128"]
+HALVES = ["float16", ml_dtypes.bfloat16]
 DTYPES = [np.dtype(name) for name in [*INTEGERS, *FLOATS, *COMPLEX, *HALVES, "bool"]]
 SHAPES = [(), (1,), (0,), (3, 0, 2), (5,), (4, 3), (2, 1, 3), (7000,), (90_000,)]
 TRANSPORTS = ["shared", "mpi"]
@@ -336,6 +331,8 @@ def test_adasum_of_orthogonal_gradients_is_their_sum():
     if c.size() & (c.size() - 1) == 0:
         mine = np.eye(c.size())[c.rank()]
         np.testing.assert_allclose(c.allreduce(mine, c.Adasum), np.ones(c.size()))
+        for found in c.grouped_allreduce([mine, mine], c.Adasum):
+            np.testing.assert_allclose(found, np.ones(c.size()))
 
 
 def test_handles_may_be_synchronized_in_any_order(sets, transport):
