@@ -179,9 +179,12 @@ def begin_scatter(
     """A scatter, ready to be driven; only the root's array counts."""
     group = group_of(process_set, "scatter")
     index = member(group, root, "scatter")
-    source, restore = to_numpy(array if group.me == index else ())
+    mine = group.me == index
+    source, restore = to_numpy(array if mine or array is not None else ())
     rows: list[int] = []
-    if group.me == index:
+    if not mine:
+        source = np.empty(0)
+    else:
         _rows(source, "scatter")
         rows = _splits("scatter", source, splits, group.size)
     call = Call(

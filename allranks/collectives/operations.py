@@ -89,7 +89,8 @@ def scatter(array: Any = None, root: int = 0, splits: Any = None, **options: Any
     """Every rank gets its piece of the root's array, cut along the first dimension.
 
     Args:
-        array: shape (rows, ...) on the root; ignored elsewhere.
+        array: shape (rows, ...) on the root; elsewhere None, or an array of the kind and device
+            that the piece shall have.
         root: a rank of the world, the same on every rank.
         splits: rows a rank, on the root; equal pieces where it is None.
         **options: ``name``, ``process_set``, ``transport`` as in `allreduce`.

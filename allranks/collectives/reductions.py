@@ -81,7 +81,9 @@ def check(op: ReduceOp, dtype: np.dtype[Any]) -> None:
         )
     if op is Adasum and not is_float(dtype):
         raise TypeError(f"Adasum needs floating point, and this array is {dtype.name}. Use Sum.")
-    if not (dtype.kind in "biufc" or name_of(dtype) == "bfloat16"):
+    # A float of one byte is a float8, too narrow for sums.
+    known = dtype.kind in "biuc" or (dtype.kind == "f" and dtype.itemsize > 1)
+    if not (known or name_of(dtype) == "bfloat16"):
         raise TypeError(
             f"a collective needs numbers or bool, and this array is {dtype.name}. "
             "Send other things with broadcast_object or allgather_object."

@@ -1,0 +1,414 @@
+"""Arrays of other libraries: each operation gives back the kind, dtype and device that came in.
+
+A library that is not installed is skipped. The GPU's own arrays need a GPU and are not here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import allranks.collectives as c
+from allranks.errors import MissingDependency
+
+# Read when the libraries are imported: no GPU, and two devices for JAX to spread an array over.
+os.environ.update(
+    CUDA_VISIBLE_DEVICES="-1",
+    JAX_PLATFORMS="cpu",
+    TF_CPP_MIN_LOG_LEVEL="3",
+    XLA_FLAGS="--xla_force_host_platform_device_count=2",
+)
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+INSTALL = {"array_api_strict": "array-api-strict", "torch": "torch", "jax": "jax"}
+SHAPES = [(), (1,), (0,), (3, 0, 2), (4, 3), (300, 301)]
+
+
+def package(name: str) -> Any:
+    """A library; skips the test where it is missing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            pytest.skip(f"the package {name} is missing: pip install {INSTALL.get(name, name)}")
+
+
+class Kind:
+    """One library's arrays: numpy's own, where nothing is overridden."""
+
+    dtypes = ("int32", "float32", "float64", "bool", "complex64", "float16", "bfloat16")
+
+    def make(self, array: np.ndarray) -> Any:
+        return array.copy()
+
+    def back(self, found: Any) -> np.ndarray:
+        return found
+
+    def strided(self, array: np.ndarray) -> Any:
+        """The same values, in a view that is not contiguous."""
+        return self.make(array.T).T
+
+    def check(self, found: Any, brought: Any) -> None:
+        assert type(found) is type(brought)
+        assert found.dtype == brought.dtype
+        assert found.device == brought.device
+
+
+class Interface(Kind):
+    """Objects that have `__array_interface__` and nothing else; numpy's arrays come back."""
+
+    class Only:
+        def __init__(self, array: np.ndarray) -> None:
+            self.array = array
+            self.__array_interface__ = array.__array_interface__
+
+    dtypes = ("int32", "float32", "bool", "complex64", "float16")
+
+    def make(self, array: np.ndarray) -> Any:
+        return self.Only(array.copy())
+
+    def strided(self, array: np.ndarray) -> Any:
+        return self.Only(array.T.copy().T)
+
+    def check(self, found: Any, brought: Any) -> None:
+        assert type(found) is np.ndarray
+        assert found.dtype == brought.array.dtype
+
+    def back(self, found: Any) -> np.ndarray:
+        return getattr(found, "array", found)
+
+
+class DLPack(Interface):
+    """Objects that have `__dlpack__` and nothing else; numpy's arrays come back."""
+
+    class Only:
+        def __init__(self, array: np.ndarray) -> None:
+            self.array = array
+            self.__dlpack_device__ = array.__dlpack_device__
+
+        def __dlpack__(self, **options: Any) -> Any:
+            return self.array.__dlpack__(**options)
+
+
+class Strict(Kind):
+    """Arrays that do what the array API standard says, and nothing more."""
+
+    dtypes = ("int32", "float32", "float64", "bool", "complex64")
+
+    def __init__(self) -> None:
+        self.library = package("array_api_strict")
+
+    def make(self, array: np.ndarray) -> Any:
+        return self.library.asarray(array, copy=True)
+
+    def strided(self, array: np.ndarray) -> Any:
+        return self.library.permute_dims(self.make(array.T), tuple(range(array.ndim))[::-1])
+
+    def back(self, found: Any) -> np.ndarray:
+        return np.from_dlpack(found)
+
+
+class Torch(Kind):
+    def __init__(self) -> None:
+        self.library = package("torch")
+
+    def make(self, array: np.ndarray) -> Any:
+        if array.dtype == BFLOAT16:
+            return self.library.tensor(array.astype("float32")).to(self.library.bfloat16)
+        return self.library.tensor(array)
+
+    def strided(self, array: np.ndarray) -> Any:
+        return self.make(array.T).permute(tuple(range(array.ndim))[::-1])
+
+    def back(self, found: Any) -> np.ndarray:
+        if found.dtype == self.library.bfloat16:
+            return found.float().numpy().astype(BFLOAT16)
+        return found.detach().resolve_conj().numpy()
+
+
+class Jax(Kind):
+    dtypes = ("int32", "float32", "bool", "complex64", "float16", "bfloat16")
+
+    def __init__(self) -> None:
+        self.library = package("jax")
+
+    def make(self, array: np.ndarray) -> Any:
+        return self.library.numpy.array(array, copy=True)
+
+    def back(self, found: Any) -> np.ndarray:
+        return np.asarray(found)
+
+
+class TensorFlow(Kind):
+    def __init__(self) -> None:
+        self.library = package("tensorflow")
+
+    def make(self, array: np.ndarray) -> Any:
+        return self.library.constant(array)
+
+    def strided(self, array: np.ndarray) -> Any:
+        return self.library.transpose(self.make(array.T))
+
+    def back(self, found: Any) -> np.ndarray:
+        return found.numpy() if found.shape.rank else np.asarray(found.numpy(), found.dtype.name)
+
+
+KINDS = [Kind, Interface, DLPack, Strict, Torch, Jax, TensorFlow]
+CASES = [(kind, dtype) for kind in KINDS for dtype in kind.dtypes]
+
+
+def cases() -> Any:
+    return pytest.mark.parametrize(
+        ("make_kind", "name"), CASES, ids=[f"{kind.__name__}-{dtype}" for kind, dtype in CASES]
+    )
+
+
+def values(rank: int, shape: tuple[int, ...], name: str) -> np.ndarray:
+    """What a rank brings: small whole numbers, whose sums every dtype holds exactly."""
+    dtype = BFLOAT16 if name == "bfloat16" else np.dtype(name)
+    base = (np.arange(int(np.prod(shape))) * 7 + rank * 3) % 11
+    if dtype.kind == "b":
+        return (base > 4).reshape(shape)
+    return (base + (1j * rank if dtype.kind == "c" else 0)).astype(dtype).reshape(shape)
+
+
+def equal(found: np.ndarray, wanted: np.ndarray) -> None:
+    assert found.dtype == wanted.dtype
+    assert found.shape == wanted.shape
+    assert (found == wanted).all()
+
+
+def total(shape: tuple[int, ...], name: str) -> np.ndarray:
+    parts = np.stack([values(r, shape, name) for r in range(c.size())])
+    return parts.any(axis=0) if name == "bool" else parts.sum(axis=0, dtype=parts.dtype)
+
+
+def results(kind: Kind, mine: Any, other: Any, name: str) -> Iterator[tuple[Any, np.ndarray]]:
+    """Each operation's result and numpy's; arrays of (2 * size, 3), the other of (rank + 1, 3)."""
+    me, size = c.rank(), c.size()
+    whole = [values(r, (2 * size, 3), name) for r in range(size)]
+    uneven = [values(r, (r + 1, 3), name) for r in range(size)]
+    summed = total((2 * size, 3), name)
+    last = size - 1
+
+    yield c.allreduce(mine, c.Sum), summed
+    for found in c.grouped_allreduce([mine, mine], c.Sum):
+        yield found, summed
+    yield c.reducescatter(mine, c.Sum), summed[2 * me : 2 * me + 2]
+    yield c.allgather(other), np.concatenate(uneven)
+    yield c.grouped_allgather([other, mine])[0], np.concatenate(uneven)
+    yield c.broadcast(mine, last), whole[last]
+    yield c.alltoall(mine), np.concatenate([part[2 * me : 2 * me + 2] for part in whole])
+    yield c.scatter(mine, last), whole[last][2 * me : 2 * me + 2]
+    reduced, gathered = c.reduce(mine, last, c.Sum), c.gather(other, last)
+    if me == last:
+        yield reduced, summed
+        yield gathered, np.concatenate(uneven)
+    else:
+        assert reduced is gathered is None
+    if me == 0 and size > 1:
+        c.send(other, last)
+    elif me == last and size > 1:
+        yield c.recv(0, like=mine), uneven[0]
+
+
+@cases()
+def test_every_operation_gives_the_kind_back(make_kind: Callable[[], Kind], name: str):
+    kind = make_kind()
+    mine = kind.make(values(c.rank(), (2 * c.size(), 3), name))
+    other = kind.make(values(c.rank(), (c.rank() + 1, 3), name))
+    for found, wanted in results(kind, mine, other, name):
+        kind.check(found, mine)
+        equal(kind.back(found), wanted)
+    equal(kind.back(mine), values(c.rank(), (2 * c.size(), 3), name))
+    equal(kind.back(other), values(c.rank(), (c.rank() + 1, 3), name))
+
+
+@cases()
+def test_any_shape_and_layout_works(make_kind: Callable[[], Kind], name: str):
+    kind = make_kind()
+    for shape in SHAPES:
+        array = values(c.rank(), shape, name)
+        for mine in (kind.make(array), kind.strided(array)):
+            found = c.allreduce(mine, c.Sum)
+            kind.check(found, mine)
+            equal(kind.back(found), total(shape, name))
+            equal(kind.back(c.broadcast(mine)), values(0, shape, name))
+            equal(kind.back(mine), array)
+
+
+@pytest.mark.parametrize("make_kind", KINDS)
+def test_each_rank_gets_back_what_it_brought(make_kind: Callable[[], Kind]):
+    theirs, own = make_kind(), Kind()
+    kind = own if c.rank() % 2 else theirs
+    mine = kind.make(np.full(3, 1.0 + c.rank(), "float32"))
+    for compression in (c.Compression.none, c.Compression.fp16):
+        found = c.allreduce(mine, c.Sum, compression=compression)
+        kind.check(found, mine)
+        equal(kind.back(found), np.full(3, c.size() * (c.size() + 1) / 2, "float32"))
+
+
+@pytest.mark.parametrize("make_kind", [Kind, Torch])
+def test_results_are_nobody_elses(make_kind: Callable[[], Kind]):
+    kind = make_kind()
+    for shape in [(2 * c.size(), 3), (2 * c.size(), 200_000)]:
+        array = values(c.rank(), shape, "float32")
+        mine = kind.make(array)
+        for found, _ in results(kind, mine, mine, "float32"):
+            found[...] = -1
+        equal(kind.back(mine), array)
+
+
+def test_numbers_and_lists():
+    size = c.size()
+    for number in (2, 2.5, 1 + 2j, True):
+        found = c.allreduce(number, c.Sum)
+        assert type(found) is type(number)
+        assert found == (number if number is True else number * size)
+    half = c.allreduce(ml_dtypes.bfloat16(2), c.Sum)
+    assert type(half) is ml_dtypes.bfloat16
+    assert half == 2 * size
+    equal(c.allreduce([[1, 2]], c.Sum), np.array([[1, 2]]) * size)
+    equal(c.allgather([True]), np.ones(size, bool))
+    equal(c.allreduce([], c.Sum), np.empty(0))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, "text", ["a", "b"], [None], 2**70, {"a": 1}, np.array(["a"]), np.array([None])],
+    ids=repr,
+)
+def test_what_is_no_number_is_refused(value: Any):
+    with pytest.raises(TypeError, match=r"needs .*numbers or bool.*broadcast_object"):
+        c.allreduce(value)
+
+
+def test_floats_of_one_byte_are_refused():
+    with pytest.raises(TypeError, match="numbers or bool, and this array is float8_e5m2"):
+        c.allreduce(np.ones(2, ml_dtypes.float8_e5m2))
+
+
+def test_masked_arrays_are_refused():
+    with pytest.raises(TypeError, match=r"this one is masked\. Pass x\.filled"):
+        c.allreduce(np.ma.masked_array([1, 2], [True, False]))
+
+
+def test_arrays_on_a_gpu_need_cupy():
+    if importlib.util.find_spec("cupy"):
+        pytest.skip("the package cupy is here, and is what this test does without")
+
+    class Only:
+        def __init__(self) -> None:
+            self.__cuda_array_interface__ = {"shape": (1,), "typestr": "<f4", "data": (0, False)}
+
+    class OnlyDLPack:
+        __dlpack__ = None
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+    for value in (Only(), OnlyDLPack()):
+        with pytest.raises(MissingDependency, match=r"cupy on every rank\. pip install 'allranks"):
+            c.allreduce(value)
+
+
+@pytest.mark.parametrize("make_kind", [Strict, Torch, Jax, TensorFlow])
+def test_recv_takes_the_kind_from_like_and_the_dtype_from_the_sender(
+    make_kind: Callable[[], Kind],
+):
+    kind = make_kind()
+    name = kind.dtypes[-1]
+    if c.rank() == 0 and c.size() > 1:
+        c.send(values(0, (2, 3), name), 1)
+    elif c.rank() == 1:
+        like = kind.make(np.ones(1, "int32"))
+        found = c.recv(0, like=like)
+        assert type(found) is type(like)
+        equal(kind.back(found), values(0, (2, 3), name))
+
+
+def test_scatter_gives_the_others_their_own_kind():
+    kind = Strict()
+    root = c.rank() == 0
+    mine = np.arange(2.0 * c.size()) if root else kind.make(np.empty(0, "float32"))
+    found = c.scatter(mine)
+    assert type(found) is type(mine)
+    equal(Kind.back(kind, found) if root else kind.back(found), np.arange(2.0) + 2 * c.rank())
+    assert type(c.scatter(mine if root else None)) is np.ndarray
+
+
+def test_an_array_stays_on_its_device():
+    library = Strict().library
+    device = library.Device("device1")
+    found = c.allreduce(library.ones(3, device=device), c.Sum)
+    assert found.device == device
+    assert library.all(found == library.full(3, float(c.size()), device=device))
+
+
+def test_torch_tensors_of_every_making():
+    torch = Torch().library
+
+    class Mine(torch.Tensor):
+        pass
+
+    leaf = torch.ones(3, requires_grad=True)
+    size = c.size()
+    for tensor in (
+        leaf,
+        leaf * 2,
+        torch.nn.Parameter(torch.ones(3)),
+        torch.ones(3).as_subclass(Mine),
+    ):
+        found = c.allreduce(tensor, c.Sum)
+        assert type(found) is torch.Tensor
+        assert not found.requires_grad
+        assert torch.equal(found, tensor.detach() * size)
+    for tensor in (torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j]).conj().imag):
+        assert torch.equal(c.allreduce(tensor, c.Sum), tensor * size)
+    with pytest.raises(TypeError, match=r"dense tensor, and this one is torch\.sparse_coo"):
+        c.allreduce(torch.ones(2, 2).to_sparse())
+
+
+def test_jax_arrays_keep_their_sharding_where_it_fits():
+    jax = Jax().library
+    mesh = jax.sharding.Mesh(jax.devices(), "x")
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    mine = jax.device_put(np.arange(4.0, dtype="float32"), sharding)
+    found = c.allreduce(mine, c.Sum)
+    assert found.sharding == sharding
+    equal(np.asarray(found), np.arange(4, dtype="float32") * c.size())
+    odd = c.alltoall(mine, [3, *[0] * (c.size() - 2), 1] if c.size() > 1 else [4])[0]
+    equal(np.asarray(odd)[:1], np.array([0 if c.rank() == 0 else 3], "float32")[: len(odd)])
+
+
+def test_jax_inside_jit_says_so():
+    jax = Jax().library
+    with pytest.raises(jax.errors.TracerArrayConversionError):
+        jax.jit(c.allreduce)(jax.numpy.ones(2))
+
+
+def test_tensorflows_strings_are_refused():
+    tf = TensorFlow().library
+    ragged = tf.ragged.constant([[1], [2, 3]])
+    for value in (tf.constant("a"), tf.constant(["a", "b"]), ragged, tf.sparse.eye(2)):
+        for call in (c.allreduce, c.broadcast, c.allgather, c.alltoall, c.reducescatter):
+            with pytest.raises(TypeError, match=r"Tensor is none.*broadcast_object"):
+                call(value)
+
+
+def test_tensorflows_variables_stay_as_they_are():
+    tf = TensorFlow().library
+    variable = tf.Variable([1.0, 2.0])
+    found = c.allreduce(variable, c.Sum)
+    assert isinstance(found, tf.Tensor)
+    equal(found.numpy(), np.array([1, 2], "float32") * c.size())
+    found = c.broadcast(variable)
+    variable.assign_add([1.0, 1.0])
+    equal(found.numpy(), np.array([1, 2], "float32"))
