@@ -19,7 +19,8 @@ from allranks.cluster.status import RankStatus, read_status
 from allranks.errors import CellInterrupted, ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.ranks import label
-from allranks.records.wire import Answer, Hello, Interrupt, Output, Reply, RunCell, Telemetry
+from allranks.records.telemetry import Telemetry
+from allranks.records.wire import Answer, Hello, Interrupt, Output, Reply, RunCell
 from allranks.widgets import text_view
 
 if TYPE_CHECKING:

@@ -17,18 +17,8 @@ from allranks.cluster.wire import Wire
 from allranks.errors import ClusterLost, StartFailed, UsageError
 from allranks.records.config import NurseryConfig
 from allranks.records.ranks import label
-from allranks.records.wire import (
-    Answer,
-    Ask,
-    Hello,
-    Output,
-    Points,
-    Pulse,
-    Record,
-    Reply,
-    Telemetry,
-    Timings,
-)
+from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
+from allranks.records.wire import Answer, Ask, Hello, Output, Record, Reply
 
 _START_SECONDS = 60.0
 _ASK_SECONDS = 30.0

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from allranks.cluster import failures
 from allranks.errors import CellFailed, CellInterrupted, CellTimeout, UsageError
-from allranks.records.wire import Output, Points, Pulse, Reply, Telemetry, Timings
+from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
+from allranks.records.wire import Output, Reply
 
 
 class View(Protocol):

@@ -12,7 +12,7 @@ from allranks.collectives.totals import Totals
 from allranks.engine.gpu import Gpu
 from allranks.engine.metrics import Metrics
 from allranks.engine.requests import current_line
-from allranks.records.wire import Points, Pulse, Telemetry, Timings
+from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
 
 _POINTS_SECONDS = 0.1
 _TIMINGS_SECONDS = 0.5

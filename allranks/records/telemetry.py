@@ -94,8 +94,11 @@ class CallTotals:
     @classmethod
     def from_row(cls, row: list[Any]) -> CallTotals:
         """The totals that :meth:`to_row` turned into ``row``, also after a trip through JSON."""
-        *fields, last = row
-        return cls(*fields, last=tuple((rank, calls, seconds) for rank, calls, seconds in last))
+        last = tuple((rank, calls, seconds) for rank, calls, seconds in row[-1])
+        return cls(*row[:-1], last)
+
+
+Telemetry = Points | Timings | Pulse
 
 
 def busbw(op: str, ranks: int, nbytes: int, seconds: float) -> float | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.errors import WireError
-from allranks.records.telemetry import Points, Pulse, Timings
+from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
 
 Bundle = dict[str, Any]
 """A Jupyter mime bundle: mime type to JSON-able data."""
@@ -139,7 +139,6 @@ class Answer:
     problem: str
 
 
-Telemetry = Points | Timings | Pulse
 Record = RunCell | Interrupt | Ask | Hello | Output | Reply | Answer | Telemetry
 _RECORDS: dict[str, type[Record]] = {
     cls.__name__: cls

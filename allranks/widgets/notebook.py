@@ -9,6 +9,7 @@ from typing import Any
 from allranks.records.wire import Output
 from allranks.widgets.block import Block
 from allranks.widgets.pictures import Gallery, is_rich
+from allranks.widgets.quiet import Quiet
 from allranks.widgets.shown import Shown, deal
 from allranks.widgets.text import hidden_note
 
@@ -30,7 +31,7 @@ class _Stretch:
         return [*([self.shown] if self.shown else []), *self.pictures.in_order()]
 
 
-class NotebookView:
+class NotebookView(Quiet):
     """Shows labelled text and pictures of ranks in a notebook's cell.
 
     Args:
