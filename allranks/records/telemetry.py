@@ -95,7 +95,8 @@ class CallTotals:
     def from_row(cls, row: list[Any]) -> CallTotals:
         """The totals that :meth:`to_row` turned into ``row``, also after a trip through JSON."""
         last = tuple((rank, calls, seconds) for rank, calls, seconds in row[-1])
-        return cls(*row[:-1], last)
+        named = dict(zip(cls.__dataclass_fields__, row, strict=True))
+        return cls(**{**named, "last": last})
 
 
 Telemetry = Points | Timings | Pulse

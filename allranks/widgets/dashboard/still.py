@@ -11,7 +11,7 @@ from html import escape
 
 from allranks.widgets.dashboard import svg
 from allranks.widgets.dashboard.figures import Figures
-from allranks.widgets.dashboard.tables import Table, summary, tables, text
+from allranks.widgets.dashboard.tables import Table, straggler, summary, tables, text
 
 #: All pictures of a cell together; with tables and text a cell stays below 200 kB.
 _PICTURES_NBYTES = 120_000
@@ -30,6 +30,8 @@ def page(figures: Figures) -> str:
     images = [_image(picture, words) for picture, words in _pictures(figures)]
     if images:
         body += _legend(figures) + f"<div>{' '.join(images)}</div>"
+    if figures.timings and straggler(figures.timings):
+        body += f"<p>{escape(straggler(figures.timings))}</p>"
     found = tables(figures)
     if found:
         inside = "".join(_table(table) for table in found)
