@@ -48,6 +48,7 @@ class NotebookView(Quiet):
         self._next_refresh = 0.0
         self._changed = False
         self._slots: list[Shown] = []
+        self._panel = Shown(self._slots)
         self._stretches = [_Stretch(self.ranks, fold, self._slots)]
         #: The stretch that a rank writes to: a rank never writes above its own last picture.
         self._at = dict.fromkeys(self.ranks, 0)
@@ -99,6 +100,13 @@ class NotebookView(Quiet):
             self._write(rank, "note", text + "\n")
         self._changed = True
 
+    def show_panel(self, data: dict[str, Any]) -> None:
+        """Shows something above all that the ranks write, or replaces what stands there."""
+        before = list(self._slots)
+        self._panel.show(data)
+        if self._panel not in before:
+            deal([self._panel, *before], self._slots)
+
     def refresh(self) -> None:
         """Shows what is new, at most ten times a second."""
         now = time.monotonic()
@@ -109,7 +117,9 @@ class NotebookView(Quiet):
     def finish(self) -> None:
         """Shows everything, in an order that does not depend on who was faster."""
         self._flush()
-        deal([shown for stretch in self._stretches for shown in stretch.in_order()], self._slots)
+        panel = [self._panel] if self._panel else []
+        written = [shown for stretch in self._stretches for shown in stretch.in_order()]
+        deal([*panel, *written], self._slots)
 
     def _flush(self) -> int:
         hidden = [(rank, hidden_note(*n, self._log(rank))) for rank, n in self._hidden.items()]

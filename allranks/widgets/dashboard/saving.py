@@ -24,7 +24,7 @@ def save(figures: Figures, logs: Logs) -> str:
         with (folder / "curves.csv").open("w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["name", "rank", "member", "step", "value"])
-            for key, series in figures.curves.series.items():
+            for key, series in sorted(figures.curves.series.items(), key=lambda pair: pair[0]):
                 for step, value in zip(series.steps, series.values, strict=True):
                     rows.writerow([*key, step, value])
         with (folder / "timings.csv").open("w", newline="") as file:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class Dashboard:
-    """Shows a cell's text, and above or below it a live panel that leaves a still picture.
+    """Shows a cell's text, and above it a live panel that leaves a still picture.
 
     Args:
         mode: ``auto``, where the panel appears when there is something in it, or ``full``.
@@ -42,7 +41,6 @@ class Dashboard:
         self._text = text
         self._ask = ask
         self._full = mode == "full"
-        self._id = f"allranks-{uuid.uuid4().hex}"
         self._shown = False
         self._hidden = False
 
@@ -67,9 +65,10 @@ class Dashboard:
 
     def refresh(self) -> None:
         """Shows what is new, and does what was clicked."""
-        self._text.refresh()
         if not self._shown and self._has_something():
-            self._show({_WIDGET: self._view(), "text/plain": summary(self.figures)})
+            self._shown = True
+            self._text.show_panel({_WIDGET: self._view(), "text/plain": summary(self.figures)})
+        self._text.refresh()
         if self._shown:
             while self._live.clicks:
                 self._act(self._live.clicks.popleft())
@@ -77,10 +76,10 @@ class Dashboard:
 
     def finish(self) -> None:
         """Shows everything, and replaces the live panel by its still picture."""
-        self._text.finish()
         self.figures.end()
         if self._shown or self._full or self.figures.worth_showing():
-            self._show(bundle(self.figures))
+            self._text.show_panel(bundle(self.figures))
+        self._text.finish()
         self._live.close()
 
     def _has_something(self) -> bool:
@@ -90,13 +89,6 @@ class Dashboard:
     def _view(self) -> dict[str, Any]:
         model = self._live.widget().model_id
         return {"version_major": 2, "version_minor": 0, "model_id": model}
-
-    def _show(self, data: dict[str, Any]) -> None:
-        from IPython.display import display, update_display
-
-        act: Any = update_display if self._shown else display
-        act(data, raw=True, display_id=self._id)
-        self._shown = True
 
     def _act(self, click: dict[str, Any]) -> None:
         kind = click.get("kind")
