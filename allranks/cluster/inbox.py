@@ -11,7 +11,7 @@ import queue
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -82,7 +82,11 @@ class Inbox:
                 pass  # an interrupt does not wake a sleeping loop: the caller looks again
             came.clear()
 
-        self._wake = lambda: loop.call_soon_threadsafe(came.set)
+        def wake() -> None:
+            with suppress(RuntimeError):  # the kernel is ending: its loop is closed already
+                loop.call_soon_threadsafe(came.set)
+
+        self._wake = wake
         if not self._queue.empty():
             came.set()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,6 +71,24 @@ def test_full_shows_a_panel_for_any_cell(notebook):
     cell = notebook.run("%%distributed --view full\nprint('hi')")
     assert "ranks 0–1: finished" in cell.text
     assert "ranks 0–1 │ hi" in cell.text
+
+
+def test_collectives_are_summed_by_name_and_size(notebook):
+    source = """%%distributed --view full
+import time
+import numpy as np
+for step in range(30):
+    time.sleep(0.002 * rank)
+    allreduce(np.ones(1000), name="weights")
+broadcast(np.ones(10, np.float32), 0, name="start")
+barrier()
+"""
+    said = notebook.run(source).text
+    assert re.search(r"allreduce weights +30 × 8 kB .* [kMG]?B/s$", said, re.MULTILINE)
+    assert re.search(r"broadcast start +1 × 40 B ", said)
+    assert re.search(r"barrier In\[\d+\]:8 +1 × 0 B .* n/a +n/a$", said, re.MULTILINE)
+    assert re.search(r"rank 0 +32 ", said)
+    assert re.search(r"rank 1 came last in (2[5-9]|3\d) of 32 calls", said)
 
 
 def test_a_view_that_is_none_is_refused(notebook):

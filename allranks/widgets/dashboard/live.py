@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 _NEWS_SECONDS = 0.1
 _TIMINGS_SECONDS = 0.5
-#: Until a page has said that it listens, it is told less often, and only so much of the logs.
+#: Until a page has said that it listens, news go less often, and nothing of the logs.
 _UNHEARD_SECONDS = 0.5
-_UNHEARD_NBYTES = 256 * 1024
 
 
 class Live:
@@ -38,7 +37,6 @@ class Live:
         self._lock = threading.RLock()
         self._number = 0
         self._heard = False
-        self._log_nbytes = 0
         self._next_news = 0.0
         self._next_timings = 0.0
         self._widget: DashboardWidget | None = None
@@ -107,12 +105,11 @@ class Live:
                 self._next_timings = now + _TIMINGS_SECONDS
                 timings.changed = False
                 message["timings"] = timings.told()
-            if self.with_logs and (self._heard or self._log_nbytes < _UNHEARD_NBYTES):
+            if self.with_logs and self._heard:
                 pieces = self.logs.read()
                 if pieces:
                     message["logs"] = [[p.rank, p.err_spans, p.skipped] for p in pieces]
                     buffers += [piece.text for piece in pieces]
-                    self._log_nbytes += sum(len(piece.text) for piece in pieces)
             if message:
                 self._send({**message, "elapsed": self.figures.elapsed}, buffers)
 
