@@ -51,6 +51,16 @@ def test_a_still_picture_stays_below_200_kilobytes(ranks, metrics):
     assert len(images(made["text/html"])) == min(metrics, 12) + 1
 
 
+@pytest.mark.parametrize(
+    ("calls", "wait", "transfer", "worth"),
+    [(19, 5.0, 5.0, False), (20, 0.4, 0.5, False), (20, 0.6, 0.5, True)],
+)
+def test_collectives_are_worth_a_panel_when_they_take_their_time(calls, wait, transfer, worth):
+    made = Figures([hello(0)])
+    made.take(Timings(0, 1, (totals(calls, wait, transfer, {}),)), [])
+    assert made.worth_showing() is worth
+
+
 def test_many_ranks_are_one_band():
     (loss, _bars) = images(bundle(figures(64, ["loss"], 100))["text/html"])
     assert len(loss.findall("{*}polygon")) == 1

@@ -11,7 +11,7 @@ from allranks.widgets.dashboard.curves import Curves
 from allranks.widgets.dashboard.ranks import Tiles
 from allranks.widgets.dashboard.timings import TimingTable
 
-#: Collectives are worth a panel from so many calls on, in a cell that takes so long.
+#: Collectives are worth a panel when a rank has made so many, and spent so long in them.
 _CALLS, _SECONDS = 20, 1.0
 
 
@@ -51,5 +51,8 @@ class Figures:
 
     def worth_showing(self) -> bool:
         """Whether there is something in it that a reader has not asked for in vain."""
-        busy = self.timings.calls >= _CALLS and self.elapsed >= _SECONDS
+        busy = any(
+            row.calls >= _CALLS and row.wait_seconds + row.transfer_seconds >= _SECONDS
+            for row in self.timings.by_rank()
+        )
         return bool(self.curves) or busy

@@ -66,11 +66,6 @@ class TimingTable:
             self._totals.setdefault(totals.key, {})[record.rank] = totals
         self.changed = True
 
-    @property
-    def calls(self) -> int:
-        """How many collectives the busiest rank has made."""
-        return max((row.calls for row in self.by_rank()), default=0)
-
     def by_call(self) -> list[CallRow]:
         """Returns one row a kind of call, the costliest first."""
         rows = [_merged(list(ranks.values())) for ranks in self._totals.values()]
