@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,8 @@ from allranks.cluster.status import RankStatus, read_status
 from allranks.errors import CellInterrupted, ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.ranks import label
-from allranks.records.wire import Hello, Interrupt, Output, Reply, RunCell
+from allranks.records.telemetry import Telemetry
+from allranks.records.wire import Answer, Hello, Interrupt, Output, Reply, RunCell
 from allranks.widgets import text_view
 
 if TYPE_CHECKING:
@@ -234,6 +236,23 @@ class Cluster:
                 self.step(run, _POLL_SECONDS)
         return self.conclude(run)
 
+    async def wait_awaited(self, run: Run) -> Run:
+        """Does what :meth:`wait` does, and lets the event loop run meanwhile.
+
+        The notebook's kernel answers its widgets in that loop, so that their buttons work.
+        """
+        inbox = self._ranks.inbox
+        with inbox.hearing_interrupts(), inbox.waking() as next_event:
+            while not self.settled(run):
+                try:
+                    await next_event(_POLL_SECONDS)
+                except asyncio.CancelledError:
+                    # What an interrupt becomes where the kernel's own handler hears it.
+                    _uncancel()
+                    self.press(run)
+                self.step(run, 0)
+        return self.conclude(run)
+
     def step(self, run: Run, seconds: float) -> None:
         """Handles what comes within ``seconds``, and shows it."""
         for _ in self._ranks.step(seconds):
@@ -376,7 +395,19 @@ class Cluster:
                 self.lost_because or "the ranks are stopped. Type: %distributed start"
             )
 
-    def _of_cell(self, record: Output | Reply, payloads: list[bytes]) -> None:
+    def ask_soon(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        deliver: Callable[[Answer], None],
+        ranks: Iterable[int] | None = None,
+    ) -> None:
+        """Makes a request of ranks while a cell runs; its answers are delivered as they come."""
+        if self.state == "running":
+            chosen = range(self.size) if ranks is None else ranks
+            self._ranks.ask_soon(name, arguments, deliver, chosen)
+
+    def _of_cell(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:
         if self._running is not None and record.cell == self._running.cell:
             self._running.take(record, payloads)
         elif isinstance(record, Output) and record.entries:
@@ -387,10 +418,18 @@ class Cluster:
         self._take_down("lost")
         for rank in run.ranks if run else ():
             text = self._ranks.unseen(rank)
+            if run and rank in run.pending:
+                run.view.left(rank, "lost")
             if run and text:
                 run.view.output(Output(rank, run.cell, (["out", text],), 0, 0, 0))
         self.lost_because = self._ranks.loss(shown=run is not None)
         return self.lost_because
+
+
+def _uncancel() -> None:
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
 
 
 def default_size(gpus: Sequence[str]) -> int:

@@ -17,6 +17,7 @@ from allranks.cluster.wire import Wire
 from allranks.errors import ClusterLost, StartFailed, UsageError
 from allranks.records.config import NurseryConfig
 from allranks.records.ranks import label
+from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
 from allranks.records.wire import Answer, Ask, Hello, Output, Record, Reply
 
 _START_SECONDS = 60.0
@@ -24,7 +25,8 @@ _ASK_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 
 Answers = dict[int, tuple[dict[str, Any], list[bytes]]]
-OfCell = Callable[[Output | Reply, list[bytes]], None]
+OfCell = Callable[[Output | Reply | Telemetry, list[bytes]], None]
+Deliver = Callable[[Answer], None]
 
 
 class Connection:
@@ -50,6 +52,7 @@ class Connection:
         self._offsets: dict[int, int] = {}
         self._requests = 0
         self._answers: dict[int, dict[int, tuple[Answer, list[bytes]]]] = {}
+        self._awaited: dict[int, Deliver] = {}
         command = launcher.command(size)
         environment = launcher.environment()
         self.log_dir = folders.make_log_folder()
@@ -162,6 +165,14 @@ class Connection:
             raise UsageError(problems[0])
         return {r: (a.content, bufs) for r, (a, bufs) in sorted(got.items()) if not a.problem}
 
+    def ask_soon(
+        self, name: str, arguments: dict[str, Any], deliver: Deliver, ranks: Iterable[int]
+    ) -> None:
+        """Makes a request; ``deliver`` is called with each answer, whenever it comes."""
+        self._requests += 1
+        self._awaited[self._requests] = deliver
+        self.send(ranks, Ask(self._requests, name, arguments))
+
     def _handle(self, event: Event) -> None:
         if isinstance(event, FromRank):
             record = event.record
@@ -170,7 +181,9 @@ class Connection:
             elif isinstance(record, Answer):
                 if record.request in self._answers:
                     self._answers[record.request][record.rank] = (record, event.payloads)
-            elif isinstance(record, Output | Reply):
+                elif record.request in self._awaited:
+                    self._awaited[record.request](record)
+            elif isinstance(record, Output | Reply | Points | Timings | Pulse):
                 if isinstance(record, Output) and record.log_nbytes:
                     self._offsets[record.rank] = record.log_nbytes
                 self._of_cell(record, event.payloads)

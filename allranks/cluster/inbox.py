@@ -6,11 +6,12 @@ of another one apart.
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -48,10 +49,14 @@ class Inbox:
     def __init__(self) -> None:
         # Its put() may be called from a signal handler; queue.Queue's may not.
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._wake: Callable[[], object] | None = None
 
     def put(self, event: Event) -> None:
         """Adds an event, from any thread and from signal handlers."""
         self._queue.put(event)
+        wake = self._wake
+        if wake is not None:
+            wake()
 
     def wait(self, seconds: float) -> list[Event]:
         """Returns the events that are there, or the first to come within ``seconds``."""
@@ -64,6 +69,30 @@ class Inbox:
                 events.append(self._queue.get_nowait())
         except queue.Empty:
             return events
+
+    @contextmanager
+    def waking(self) -> Iterator[Callable[[float], Awaitable[None]]]:
+        """Within, a coroutine can await the next event, for so many seconds at most."""
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
+
+        async def next_event(seconds: float) -> None:
+            try:
+                await asyncio.wait_for(came.wait(), seconds)
+            except TimeoutError:
+                pass  # an interrupt does not wake a sleeping loop: the caller looks again
+            came.clear()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the kernel is ending: its loop is closed already
+                loop.call_soon_threadsafe(came.set)
+
+        self._wake = wake
+        if not self._queue.empty():
+            came.set()
+        try:
+            yield next_event
+        finally:
+            self._wake = None
 
     @contextmanager
     def hearing_interrupts(self) -> Iterator[None]:

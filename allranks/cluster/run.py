@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from allranks.cluster import failures
 from allranks.errors import CellFailed, CellInterrupted, CellTimeout, UsageError
+from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
 from allranks.records.wire import Output, Reply
 
 
@@ -17,6 +18,12 @@ class View(Protocol):
 
     def output(self, batch: Output) -> None:
         """Takes in what a rank wrote."""
+
+    def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None:
+        """Takes in what a rank tells beside its output."""
+
+    def left(self, rank: int, status: str) -> None:
+        """Takes in that a rank has left the cell: ``ok``, ``error``, ``interrupted``, ``lost``."""
 
     def notice(self, text: str) -> None:
         """Takes in a line about the cell as a whole."""
@@ -71,11 +78,14 @@ class Run:
         self.timed_out = True
         return True
 
-    def take(self, record: Output | Reply, payloads: list[bytes]) -> None:
+    def take(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:
         """Takes in a record of this cell."""
         if isinstance(record, Output):
             self.view.output(record)
+        elif isinstance(record, Points | Timings | Pulse):
+            self.view.telemetry(record, payloads)
         else:
+            self.view.left(record.rank, record.status)
             self.replies[record.rank] = record
             if record.has_value:
                 self._values[record.rank] = payloads[0]

@@ -21,6 +21,8 @@ class Recorder:
     def __init__(self) -> None:
         self._kept: deque[Call | CallRecord] = deque(maxlen=KEPT)
         self.callback: Callable[[CallRecord], None] | None = None
+        self.fresh: deque[Call | CallRecord] | None = None
+        """What :class:`Totals` has not counted yet; None while nobody counts."""
         self.offset_seconds = 0.0
         """What this host's clock lacks to the first rank's host's."""
 
@@ -29,9 +31,13 @@ class Recorder:
         if self.callback is None and call.light:
             # Made into a record when somebody asks: that takes as long as all the rest of it.
             self._kept.append(call)
+            if self.fresh is not None:
+                self.fresh.append(call)
             return
         record = self._record(call)
         self._kept.append(record)
+        if self.fresh is not None:
+            self.fresh.append(record)
         if self.callback is not None:
             self.callback(record)
 
@@ -44,7 +50,7 @@ class Recorder:
         group, offset, started = call.group, self.offset_seconds, call.started
         return CallRecord(
             op=call.spec.op,
-            name=call.name or _named(call.site),
+            name=call.name or named(call.site),
             rank=group.world.rank,
             sequence=call.sequence,
             epoch=call.epoch,
@@ -60,6 +66,6 @@ class Recorder:
         )
 
 
-def _named(site: Site) -> str:
+def named(site: Site) -> str:
     """The name of a call that was given none: file and line."""
     return f"{site.filename.rpartition('/')[2]}:{site.lineno}"

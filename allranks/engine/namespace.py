@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from allranks import collectives
+from allranks.engine import metrics
 
 #: What the engine needs of the collectives, and what stands for itself in a cell as a number.
 _NOT_FOR_CELLS = {
@@ -41,6 +42,7 @@ def names(device: str) -> dict[str, Any]:
         "local_size": collectives.local_size(),
         "comm": collectives.comm(),
         "device": device,
+        "log": metrics.log,
     }
     return place | {name: getattr(collectives, name) for name in OPERATIONS}
 

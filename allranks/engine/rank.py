@@ -13,11 +13,13 @@ import types
 from typing import Any
 
 from allranks import collectives
-from allranks.engine import namespace
+from allranks.collectives.totals import Totals
+from allranks.engine import metrics, namespace
 from allranks.engine.cell import CellRunner, ignore_interrupt
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.ipengine import RankEngine
 from allranks.engine.requests import Requests
+from allranks.engine.telemetry import Teller
 from allranks.engine.transcript import Transcript
 from allranks.engine.wire import Wire
 from allranks.errors import UsageError
@@ -71,6 +73,7 @@ class Rank:
             self._config.events_url,
             self._config.wire_key,
             self.transcript,
+            Teller(self.rank, metrics.process, Totals(), self.device),
             self._receive,
         )
         engine = RankEngine(self._connection, self.rank, self._config.session_dir, self._ready)

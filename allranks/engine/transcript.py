@@ -21,6 +21,7 @@ Entry = list[Any]
 _CHUNK_NBYTES = 1 << 20
 _TAIL_SHARE = 4  # a quarter of a cell's screen budget is kept for its last lines
 _DISPLAYS_A_CELL = 64
+_SPANS_A_BATCH = 2000
 
 
 class _MarkedFile(io.FileIO):
@@ -50,6 +51,8 @@ class Transcript:
         self._lock = threading.Lock()
         self._marks: list[tuple[int, int]] = []
         self._placed: list[tuple[int, Entry]] = []
+        self.err_spans: tuple[list[int], ...] = ()
+        """Which bytes of the last batch's part of the log are standard error."""
         self._reader = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._sent = os.fstat(self._reader).st_size
         self._begin(limit_nbytes=1 << 16)
@@ -132,6 +135,7 @@ class Transcript:
         self.flush(c_streams=final)
         with self._lock:
             end = os.fstat(self._reader).st_size
+            self.err_spans = _joined(self._marks, self._sent, end)
             placed, self._placed = self._placed, []
             entries: list[Entry] = []
             for offset, entry in placed:
@@ -219,3 +223,16 @@ class Transcript:
         for at in range(start, end, _CHUNK_NBYTES):
             count += os.pread(self._reader, min(_CHUNK_NBYTES, end - at), at).count(b"\n")
         return count
+
+
+def _joined(marks: list[tuple[int, int]], start: int, end: int) -> tuple[list[int], ...]:
+    """Returns the marks within a range, adjoining ones as one; the first thousands of them."""
+    spans: list[list[int]] = []
+    for a, b in marks:
+        if b <= start or a >= end:
+            continue
+        if spans and spans[-1][1] >= a:
+            spans[-1][1] = b
+        elif len(spans) < _SPANS_A_BATCH:
+            spans.append([a, b])
+    return tuple(spans)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import zmq
 
+from allranks.engine.telemetry import Teller
 from allranks.engine.transcript import Transcript
 from allranks.records.wire import Output, Record, decode, encode
 
@@ -32,6 +33,7 @@ class Wire:
         events_url: where the notebook's PULL listens.
         key: the notebook's CURVE public key.
         transcript: whose news are sent.
+        teller: what else is told while a cell runs.
         receive: called in the wire's thread with each record and its payloads.
     """
 
@@ -42,12 +44,14 @@ class Wire:
         events_url: str,
         key: str,
         transcript: Transcript,
+        teller: Teller,
         receive: Receive,
     ) -> None:
         self.rank = rank
         self.cell = 0
         self.busy = False
         self._transcript = transcript
+        self._teller = teller
         self._receive = receive
         self._lock = threading.RLock()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -76,10 +80,13 @@ class Wire:
             self._events.send_multipart(encode(record, *payloads), copy=False)
 
     def send_output(self, final: bool = False) -> None:
-        """Sends what the transcript has that the notebook does not."""
+        """Sends what the transcript has that the notebook does not, and the news of the cell."""
         with self._lock:
             entries, lines, nbytes, offset = self._transcript.collect(final)
             self.send_entries(entries, lines, nbytes, offset)
+            if self.busy:
+                for record, payloads in self._teller.news(final):
+                    self.send(record, *payloads)
 
     def begin_cell(self, cell: int, limit_nbytes: int) -> None:
         """Sends what is left of the time before this cell, then starts its screen budget."""
@@ -87,6 +94,7 @@ class Wire:
             late = self._transcript.begin_cell(limit_nbytes)
             self.send_entries(late, 0, 0, 0)
             self._last_counts = (0, 0)
+            self._teller.begin(cell)
             self.cell = cell
             self.busy = True
 
@@ -96,7 +104,8 @@ class Wire:
         """Sends one batch unless there is nothing new in it."""
         if entries or (lines, nbytes) != self._last_counts:
             self._last_counts = (lines, nbytes)
-            self.send(Output(self.rank, self.cell, tuple(entries), lines, nbytes, at))
+            spans = self._transcript.err_spans
+            self.send(Output(self.rank, self.cell, tuple(entries), lines, nbytes, at, spans))
 
     def _loop(self) -> None:
         poller = zmq.Poller()

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from allranks.cluster import source
+from allranks.cluster.cluster import Cluster
+from allranks.cluster.run import Run
 from allranks.cluster.status import tree
 from allranks.errors import InvalidCell, UsageError
+from allranks.magics.awaiting import Awaiting, is_awaited
 from allranks.magics.completion import Completion
 from allranks.magics.options import CellOptions, parse_cell, parse_command
 from allranks.magics.session import Session
 from allranks.magics.toggle import Toggle
 from allranks.records import ranks as rank_lists
-from allranks.widgets import text_view
+from allranks.widgets import cell_view
 
 
 @magics_class
@@ -29,26 +33,38 @@ class DistributedMagics(Magics):
         self.session = Session()
         self.toggle = Toggle(shell)
         self.completion = Completion(shell, self.session, self.toggle)
+        self.awaiting = Awaiting(shell)
 
     def close(self) -> None:
         """Ends the ranks and leaves the shell as it was."""
         self.toggle.off()
         self.completion.remove()
+        self.awaiting.remove()
         self.session.stop()
 
     @cell_magic("distributed")  # type: ignore[arg-type]
-    def run_cell(self, line: str, cell: str) -> None:
+    def run_cell(self, line: str, cell: str) -> Coroutine[Any, Any, None] | None:
         """Runs the cell on every rank, or on those of ``-r``; see ``%distributed`` for more.
 
         ``%%distributed [-n N] [-r RANKS] [-o NAME] [--timeout S] [--gpus G] [--on LAUNCHER]
-        [--no-fold]``
+        [--no-fold] [--view full|auto|plain]``
         """
         # The line of the magic stays as a comment, so that line numbers are the notebook's.
         toggled = self.toggle.took_cell() or cell.lstrip().startswith("%%")
         head = "" if toggled else f"# %%distributed {line}".rstrip() + "\n"
-        self._run(parse_cell(line), head + cell)
+        options = parse_cell(line)
+        cluster, run = self._submit(options, head + cell)
+        if is_awaited():
+            return self._awaited(options, cluster, run)
+        cluster.wait(run)
+        self._keep(options, run)
+        return None
 
-    def _run(self, options: CellOptions, text: str) -> None:
+    async def _awaited(self, options: CellOptions, cluster: Cluster, run: Run) -> None:
+        await cluster.wait_awaited(run)
+        self._keep(options, run)
+
+    def _submit(self, options: CellOptions, text: str) -> tuple[Cluster, Run]:
         number = len(self.shell.user_ns["In"]) - 1
         try:
             source.check(text)
@@ -62,10 +78,18 @@ class DistributedMagics(Magics):
             number=number,
             ranks=chosen,
             timeout=options.timeout,
-            view=text_view(chosen, cluster.log_dir, options.fold),
+            view=cell_view(
+                options.view,
+                [cluster.hellos[rank] for rank in chosen],
+                cluster.ask_soon,
+                fold=options.fold,
+            ),
             want_value=options.out is not None,
         )
-        cluster.wait(run)
+        return cluster, run
+
+    def _keep(self, options: CellOptions, run: Run) -> None:
+        """Puts the values of the last expression where ``-o`` says."""
         if options.out is not None:
             self.shell.user_ns[options.out] = run.values()
 

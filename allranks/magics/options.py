@@ -26,6 +26,7 @@ class CellOptions:
     gpus: str | None = None
     on: str | None = None
     fold: bool = True
+    view: str = "auto"
 
 
 @dataclass
@@ -81,6 +82,7 @@ def parse_cell(line: str) -> CellOptions:
     parser.add_argument("-o", "--out", metavar="NAME")
     parser.add_argument("--timeout", type=float, metavar="SECONDS")
     parser.add_argument("--no-fold", dest="fold", action="store_false")
+    parser.add_argument("--view", choices=("full", "auto", "plain"))
     options = parser.parse_args(_split(line), namespace=CellOptions())
     if options.out is not None and not options.out.isidentifier():
         raise UsageError(f"expected the name of a variable after -o, found {options.out!r}")

@@ -62,11 +62,18 @@ class CallRecord:
         Source: nccl-tests, doc/PERFORMANCE.md.
         """
         algbw = self.algbw_gbps
-        kind = self.op.removeprefix("grouped_")
-        if algbw is None:
-            return None
-        if kind == "allreduce":
-            return algbw * 2 * (self.ranks - 1) / self.ranks
-        if kind in _HALF:
-            return algbw * (self.ranks - 1) / self.ranks
-        return algbw if kind in _DIRECT else None
+        factor = busbw_factor(self.op, self.ranks)
+        return None if algbw is None or factor is None else algbw * factor
+
+
+def busbw_factor(op: str, ranks: int) -> float | None:
+    """Returns what an op's algbw is multiplied with for its busbw; None where it has none.
+
+    Source: nccl-tests, doc/PERFORMANCE.md.
+    """
+    kind = op.removeprefix("grouped_")
+    if kind == "allreduce":
+        return 2 * (ranks - 1) / ranks
+    if kind in _HALF:
+        return (ranks - 1) / ranks
+    return 1.0 if kind in _DIRECT else None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.errors import WireError
+from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
 
 Bundle = dict[str, Any]
 """A Jupyter mime bundle: mime type to JSON-able data."""
@@ -82,6 +83,7 @@ class Output:
     ``["notice", text]``.
     ``hidden_lines`` and ``hidden_nbytes`` count what stands in the log only, over the whole cell.
     ``log_nbytes`` is the length of the log file up to which this batch is complete.
+    ``err_spans`` holds which bytes of the log, since the batch before, are standard error.
     """
 
     rank: int
@@ -90,6 +92,7 @@ class Output:
     hidden_lines: int
     hidden_nbytes: int
     log_nbytes: int
+    err_spans: tuple[list[int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +139,10 @@ class Answer:
     problem: str
 
 
-Record = RunCell | Interrupt | Ask | Hello | Output | Reply | Answer
+Record = RunCell | Interrupt | Ask | Hello | Output | Reply | Answer | Telemetry
 _RECORDS: dict[str, type[Record]] = {
-    cls.__name__: cls for cls in (RunCell, Interrupt, Ask, Hello, Output, Reply, Answer)
+    cls.__name__: cls
+    for cls in (RunCell, Interrupt, Ask, Hello, Output, Reply, Answer, Points, Timings, Pulse)
 }
 
 

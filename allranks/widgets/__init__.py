@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from allranks.records.wire import Hello
+    from allranks.widgets.dashboard.terminal import TerminalDashboard
+    from allranks.widgets.dashboard.view import Ask, Dashboard
     from allranks.widgets.notebook import NotebookView
     from allranks.widgets.terminal import TerminalView
 
@@ -20,12 +24,42 @@ def text_view(
         log_dir: where their logs are, for the line that says what is not shown.
         fold: whether identical output of several ranks is shown once.
     """
-    from IPython.core.getipython import get_ipython
-
-    if getattr(get_ipython(), "kernel", None) is not None:
+    if _in_notebook():
         from allranks.widgets.notebook import NotebookView
 
         return NotebookView(ranks, log_dir, fold)
     from allranks.widgets.terminal import TerminalView
 
     return TerminalView(ranks, log_dir, fold)
+
+
+def cell_view(
+    mode: str, hellos: Sequence[Hello], ask: Ask, *, fold: bool = True
+) -> Dashboard | NotebookView | TerminalDashboard | TerminalView:
+    """Returns the view of a cell that fits this front end.
+
+    Args:
+        mode: ``plain`` for labelled text; ``auto`` for a panel where there is something in it;
+            ``full`` for a panel with everything, from the start.
+        hellos: the ranks that run the cell.
+        ask: makes a request of ranks while the cell runs.
+        fold: whether identical output of several ranks is shown once.
+    """
+    ranks = [hello.rank for hello in hellos]
+    log_dir = os.path.dirname(hellos[0].log) if hellos else ""
+    if mode == "plain":
+        return text_view(ranks, log_dir, fold)
+    if _in_notebook():
+        from allranks.widgets.dashboard.view import Dashboard
+        from allranks.widgets.notebook import NotebookView
+
+        return Dashboard(mode, hellos, NotebookView(ranks, log_dir, fold), ask)
+    from allranks.widgets.dashboard.terminal import TerminalDashboard
+
+    return TerminalDashboard(mode, hellos, log_dir, fold)
+
+
+def _in_notebook() -> bool:
+    from IPython.core.getipython import get_ipython
+
+    return getattr(get_ipython(), "kernel", None) is not None

@@ -9,6 +9,7 @@ from typing import Any
 from allranks.records.wire import Output
 from allranks.widgets.block import Block
 from allranks.widgets.pictures import Gallery, is_rich
+from allranks.widgets.quiet import Quiet
 from allranks.widgets.shown import Shown, deal
 from allranks.widgets.text import hidden_note
 
@@ -30,7 +31,7 @@ class _Stretch:
         return [*([self.shown] if self.shown else []), *self.pictures.in_order()]
 
 
-class NotebookView:
+class NotebookView(Quiet):
     """Shows labelled text and pictures of ranks in a notebook's cell.
 
     Args:
@@ -47,6 +48,7 @@ class NotebookView:
         self._next_refresh = 0.0
         self._changed = False
         self._slots: list[Shown] = []
+        self._panel = Shown(self._slots)
         self._stretches = [_Stretch(self.ranks, fold, self._slots)]
         #: The stretch that a rank writes to: a rank never writes above its own last picture.
         self._at = dict.fromkeys(self.ranks, 0)
@@ -98,6 +100,13 @@ class NotebookView:
             self._write(rank, "note", text + "\n")
         self._changed = True
 
+    def show_panel(self, data: dict[str, Any]) -> None:
+        """Shows something above all that the ranks write, or replaces what stands there."""
+        before = list(self._slots)
+        self._panel.show(data)
+        if self._panel not in before:
+            deal([self._panel, *before], self._slots)
+
     def refresh(self) -> None:
         """Shows what is new, at most ten times a second."""
         now = time.monotonic()
@@ -108,7 +117,9 @@ class NotebookView:
     def finish(self) -> None:
         """Shows everything, in an order that does not depend on who was faster."""
         self._flush()
-        deal([shown for stretch in self._stretches for shown in stretch.in_order()], self._slots)
+        panel = [self._panel] if self._panel else []
+        written = [shown for stretch in self._stretches for shown in stretch.in_order()]
+        deal([*panel, *written], self._slots)
 
     def _flush(self) -> int:
         hidden = [(rank, hidden_note(*n, self._log(rank))) for rank, n in self._hidden.items()]

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 from allranks.records.wire import Output
 from allranks.widgets.fold import merge
+from allranks.widgets.quiet import Quiet
 from allranks.widgets.text import RankText, hidden_note, render
 
 #: A line is held for so long, for ranks that write the same one a moment later.
 _HOLD_SECONDS = 0.25
 
 
-class TerminalView:
+class TerminalView(Quiet):
     """Prints labelled lines of ranks on standard output.
 
     Args:

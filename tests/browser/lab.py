@@ -186,6 +186,20 @@ class Lab:
         )
         return self
 
+    def open_without_kernel(self, path: str, timeout: float = 90) -> Self:
+        """Opens a notebook as a reader who runs nothing: no kernel is started for it."""
+        # The name and the language of no kernel, and the question for another one declined.
+        file = self.server.root / path
+        notebook = json.loads(file.read_text())
+        notebook["metadata"] = {"kernelspec": {"name": "none", "display_name": "none"}}
+        file.write_text(json.dumps(notebook))
+        self.page.goto(f"{self.server.url}/lab/tree/{path}?reset&token={self.server.token}")
+        self.page.locator(".jp-Dialog").get_by_role("button", name="No Kernel").click(
+            timeout=1000 * timeout
+        )
+        self.page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=1000 * timeout)
+        return self
+
     def run_all(self) -> None:
         """Starts all cells; does not wait for them."""
         self.command("notebook:run-all-cells")

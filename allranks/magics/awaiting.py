@@ -1,0 +1,62 @@
+"""Has IPython await ``%%distributed``, so that a notebook's widgets react while a cell runs.
+
+IPython does not await what a magic returns. So the line that a cell magic becomes is given an
+``await``, and the magic returns a coroutine where it sees that it was.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from types import FrameType
+
+from IPython.core.interactiveshell import InteractiveShell
+
+_CALL = "get_ipython().run_cell_magic('distributed'"
+#: Below one of these a cell is run by another magic, as ``%%time``, which awaits nothing.
+_MAGICS = (InteractiveShell.run_cell_magic.__code__, InteractiveShell.run_line_magic.__code__)
+
+
+class Awaiting:
+    """Puts an ``await`` before ``%%distributed`` in the cells of a notebook.
+
+    Args:
+        shell: the notebook's shell; a terminal's is left as it is.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self._added = getattr(shell, "kernel", None) is not None
+        if self._added:
+            shell.input_transformers_post.append(self._transform)
+
+    def remove(self) -> None:
+        """Leaves the shell as it was."""
+        if self._added:
+            self._shell.input_transformers_post.remove(self._transform)
+
+    def _transform(self, lines: list[str]) -> list[str]:
+        if not lines or not lines[0].startswith(_CALL) or not self._shell.autoawait:
+            return lines
+        if _called_by_a_magic(sys._getframe()):
+            return lines
+        return ["await " + lines[0], *lines[1:]]
+
+
+def is_awaited() -> bool:
+    """Whether the cell magic that calls this stands behind an ``await`` in the notebook's cell."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _MAGICS[0]:
+        frame = frame.f_back
+    caller = frame.f_back if frame is not None else None
+    if caller is None or caller.f_code.co_name != "<module>":
+        return False
+    return bool(caller.f_code.co_flags & inspect.CO_COROUTINE)
+
+
+def _called_by_a_magic(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code in _MAGICS:
+            return True
+        frame = frame.f_back
+    return False

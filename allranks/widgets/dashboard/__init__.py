@@ -1,0 +1,1 @@
+"""The live view of a cell: ranks, logs, curves, timings; and the still picture it leaves."""

@@ -1,0 +1,130 @@
+"""The values that ranks log, as one bounded series a rank, a name and a member."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from allranks.records.telemetry import Points
+
+#: All series together hold about so many points; each of them holds between these two numbers.
+_POINTS = 120_000
+_MOST, _LEAST = 2000, 200
+#: More series than this are counted and not kept.
+_SERIES = 1000
+
+
+class Key(NamedTuple):
+    """Which curve: what was logged, by whom."""
+
+    name: str
+    rank: int
+    member: str
+
+
+@dataclass
+class Series:
+    """One curve, of whose values every ``stride``-th is kept, and the last one."""
+
+    number: int
+    steps: array[float] = field(default_factory=lambda: array("d"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+    stride: int = 1
+    seen: int = 0
+    last: tuple[float, float] = (0.0, 0.0)
+    sent: int = 0
+    thinned: bool = False
+    changed: bool = False
+
+    def add(self, steps: array[float], values: array[float], most: int) -> None:
+        """Takes in values in the order in which they were logged."""
+        first = -self.seen % self.stride
+        self.steps.extend(steps[first :: self.stride])
+        self.values.extend(values[first :: self.stride])
+        self.seen += len(steps)
+        self.last = steps[-1], values[-1]
+        self.changed = True
+        while len(self.steps) > most:
+            self.steps, self.values = self.steps[::2], self.values[::2]
+            self.stride *= 2
+            self.thinned = True
+
+    def points(self, start: int = 0) -> array[float]:
+        """Returns step and value by turns from the ``start``-th point on, then the last value."""
+        pairs = array("d", bytes(16 * (len(self.steps) - start + 1)))
+        pairs[:-2:2], pairs[1:-2:2] = self.steps[start:], self.values[start:]
+        pairs[-2], pairs[-1] = self.last
+        return pairs
+
+
+class Curves:
+    """All curves of one cell."""
+
+    def __init__(self) -> None:
+        self.series: dict[Key, Series] = {}
+        self.dropped: dict[int, int] = {}
+        self.unkept = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.series)
+
+    @property
+    def names(self) -> list[str]:
+        """What was logged, in the order in which it came."""
+        return list(dict.fromkeys(key.name for key in self.series))
+
+    def of(self, name: str) -> dict[Key, Series]:
+        """Returns the curves of one name, in order of rank and member."""
+        found = [(key, series) for key, series in self.series.items() if key.name == name]
+        return dict(sorted(found, key=lambda pair: pair[0]))
+
+    def numbers(self) -> dict[tuple[int, str], int]:
+        """Returns a number for each rank and member, by which all its curves have one colour."""
+        owners = sorted({(key.rank, key.member) for key in self.series})
+        return {owner: number for number, owner in enumerate(owners)}
+
+    def step(self, rank: int) -> float | None:
+        """Returns the step that a rank logged last; None where it logged nothing."""
+        steps = [series.last[0] for key, series in self.series.items() if key.rank == rank]
+        return max(steps, default=None)
+
+    def take(self, record: Points, payload: bytes) -> None:
+        """Takes in a batch of one rank."""
+        if record.dropped:
+            self.dropped[record.rank] = record.dropped
+        pairs = array("d", payload)
+        at = 0
+        for name, member, count in record.series:
+            steps, values = pairs[at : at + 2 * count : 2], pairs[at + 1 : at + 2 * count : 2]
+            at += 2 * count
+            key = Key(name, record.rank, member)
+            if key not in self.series and len(self.series) >= _SERIES:
+                self.unkept += count
+                continue
+            series = self.series.setdefault(key, Series(len(self.series)))
+            series.add(steps, values, max(_LEAST, min(_MOST, _POINTS // len(self.series))))
+
+    def news(self) -> tuple[list[list[Any]], bytes]:
+        """Returns what has not been returned yet.
+
+        Returns:
+            for each series that has changed ``[number, name, rank, member, count, anew, stride]``,
+            and its ``count`` points and last value. ``anew``: they replace what was sent before.
+        """
+        return self._told([(k, s) for k, s in self.series.items() if s.changed], anew=False)
+
+    def everything(self) -> tuple[list[list[Any]], bytes]:
+        """Returns all points in the same form; they count as returned."""
+        return self._told(list(self.series.items()), anew=True)
+
+    def _told(self, chosen: list[tuple[Key, Series]], anew: bool) -> tuple[list[list[Any]], bytes]:
+        heads: list[list[Any]] = []
+        parts = []
+        for key, series in chosen:
+            again = anew or series.thinned
+            start = 0 if again else series.sent
+            heads.append([series.number, *key, len(series.steps) - start, again, series.stride])
+            parts.append(series.points(start).tobytes())
+            series.sent, series.thinned, series.changed = len(series.steps), False, False
+        return heads, b"".join(parts)

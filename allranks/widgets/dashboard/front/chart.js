@@ -1,0 +1,140 @@
+// One chart on a canvas: lines, or a mean between the least and the greatest, and what the
+// pointer is over.
+
+const EDGE = { left: 58, right: 10, top: 8, bottom: 22 };
+const COLUMNS = 240;
+
+// Round numbers between two others, about `count` of them.
+function ticks(low, high, count) {
+  const rough = (high - low) / count;
+  const size = 10 ** Math.floor(Math.log10(rough));
+  const step = size * [1, 2, 5, 10].find((m) => m * size >= rough);
+  const found = [];
+  for (let n = Math.ceil(low / step); n <= high / step + 1e-9; n++) found.push(n * step);
+  return found;
+}
+
+// An exponential mean that does not start at 0; 0 leaves values as they are.
+function smooth(values, amount) {
+  if (!amount) return values;
+  let mean = 0, weight = 0;
+  return values.map((value) => {
+    if (!Number.isFinite(value)) return value;
+    mean = amount * mean + (1 - amount) * value;
+    weight = amount * weight + (1 - amount);
+    return mean / weight;
+  });
+}
+
+// Step, least, mean and greatest over lines, column by column.
+function spread(lines) {
+  let low = Infinity, high = -Infinity;
+  for (const { xs } of lines) for (const x of xs) { low = Math.min(low, x); high = Math.max(high, x); }
+  const columns = new Map(), width = (high - low) || 1;
+  for (const { xs, ys } of lines) {
+    for (let i = 0; i < xs.length; i++) {
+      if (!Number.isFinite(ys[i])) continue;
+      const at = Math.min(COLUMNS - 1, Math.floor((xs[i] - low) / width * COLUMNS));
+      const column = columns.get(at) ?? { x: 0, n: 0, sum: 0, low: Infinity, high: -Infinity };
+      column.x += xs[i]; column.n += 1; column.sum += ys[i];
+      column.low = Math.min(column.low, ys[i]); column.high = Math.max(column.high, ys[i]);
+      columns.set(at, column);
+    }
+  }
+  return [...columns].sort((a, b) => a[0] - b[0]).map(([, c]) =>
+    ({ x: c.x / c.n, low: c.low, mean: c.sum / c.n, high: c.high }));
+}
+
+// Where values land on the canvas.
+function scales(lines, band, width, height, log) {
+  let x0 = Infinity, x1 = -Infinity, y0 = Infinity, y1 = -Infinity;
+  const see = (x, y) => {
+    if (!Number.isFinite(x) || !Number.isFinite(y) || (log && y <= 0)) return;
+    x0 = Math.min(x0, x); x1 = Math.max(x1, x); y0 = Math.min(y0, y); y1 = Math.max(y1, y);
+  };
+  for (const { xs, ys } of lines) xs.forEach((x, i) => see(x, ys[i]));
+  for (const { x, low, high } of band) { see(x, low); see(x, high); }
+  if (x0 > x1) return null;
+  if (log) { y0 = Math.log10(y0); y1 = Math.log10(y1); }
+  if (x0 === x1) { x0 -= 0.5; x1 += 0.5; }
+  if (y0 === y1) { const room = Math.abs(y0) * 0.1 || 0.5; y0 -= room; y1 += room; }
+  const room = (y1 - y0) * 0.04;
+  y0 -= room; y1 += room;
+  const across = (width - EDGE.left - EDGE.right) / (x1 - x0);
+  const up = (height - EDGE.top - EDGE.bottom) / (y1 - y0);
+  return {
+    x0, x1, y0, y1,
+    x: (value) => EDGE.left + (value - x0) * across,
+    y: (value) => height - EDGE.bottom - ((log ? Math.log10(value) : value) - y0) * up,
+    step: (pixel) => x0 + (pixel - EDGE.left) / across,
+  };
+}
+
+function drawAxes(paint, scale, width, height, log, ink, grid) {
+  paint.fillStyle = ink;
+  paint.strokeStyle = grid;
+  paint.lineWidth = 1;
+  paint.textBaseline = "middle";
+  paint.textAlign = "right";
+  let at = ticks(scale.y0, scale.y1, 5);
+  if (log) {
+    const whole = at.filter((value) => Number.isInteger(Math.round(value * 1e6) / 1e6));
+    if (whole.length > 1) at = whole;
+  }
+  for (const tick of at) {
+    const value = log ? 10 ** tick : tick, y = Math.round(scale.y(value)) + 0.5;
+    paint.beginPath(); paint.moveTo(EDGE.left, y); paint.lineTo(width - EDGE.right, y); paint.stroke();
+    paint.fillText(formatNumber(Number(value.toPrecision(4))), EDGE.left - 6, y);
+  }
+  paint.textAlign = "center";
+  for (const tick of ticks(scale.x0, scale.x1, Math.max(2, Math.min(6, width / 90)))) {
+    paint.fillText(formatNumber(Number(tick.toPrecision(8))), scale.x(tick), height - 9);
+  }
+}
+
+function drawLine(paint, scale, xs, ys, style, log) {
+  paint.strokeStyle = style.colour;
+  paint.globalAlpha = style.alpha;
+  paint.lineWidth = style.width;
+  paint.setLineDash(style.dash);
+  paint.lineJoin = "round";
+  paint.beginPath();
+  let drawing = false;
+  for (let i = 0; i < xs.length; i++) {
+    const ok = Number.isFinite(ys[i]) && !(log && ys[i] <= 0);
+    if (ok && drawing) paint.lineTo(scale.x(xs[i]), scale.y(ys[i]));
+    else if (ok) paint.moveTo(scale.x(xs[i]), scale.y(ys[i]));
+    drawing = ok;
+  }
+  paint.stroke();
+  if (xs.length === 1 && drawing) {
+    paint.beginPath(); paint.arc(scale.x(xs[0]), scale.y(ys[0]), 2.5, 0, 7);
+    paint.fillStyle = style.colour; paint.fill();
+  }
+  paint.setLineDash([]);
+  paint.globalAlpha = 1;
+}
+
+function drawBand(paint, scale, band, fill, log) {
+  const floor = log ? 10 ** scale.y0 : -Infinity;
+  const edge = [...band.map((c) => [c.x, c.high]), ...band.map((c) => [c.x, c.low]).reverse()];
+  paint.beginPath();
+  edge.forEach(([x, y], i) => {
+    const point = [scale.x(x), scale.y(Math.max(y, floor))];
+    if (i) paint.lineTo(...point); else paint.moveTo(...point);
+  });
+  paint.fillStyle = fill;
+  paint.globalAlpha = 0.25;
+  paint.fill();
+  paint.globalAlpha = 1;
+}
+
+// The index of the value nearest to x; steps mostly grow, so the search starts by halves.
+function nearest(xs, x) {
+  let best = -1, distance = Infinity;
+  for (let i = 0; i < xs.length; i++) {
+    const here = Math.abs(xs[i] - x);
+    if (here <= distance) { best = i; distance = here; }
+  }
+  return best;
+}

@@ -1,0 +1,59 @@
+// Controls: interrupt, where each rank is now, save. They work while the cell runs.
+
+class Controls {
+  constructor(data) {
+    this.data = data;
+    this.status = make("span", { className: "ar-status", role: "status" });
+    this.interrupt = this.button("Interrupt", "interrupt the cell; the second time, end the ranks", () => this.press());
+    this.where = this.button("Where are they?", "show the line and the stack of every rank", () => {
+      this.asked = true;
+      data.model.send({ kind: "where" });
+    });
+    this.save = this.button("Save", "write curves and timings into files beside the notebook", () =>
+      data.model.send({ kind: "save" }));
+    this.stacks = make("div", { className: "ar-where", hidden: true, role: "region", "aria-label": "where each rank is now" });
+    this.element = make("div", {},
+      make("div", { className: "ar-head" }, this.status, this.interrupt, this.where, this.save), this.stacks);
+  }
+
+  button(text, title, act) {
+    const element = make("button", { type: "button", className: "ar-button", title }, text);
+    element.addEventListener("click", act);
+    return element;
+  }
+
+  // The server interrupts the kernel, however busy it is; elsewhere the kernel does it itself.
+  press() {
+    const kernel = this.data.model.widget_manager?.kernel;
+    if (kernel?.interrupt) kernel.interrupt();
+    else this.data.model.send({ kind: "interrupt" });
+    this.interrupt.classList.add("ar-pressed");
+  }
+
+  draw() {
+    const counts = new Map();
+    for (const { rank, state } of this.data.ranks.values()) {
+      if (!counts.has(state)) counts.set(state, []);
+      counts.get(state).push(rank);
+    }
+    const said = [...counts].map(([state, ranks]) =>
+      counts.size === 1 ? state : `${formatRanks(ranks).replace(/^ranks? /, "")} ${state}`).join(", ");
+    const elapsed = Math.max(0, Math.floor((Date.now() - this.data.began) / 1000));
+    put(this.status, `${formatRanks([...this.data.ranks.keys()])}: ${said}, ${formatSeconds(elapsed || 0).replace("0 µs", "0 s")}`
+      + (this.data.saved ? ` · ${this.data.saved}` : ""));
+    if (this.asked && this.data.where.size) this.drawStacks();
+  }
+
+  drawStacks() {
+    const rows = [...this.data.where].sort((a, b) => a[0] - b[0]);
+    const said = JSON.stringify(rows);
+    if (said === this.drawn) return;
+    this.drawn = said;
+    this.stacks.hidden = false;
+    this.stacks.replaceChildren(...rows.map(([rank, { line, activity, text }]) =>
+      make("details", {},
+        make("summary", {}, make("b", {}, `rank ${rank} `), `${line ?? ""} ${activity ? `(${activity})` : ""}`),
+        make("pre", {}, text ?? "…"))),
+      this.button("Close", "close", () => { this.stacks.hidden = true; this.asked = false; this.data.where.clear(); }));
+  }
+}

@@ -1,0 +1,173 @@
+// Curves: one chart a metric, per rank or as mean and spread, with log scale and smoothing.
+
+const MANY_CURVES = 16;
+
+class CurvesPanel {
+  constructor(data) {
+    this.data = data;
+    this.charts = new Map();
+    this.smoothing = 0;
+    this.log = make("input", { type: "checkbox" });
+    this.mean = make("input", { type: "checkbox" });
+    this.slider = make("input", { type: "range", min: 0, max: 99, value: 0 });
+    this.legend = make("div", { className: "ar-legend" });
+    this.grid = make("div", { className: "ar-charts" });
+    this.element = make("div", {},
+      make("div", { className: "ar-bar" },
+        make("label", {}, this.mean, " mean and spread"),
+        make("label", {}, this.log, " log scale"),
+        make("label", {}, "smoothing ", this.slider),
+        this.legend),
+      this.grid);
+    for (const control of [this.log, this.mean, this.slider]) {
+      control.addEventListener("input", () => { this.smoothing = this.slider.value / 100; this.draw(); });
+    }
+    this.mean.addEventListener("change", () => { this.chosen = true; });
+  }
+
+  get filled() { return this.data.series.size > 0; }
+
+  draw() {
+    const owners = this.data.owners(), dark = isDark();
+    if (!this.chosen) this.mean.checked = owners.size > MANY_CURVES;
+    const metrics = new Map();
+    for (const series of this.data.series.values()) {
+      if (!metrics.has(series.name)) metrics.set(series.name, []);
+      metrics.get(series.name).push(series);
+    }
+    for (const [name, list] of metrics) {
+      if (!this.charts.has(name)) {
+        const chart = new Chart(name, this);
+        this.charts.set(name, chart);
+        this.grid.append(chart.element);
+      }
+      list.sort((a, b) => a.rank - b.rank || (a.member < b.member ? -1 : 1));
+      this.charts.get(name).draw(list, owners, dark);
+    }
+    this.drawLegend(owners, dark);
+  }
+
+  drawLegend(owners, dark) {
+    const said = this.mean.checked
+      ? `mean, least and greatest of ${owners.size}` : [...owners.keys()].join() + dark;
+    if (said === this.said) return;
+    this.said = said;
+    if (this.mean.checked || owners.size > 2 * MANY_CURVES) {
+      this.legend.replaceChildren(this.mean.checked ? said : `${owners.size} curves`);
+      return;
+    }
+    this.legend.replaceChildren(...[...owners].map(([owner, index]) => {
+      const mark = make("i", { "aria-hidden": "true", className: "ar-swatch" });
+      mark.style.background = colour(index, dark);
+      return make("span", {}, mark, `rank ${owner.trim()}`);
+    }));
+  }
+}
+
+class Chart {
+  constructor(name, panel) {
+    this.name = name;
+    this.panel = panel;
+    this.at = null;
+    this.canvas = make("canvas", { tabIndex: 0, role: "img" });
+    this.tip = make("div", { className: "ar-tip", hidden: true });
+    this.element = make("figure", { className: "ar-chart" },
+      make("figcaption", {}, name), this.canvas, this.tip);
+    this.canvas.addEventListener("pointermove", (event) => this.point(event.offsetX));
+    this.canvas.addEventListener("pointerleave", () => this.point(null));
+    this.canvas.addEventListener("blur", () => this.point(null));
+    this.canvas.addEventListener("keydown", (event) => {
+      const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!by) return;
+      event.preventDefault();
+      event.stopPropagation();
+      this.point((this.at ?? this.canvas.clientWidth / 2) + by * (event.shiftKey ? 40 : 8));
+    });
+  }
+
+  point(pixel) {
+    const width = this.canvas.clientWidth;
+    this.at = pixel === null ? null : Math.max(EDGE.left, Math.min(width - EDGE.right, pixel));
+    if (this.list) this.draw(this.list, this.owners, this.dark);
+  }
+
+  draw(list, owners, dark) {
+    Object.assign(this, { list, owners, dark });
+    const { canvas, panel } = this, width = canvas.clientWidth, height = canvas.clientHeight;
+    if (!width) return;
+    const ratio = devicePixelRatio || 1;
+    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+      canvas.width = Math.round(width * ratio);
+      canvas.height = Math.round(height * ratio);
+    }
+    const style = getComputedStyle(canvas), paint = canvas.getContext("2d");
+    paint.setTransform(ratio, 0, 0, ratio, 0, 0);
+    paint.clearRect(0, 0, width, height);
+    paint.font = `11px ${style.fontFamily}`;
+    const log = panel.log.checked, selected = panel.data.selected;
+    const lines = list.map((series) => ({
+      series,
+      xs: [...series.steps, series.last[0]],
+      ys: smooth([...series.values, series.last[1]], panel.smoothing),
+    }));
+    const band = panel.mean.checked ? spread(lines) : [];
+    const drawn = band.length ? lines.filter((line) => line.series.rank === selected) : lines;
+    const scale = scales(band.length ? drawn : lines, band, width, height, log);
+    this.describe(list);
+    if (!scale) return;
+    const grid = style.getPropertyValue("--ar-line"), ink = style.color;
+    drawAxes(paint, scale, width, height, log, ink, grid);
+    if (band.length) {
+      drawBand(paint, scale, band, colour(0, dark), log);
+      const line = { colour: colour(0, dark), alpha: 1, width: 2, dash: [] };
+      drawLine(paint, scale, band.map((c) => c.x), band.map((c) => c.mean), line, log);
+    }
+    for (const { series, xs, ys } of drawn) {
+      const index = owners.get(`${series.rank} ${series.member}`);
+      const chosen = selected === null || selected === series.rank;
+      drawLine(paint, scale, xs, ys, {
+        colour: band.length ? ink : colour(index, dark),
+        alpha: chosen ? 1 : 0.2,
+        width: selected === series.rank ? 2.5 : 1.5,
+        dash: [[], [6, 3], [2, 2], [8, 3, 2, 3]][Math.floor(index / LIGHT.length) % 4],
+      }, log);
+    }
+    this.drawTip(paint, scale, lines, band, height, ink);
+  }
+
+  drawTip(paint, scale, lines, band, height, ink) {
+    this.tip.hidden = this.at === null;
+    if (this.at === null) return;
+    const x = scale.step(this.at);
+    let step = x, rows;
+    if (band.length) {
+      const column = band[nearest(band.map((c) => c.x), x)];
+      step = Math.round(column.x);
+      rows = [["mean", column.mean], ["least", column.low], ["greatest", column.high]];
+    } else {
+      const picks = lines.map(({ series, xs, ys }) => {
+        const i = nearest(xs, x);
+        return { series, step: xs[i], value: ys[i] };
+      });
+      step = picks[0].step;
+      rows = picks.slice(0, MANY_CURVES).map(({ series, value }) =>
+        [`rank ${series.rank} ${series.member}`.trim(), value]);
+    }
+    const at = Math.round(scale.x(step)) + 0.5;
+    paint.strokeStyle = ink;
+    paint.globalAlpha = 0.6;
+    paint.beginPath(); paint.moveTo(at, EDGE.top); paint.lineTo(at, height - EDGE.bottom); paint.stroke();
+    paint.globalAlpha = 1;
+    this.tip.replaceChildren(make("b", {}, `step ${formatNumber(step)}`),
+      ...rows.map(([who, value]) => make("div", {}, `${who}  ${formatNumber(value)}`)));
+    this.tip.style.left = at < this.canvas.clientWidth / 2 ? `${at + 10}px` : "";
+    this.tip.style.right = at < this.canvas.clientWidth / 2 ? "" : `${this.canvas.clientWidth - at + 10}px`;
+  }
+
+  // What a screen reader says; also what tests read.
+  describe(list) {
+    const lasts = list.slice(0, MANY_CURVES).map(({ rank, member, last }) =>
+      `rank ${rank} ${member}`.trim() + ` ${formatNumber(last[1])} at step ${formatNumber(last[0])}`);
+    this.canvas.setAttribute("aria-label", `${this.name}: ${lasts.join(", ")}`);
+  }
+}

@@ -1,0 +1,111 @@
+// What the kernel has told so far, kept apart from what draws it: a view may come and go.
+
+class Data {
+  constructor(model) {
+    this.model = model;
+    this.selected = null;
+    this.views = new Set();
+    this.lines = new Lines();
+    this.where = new Map();
+    this.saved = "";
+    this.greeted = 0;
+    const { points, ...state } = model.get("state");
+    this.start(state, points);
+    model.on("msg:custom", (message, buffers) => this.take(message, buffers));
+    this.greet();
+  }
+
+  // Listening begins here: the kernel sends all that there is, the logs from their beginning.
+  greet() {
+    this.greeted = Date.now();
+    this.model.send({ kind: "ready" });
+  }
+
+  start(state, points) {
+    this.seq = state.seq;
+    this.mode = state.mode;
+    this.paths = state.paths;
+    this.ranks = new Map();
+    this.series = new Map();
+    this.timings = null;
+    this.merge(state, points);
+  }
+
+  take(message, buffers) {
+    if (message.anew) {
+      this.lines.clear();
+      this.start(message, buffers[0]);
+    } else if (message.seq > this.seq) {
+      if (message.seq > this.seq + 1 && Date.now() - this.greeted > 2000) this.greet();
+      this.seq = message.seq;
+      const left = [...buffers];
+      this.merge(message, message.curves ? left.shift() : null);
+      this.addLogs(message.logs ?? [], left);
+    }
+    this.changed();
+  }
+
+  merge(message, points) {
+    if (message.elapsed !== undefined) this.began = Date.now() - 1000 * message.elapsed;
+    if (message.withLogs !== undefined) this.withLogs = message.withLogs;
+    for (const tile of message.ranks ?? []) this.ranks.set(tile.rank, tile);
+    if (message.timings) this.timings = message.timings;
+    if (message.saved) this.saved = message.saved;
+    if (message.where) {
+      const { rank, ...said } = message.where;
+      this.where.set(rank, { ...this.where.get(rank), ...said });
+    }
+    this.addPoints(message.curves ?? [], points);
+  }
+
+  addPoints(heads, points) {
+    if (!heads.length) return;
+    // A buffer may begin anywhere; numbers of eight bytes may not.
+    const end = points.byteOffset + points.byteLength;
+    const pairs = new Float64Array(points.buffer.slice(points.byteOffset, end));
+    let at = 0;
+    for (const [number, name, rank, member, count, anew, stride] of heads) {
+      let series = this.series.get(number);
+      if (!series || anew) {
+        series = { number, name, rank, member, steps: [], values: [] };
+        this.series.set(number, series);
+      }
+      series.stride = stride;
+      for (const end = at + 2 * count; at < end; at += 2) {
+        series.steps.push(pairs[at]);
+        series.values.push(pairs[at + 1]);
+      }
+      series.last = [pairs[at], pairs[at + 1]];
+      at += 2;
+    }
+  }
+
+  addLogs(heads, buffers) {
+    if (heads.length) this.withLogs = true;
+    heads.forEach(([rank, spans, skipped], index) => {
+      const { buffer, byteOffset, byteLength } = buffers[index];
+      this.lines.feed(rank, new Uint8Array(buffer, byteOffset, byteLength), spans, skipped);
+    });
+  }
+
+  // One colour a rank, or a rank and member, in every chart.
+  owners() {
+    const keys = [...this.series.values()].map((one) => [one.rank, one.member]);
+    keys.sort((a, b) => a[0] - b[0] || (a[1] < b[1] ? -1 : a[1] > b[1] ? 1 : 0));
+    const found = new Map();
+    for (const [rank, member] of keys) {
+      const key = `${rank} ${member}`;
+      if (!found.has(key)) found.set(key, found.size);
+    }
+    return found;
+  }
+
+  select(rank) {
+    this.selected = this.selected === rank ? null : rank;
+    this.changed();
+  }
+
+  changed() {
+    for (const view of this.views) view();
+  }
+}

@@ -1,0 +1,56 @@
+// Words and numbers as people read them, and the colours of ranks.
+
+const LIGHT = ["#0072b2", "#d98200", "#00855f", "#b5478a", "#2b8cbe", "#c04a00", "#7d6c00", "#6a51a3"];
+const DARK = ["#56b4e9", "#f0a830", "#22c79a", "#e08fbf", "#9ad0f5", "#f0794a", "#e3d540", "#b3a2e0"];
+
+const colour = (index, dark) => (dark ? DARK : LIGHT)[index % LIGHT.length];
+
+function formatNumber(value) {
+  if (!Number.isFinite(value)) return String(value);
+  const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e7) return value.toLocaleString("en");
+  if (size >= 1e5 || size < 1e-4) return value.toExponential(3).replace("e+", "e");
+  return String(Number(value.toPrecision(4)));
+}
+
+function formatSeconds(value) {
+  if (value >= 60) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  if (value >= 1) return `${Number(value.toPrecision(3))} s`;
+  if (value >= 1e-3) return `${Number((value * 1e3).toPrecision(3))} ms`;
+  return `${Math.round(value * 1e6)} µs`;
+}
+
+function formatBytes(value) {
+  for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
+    if (value >= size) return `${Number((value / size).toPrecision(3))} ${unit}`;
+  }
+  return `${Math.round(value)} B`;
+}
+
+const formatBandwidth = (value) => value === null ? "n/a" : `${formatBytes(value * 1e9)}/s`;
+
+// Ranks as 0, 2–3.
+function formatRanks(ranks) {
+  const spans = [];
+  for (const rank of [...ranks].sort((a, b) => a - b)) {
+    const last = spans[spans.length - 1];
+    if (last && rank === last[1] + 1) last[1] = rank;
+    else spans.push([rank, rank]);
+  }
+  const said = spans.map(([a, b]) => (a === b ? `${a}` : `${a}–${b}`)).join(", ");
+  return `rank${ranks.length === 1 ? "" : "s"} ${said}`;
+}
+
+// An element with properties, attributes (aria-…, data-…, role) and children.
+function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.includes("-") || name === "role" || name === "for") element.setAttribute(name, value);
+    else element[name] = value;
+  }
+  element.append(...children);
+  return element;
+}
+
+const isDark = () => document.body.dataset.jpThemeLight === "false"
+  || (!document.body.dataset.jpThemeLight && matchMedia("(prefers-color-scheme: dark)").matches);

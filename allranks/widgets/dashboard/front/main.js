@@ -1,0 +1,62 @@
+// The widget: one store for each model, one tree of panels for each place it is shown.
+
+const PANELS = [["curves", CurvesPanel], ["timings", TimingsPanel], ["logs", LogsPanel]];
+
+function section(name, panel) {
+  const body = make("div", { className: "ar-body", id: `ar-${Math.random().toString(36).slice(2)}` }, panel.element);
+  const head = make("button", { type: "button", className: "ar-title", "aria-expanded": "true", "aria-controls": body.id }, name);
+  head.addEventListener("click", () => {
+    body.hidden = !body.hidden;
+    head.setAttribute("aria-expanded", String(!body.hidden));
+    panel.draw();
+  });
+  return make("section", { className: `ar-panel ar-panel-${name}`, "aria-label": name, hidden: true }, head, body);
+}
+
+function show(data, el) {
+  const controls = new Controls(data), ranks = new RanksPanel(data);
+  const panels = PANELS.map(([name, Panel]) => {
+    const panel = new Panel(data);
+    return { panel, element: section(name, panel) };
+  });
+  const root = make("div", { className: "ar-dashboard", role: "group", "aria-label": "live view of the ranks" },
+    controls.element, ranks.element, ...panels.map(({ element }) => element));
+  // JupyterLab's own keys must not act on the cell while somebody types or scrolls here.
+  root.dataset.lmSuppressShortcuts = "true";
+  el.append(root);
+
+  let waiting = 0;
+  const draw = () => {
+    waiting = 0;
+    controls.draw();
+    ranks.draw();
+    for (const { panel, element } of panels) {
+      element.hidden = !(panel.filled || data.mode === "full");
+      if (!element.hidden && !element.lastElementChild.hidden) panel.draw();
+    }
+  };
+  const soon = () => { waiting ||= requestAnimationFrame(draw); };
+  data.views.add(soon);
+  const clock = setInterval(soon, 1000);
+  const sizes = new ResizeObserver(soon);
+  sizes.observe(root);
+  const theme = new MutationObserver(soon);
+  theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
+  soon();
+  return () => {
+    data.views.delete(soon);
+    clearInterval(clock);
+    cancelAnimationFrame(waiting);
+    sizes.disconnect();
+    theme.disconnect();
+  };
+}
+
+export default () => {
+  let data = null;
+  return {
+    // Not in render(): what comes before the first view is there would be lost.
+    initialize({ model }) { data = new Data(model); },
+    render({ el }) { return show(data, el); },
+  };
+};

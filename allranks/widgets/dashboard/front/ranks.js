@@ -1,0 +1,54 @@
+// Ranks: one tile a rank, which selects it in every other panel.
+
+const MARKS = { running: "▶", waiting: "◷", finished: "✓", failed: "✗", interrupted: "■", lost: "✝" };
+
+class RanksPanel {
+  constructor(data) {
+    this.data = data;
+    this.tiles = new Map();
+    this.element = make("div", { className: "ar-tiles", role: "group", "aria-label": "ranks" });
+  }
+
+  get filled() { return true; }
+
+  draw() {
+    const { ranks, selected } = this.data;
+    this.element.classList.toggle("ar-many", ranks.size > 16);
+    for (const [rank, tile] of ranks) {
+      let parts = this.tiles.get(rank);
+      if (!parts) {
+        parts = { state: make("span", { className: "ar-state" }), use: make("span", { className: "ar-use" }),
+          line: make("span", { className: "ar-line" }) };
+        parts.button = make("button", { type: "button", className: "ar-tile" },
+          make("b", {}, String(rank)), parts.state, parts.use, parts.line);
+        parts.button.addEventListener("click", () => this.data.select(rank));
+        this.tiles.set(rank, parts);
+        this.element.append(parts.button);
+      }
+      this.fill(parts, tile, rank === selected, ranks.size);
+    }
+  }
+
+  fill(parts, tile, pressed, count) {
+    const doing = tile.activity || tile.state;
+    const step = tile.step === null ? "" : `step ${formatNumber(tile.step)}`;
+    const use = [];
+    if (tile.cpu_percent >= 0) use.push(`${tile.cpu_percent} % cpu`);
+    if (tile.rss_nbytes) use.push(formatBytes(tile.rss_nbytes));
+    if (tile.gpu_nbytes) use.push(`gpu ${formatBytes(tile.gpu_nbytes)}`);
+    const { button } = parts;
+    button.dataset.state = tile.state;
+    button.setAttribute("aria-pressed", String(pressed));
+    const said = [`rank ${tile.rank}`, doing, step, ...use, tile.device, `${tile.host}, pid ${tile.pid}`, tile.line];
+    button.title = said.filter(Boolean).join("\n");
+    button.setAttribute("aria-label", said.filter(Boolean).join(", "));
+    const mark = MARKS[tile.state] ?? "";
+    put(parts.state, count > 16 ? mark : `${mark} ${doing}${step ? ` · ${step}` : ""}`);
+    put(parts.use, count > 16 ? "" : use.join(" · "));
+    put(parts.line, count > 16 ? "" : tile.line);
+  }
+}
+
+function put(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}

@@ -1,0 +1,81 @@
+"""What every rank of a cell is doing, one tile a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from allranks.records.telemetry import Pulse
+from allranks.records.wire import Hello
+
+_LEFT = {"ok": "finished", "error": "failed", "interrupted": "interrupted", "lost": "lost"}
+
+
+@dataclass
+class Tile:
+    """One rank. ``state`` is running, waiting, finished, failed, interrupted or lost."""
+
+    rank: int
+    host: str
+    device: str
+    pid: int
+    state: str = "running"
+    activity: str = ""
+    line: str = ""
+    rss_nbytes: int = 0
+    cpu_percent: int = -1
+    gpu_nbytes: int = 0
+    step: float | None = None
+    gone: bool = False
+
+
+class Tiles:
+    """The tiles of the ranks that run a cell."""
+
+    def __init__(self, hellos: Sequence[Hello]) -> None:
+        self.tiles = {h.rank: Tile(h.rank, h.host, h.device, h.pid) for h in hellos}
+        self._changed = set(self.tiles)
+
+    def take(self, pulse: Pulse) -> None:
+        """Takes in what a rank is doing now."""
+        tile = self.tiles.get(pulse.rank)
+        if tile is None or tile.gone:
+            return
+        tile.state = "waiting" if pulse.activity else "running"
+        tile.activity, tile.line = pulse.activity, pulse.line
+        tile.rss_nbytes, tile.gpu_nbytes = pulse.rss_nbytes, pulse.gpu_nbytes
+        tile.cpu_percent = pulse.cpu_percent
+        self._changed.add(pulse.rank)
+
+    def at_step(self, rank: int, step: float | None) -> None:
+        """Takes in the step that a rank logged last."""
+        tile = self.tiles.get(rank)
+        if tile is not None and tile.step != step:
+            tile.step = step
+            self._changed.add(rank)
+
+    def left(self, rank: int, status: str) -> None:
+        """Takes in how a rank left the cell."""
+        tile = self.tiles.get(rank)
+        if tile is not None:
+            tile.state, tile.gone = _LEFT[status], True
+            tile.activity, tile.cpu_percent = "", -1
+            self._changed.add(rank)
+
+    def news(self) -> list[dict[str, Any]]:
+        """Returns the tiles that have changed since the last time."""
+        changed = [asdict(self.tiles[rank]) for rank in sorted(self._changed)]
+        self._changed.clear()
+        return changed
+
+    def everything(self) -> list[dict[str, Any]]:
+        """Returns all tiles."""
+        return [asdict(tile) for tile in self.tiles.values()]
+
+    def counts(self) -> dict[str, list[int]]:
+        """Returns the ranks of each state that there is."""
+        found: dict[str, list[int]] = {}
+        for tile in self.tiles.values():
+            found.setdefault(tile.state, []).append(tile.rank)
+        return found

@@ -1,0 +1,86 @@
+"""The still picture that a live view leaves: a mime bundle without scripts or widgets.
+
+Where a notebook is not trusted, ``<svg>`` and ``<style>`` are taken out; pictures as data and
+``style=`` on an element stay.
+"""
+
+from __future__ import annotations
+
+import base64
+from html import escape
+
+from allranks.widgets.dashboard import svg
+from allranks.widgets.dashboard.figures import Figures
+from allranks.widgets.dashboard.tables import Table, straggler, summary, tables, text
+
+#: All pictures of a cell together; with tables and text a cell stays below 200 kB.
+_PICTURES_NBYTES = 120_000
+_METRICS = 12
+_POINT_NBYTES = 12 * 4 / 3
+
+
+def bundle(figures: Figures) -> dict[str, str]:
+    """Returns text/html and text/plain of what a cell has shown."""
+    return {"text/html": page(figures), "text/plain": text(figures)}
+
+
+def page(figures: Figures) -> str:
+    """Returns the still picture as HTML."""
+    body = f"<p><b>{escape(summary(figures))}</b></p>"
+    images = [_image(picture, words) for picture, words in _pictures(figures)]
+    if images:
+        body += _legend(figures) + f"<div>{' '.join(images)}</div>"
+    if figures.timings and straggler(figures.timings):
+        body += f"<p>{escape(straggler(figures.timings))}</p>"
+    found = tables(figures)
+    if found:
+        inside = "".join(_table(table) for table in found)
+        body += f"<details><summary>values and timings as tables</summary>{inside}</details>"
+    return f'<div class="allranks-still">{body}</div>'
+
+
+def _pictures(figures: Figures) -> list[tuple[str, str]]:
+    curves = figures.curves
+    names = curves.names[:_METRICS]
+    lines = sum(min(svg.MANY, len(curves.of(name))) for name in names) or 1
+    points = int(max(20, min(400, _PICTURES_NBYTES / _POINT_NBYTES / lines)))
+    found = []
+    for name in names:
+        lasts = [f"rank {key.rank} {s.last[1]:.4g}" for key, s in curves.of(name).items()]
+        found.append((svg.curve(curves, name, points), f"{name}: {', '.join(lasts[: svg.MANY])}"))
+    rows = figures.timings.by_rank()
+    if rows:
+        found.append((svg.bars(rows), "what each rank waited and transferred: see the table"))
+    return found
+
+
+def _legend(figures: Figures) -> str:
+    """Returns which colour is whose; many ranks are drawn as one band and need none."""
+    owners = figures.curves.numbers()
+    if not 1 < len(owners) <= svg.MANY:
+        return ""
+    parts = []
+    for (rank, member), index in owners.items():
+        colour = svg.COLOURS[index % len(svg.COLOURS)]
+        mark = "■" if index < len(svg.COLOURS) else "▤"
+        name = escape(f"rank {rank} {member}".strip())
+        parts.append(f'<span style="color: {colour}">{mark}</span> {name}')
+    return f"<p>{' &nbsp; '.join(parts)}</p>"
+
+
+def _image(picture: str, words: str) -> str:
+    data = base64.b64encode(picture.encode()).decode()
+    return (
+        f'<img alt="{escape(words)}" src="data:image/svg+xml;base64,{data}" '
+        'style="display: inline-block; margin: 4px 12px 4px 0">'
+    )
+
+
+def _table(table: Table) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
+    )
+    note = f"<p>{escape(table.note)}</p>" if table.note else ""
+    title = f"<p>{escape(table.title)}</p>" if table.title else ""
+    return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{note}"

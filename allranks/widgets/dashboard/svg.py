@@ -1,0 +1,199 @@
+"""Still pictures of curves and timings: SVG without scripts, readable on light and dark paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from allranks.widgets.dashboard.curves import Curves, Series
+from allranks.widgets.dashboard.numbers import number, seconds
+from allranks.widgets.dashboard.timings import RankRow
+
+#: Okabe and Ito's colours, told apart with any kind of colour vision, mended to stand out on white
+#: and on black alike.
+COLOURS = (
+    "#1f83c9", "#d98200", "#00966b", "#c96a9d", "#4a9fd4", "#cf5300", "#9a8700", "#8a76c9",
+)  # fmt: skip
+INK = "#808080"
+WAIT, TRANSFER = "#d98200", "#1f83c9"
+_WIDTH, _HEIGHT = 420, 210
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 24, 24
+#: More ranks than this are drawn as their mean, between the least and the greatest.
+MANY = 16
+
+#: Values that have fallen so far, at half of the points, are drawn on a log scale.
+_FALLS = 10
+
+_Point = tuple[float, float]
+
+
+def curve(curves: Curves, name: str, points: int) -> str:
+    """Returns the picture of one metric.
+
+    Args:
+        curves: of all metrics.
+        name: which one.
+        points: how many points a line may have.
+    """
+    lines = {key: _thin(_points(series), points) for key, series in curves.of(name).items()}
+    count = len(lines)
+    band: list[tuple[float, float, float, float]] = []
+    if len(lines) > MANY:
+        band = spread(lines.values(), points)
+        lines = {}
+    every = [point for line in lines.values() for point in line]
+    every += [(x, y) for x, low, _, high in band for y in (low, high)]
+    if not every:
+        return _page(_WIDTH, _HEIGHT, name, _text(_LEFT, 60, "no finite values"))
+    frame = _Frame([x for x, _ in every], [y for _, y in every])
+    body = frame.axes()
+    if band:
+        edge = [(x, high) for x, _, _, high in band] + [(x, low) for x, low, *_ in band[::-1]]
+        body += (
+            f'<polygon points="{frame.path(edge)}" fill="{COLOURS[0]}" fill-opacity="0.25"/>'
+            + _line(frame.path([(x, mean) for x, _, mean, _ in band]), COLOURS[0], 0)
+        )
+        body += _text(_WIDTH - _RIGHT, 14, f"mean, least and greatest of {count} curves", "end")
+    numbers = curves.numbers()
+    for key, line in lines.items():
+        index = numbers[key.rank, key.member]
+        body += _line(frame.path(line), COLOURS[index % len(COLOURS)], index // len(COLOURS))
+    return _page(_WIDTH, _HEIGHT, name, body)
+
+
+def bars(rows: Sequence[RankRow]) -> str:
+    """Returns the picture of what each rank waited and transferred."""
+    step = 18 if len(rows) <= MANY else 7
+    height = _TOP + step * len(rows) + 8
+    most = max((row.wait_seconds + row.transfer_seconds for row in rows), default=0) or 1.0
+    scale = (_WIDTH - _LEFT - 70) / most
+    body = _swatch(_LEFT, 6, WAIT, "waiting for other ranks")
+    body += _swatch(_LEFT + 160, 6, TRANSFER, "transfer")
+    for index, row in enumerate(rows):
+        y = _TOP + step * index
+        wait, transfer = row.wait_seconds * scale, row.transfer_seconds * scale
+        body += _box(_LEFT, y, wait, step - 4, WAIT)
+        body += _box(_LEFT + wait, y, transfer, step - 4, TRANSFER)
+        if step >= 12 or index % 8 == 0:
+            body += _text(_LEFT - 6, y + 10, f"rank {row.rank}", "end")
+            total = seconds(row.wait_seconds + row.transfer_seconds)
+            body += _text(_LEFT + wait + transfer + 6, y + 10, total)
+    return _page(_WIDTH, height, "collectives", body, titled=False)
+
+
+def spread(
+    lines: Iterable[Sequence[_Point]], columns: int
+) -> list[tuple[float, float, float, float]]:
+    """Returns ``(step, least, mean, greatest)`` over lines, in at most so many columns."""
+    every = sorted(point for line in lines for point in line)
+    if not every:
+        return []
+    first, width = every[0][0], (every[-1][0] - every[0][0]) or 1.0
+    found: dict[int, list[_Point]] = {}
+    for x, y in every:
+        found.setdefault(min(columns - 1, int((x - first) / width * columns)), []).append((x, y))
+    band = []
+    for column in sorted(found):
+        values = [y for _, y in found[column]]
+        x = sum(x for x, _ in found[column]) / len(values)
+        band.append((x, min(values), sum(values) / len(values), max(values)))
+    return band
+
+
+class _Frame:
+    """The axes of one picture; values that fall steeply are drawn on a log scale."""
+
+    def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
+        self.x0, self.x1 = min(xs), max(xs)
+        self.y0, self.y1 = min(ys), max(ys)
+        middle = sorted(ys)[len(ys) // 2]
+        self.log = self.y0 > 0 and self.y1 > _FALLS * middle
+        if self.log:
+            self.y0, self.y1 = math.log10(self.y0), math.log10(self.y1)
+        if self.x0 == self.x1:
+            self.x0, self.x1 = self.x0 - 0.5, self.x1 + 0.5
+        if self.y0 == self.y1:
+            margin = abs(self.y0) * 0.1 or 0.5
+            self.y0, self.y1 = self.y0 - margin, self.y1 + margin
+
+    def x(self, value: float) -> float:
+        return _LEFT + (value - self.x0) / (self.x1 - self.x0) * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        height = math.log10(value) if self.log else value
+        return (
+            _HEIGHT
+            - _BOTTOM
+            - (height - self.y0) / (self.y1 - self.y0) * (_HEIGHT - _TOP - _BOTTOM)
+        )
+
+    def path(self, points: Iterable[_Point]) -> str:
+        return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
+
+    def axes(self) -> str:
+        body = ""
+        for value in ticks(self.y0, self.y1, 5):
+            shown = 10**value if self.log else value
+            y = self.y(shown)
+            body += f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="{INK}" opacity="0.35"/>'
+            body += _text(_LEFT - 6, y + 4, number(shown), "end")
+        for value in ticks(self.x0, self.x1, 4):
+            body += _text(self.x(value), _HEIGHT - 8, number(value), "middle")
+        return body
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """Returns about so many round numbers between two others."""
+    rough = (high - low) / count
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = size * next(m for m in (1, 2, 5, 10) if m * size >= rough)
+    first = math.ceil(low / step)
+    return [round(n * step, 12) for n in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _points(series: Series) -> list[_Point]:
+    pairs = [*zip(series.steps, series.values, strict=True), series.last]
+    return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
+
+
+def _thin(points: list[_Point], most: int) -> list[_Point]:
+    """Returns the points with the least and greatest of each stretch kept, so that peaks stay."""
+    if len(points) <= most:
+        return points
+    size = math.ceil(2 * len(points) / most)
+    kept: list[_Point] = []
+    for start in range(0, len(points), size):
+        part = list(enumerate(points[start : start + size]))
+        ends = {min(part, key=lambda one: one[1][1]), max(part, key=lambda one: one[1][1])}
+        kept += [point for _, point in sorted(ends)]
+    return [*kept, points[-1]]
+
+
+def _line(path: str, colour: str, dash: int) -> str:
+    dashed = f' stroke-dasharray="{6 // dash},3"' if dash else ""
+    return (
+        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{dashed} '
+        'stroke-linejoin="round"/>'
+    )
+
+
+def _swatch(x: float, y: float, colour: str, words: str) -> str:
+    return _box(x, y, 9, 9, colour) + _text(x + 12, y + 8.5, words)
+
+
+def _box(x: float, y: float, width: float, height: float, colour: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" fill="{colour}"/>'
+
+
+def _text(x: float, y: float, words: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def _page(width: int, height: int, title: str, body: str, titled: bool = True) -> str:
+    head = f'<text x="4" y="15" font-weight="bold">{escape(title[:40])}</text>' if titled else ""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11" fill="{INK}">'
+        f"{head}{body}</svg>"
+    )

@@ -1,0 +1,43 @@
+"""The view of a terminal: lines as they come, and tables when the cell has ended."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from allranks.records.telemetry import Telemetry
+from allranks.records.wire import Hello
+from allranks.widgets.dashboard.figures import Figures
+from allranks.widgets.dashboard.tables import text
+from allranks.widgets.terminal import TerminalView
+
+
+class TerminalDashboard(TerminalView):
+    """Prints what ranks write, then their last values and timings, if there are any.
+
+    Args:
+        mode: ``auto`` or ``full``, which prints the tables in any case.
+        hellos: the ranks that run the cell.
+        log_dir: where their logs are.
+        fold: whether identical output of several ranks is printed once.
+    """
+
+    def __init__(self, mode: str, hellos: Sequence[Hello], log_dir: str, fold: bool) -> None:
+        super().__init__([hello.rank for hello in hellos], log_dir, fold)
+        self._full = mode == "full"
+        self._figures = Figures(hellos)
+
+    def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None:
+        """Takes in what a rank tells beside its output."""
+        self._figures.take(record, payloads)
+
+    def left(self, rank: int, status: str) -> None:
+        """Takes in that a rank has left the cell."""
+        self._figures.tiles.left(rank, status)
+
+    def finish(self) -> None:
+        """Prints everything."""
+        super().finish()
+        self._figures.end()
+        if self._full or self._figures.worth_showing():
+            print(text(self._figures), file=sys.stdout, flush=True)

@@ -1,0 +1,107 @@
+"""The view of a notebook's cell: its text as ever, and a panel when there is something in it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from allranks.records import requests
+from allranks.records.telemetry import Telemetry
+from allranks.records.wire import Answer, Hello, Output
+from allranks.widgets.dashboard.figures import Figures
+from allranks.widgets.dashboard.live import Live
+from allranks.widgets.dashboard.logs import Logs
+from allranks.widgets.dashboard.saving import save
+from allranks.widgets.dashboard.still import bundle
+from allranks.widgets.dashboard.tables import summary
+from allranks.widgets.notebook import NotebookView
+
+Ask = Callable[[str, dict[str, Any], Callable[[Answer], None], Iterable[int]], None]
+
+#: A cell that writes more than is shown, for longer than this, has a panel to search it.
+_MUCH_TEXT_SECONDS = 1.0
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+class Dashboard:
+    """Shows a cell's text, and above it a live panel that leaves a still picture.
+
+    Args:
+        mode: ``auto``, where the panel appears when there is something in it, or ``full``.
+        hellos: the ranks that run the cell.
+        text: what shows their text and their pictures.
+        ask: makes a request of ranks whose answers are delivered later.
+    """
+
+    def __init__(self, mode: str, hellos: Sequence[Hello], text: NotebookView, ask: Ask) -> None:
+        self.figures = Figures(hellos)
+        self._logs = Logs(hellos)
+        self._live = Live(self.figures, self._logs, mode)
+        self._text = text
+        self._ask = ask
+        self._full = mode == "full"
+        self._shown = False
+        self._hidden = False
+
+    def output(self, batch: Output) -> None:
+        """Takes in what a rank wrote."""
+        self._logs.take(batch)
+        if batch.hidden_lines:
+            self._hidden = self._live.with_logs = True
+        self._text.output(batch)
+
+    def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None:
+        """Takes in what a rank tells beside its output."""
+        self.figures.take(record, payloads)
+
+    def left(self, rank: int, status: str) -> None:
+        """Takes in that a rank has left the cell."""
+        self.figures.tiles.left(rank, status)
+
+    def notice(self, text: str) -> None:
+        """Takes in a line about the cell as a whole."""
+        self._text.notice(text)
+
+    def refresh(self) -> None:
+        """Shows what is new, and does what was clicked."""
+        if not self._shown and self._has_something():
+            self._shown = True
+            self._text.show_panel({_WIDGET: self._view(), "text/plain": summary(self.figures)})
+        self._text.refresh()
+        if self._shown:
+            while self._live.clicks:
+                self._act(self._live.clicks.popleft())
+            self._live.refresh()
+
+    def finish(self) -> None:
+        """Shows everything, and replaces the live panel by its still picture."""
+        self.figures.end()
+        if self._shown or self._full or self.figures.worth_showing():
+            self._text.show_panel(bundle(self.figures))
+        self._text.finish()
+        self._live.close()
+
+    def _has_something(self) -> bool:
+        much = self._hidden and self.figures.elapsed >= _MUCH_TEXT_SECONDS
+        return self._full or much or self.figures.worth_showing()
+
+    def _view(self) -> dict[str, Any]:
+        model = self._live.widget().model_id
+        return {"version_major": 2, "version_minor": 0, "model_id": model}
+
+    def _act(self, click: dict[str, Any]) -> None:
+        kind = click.get("kind")
+        if kind == "ready":
+            self._live.greet()
+        elif kind == "where":
+            for name in (requests.STATUS, requests.STACK):
+                self._ask(name, {}, lambda a, n=name: self._answered(n, a), self.figures.ranks)  # type: ignore[misc]
+        elif kind == "save":
+            self._live.say(saved=save(self.figures, self._logs))
+        elif kind == "interrupt":
+            # From pages that cannot ask the server to interrupt the kernel.
+            signal.raise_signal(signal.SIGINT)
+
+    def _answered(self, name: str, answer: Answer) -> None:
+        self._live.say(where={"rank": answer.rank, "what": name, **answer.content})

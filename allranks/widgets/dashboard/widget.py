@@ -1,0 +1,40 @@
+"""The one widget of a dashboard: its front end, and a snapshot for a page that is loaded anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+_FRONT = Path(__file__).parent / "front"
+#: Read one after the other they are one module; nothing is built, nothing comes from the network.
+_PARTS = (
+    "format.js", "data.js", "lines.js", "chart.js", "ranks.js", "curves.js", "timings.js",
+    "logs.js", "controls.js", "main.js",
+)  # fmt: skip
+
+
+class DashboardWidget(anywidget.AnyWidget):
+    """The model behind a live view.
+
+    Its news go as messages, numbered from 1. ``state`` is made when a page asks for it, and only
+    then: it holds all that the messages up to its number have told, in as few bytes.
+
+    Args:
+        snapshot: returns the state; may be called from another thread.
+        clicked: called with what the page says; may be called from another thread.
+    """
+
+    _esm = "\n".join((_FRONT / name).read_text("utf-8") for name in _PARTS)
+    _css = (_FRONT / "front.css").read_text("utf-8")
+    state = traitlets.Dict().tag(sync=True, to_json=lambda _, widget: widget._snapshot())
+
+    def __init__(
+        self, snapshot: Callable[[], dict[str, Any]], clicked: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self._snapshot = snapshot
+        super().__init__()
+        self.on_msg(lambda _widget, content, _buffers: clicked(content))

@@ -1,0 +1,199 @@
+"""The live view in a real JupyterLab: it moves, it listens, and it leaves a picture behind."""
+
+from __future__ import annotations
+
+import re
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+from playwright.sync_api import expect
+
+from tests.browser.conftest import PICTURES
+
+START = "%load_ext allranks\n%distributed start -n {size}"
+
+TRAINING = """%%distributed
+import sys, time
+import numpy as np
+for step in range(3000):
+    time.sleep(0.04 + 0.02 * (rank == size - 1))
+    allreduce(np.ones(10_000, np.float32), name="gradients")
+    log(step=step, loss=1 / (step + 1) + rank)
+    if step % 10 == 0:
+        print("epoch", step)
+        print("rank", rank, "says", step, file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def running(lab, server):
+    """Starts a cell on ranks and returns once it runs."""
+
+    def start(source, size=2):
+        cells = [new_code_cell(START.format(size=size)), new_code_cell(source)]
+        lab.open(server.add(new_notebook(cells=cells)))
+        lab.run_cell(0)
+        lab.wait_for(0, "allranks started", timeout=90)
+        lab.wait_idle()
+        lab.run_cell(1)
+        return lab
+
+    return start
+
+
+def steps_of(lab, metric="loss"):
+    """The step that each rank has come to, as a screen reader hears it."""
+    said = lab.output(1).locator(f"canvas[aria-label^='{metric}:']").get_attribute("aria-label")
+    return [int(step.replace(",", "")) for step in re.findall(r"at step ([\d,]+)", said)]
+
+
+def button(lab, name):
+    return lab.output(1).get_by_role("button", name=name)
+
+
+def test_points_arrive_while_the_cell_runs_and_interrupt_ends_it(running):
+    lab = running(TRAINING)
+    canvas = lab.output(1).locator("canvas[aria-label^='loss:']")
+    expect(canvas).to_have_count(1, timeout=30_000)
+    expect(canvas).to_have_attribute("aria-label", re.compile(r"rank 1 .* at step \d+"))
+    first = steps_of(lab)
+    assert len(first) == 2
+    beyond = first[0] + 40
+    lab.page.wait_for_function(
+        """beyond => {
+            const canvas = document.querySelector("canvas[aria-label^='loss:']");
+            const steps = canvas.getAttribute("aria-label").match(/at step [0-9,]+/g);
+            return steps.every(step => Number(step.replace(/[^0-9]/g, "")) > beyond);
+        }""",
+        arg=beyond,
+        timeout=30_000,
+    )
+    drawn = canvas.evaluate(
+        "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v > 0)"
+    )
+    assert drawn
+    lab.picture_of(1, PICTURES / "dashboard-live.png")
+
+    button(lab, "Interrupt").click()
+    lab.wait_idle(20)
+    assert "KeyboardInterrupt" in lab.outputs_text(1)
+    assert lab.output(1).locator(".ar-dashboard").count() == 0
+    assert lab.output(1).locator("img[src^='data:image/svg+xml']").count() == 2
+    assert lab.complaints == []
+
+
+def test_a_running_cell_shows_where_its_ranks_are_and_who_is_late(running):
+    lab = running(TRAINING)
+    button(lab, "Where are they?").click(timeout=30_000)
+    stacks = lab.output(1).get_by_role("region", name="where each rank is now").locator("details")
+    expect(stacks).to_have_count(2, timeout=10_000)
+    stacks.first.locator("summary").click()
+    expect(stacks.first.locator("pre")).to_contain_text("In[2]", timeout=10_000)
+    straggler = lab.output(1).locator(".ar-straggler")
+    expect(straggler).to_contain_text(re.compile("rank 1 came last in"), timeout=30_000)
+
+    tile = lab.output(1).locator(".ar-tile").nth(1)
+    tile.click()
+    expect(tile).to_have_attribute("aria-pressed", "true")
+    expect(lab.output(1).locator(".ar-bar-row").nth(0)).to_have_class(re.compile("ar-faded"))
+    expect(lab.output(1).locator(".ar-bar-row").nth(1)).not_to_have_class(re.compile("ar-faded"))
+
+    button(lab, "Save").click()
+    expect(lab.output(1).locator(".ar-status")).to_contain_text("saved in", timeout=10_000)
+    lab.interrupt()
+    lab.wait_idle(20)
+    (folder,) = lab.server.root.glob("allranks-*")
+    assert (folder / "curves.csv").read_text().startswith("name,rank,member,step,value\nloss,0,,0")
+    assert lab.complaints == []
+
+
+FLOOD = """%%distributed --view full
+import sys, time
+for block in range(100):
+    for line in range(block * 1000, block * 1000 + 1000):
+        print(f"line {line} of rank {rank}" + (" needle" if line % 10_000 == 7 else ""))
+    print("a warning", block, file=sys.stderr, flush=True)
+    time.sleep(0.05)
+for second in range(600):
+    print("still here", second, flush=True)
+    time.sleep(0.2)
+"""
+
+
+def test_logs_are_searched_while_400000_lines_stream_and_clicks_are_answered(running):
+    lab = running(FLOOD, size=4)
+    log = lab.output(1).get_by_role("log")
+    said = lab.output(1).locator(".ar-said")
+    expect(said).to_contain_text(re.compile(r"\d\d,\d{3} lines"), timeout=60_000)
+
+    # The lines still stream in: the page answers a click within a second all the same.
+    title = button(lab, "timings")
+    for expanded in ("false", "true", "false"):
+        title.click(timeout=1000)
+        expect(title).to_have_attribute("aria-expanded", expanded, timeout=1000)
+
+    search = lab.output(1).get_by_role("searchbox")
+    search.fill("needle")
+    expect(log.locator("mark").first).to_have_text("needle", timeout=5000)
+    expect(said).to_contain_text(re.compile(r"^40 of 4\d\d,\d{3} lines"), timeout=90_000)
+    lab.picture_of(1, PICTURES / "dashboard-search.png")
+
+    search.fill("a warning 99")
+    expect(log.locator(".ar-err")).to_have_count(1, timeout=10_000)
+    expect(log.locator(".ar-err b")).to_have_text("ranks 0–3")
+    search.fill("")
+    expect(log).to_contain_text("still here", timeout=10_000)
+    lab.output(1).locator(".ar-tile").nth(2).click(timeout=1000)
+    expect(said).to_contain_text("of rank 2", timeout=1000)
+
+    button(lab, "Interrupt").click()
+    lab.wait_idle(20)
+    assert lab.complaints == []
+    saved = lab.save()
+    assert saved.stat().st_size < 1_000_000
+
+
+LOGGED = """%%distributed
+import numpy as np, time
+for step in range(60):
+    allreduce(np.ones(1000))
+    log(step=step, loss=1 / (step + 1) + rank)
+    time.sleep(0.02)
+"""
+
+
+def test_a_page_that_is_loaded_anew_shows_the_running_cell(running):
+    lab = running(TRAINING)
+    expect(lab.output(1).locator("canvas")).to_have_count(1, timeout=30_000)
+    lab.page.wait_for_timeout(1000)
+    lab.save()
+    before = steps_of(lab)
+    lab.page.goto(lab.page.url.replace("reset&", "").replace("?reset", ""))
+    canvas = lab.output(1).locator("canvas[aria-label^='loss:']")
+    expect(canvas).to_have_count(1, timeout=60_000)
+    expect(canvas).to_have_attribute("aria-label", re.compile(r"at step \d+"), timeout=30_000)
+    assert min(steps_of(lab)) >= max(before)
+    button(lab, "Interrupt").click()
+    lab.page.wait_for_function(
+        "() => jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'",
+        timeout=20_000,
+    )
+
+
+def test_a_saved_notebook_shows_the_picture_without_a_kernel(running, lab, server):
+    running(LOGGED)
+    lab.wait_idle()
+    path = lab.save()
+    outputs = nbformat.read(path, as_version=4).cells[1].outputs
+    assert [set(output.data) for output in outputs] == [{"text/html", "text/plain"}]
+
+    lab.close()
+    lab.open_without_kernel(path.name)
+    picture = lab.output(1).locator("img[src^='data:image/svg+xml']").first
+    expect(picture).to_be_visible(timeout=30_000)
+    assert picture.evaluate("image => image.complete && image.naturalWidth") == 420
+    lab.output(1).get_by_text("values and timings as tables").click()
+    expect(lab.output(1).locator("table").first).to_contain_text("loss")
+    assert "Error displaying widget" not in lab.outputs_text(1)
+    lab.picture_of(1, PICTURES / "dashboard-reopened.png")

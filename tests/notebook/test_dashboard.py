@@ -1,0 +1,212 @@
+"""The view of a cell in a kernel: awaited, interrupted, stacked, live, and what stays of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pexpect
+import pytest
+from nbclient import NotebookClient
+from nbconvert import HTMLExporter
+from nbformat.v4 import new_code_cell, new_notebook
+
+from tests.kernel import Kernel
+
+LOGGING = """
+import time
+for i in range(100):
+    log(step=i, loss=1 / (i + 1))
+"""
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel with two ranks, for all tests of this file."""
+    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        kernel.run("%load_ext allranks\n%distributed start -n 2")
+        yield kernel
+
+
+def test_a_cell_that_only_prints_shows_only_its_output(notebook):
+    cell = notebook.run("%%distributed\nprint('hi'); allreduce(1.0)")
+    assert cell.text == "ranks 0–1 │ hi\n          → 1.0\n"
+    assert cell.comms == []
+
+
+def test_logged_values_leave_a_still_picture_and_no_widget(notebook):
+    cell = notebook.run(f"%%distributed{LOGGING}")
+    assert cell.status == "ok"
+    assert set(cell.displays[-1]) == {"text/html", "text/plain"}
+    assert "data:image/svg+xml;base64," in cell.displays[-1]["text/html"]
+    assert "loss          99  0.01  0.01  0.01    0.01    0.01" in cell.text
+
+
+def test_a_live_panel_is_told_its_points_and_is_closed(notebook):
+    cell = notebook.start(f"%%distributed{LOGGING}time.sleep(60)")
+    notebook.pump(lambda: any(WIDGET in shown for shown in cell.displays), 30, "a panel", cell)
+    notebook.interrupt()
+    cell.wait(20)
+    assert cell.error_name == "CellInterrupted"
+    assert not any(WIDGET in shown for shown in cell.displays)
+    assert "2 interrupted" in cell.text or "ranks 0–1: interrupted" in cell.text
+    opened, *_, closed = [comm["msg_type"] for comm in cell.comms]
+    assert (opened, closed) == ("comm_open", "comm_close")
+    (state,) = [c["data"]["state"] for c in cell.comms if c["msg_type"] == "comm_open"][-1:]
+    assert {head[1] for head in state["state"]["curves"]} == {"loss"}
+
+
+def test_plain_shows_text_and_nothing_else(notebook):
+    cell = notebook.run(f"%%distributed --view plain{LOGGING}print('done')")
+    assert cell.text == "ranks 0–1 │ done\n"
+    assert cell.comms == []
+
+
+def test_full_shows_a_panel_for_any_cell(notebook):
+    cell = notebook.run("%%distributed --view full\nprint('hi')")
+    assert "ranks 0–1: finished" in cell.text
+    assert "ranks 0–1 │ hi" in cell.text
+
+
+def test_collectives_are_summed_by_name_and_size(notebook):
+    source = """%%distributed --view full
+import time
+import numpy as np
+for step in range(30):
+    time.sleep(0.002 * rank)
+    allreduce(np.ones(1000), name="weights")
+broadcast(np.ones(10, np.float32), 0, name="start")
+barrier()
+"""
+    said = notebook.run(source).text
+    assert re.search(r"allreduce weights +30 × 8 kB .* [kMG]?B/s$", said, re.MULTILINE)
+    assert re.search(r"broadcast start +1 × 40 B ", said)
+    assert re.search(r"barrier In\[\d+\]:8 +1 × 0 B .* n/a +n/a$", said, re.MULTILINE)
+    assert re.search(r"rank 0 +32 ", said)
+    assert re.search(r"rank 1 came last in (2[5-9]|3\d) of 32 calls", said)
+
+
+def test_a_view_that_is_none_is_refused(notebook):
+    cell = notebook.run("%%distributed --view grand\npass")
+    assert cell.error_name == "UsageError"
+    assert "--view" in cell.error_value
+
+
+def test_other_work_is_done_while_a_cell_is_awaited(notebook):
+    notebook.run(
+        "import asyncio\nticks = []\n"
+        "async def tick():\n"
+        "    while True:\n"
+        "        ticks.append(1)\n"
+        "        await asyncio.sleep(0.05)\n"
+        "ticking = asyncio.ensure_future(tick())"
+    )
+    before = int(notebook.run("print(len(ticks))").stdout)
+    notebook.run("%%distributed\nimport time; time.sleep(1)")
+    after = int(notebook.run("print(len(ticks)); _ = ticking.cancel()").stdout)
+    assert after - before >= 10
+
+
+def test_an_interrupt_reaches_the_ranks_and_a_second_one_ends_them(new_kernel):
+    kernel = new_kernel()
+    kernel.run("%load_ext allranks\n%distributed start -n 2")
+    stubborn = """%%distributed
+import time
+print("in")
+while True:
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print("no")
+"""
+    cell = kernel.start(stubborn).wait_for("in")
+    kernel.interrupt()
+    cell.wait_for("no")
+    kernel.interrupt()
+    cell.wait(30)
+    assert cell.error_name == "CellInterrupted"
+    assert "interrupted twice" in cell.text
+    assert kernel.run("%%distributed\nprint('back')").text.endswith("ranks 0–1 │ back\n")
+
+
+@pytest.mark.parametrize("magic", ["%%time", "%%capture kept"])
+def test_below_another_magic_a_cell_is_not_awaited_and_runs(notebook, magic):
+    cell = notebook.run(f"{magic}\n%%distributed\nmark = {magic!r}")
+    assert cell.status == "ok"
+    assert notebook.run("%%distributed\nprint(mark)").text == f"ranks 0–1 │ {magic}\n"
+
+
+def test_without_autoawait_a_cell_runs_and_can_be_interrupted(notebook):
+    notebook.run("%autoawait off")
+    cell = notebook.start("%%distributed\nimport time; print('in'); time.sleep(60)").wait_for("in")
+    notebook.interrupt()
+    assert cell.wait(20).error_name == "CellInterrupted"
+    notebook.run("%autoawait on")
+
+
+def test_an_unloaded_extension_leaves_other_cells_as_they_were(new_kernel):
+    kernel = new_kernel()
+    kernel.run("%load_ext allranks\n%unload_ext allranks")
+    cell = kernel.run("print(get_ipython().input_transformers_post)")
+    assert cell.stdout == "[]\n"
+
+
+SOURCES = ["%load_ext allranks\n%distributed start -n 2", f"%%distributed{LOGGING}", "1 + 1"]
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
+    """A notebook that nbclient has run."""
+    made = new_notebook(cells=[new_code_cell(source) for source in SOURCES])
+    path = tmp_path_factory.mktemp("nbclient")
+    client = NotebookClient(made, kernel_name="python3", resources={"metadata": {"path": path}})
+    return client.execute()
+
+
+def test_nbclient_keeps_the_still_picture_and_goes_on(executed):
+    shown = executed.cells[1].outputs[-1].data
+    assert set(shown) == {"text/html", "text/plain"}
+    assert "loss" in shown["text/plain"]
+    assert executed.cells[2].outputs[0].data["text/plain"] == "2"
+
+
+def test_nbconvert_shows_the_picture_without_a_kernel(executed):
+    page, _ = HTMLExporter(template_name="basic").from_notebook_node(executed)
+    assert "data:image/svg+xml;base64," in page
+    assert "widget-view" not in page
+
+
+def test_papermill_runs_it_too(tmp_path: Path):
+    made = new_notebook(cells=[new_code_cell(source) for source in SOURCES])
+    made.metadata.kernelspec = {"name": "python3", "display_name": "", "language": "python"}
+    nbformat.write(made, tmp_path / "in.ipynb")
+    command = [sys.executable, "-m", "papermill", "in.ipynb", "out.ipynb"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    shown = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells[1].outputs[-1].data
+    assert "text/html" in shown
+
+
+def test_a_terminal_prints_the_tables(tmp_path: Path):
+    command = f"{sys.executable} -m IPython --simple-prompt --no-banner --colors=NoColor"
+    with pexpect.spawn(command, cwd=str(tmp_path), encoding="utf-8", timeout=60) as shell:
+        shell.setwinsize(50, 200)
+        shell.expect(r"In \[1\]: ")
+        shell.sendline("%load_ext allranks")
+        shell.expect(r"In \[2\]: ")
+        shell.sendline("%distributed start -n 2")
+        shell.expect(r"In \[3\]: ")
+        shell.sendline("get_ipython().run_cell_magic('distributed', '', 'log(loss=0.5)\\n1')")
+        shell.expect(r"ranks 0–1 → 1\r\n")
+        shell.expect(r"loss +0 +0\.5 +0\.5 +0\.5 +0\.5 +0\.5\r\n")
+        shell.sendline(
+            "get_ipython().run_cell_magic('distributed', '--view plain', 'log(x=1)\\n2')"
+        )
+        shell.expect(r"ranks 0–1 → 2\r\n(.*)In \[5\]: ")
+        assert "last value" not in shell.match.group(1)
+        shell.sendline("exit")
+        shell.expect(pexpect.EOF)

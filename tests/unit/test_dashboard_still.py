@@ -1,0 +1,121 @@
+"""The still picture and the tables: what a reader without a kernel, a browser or eyes has."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from allranks.records.telemetry import Timings
+from allranks.widgets.dashboard import svg
+from allranks.widgets.dashboard.figures import Figures
+from allranks.widgets.dashboard.numbers import gbps, nbytes, number, seconds
+from allranks.widgets.dashboard.still import bundle
+from allranks.widgets.dashboard.tables import text
+from tests.unit.test_dashboard_stores import hello, points, totals
+
+
+def figures(ranks: int, names: list[str], count: int) -> Figures:
+    made = Figures([hello(rank) for rank in range(ranks)])
+    for rank in range(ranks):
+        for name in names:
+            values = [(i, math.exp(-i / 99) + rank + 1) for i in range(count)]
+            made.take(points(rank, name, values)[0], [points(rank, name, values)[1]])
+        made.take(Timings(rank, 1, (totals(50, 0.5 * rank, 0.1, {0: (50, 0.5 * rank)}),)), [])
+        made.tiles.left(rank, "ok")
+    made.end()
+    return made
+
+
+def images(html: str) -> list[ElementTree.Element]:
+    found = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', html)
+    return [ElementTree.fromstring(base64.b64decode(data)) for data in found]
+
+
+def test_a_still_picture_is_drawn_without_scripts_styles_or_widgets():
+    made = bundle(figures(4, ["loss", "<b>"], 300))
+    assert set(made) == {"text/html", "text/plain"}
+    assert not re.search("<script|<style|<svg|widget", made["text/html"])
+    drawn = images(made["text/html"])
+    assert [len(image.findall("{*}polyline")) for image in drawn] == [4, 4, 0]
+    assert len(drawn[2].findall("{*}rect")) == 2 + 2 * 4
+
+
+@pytest.mark.parametrize(("ranks", "metrics"), [(1, 1), (4, 3), (16, 40), (64, 12)])
+def test_a_still_picture_stays_below_200_kilobytes(ranks, metrics):
+    made = bundle(figures(ranks, [f"metric {i}" for i in range(metrics)], 2500))
+    assert sum(len(part.encode()) for part in made.values()) < 200_000
+    assert len(images(made["text/html"])) == min(metrics, 12) + 1
+
+
+@pytest.mark.parametrize(
+    ("calls", "wait", "transfer", "worth"),
+    [(19, 5.0, 5.0, False), (20, 0.4, 0.5, False), (20, 0.6, 0.5, True)],
+)
+def test_collectives_are_worth_a_panel_when_they_take_their_time(calls, wait, transfer, worth):
+    made = Figures([hello(0)])
+    made.take(Timings(0, 1, (totals(calls, wait, transfer, {}),)), [])
+    assert made.worth_showing() is worth
+
+
+def test_many_ranks_are_one_band():
+    (loss, _bars) = images(bundle(figures(64, ["loss"], 100))["text/html"])
+    assert len(loss.findall("{*}polygon")) == 1
+    assert len(loss.findall("{*}polyline")) == 1
+
+
+def test_the_text_names_values_and_the_straggler():
+    said = text(figures(2, ["loss"], 11))
+    assert re.match(r"ranks 0–1: finished, \d", said)
+    assert re.search(r"loss +10 +2\.404 +1\.904 +2\.904 +1\.904 +2\.904$", said, re.MULTILINE)
+    assert "rank 0 came last in 50 of 50 calls: the others waited 500 ms for it" in said
+    assert re.search(r"allreduce g +50 × 1 kB +250 ms +100 ms +500 kB/s", said)
+
+
+def test_values_that_are_not_finite_are_left_out_of_the_picture():
+    made = Figures([hello(0)])
+    record, payload = points(0, "loss", [(0, 1.0), (1, math.nan), (2, 3.0)])
+    made.take(record, [payload])
+    (loss,) = images(bundle(made)["text/html"])
+    assert len(loss.find("{*}polyline").get("points").split()) == 3
+    record, payload = points(0, "lost", [(0, math.nan)])
+    made.take(record, [payload])
+    assert "no finite values" in svg.curve(made.curves, "lost", 100)
+
+
+def test_peaks_survive_thinning():
+    made = Figures([hello(0)])
+    values = [(i, 100.0 if i == 777 else 1.0) for i in range(2000)]
+    record, payload = points(0, "loss", values)
+    made.take(record, [payload])
+    picture = ElementTree.fromstring(svg.curve(made.curves, "loss", 50))
+    line = [pair.split(",") for pair in picture.find("{*}polyline").get("points").split()]
+    assert len(line) <= 60
+    assert min(float(y) for _, y in line) == svg._TOP
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (number(0.000123456), "0.0001235"),
+        (number(12345), "12,345"),
+        (number(1.5e9), "1.500e+09"),
+        (number(math.nan), "nan"),
+        (seconds(75), "1 min 15 s"),
+        (seconds(0.00123), "1.23 ms"),
+        (seconds(0), "0 µs"),
+        (nbytes(4_000_000), "4 MB"),
+        (gbps(None), "n/a"),
+        (gbps(0.5), "500 MB/s"),
+    ],
+)
+def test_numbers_are_as_people_read_them(said, expected):
+    assert said == expected
+
+
+def test_ticks_are_round_and_inside():
+    assert svg.ticks(0.13, 0.97, 4) == [0.5]
+    assert svg.ticks(0, 160, 4) == [0, 50, 100, 150]

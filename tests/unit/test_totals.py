@@ -1,0 +1,63 @@
+"""Sums of collective calls: what is counted, what it says of waiting, and that it is bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from allranks.collectives.recorder import Recorder
+from allranks.collectives.totals import KINDS, Totals
+from allranks.records.collective import CallRecord
+from allranks.records.telemetry import CallTotals
+
+
+def call(name: str, arrived: float, last: float, ended: float, last_rank: int = 1) -> CallRecord:
+    return CallRecord(
+        "allreduce", name, 0, 1, 0, 0, 2, "shared", "float32", 4000, arrived, last, last_rank, ended
+    )
+
+
+@pytest.fixture
+def counted():
+    """A recorder that notes whole records, and what counts them."""
+    recorder = Recorder()
+    totals = Totals(recorder)
+
+    def note(*calls: CallRecord) -> list[CallTotals]:
+        recorder.fresh.extend(calls)
+        return totals.changed()
+
+    note.begin = totals.begin
+    return note
+
+
+def test_waiting_and_transfer_are_summed_apart(counted):
+    (row,) = counted(call("g", 0.0, 2.0, 2.5), call("g", 5.0, 5.0, 5.25, last_rank=0))
+    assert (row.op, row.name, row.calls) == ("allreduce", "g", 2)
+    assert (row.wait_seconds, row.transfer_seconds, row.fastest_seconds) == (2.0, 0.75, 0.25)
+    assert row.last == ((0, 1, 0.0), (1, 1, 2.0))
+
+
+def test_only_what_has_changed_is_told_with_all_its_sums(counted):
+    assert len(counted(call("a", 0, 0, 1), call("b", 0, 0, 1))) == 2
+    (row,) = counted(call("b", 0, 0, 1))
+    assert (row.name, row.calls) == ("b", 2)
+    assert counted() == []
+
+
+def test_a_new_cell_counts_from_nothing(counted):
+    counted(call("a", 0, 0, 1))
+    counted.begin()
+    (row,) = counted(call("a", 0, 0, 1))
+    assert row.calls == 1
+
+
+def test_too_many_kinds_are_summed_under_one_name(counted):
+    rows = counted(*(call(f"name {i}", 0, 0, 1) for i in range(KINDS + 100)))
+    assert len(rows) == KINDS + 1
+    assert rows[-1].name == "(others)"
+    assert rows[-1].calls == 100
+
+
+def test_totals_come_back_equal_from_their_row(counted):
+    (row,) = counted(call("g", 0.0, 2.0, 2.5))
+    assert CallTotals.from_row(row.to_row()) == row
