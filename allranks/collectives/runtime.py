@@ -65,8 +65,12 @@ def init(
 
 
 def shutdown() -> None:
-    """Collectives are over for this rank; the others hear that it has left. MPI ends at exit."""
-    if world.exists():
+    """Collectives are over for this rank; the others hear that it has left. MPI ends at exit.
+
+    In a notebook's cell it does nothing, as `init` does: the ranks are the notebook's, and the
+    next cell needs them.
+    """
+    if world.exists() and not world.current().notebook:
         this = world.current()
         this.depart("it called shutdown()", False, "")
         if this.watcher is not None:

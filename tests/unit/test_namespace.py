@@ -1,8 +1,10 @@
 """The names that every rank's cells find, pinned: a cell of a year ago must find them too."""
 
-from allranks.engine.namespace import OPERATIONS
+from allranks.engine.namespace import OPERATIONS, PLACE
 
 NAMES = """
+    rank size local_rank local_size cross_rank cross_size
+    init shutdown is_initialized is_homogeneous
     allreduce grouped_allreduce reducescatter grouped_reducescatter reduce
     allgather grouped_allgather gather scatter broadcast alltoall barrier send recv join
     allreduce_async grouped_allreduce_async reducescatter_async grouped_reducescatter_async
@@ -16,4 +18,4 @@ NAMES = """
 
 
 def test_cells_find_every_operation_by_its_bare_name() -> None:
-    assert sorted(OPERATIONS) == sorted(NAMES.split())
+    assert sorted([*PLACE, *OPERATIONS]) == sorted(NAMES.split())
