@@ -16,6 +16,7 @@ from allranks.collectives.handles import Handle
 from allranks.collectives.process_sets import ProcessSet, group_of
 from allranks.collectives.reductions import ReduceOp, check, name_of
 from allranks.errors import UsageError
+from allranks.records.ranks import label
 
 if TYPE_CHECKING:
     from allranks.collectives.group import Group
@@ -31,8 +32,8 @@ def member(group: Group, root: int, op: str) -> int:
     if root in group.ranks:
         return group.ranks.index(root)
     raise UsageError(
-        f"{op} needs a root that is in the process set: found {root}, and the ranks are "
-        f"{list(group.ranks)}. The root is a rank of the world."
+        f"{op} needs a root that is in the process set: found {root}, and it has "
+        f"{label(group.ranks)}. The root is a rank of the world."
     )
 
 

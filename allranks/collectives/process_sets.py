@@ -15,6 +15,7 @@ from allranks.collectives.group import Group
 from allranks.collectives.guard import Spec
 from allranks.collectives.interrupts import deferred
 from allranks.errors import UsageError
+from allranks.records.ranks import label
 
 if TYPE_CHECKING:
     from allranks.collectives.wait import Steps
@@ -111,8 +112,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     taken = {number: members for number, members in this.sets.items() if members == ranks}
     if taken or ranks == this.groups[0].ranks:
         raise UsageError(
-            f"add_process_set needs a set that is not there yet: {list(ranks)} is process set "
-            f"{next(iter(taken), 0)}. Use that one."
+            f"add_process_set needs a set that is not there yet: found {label(ranks)}, which "
+            f"process set {next(iter(taken), 0)} has. Use that one."
         )
     number = next(n for n in range(1, len(this.sets) + 2) if n not in this.sets)
     call = Call(this.groups[0], Spec("add_process_set", shape=ranks), here(), "", 0)

@@ -10,7 +10,7 @@ import pytest
 
 import allranks.collectives as c
 from allranks.collectives.transports import loopback
-from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft
+from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, UsageError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
@@ -136,3 +136,17 @@ def test_importing_collectives_imports_no_mpi():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_ranks_are_spelled_alike_in_every_refusal():
+    def refused():
+        said = []
+        for mistake in (lambda: c.broadcast(1, root=7), lambda: c.add_process_set([0, 1, 2])):
+            with pytest.raises(UsageError) as error:
+                mistake()
+            said.append(str(error.value))
+        return said
+
+    for root, taken in loopback.run(3, refused):
+        assert "found 7, and it has ranks 0–2." in root
+        assert "found ranks 0–2, which process set 0 has." in taken
