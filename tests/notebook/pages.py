@@ -1,6 +1,7 @@
 """The cells on a page of the docs, run in one kernel from top to bottom.
 
 ``python -m tests.notebook.pages docs/cells.md`` writes below each cell what it says now.
+What stands below ``<!-- in a script -->`` is no cell.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tests.kernel import Kernel
 from tests.notebook.steady import COLOURS, steady
 
 CELL = re.compile(
+    r"(?<!<!-- in a script -->\n)"
     r"(?:<!-- stop is (?P<press>pressed(?: twice)?) -->\n)?"
     r"```python\n(?P<source>.*?)```\n"
     r"(?:\n(?P<cut><!-- not shown whole -->\n)?```text\n(?P<shown>.*?)```\n)?",

@@ -1,12 +1,14 @@
-"""The cells on the pages about cells, output and failures say what the pages show."""
+"""The cells on the pages say what the pages show."""
 
 import pytest
 
 from tests.notebook.pages import run
 from tests.notebook.steady import steady
 
+PAGES = ["cells.md", "output.md", "failures.md", "collectives.md", "errors.md"]
 
-@pytest.mark.parametrize("name", ["cells.md", "output.md", "failures.md"])
+
+@pytest.mark.parametrize("name", PAGES)
 def test_the_cells_say_what_the_page_shows(name, kernel, repository):
     cells = 0
     for found, said in run((repository / "docs" / name).read_text(), kernel):
