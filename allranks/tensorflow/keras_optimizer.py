@@ -59,7 +59,8 @@ class Distributed:
         """Creates the state for these variables, or takes up what was pickled."""
         super().build(variables)  # type: ignore[misc]
         if self._allranks_state is not None:
-            self.set_weights(self._allranks_state)  # type: ignore[attr-defined]
+            with tf.init_scope():  # Keras builds while it traces the first step
+                self.set_weights(self._allranks_state)  # type: ignore[attr-defined]
             object.__setattr__(self, "_allranks_state", None)
 
     def __reduce__(self) -> Any:
