@@ -160,7 +160,11 @@ def log_path(config: NurseryConfig, rank: int) -> str:
 def _pin(config: NurseryConfig, rank: int) -> str:
     """Shows this process its own GPU only, before anything can open CUDA; returns its name."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // config.size)))
+    share = str(max(1, (cores or 1) // config.size))
+    os.environ.setdefault("OMP_NUM_THREADS", share)
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", share)
+    # What TensorFlow says while it starts is not the cell's output; its errors are.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     if not config.devices:
         return "cpu"
