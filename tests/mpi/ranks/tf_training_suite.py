@@ -396,7 +396,7 @@ def test_a_saved_model_loads_where_allranks_is_not(tmp_path: Path, suffix: str) 
     if R > 0:
         return  # as in a script, one rank saves
     model = dense_model()
-    model.compile(hvd.DistributedOptimizer(Adam(0.01)), "mse")
+    model.compile(hvd.DistributedOptimizer(Adam(0.01)), keras.losses.MeanSquaredError())
     model.optimizer.build(model.trainable_variables)
     model.optimizer.iterations.assign_add(1)
     saved, told = tmp_path / f"model{suffix}", tmp_path / "told.npy"
