@@ -11,7 +11,7 @@ import tensorflow as tf
 from allranks import collectives
 from allranks.collectives import Average, ProcessSet, ReduceOp, Sum, global_process_set
 from allranks.errors import UsageError
-from allranks.tensorflow import sparse
+from allranks.tensorflow import fused, sparse
 from allranks.tensorflow.average import chosen_op
 from allranks.tensorflow.compression import Compression
 from allranks.tensorflow.crossing import Array, cross
@@ -394,7 +394,13 @@ def join() -> Any:
 
     Collective over all ranks.
     """
-    return cross(lambda: [np.int32(collectives.join())], [], [tf.TensorSpec([], tf.int32)])[0]
+
+    def wait() -> Sequence[Any]:
+        last = collectives.join()
+        fused.disagree()
+        return [np.int32(last)]
+
+    return cross(wait, [], [tf.TensorSpec([], tf.int32)], "join")[0]
 
 
 def _like(tensor: Any, **first: Any) -> Any:

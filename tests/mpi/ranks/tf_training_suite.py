@@ -265,6 +265,21 @@ def test_none_gradients_are_left_out() -> None:
     assert made["b"] is None
 
 
+def test_ranks_that_have_joined_train_again_afterwards() -> None:
+    x = tf.Variable(tf.ones([3]))
+
+    def gradients() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x) * (R + 1)
+        return hvd.DistributedGradientTape(tape).gradient(loss, [x])[0]
+
+    for _ in range(2 * R):
+        gradients()
+    hvd.join()
+    for _ in range(2):
+        np.testing.assert_allclose(gradients().numpy(), (N + 1) / 2)
+
+
 def test_fit_with_a_ragged_last_batch() -> None:
     mine = dense_model()
     mine.compile(hvd.DistributedOptimizer(SGD(0.1, momentum=0.9)), "mse")
