@@ -6,7 +6,7 @@ import linecache
 import os
 import sys
 import sysconfig
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import NamedTuple
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -76,26 +76,6 @@ def of_traceback(traceback: TracebackType | None) -> Site:
     return of_frame(traceback.tb_frame if traceback is not None else None)
 
 
-def here(depth: int = 1) -> Site:
-    """The user's line that led to this call.
-
-    Args:
-        depth: how many frames up that line is likely to be: where it is, its site is remembered.
-    """
-    frame = sys._getframe(depth)
-    code = frame.f_code
-    known = _sites.get((id(code), frame.f_lasti))
-    if known is not None:
-        return known[1]
-    if _kinds.get(code.co_filename) != _USER:
-        return of_frame(sys._getframe(1))
-    site = Site(code.co_filename, frame.f_lineno)
-    if len(_sites) >= _REMEMBERED:
-        _sites.clear()
-    _sites[(id(code), frame.f_lasti)] = code, site
-    return site
-
-
-_REMEMBERED = 4096
-_sites: dict[tuple[int, int], tuple[CodeType, Site]] = {}
-"""The sites of calls by instruction; the code is kept, so that its id stays its own."""
+def here() -> Site:
+    """The user's line that led to this call."""
+    return of_frame(sys._getframe(1))

@@ -294,8 +294,6 @@ class World:
 
 _process: World | None = None
 _threads = threading.local()
-_threaded = False
-"""True once a thread has had a world of its own: looking that up costs every call."""
 
 
 def current() -> World:
@@ -304,7 +302,7 @@ def current() -> World:
     Raises:
         NotInitialized: before ``init()``, or after ``shutdown()``.
     """
-    found = _found() if _threaded else _process
+    found: World | None = getattr(_threads, "world", None) or _process
     if found is None:
         raise NotInitialized(
             "collectives need init() first, and it has not been called on this rank. "
@@ -321,16 +319,9 @@ def set_process(world: World | None) -> None:
 
 def set_thread(world: World | None) -> None:
     """Makes a world this thread's: the loopback."""
-    global _threaded
-    _threaded = True
     _threads.world = world
 
 
 def exists() -> bool:
     """True between ``init()`` and ``shutdown()``."""
-    return _found() is not None
-
-
-def _found() -> World | None:
-    own: World | None = getattr(_threads, "world", None)
-    return own or _process
+    return (getattr(_threads, "world", None) or _process) is not None

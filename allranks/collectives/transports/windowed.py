@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from allranks.collectives.window import WARM_BYTES
-
 if TYPE_CHECKING:
     from allranks.collectives.channel import Place
     from allranks.collectives.group import Group
@@ -69,7 +67,7 @@ def reduce_blocks(found: list[Block], how: Arithmetic) -> None:
     for parts, mine, others in found:
         how.combine(parts, mine)
         for other in others:
-            other[...] = mine
+            np.copyto(other, mine)
 
 
 def chunk(dtype: np.dtype[Any]) -> int:
@@ -80,7 +78,6 @@ def chunk(dtype: np.dtype[Any]) -> int:
 def straight(members: int, nbytes: int, block: int) -> bool:
     """Whether it is faster that every member reduces everything, through blocks.
 
-    That takes one arrival instead of two, for members − 1 times the arithmetic. Larger results
-    live in the windows, where they can be written by all.
+    That takes one arrival instead of two, for members − 1 times the arithmetic.
     """
-    return nbytes <= min(block, WARM_BYTES) and nbytes * (members - 1) <= CHUNK_BYTES // 2
+    return nbytes <= block and nbytes * (members - 1) <= CHUNK_BYTES // 2
