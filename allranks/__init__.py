@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -23,6 +24,8 @@ def __getattr__(name: str) -> Any:
         from allranks.cluster.cluster import Cluster
 
         return Cluster
+    if name == "widgets":
+        return importlib.import_module("allranks.widgets")
     raise AttributeError(f"module 'allranks' has no attribute {name!r}")
 
 

@@ -14,10 +14,12 @@ import cloudpickle
 
 from allranks.cluster import devices, launchers, source
 from allranks.cluster.connection import Answers, Connection
+from allranks.cluster.explaining import Aside, explain_here
 from allranks.cluster.run import Run, View
 from allranks.cluster.status import RankStatus, read_status
 from allranks.errors import CellInterrupted, ClusterLost, UsageError
 from allranks.records import requests
+from allranks.records.explained import Explained
 from allranks.records.ranks import label
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Answer, Hello, Interrupt, Output, Reply, RunCell
@@ -30,6 +32,7 @@ _SCREEN_NBYTES = 128 * 1024
 _LEAST_SCREEN_NBYTES = 4096
 _POLL_SECONDS = 0.1
 _CLIENT_SECONDS = 30.0
+_EXPLAIN_SECONDS = 30.0
 _rank_of = attrgetter("rank")
 
 
@@ -117,6 +120,11 @@ class Cluster:
         return self._connection
 
     @property
+    def busy(self) -> bool:
+        """Whether a cell is running."""
+        return self._running is not None
+
+    @property
     def hellos(self) -> dict[int, Hello]:
         """Who and where every rank is."""
         return dict(sorted(self._ranks.hellos.items()))
@@ -201,11 +209,8 @@ class Cluster:
         chosen = tuple(range(self.size)) if ranks is None else tuple(sorted(set(ranks)))
         self.catch_up()
         view = view or text_view(chosen, self.log_dir)
-        for rank, batches in groupby(sorted(self._late, key=_rank_of), key=_rank_of):
-            notice: list[Any] = ["notice", "written after its cell had ended:"]
-            late = [notice, *(entry for batch in batches for entry in batch.entries)]
-            view.output(Output(rank, 0, tuple(late), 0, 0, 0))
-        self._late.clear()
+        if not isinstance(view, Aside):
+            self._show_late(view)
         if self._dirty:
             self._epoch += 1
             self.ask(requests.RENEW, {"epoch": self._epoch})
@@ -223,6 +228,42 @@ class Cluster:
         self._running = Run(cell.cell, chosen, self.size, view, timeout)
         self._ranks.send(chosen, cell, *([call] if call else []))
         return self._running
+
+    def _show_late(self, view: View) -> None:
+        for rank, batches in groupby(sorted(self._late, key=_rank_of), key=_rank_of):
+            notice: list[Any] = ["notice", "written after its cell had ended:"]
+            late = [notice, *(entry for batch in batches for entry in batch.entries)]
+            view.output(Output(rank, 0, tuple(late), 0, 0, 0))
+        self._late.clear()
+
+    def explain(self, algorithm: str, values: Sequence[Sequence[float]]) -> Explained:
+        """Runs an allreduce (sum) that tells its steps, and times it, on the first ranks.
+
+        Args:
+            algorithm: ``ring``, ``recursive doubling`` or ``tree``.
+            values: one rank's array after the other, all of one length; two or more.
+
+        Raises:
+            UsageError: there are not so many ranks, or they run a cell.
+            ClusterLost: the ranks are gone.
+        """
+        if self.busy:
+            raise UsageError("the ranks run a cell. Ask again when it has ended.")
+        if not 2 <= len(values) <= self.size:
+            raise UsageError(
+                f"an allreduce needs 2 ranks or more, and no more than run: found {len(values)}, "
+                f"and {self.size} {'runs' if self.size == 1 else 'run'}. Type for example: "
+                f"%distributed restart -n {max(2, len(values))}"
+            )
+        told, *_ = self.run(
+            explain_here,
+            algorithm,
+            values,
+            ranks=range(len(values)),
+            timeout=_EXPLAIN_SECONDS,
+            view=Aside(self._late.append),
+        )
+        return Explained.from_dict(told)
 
     def wait(self, run: Run) -> Run:
         """Shows a cell's output until all its ranks have left it; returns it if all went well.

@@ -5,12 +5,15 @@ from __future__ import annotations
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.magics.distributed import DistributedMagics
+from allranks.widgets.explainer.ranks import offer
 
 
 def load(shell: InteractiveShell) -> None:
     """Adds ``%%distributed`` and ``%distributed``; nothing is started yet."""
     if _loaded(shell) is None:
-        shell.register_magics(DistributedMagics(shell))
+        magics = DistributedMagics(shell)
+        shell.register_magics(magics)
+        offer(magics.session)
 
 
 def unload(shell: InteractiveShell) -> None:
@@ -18,6 +21,7 @@ def unload(shell: InteractiveShell) -> None:
     magics = _loaded(shell)
     if magics is None:
         return
+    offer(None)
     magics.close()
     del shell.magics_manager.registry[DistributedMagics.__name__]
     for kind in ("line", "cell"):

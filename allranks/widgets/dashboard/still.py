@@ -27,14 +27,14 @@ def bundle(figures: Figures) -> dict[str, str]:
 def page(figures: Figures) -> str:
     """Returns the still picture as HTML."""
     body = f"<p><b>{escape(summary(figures))}</b></p>"
-    images = [_image(picture, words) for picture, words in _pictures(figures)]
+    images = [image(picture, words) for picture, words in _pictures(figures)]
     if images:
         body += _legend(figures) + f"<div>{' '.join(images)}</div>"
     if figures.timings and straggler(figures.timings):
         body += f"<p>{escape(straggler(figures.timings))}</p>"
     found = tables(figures)
     if found:
-        inside = "".join(_table(table) for table in found)
+        inside = "".join(table_html(table) for table in found)
         body += f"<details><summary>values and timings as tables</summary>{inside}</details>"
     return f'<div class="allranks-still">{body}</div>'
 
@@ -68,7 +68,8 @@ def _legend(figures: Figures) -> str:
     return f"<p>{' &nbsp; '.join(parts)}</p>"
 
 
-def _image(picture: str, words: str) -> str:
+def image(picture: str, words: str) -> str:
+    """Returns a picture as HTML that needs nothing else, with the words that stand for it."""
     data = base64.b64encode(picture.encode()).decode()
     return (
         f'<img alt="{escape(words)}" src="data:image/svg+xml;base64,{data}" '
@@ -76,7 +77,8 @@ def _image(picture: str, words: str) -> str:
     )
 
 
-def _table(table: Table) -> str:
+def table_html(table: Table) -> str:
+    """Returns a table as HTML."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
