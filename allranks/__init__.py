@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from allranks.cluster.cluster import Cluster as Cluster
+    from allranks.cluster.horovod_run import run as run
 
-__all__ = ["Cluster", "load_ipython_extension", "unload_ipython_extension"]
+__all__ = ["Cluster", "load_ipython_extension", "run", "unload_ipython_extension"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +24,10 @@ def __getattr__(name: str) -> Any:
         from allranks.cluster.cluster import Cluster
 
         return Cluster
+    if name == "run":
+        from allranks.cluster.horovod_run import run
+
+        return run
     raise AttributeError(f"module 'allranks' has no attribute {name!r}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from allranks.horovod import alias
 from allranks.magics.distributed import DistributedMagics
 
 
@@ -11,6 +12,7 @@ def load(shell: InteractiveShell) -> None:
     """Adds ``%%distributed`` and ``%distributed``; nothing is started yet."""
     if _loaded(shell) is None:
         shell.register_magics(DistributedMagics(shell))
+        alias.install(in_notebook=True)
 
 
 def unload(shell: InteractiveShell) -> None:
@@ -19,6 +21,7 @@ def unload(shell: InteractiveShell) -> None:
     if magics is None:
         return
     magics.close()
+    alias.uninstall()
     del shell.magics_manager.registry[DistributedMagics.__name__]
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop("distributed", None)
