@@ -18,7 +18,7 @@ from types import ModuleType
 from allranks.errors import MissingDependency
 
 SETTING = "ALLRANKS_HOROVOD"
-"""``off`` leaves the name ``horovod`` alone."""
+"""``off`` leaves the name ``horovod`` alone; ``name`` leaves TensorFlow and Keras as they are."""
 
 #: Where the parts of Horovod are found; what lies below one of them is found below its place.
 PLACES = {
