@@ -1,6 +1,6 @@
 """Horovod's API on TensorFlow 2 and Keras 3. Runs in every rank.
 
-``import allranks.tensorflow as hvd``, in the cells of a notebook and in a script under ``mpiexec``.
+``import allranks.tensorflow as hvd`` in a cell of a notebook, or in a script under ``mpiexec``.
 """
 
 from typing import Any as _Any

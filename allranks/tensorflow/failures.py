@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from allranks import errors
+from allranks.collectives.interrupts import ear
 
 _KEPT = 16
 _MARK = re.compile(r"\[allranks failure (\d+)\]")
@@ -74,6 +75,7 @@ def carried(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function for a graph: what it raises comes out as it is."""
 
     def call(*arrays: Any) -> Any:
+        ear.heard()  # what has come before is the main thread's to hear
         try:
             return function(*arrays)
         except BaseException as error:

@@ -152,7 +152,7 @@ class TensorFlowState(ObjectState):
 
     def save(self) -> None:
         """Keeps a copy of the variables and values."""
-        self._values = [np.array(variable) for variable in self.variables]
+        self._values = [variable.numpy().copy() for variable in self.variables]
         super().save()
 
     def restore(self) -> None:
@@ -160,7 +160,7 @@ class TensorFlowState(ObjectState):
         # Variables that were made since then, as an optimizer makes in its first step, begin at 0.
         for index, variable in enumerate(self.variables):
             known = index < len(self._values)
-            variable.assign(self._values[index] if known else np.zeros_like(np.array(variable)))
+            variable.assign(self._values[index] if known else np.zeros_like(variable.numpy()))
         super().restore()
 
     def sync(self) -> None:
