@@ -98,6 +98,10 @@ class Nursery:
 
         What cannot be imported says so in the cell that needs it.
         """
+        from allranks.engine.rank import QUIET
+
+        if self.config.preload and not self.config.devices:
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
         for name in self.config.preload:
             try:
                 importlib.import_module(name)

@@ -28,6 +28,9 @@ from allranks.records.config import NurseryConfig
 from allranks.records.requests import ANSWERED_WHILE_BUSY
 from allranks.records.wire import Answer, Ask, Hello, Interrupt, Record, RunCell
 
+QUIET = "3"
+"""TensorFlow looks for CUDA where there is none, and says so at length: only fatal errors show."""
+
 
 def launched_rank(environment: dict[str, str]) -> int:
     """Returns the rank that a launcher gave a process, from its environment."""
@@ -170,6 +173,7 @@ def _pin(config: NurseryConfig, rank: int) -> str:
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     if not config.devices:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
         return "cpu"
     device = config.devices[rank % len(config.devices)]
     os.environ["CUDA_VISIBLE_DEVICES"] = device

@@ -161,4 +161,4 @@ def inner(optimizer: Any) -> Any:
 
 def rate_of(optimizer: Any) -> float:
     """The learning rate as a number."""
-    return float(keras.ops.convert_to_numpy(optimizer._learning_rate))
+    return float(optimizer._learning_rate.numpy())

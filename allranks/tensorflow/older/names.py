@@ -7,6 +7,7 @@ A script for Keras on TensorFlow 1 names them to choose its GPU. They work, as t
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +21,9 @@ def mend() -> None:
     """What TensorFlow 2 lacks is looked up in ``tf.compat.v1``."""
     _fall_back(tf, tf.compat.v1)
     _fall_back(tf.train, tf.compat.v1.train)
-    for backend in (tf.keras.backend, keras.backend):
+    # ``import tensorflow.keras.backend`` may make another module than ``tf.keras.backend``.
+    imported = importlib.import_module("tensorflow.keras.backend")
+    for backend in (tf.keras.backend, imported, keras.backend):
         for name in _BACKEND:
             if not hasattr(backend, name) and hasattr(tf.keras.backend, name):
                 setattr(backend, name, getattr(tf.keras.backend, name))
