@@ -110,7 +110,7 @@ def allreduce_row(c: Any, comm: Any, dist: Any, nbytes: int, quick: bool) -> dic
 
         tensor = torch.ones(count)
         peers["gloo"] = lambda: dist.all_reduce(tensor)
-    calls = 20 if nbytes <= 64 << 10 else 4 if nbytes <= 1 << 20 else 1
+    calls = 100 if nbytes <= 64 << 10 else 4 if nbytes <= 1 << 20 else 1
     repeats = 30 if nbytes <= 4 << 20 else 15 if nbytes < 64 << 20 else 7
     seconds = interleaved(comm, peers, repeats // (4 if quick else 1) + 1, calls)
     return {"nbytes": nbytes, "seconds": seconds}

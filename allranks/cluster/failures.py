@@ -19,11 +19,21 @@ def plain(text: str) -> str:
 
 
 def fold(reports: Iterable[Report]) -> list[list[Report]]:
-    """Returns the reports grouped by what they say, the group of the lowest rank first."""
+    """Returns the reports grouped by what they say, the group of the lowest rank first.
+
+    Ranks that waited list those that they saw waiting beside them, and a moment makes these lists
+    differ: they are folded all the same, behind the one that saw the most.
+    """
     groups: dict[tuple[object, ...], list[Report]] = {}
     for report in reports:
-        same = (report.etype, report.message, report.line, plain("\n".join(report.traceback)))
+        message, traceback = report.message, plain("\n".join(report.traceback))
+        if report.waiting:
+            message, traceback = message.partition("\n")[0], ""
+        same = (report.etype, message, report.line, traceback)
         groups.setdefault(same, []).append(report)
+    for group in groups.values():
+        if group[0].waiting:
+            group.sort(key=lambda report: -len(report.message))
     return list(groups.values())
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 import sysconfig
 import threading
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import NamedTuple
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -83,13 +83,36 @@ def of_traceback(traceback: TracebackType | None) -> Site:
     return of_frame(traceback.tb_frame if traceback is not None else None)
 
 
-def here() -> Site:
+def here(depth: int = 1) -> Site:
     """The user's line that led to this call.
 
     TensorFlow calls us from threads of its own, which no line of the user's has started: then it
     is the line at which the main thread waits.
+
+    Args:
+        depth: how many frames up that line is likely to be: where it is, its site is remembered.
     """
-    user, library = _found(sys._getframe(1))
+    frame = sys._getframe(depth)
+    code = frame.f_code
+    known = _sites.get((id(code), frame.f_lasti))
+    if known is not None:
+        return known[1]
+    if _kinds.get(code.co_filename) != _USER:
+        return _outermost(sys._getframe(1))
+    site = Site(code.co_filename, frame.f_lineno)
+    if len(_sites) >= _REMEMBERED:
+        _sites.clear()
+    _sites[(id(code), frame.f_lasti)] = code, site
+    return site
+
+
+def _outermost(frame: FrameType) -> Site:
+    user, library = _found(frame)
     if user is None and threading.current_thread() is not threading.main_thread():
         user, _ = _found(sys._current_frames().get(threading.main_thread().ident or 0))
     return user or library or Site("<unknown>", 0)
+
+
+_REMEMBERED = 4096
+_sites: dict[tuple[int, int], tuple[CodeType, Site]] = {}
+"""The sites of calls by instruction; the code is kept, so that its id stays its own."""

@@ -65,6 +65,7 @@ class Channel:
             )
         self.count = 0
         self.turn = 0
+        self._told = [b"", b""]
 
     @staticmethod
     def nbytes(members: int) -> int:
@@ -89,9 +90,11 @@ class Channel:
 
         ``text`` says in words what it is and from which line, as `guard` packs it.
         """
-        at = self._page + _TURN[sequence & 1]
+        turn = sequence & 1
+        at = self._page + _TURN[turn]
         _HEAD.pack_into(self.memory, at, fingerprint, arrived, extent, *place)
-        if text:
+        if text and text is not self._told[turn]:
+            self._told[turn] = text
             start = at + _HEAD.size
             text = text[: _WORDS_TEXT[1]]
             self.memory[start : start + len(text)] = text

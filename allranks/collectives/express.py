@@ -6,13 +6,14 @@ does not change from call to call looked up in a plan.
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from allranks.collectives import guard
 from allranks.collectives.call import Call
-from allranks.collectives.callsite import here
+from allranks.collectives.callsite import Site, here
 from allranks.collectives.channel import NOWHERE, Place
 from allranks.collectives.reductions import Adasum, Arithmetic, ReduceOp, check, name_of
 from allranks.collectives.transports.shared import Shared
@@ -29,10 +30,13 @@ from allranks.collectives.window import place
 if TYPE_CHECKING:
     from allranks.collectives.channel import Channel
     from allranks.collectives.group import Group
+    from allranks.collectives.world import World
 
 Array = NDArray[Any]
 _PLANS = 1024
 _PLACES = 64
+_USERS_FRAME = 3
+"""Frames from `here` up to the caller of `allreduce`."""
 
 
 class Plan:
@@ -59,6 +63,18 @@ class Plan:
                 for turn in (0, 1)
             ]
         self.found: dict[tuple[Place, ...], list[list[Block]]] = {}
+        self.dtype, self.shape = dtype, shape
+        self.unscaled = self.how.prescale == 1.0
+        self._site: Site | None = None
+        self._laid_out = b""
+
+    def text_of(self, site: Site, world: World) -> bytes:
+        """What this rank brings and from which line, packed; nothing where checks are off."""
+        if not world.checks:
+            return b""
+        if site is not self._site:
+            self._site, self._laid_out = site, guard.pack_text(self.text, site)
+        return self._laid_out
 
 
 def express(
@@ -79,30 +95,44 @@ def express(
     if not plan.fits:
         return None
     with world.lock:
-        call = Call(group, plan.spec, here(), name or "", plan.nbytes)
-        call.transport, call.light = "shared", True
-        out = group.empty(array.shape, array.dtype)
+        call = Express(group, plan.spec, here(_USERS_FRAME), name or "", plan.nbytes)
         try:
             if plan.straight:
+                out = group.empty(plan.shape, plan.dtype)
                 _through_block(call, plan, channel, array, out)
             else:
-                _in_windows(call, plan, channel, array.reshape(-1), out.reshape(-1))
+                out = group.empty(plan.shape, plan.dtype)
+                call.held = array, out
+                _in_windows(call, plan, channel, array, out)
+                call.held = None
         except BaseException as error:
-            call.held = array, out
             world.watch.rest()
             world.fail(call, error)
             raise
-        world.finish(call)
+        call.ended = perf_counter()
+        world.recorder.add(call)
     return out
 
 
+class Express(Call):
+    """It ends with an arrival: nothing more has to be said of it."""
+
+    transport = "shared"
+    light = True
+
+
 def _through_block(call: Call, plan: Plan, channel: Channel, array: Array, out: Array) -> None:
+    group = call.group
     turn = channel.turn = channel.turn ^ 1
     parts = plan.turns[turn]
-    plan.how.staged(array, parts[channel.me])
-    call.group.lay_out(call, plan.fingerprint, plan.text)
-    _arrive(call, channel)
-    call.group.compare(call, plan.fingerprint)
+    if plan.unscaled:
+        parts[channel.me][...] = array
+    else:
+        plan.how.staged(array, parts[channel.me])
+    group.lay_out(call, plan.fingerprint, plan.text_of(call.site, group.world))
+    if not channel.arrive(call, group.world.spins):
+        _wait(call, channel)
+    group.compare(call, plan.fingerprint)
     plan.how.combine(parts, out)
 
 
@@ -111,11 +141,13 @@ def _in_windows(call: Call, plan: Plan, channel: Channel, array: Array, out: Arr
     window, how, group = call.group.world.window, plan.how, call.group
     assert window is not None
     at, source_at = window.place_of(out), window.place_of(array)
+    array, out = array.reshape(-1), out.reshape(-1)
     copied = not source_at[0] or not how.plain
     if copied and at[0]:
         how.staged(array[: plan.step], out[: plan.step])
     where = place(at if copied else source_at, at)
-    group.lay_out(call, plan.fingerprint, plan.text, int(copied), where)
+    text = plan.text_of(call.site, group.world)
+    group.lay_out(call, plan.fingerprint, text, int(copied), where)
     _arrive(call, channel)
     group.compare(call, plan.fingerprint)
     places = tuple(channel.places(call.sequence))
@@ -144,7 +176,11 @@ def _in_windows(call: Call, plan: Plan, channel: Channel, array: Array, out: Arr
 
 
 def _arrive(call: Call, channel: Channel) -> None:
+    if not channel.arrive(call, call.group.world.spins):
+        _wait(call, channel)
+
+
+def _wait(call: Call, channel: Channel) -> None:
     world = call.group.world
-    if not channel.arrive(call, world.spins):
-        drive(channel.others(call), world.watch.attend, world.spin_seconds)  # type: ignore[arg-type]
-        world.watch.rest()
+    drive(channel.others(call), world.watch.attend, world.spin_seconds)  # type: ignore[arg-type]
+    world.watch.rest()

@@ -14,6 +14,7 @@ from allranks.collectives.call import Call
 from allranks.collectives.callsite import Site
 from allranks.collectives.channel import DONE, NOWHERE, Channel, Place
 from allranks.collectives.transports.shared import Shared
+from allranks.collectives.window import WARM_BYTES
 from allranks.errors import CollectiveMismatch, UsageError
 
 if TYPE_CHECKING:
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     from allranks.collectives.transports import Transport
     from allranks.collectives.wait import Steps
     from allranks.collectives.world import World
-
-
-WARM_BYTES = 64 << 10
-"""From here on memory that has been used before is so much faster that results live in it."""
 
 
 class Group:
@@ -74,6 +71,7 @@ class Group:
             yield from self.world.agree_by_messages(self, call, extent)
             return
         fingerprint, text = guard.pack(call.spec)
+        text = guard.pack_text(text, call.site) if self.world.checks else b""
         self.lay_out(call, fingerprint, text, extent, place)
         yield from channel.sync(call)
         call.extents = channel.extents(call.sequence)
@@ -83,11 +81,10 @@ class Group:
     def lay_out(
         self, call: Call, fingerprint: int, text: bytes, extent: int = 0, place: Place = NOWHERE
     ) -> None:
-        """Shows the other members what this one brings."""
+        """Shows the other members what this one brings, and in ``text`` from which line."""
         assert self.channel is not None
         self.sequence += 1
         call.sequence, call.epoch, call.posted = self.sequence, self.world.epoch, True
-        text = guard.pack_text(text, call.site) if self.world.checks else b""
         self.channel.post(call.sequence, fingerprint, call.started, extent, place, text)
 
     def compare(self, call: Call, fingerprint: int) -> None:
@@ -135,9 +132,11 @@ class Group:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """An uninitialised array for a result, where the other members can reach it if it pays."""
-        window, channel = self.world.window, self.channel
         nbytes = math.prod(shape) * dtype.itemsize
-        if window is not None and channel is not None and nbytes > WARM_BYTES:
+        if nbytes <= WARM_BYTES:
+            return np.empty(shape, dtype)
+        window = self.world.window
+        if window is not None and self.channel is not None:
             out = window.empty(shape, dtype, nbytes)
             if out is not None:
                 return out

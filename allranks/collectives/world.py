@@ -296,6 +296,8 @@ class World:
 
 _process: World | None = None
 _threads = threading.local()
+_threaded = False
+"""True once a thread has had a world of its own: looking that up costs every call."""
 
 
 def current() -> World:
@@ -304,7 +306,7 @@ def current() -> World:
     Raises:
         NotInitialized: before ``init()``, or after ``shutdown()``.
     """
-    found: World | None = getattr(_threads, "world", None) or _process
+    found = _found() if _threaded else _process
     if found is None:
         raise NotInitialized(
             "collectives need init() first, and it has not been called on this rank. "
@@ -321,9 +323,16 @@ def set_process(world: World | None) -> None:
 
 def set_thread(world: World | None) -> None:
     """Makes a world this thread's: the loopback."""
+    global _threaded
+    _threaded = True
     _threads.world = world
 
 
 def exists() -> bool:
     """True between ``init()`` and ``shutdown()``."""
-    return (getattr(_threads, "world", None) or _process) is not None
+    return _found() is not None
+
+
+def _found() -> World | None:
+    own: World | None = getattr(_threads, "world", None)
+    return own or _process

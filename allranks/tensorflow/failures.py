@@ -23,6 +23,7 @@ from allranks.collectives.interrupts import ear
 
 _KEPT = 16
 _MARK = re.compile(r"\[allranks failure (\d+)\]")
+_INTERRUPTED = "REPLACED BY KeyboardInterrupt"
 _numbers = itertools.count(1)
 _failures: OrderedDict[int, BaseException] = OrderedDict()
 
@@ -83,7 +84,9 @@ def carried(function: Callable[..., Any]) -> Callable[..., Any]:
             _failures[number] = error
             while len(_failures) > _KEPT:
                 _failures.popitem(last=False)
-            text = f"{type(error).__name__}: {error} [allranks failure {number}]"
+            # TensorFlow logs it in full, more than once, and what is raised in the end has it all.
+            said = str(error).partition("\n")[0]
+            text = f"{type(error).__name__}: {said} [allranks failure {number}]"
             raise Carried(text) from None
 
     return call
@@ -117,9 +120,14 @@ def _watch(owner: Any, name: str) -> None:
         try:
             return function(*args, **options)
         except tf.errors.OpError as error:
-            found = find(str(error.message))
+            found: BaseException | None = find(str(error.message))
             if found is None:
                 raise
+        except RuntimeError as error:
+            # Ctrl-C, heard by the main thread just when TensorFlow makes its error.
+            if _INTERRUPTED not in str(error):
+                raise
+            found = KeyboardInterrupt()
         raise found from None
 
     call.allranks = True  # type: ignore[attr-defined]

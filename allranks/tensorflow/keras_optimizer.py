@@ -55,10 +55,28 @@ class Distributed:
         object.__setattr__(self, "_allranks_filtered", list(trainable_variables))
         return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
-    _allranks_filtered: Sequence[Any] = ()
+    def build(self, variables: Any) -> Any:
+        """Creates the state for these variables, or takes up what was pickled."""
+        super().build(variables)  # type: ignore[misc]
+        if self._allranks_state is not None:
+            with tf.init_scope():  # Keras builds while it traces the first step
+                self.set_weights(self._allranks_state)  # type: ignore[attr-defined]
+            object.__setattr__(self, "_allranks_state", None)
 
     def __reduce__(self) -> Any:
-        return _revived, (_as_it_was(self), self._allranks, self._allranks_factor)
+        mine: Any = self
+        plain = type(self).__mro__[2]
+        state = [variable.numpy() for variable in mine.variables] if mine.built else None
+        return _revived, (
+            plain,
+            mine.get_config(),
+            state,
+            self._allranks,
+            self._allranks_factor,
+        )
+
+    _allranks_filtered: Sequence[Any] = ()
+    _allranks_state: list[Any] | None = None
 
 
 def distribute(optimizer: Any, reduction: Reduction, passes: int, summed: bool) -> Any:
@@ -137,19 +155,10 @@ def _accumulate(optimizer: Any, passes: int) -> None:
         ]
 
 
-def _as_it_was(optimizer: Any) -> Any:
-    """The plain optimizer, with its state."""
-    plain: Any = type(optimizer).__mro__[2]
-    made = plain.from_config(optimizer.get_config())
-    if optimizer.built:
-        made.build(optimizer._trainable_variables)
-        made.set_weights([variable.numpy() for variable in optimizer.variables])
-    return made
-
-
-def _revived(optimizer: Any, reduction: Reduction, factor: float) -> Any:
-    made = distribute(optimizer, reduction, 1, False)
+def _revived(kind: Any, config: Any, state: Any, reduction: Reduction, factor: float) -> Any:
+    made = distribute(kind.from_config(config), reduction, 1, False)
     object.__setattr__(made, "_allranks_factor", factor)
+    object.__setattr__(made, "_allranks_state", state)
     return made
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -28,10 +29,10 @@ def main() -> int:
     sys.path.insert(0, str(RANKS))
     c.init()
     said = io.StringIO()
-    with redirect_stdout(said):
-        code = pytest.main(
-            ["-c", str(RANKS / "pytest.ini"), "-q", "-p", "no:cacheprovider", *options, *suites]
-        )
+    # A folder a rank: pytest tidies up one that it shares, and the ranks fall over each other.
+    with redirect_stdout(said), tempfile.TemporaryDirectory() as folder:
+        always = ["-c", str(RANKS / "pytest.ini"), "-q", "-p", "no:cacheprovider"]
+        code = pytest.main([*always, f"--basetemp={folder}/pytest", *options, *suites])
     if c.rank() == 0 or code:
         os.write(1, f"rank {c.rank()} of {c.size()}\n{said.getvalue()}\n".encode())
     return int(code)

@@ -26,6 +26,19 @@ def test_ranks_that_waited_come_after_the_one_that_failed() -> None:
     assert headline(reports, 3) == "rank 2 of 3 at line 3: ValueError: bad"
 
 
+def test_ranks_that_saw_different_ones_wait_are_one_group() -> None:
+    saw = "rank 2 has left\nWaiting for it:\n  {} at In[1]:3: f(x)"
+    reports = [
+        report(0, saw.format("rank 0"), "RankLeft", waiting=True),
+        report(1, saw.format("ranks 0–1"), "RankLeft", waiting=True),
+        report(2),
+    ]
+    text = describe(reports, ran=range(3))
+    assert "ranks 0–1 were waiting at line 3: f(x)" in text
+    assert text.count("Waiting for it:") == 1
+    assert "  ranks 0–1 at In[1]:3: f(x)" in text
+
+
 def test_messages_that_differ_in_a_number_are_not_the_same() -> None:
     text = describe([report(0, "row 1"), report(1, "row 2")], ran=range(2))
     assert "ValueError: row 1" in text

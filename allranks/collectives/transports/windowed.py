@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from allranks.collectives.window import WARM_BYTES
+
 if TYPE_CHECKING:
     from allranks.collectives.channel import Place
     from allranks.collectives.group import Group
@@ -67,7 +69,7 @@ def reduce_blocks(found: list[Block], how: Arithmetic) -> None:
     for parts, mine, others in found:
         how.combine(parts, mine)
         for other in others:
-            np.copyto(other, mine)
+            other[...] = mine
 
 
 def chunk(dtype: np.dtype[Any]) -> int:
@@ -78,6 +80,7 @@ def chunk(dtype: np.dtype[Any]) -> int:
 def straight(members: int, nbytes: int, block: int) -> bool:
     """Whether it is faster that every member reduces everything, through blocks.
 
-    That takes one arrival instead of two, for members − 1 times the arithmetic.
+    That takes one arrival instead of two, for members − 1 times the arithmetic. Larger results
+    live in the windows, where they can be written by all.
     """
-    return nbytes <= block and nbytes * (members - 1) <= CHUNK_BYTES // 2
+    return nbytes <= min(block, WARM_BYTES) and nbytes * (members - 1) <= CHUNK_BYTES // 2

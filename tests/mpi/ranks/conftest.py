@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import time
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ import allranks.collectives as c
 
 TRACE = "ALLRANKS_TEST_TRACE" in os.environ
 """Says which test each rank runs: what hangs is named last."""
+
+_STUCK_SECONDS = 50
+"""After so long in one test a rank says where it is: the others give up soon."""
 
 _number = 0
 
@@ -30,6 +34,8 @@ def everybody(flag: bool, seconds: float = 60) -> bool:
     end = time.monotonic() + seconds
     while not request.Test():
         if time.monotonic() > end:
+            os.write(2, f"rank {c.rank()} gave up: another did not end its test\n".encode())
+            time.sleep(1)  # What is written in the moment of an abort is lost.
             MPI.COMM_WORLD.Abort(3)
         time.sleep(1e-4)
     return bool(total[0])
@@ -51,10 +57,12 @@ def settle() -> None:
 def cell(request: pytest.FixtureRequest) -> Iterator[None]:
     if TRACE:
         os.write(2, f"rank {c.rank()}: {request.node.name}\n".encode())
+    faulthandler.dump_traceback_later(_STUCK_SECONDS)
     enter()
     yield
     c.scope.leave("it ended")
     settle()
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")
