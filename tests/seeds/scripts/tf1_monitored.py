@@ -24,9 +24,7 @@ labels = tf.placeholder(tf.int64, [None])
 weights = tf.get_variable("weights", [784, 10])
 biases = tf.get_variable("biases", [10], initializer=tf.zeros_initializer())
 logits = tf.matmul(images, weights) + biases
-loss = tf.reduce_mean(
-    tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-)
+loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
 correct = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), labels), tf.float32))
 
 opt = tf.train.AdagradOptimizer(0.01 * hvd.size())

@@ -60,4 +60,6 @@ total = sum(float(np.abs(v.numpy()).sum()) for v in model.trainable_variables)
 print(f"loss {float(loss_value):.2f}, weights {total:.4f}")
 if hvd.rank() == 0:
     checkpoint.save(checkpoint_dir)
-    print("checkpoint:", os.path.basename(tf.train.latest_checkpoint(os.path.dirname(checkpoint_dir))))
+    print(
+        "checkpoint:", os.path.basename(tf.train.latest_checkpoint(os.path.dirname(checkpoint_dir)))
+    )
