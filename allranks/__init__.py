@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from allranks.cluster.cluster import Cluster as Cluster
+    from allranks.cluster.horovod_run import run as run
 
-__all__ = ["Cluster", "load_ipython_extension", "unload_ipython_extension"]
+__all__ = ["Cluster", "load_ipython_extension", "run", "unload_ipython_extension"]
 
 
 def __getattr__(name: str) -> Any:
@@ -26,6 +27,10 @@ def __getattr__(name: str) -> Any:
         return Cluster
     if name == "widgets":
         return importlib.import_module("allranks.widgets")
+    if name == "run":
+        from allranks.cluster.horovod_run import run
+
+        return run
     raise AttributeError(f"module 'allranks' has no attribute {name!r}")
 
 

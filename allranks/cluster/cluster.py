@@ -15,6 +15,7 @@ import cloudpickle
 from allranks.cluster import devices, launchers, source
 from allranks.cluster.connection import Answers, Connection
 from allranks.cluster.explaining import Aside, explain_here
+from allranks.cluster.preload import check_preload
 from allranks.cluster.run import Run, View
 from allranks.cluster.status import RankStatus, read_status
 from allranks.errors import CellInterrupted, ClusterLost, UsageError
@@ -46,13 +47,21 @@ class Cluster:
         n: the number of ranks; by default one a visible GPU, else 2 to 4 by this machine's cores.
         gpus: which GPUs to pin ranks to, as ``"0,2"`` or ``"none"``; by default all visible.
         launcher: the name of what starts the ranks.
+        preload: modules to import before the ranks are made, as ``("tensorflow",)``: every rank
+            has them at once, and the memory they take is shared.
 
     Raises:
         UsageError: there cannot be so many ranks here, or such GPUs.
+        MissingDependency: a module to preload is not installed.
     """
 
     def __init__(
-        self, n: int | None = None, *, gpus: str | None = None, launcher: str = "local"
+        self,
+        n: int | None = None,
+        *,
+        gpus: str | None = None,
+        launcher: str = "local",
+        preload: str | Sequence[str] = (),
     ) -> None:
         self.gpus = devices.choose(gpus)
         self.size = default_size(self.gpus) if n is None else n
@@ -63,6 +72,7 @@ class Cluster:
                 f"Type for example: %%distributed -n {min(4, most)}"
             )
         self.launcher = launchers.named(launcher)
+        self.preload = check_preload(preload)
         self.state = "new"
         self.lost_because = ""
         self._connection: Connection | None = None
@@ -87,7 +97,9 @@ class Cluster:
         self.state = "starting"
         self._epoch, self._dirty, self._late = 0, False, []
         try:
-            self._connection = Connection(self.size, self.gpus, self.launcher, self._of_cell)
+            self._connection = Connection(
+                self.size, self.gpus, self.launcher, self.preload, self._of_cell
+            )
             self._connection.start()
         except BaseException:
             self._connection = None
@@ -130,6 +142,11 @@ class Cluster:
         return dict(sorted(self._ranks.hellos.items()))
 
     @property
+    def busy(self) -> bool:
+        """Whether a cell or a function is under way."""
+        return self._running is not None
+
+    @property
     def log_dir(self) -> str:
         """The folder of the ranks' logs, ``rank-0.log`` and so on."""
         return self._ranks.log_dir
@@ -167,14 +184,30 @@ class Cluster:
             CellFailed: at least one rank raised.
             ClusterLost: at least one rank died.
         """
-        call, name, text = None, "cell", ""
-        if isinstance(what, str):
-            text = what
-        else:
-            call = cloudpickle.dumps((what, args, kwargs), protocol=5)
-            name = getattr(what, "__name__", "function")
+        if not isinstance(what, str):
+            return self.call(what, args, kwargs, ranks=ranks, timeout=timeout, view=view)
+        run = self.submit(what, ranks=ranks, timeout=timeout, view=view, want_value=True)
+        return self.wait(run).values()
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        ranks: Iterable[int] | None = None,
+        timeout: float | None = None,
+        view: View | None = None,
+    ) -> list[Any]:
+        """Calls a function on ranks, as :meth:`run`, whatever its arguments are called."""
         run = self.submit(
-            text, call=call, name=name, ranks=ranks, timeout=timeout, view=view, want_value=True
+            "",
+            call=cloudpickle.dumps((function, args, kwargs or {}), protocol=5),
+            name=getattr(function, "__name__", "function"),
+            ranks=ranks,
+            timeout=timeout,
+            view=view,
+            want_value=True,
         )
         return self.wait(run).values()
 

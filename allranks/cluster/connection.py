@@ -36,11 +36,17 @@ class Connection:
         size: how many ranks.
         gpus: ``CUDA_VISIBLE_DEVICES`` values to pin them to, or none.
         launcher: what starts them.
+        preload: modules that they begin with.
         of_cell: called with what ranks write, and with their replies.
     """
 
     def __init__(
-        self, size: int, gpus: tuple[str, ...], launcher: Launcher, of_cell: OfCell
+        self,
+        size: int,
+        gpus: tuple[str, ...],
+        launcher: Launcher,
+        preload: tuple[str, ...],
+        of_cell: OfCell,
     ) -> None:
         self.size = size
         self.inbox = Inbox()
@@ -69,6 +75,7 @@ class Connection:
             commands_url=self._wire.commands_url,
             events_url=self._wire.events_url,
             wire_key=self._wire.key,
+            preload=preload,
         )
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────

@@ -6,6 +6,7 @@ import linecache
 import os
 import sys
 import sysconfig
+import threading
 from types import CodeType, FrameType, TracebackType
 from typing import NamedTuple
 
@@ -55,6 +56,12 @@ def of_frame(frame: FrameType | None) -> Site:
     A line inside a library (Keras calls us from deep within ``fit``) counts only where there is
     no line of the user's above it.
     """
+    user, library = _found(frame)
+    return user or library or Site("<unknown>", 0)
+
+
+def _found(frame: FrameType | None) -> tuple[Site | None, Site | None]:
+    """The innermost line of the user's, and the innermost of a library's that comes before it."""
     library: Site | None = None
     while frame is not None:
         name = frame.f_code.co_filename
@@ -62,11 +69,11 @@ def of_frame(frame: FrameType | None) -> Site:
         if kind is None:
             kind = _kind(name)
         if kind == _USER:
-            return Site(name, frame.f_lineno)
+            return Site(name, frame.f_lineno), library
         if kind == _LIBRARY and library is None:
             library = Site(name, frame.f_lineno)
         frame = frame.f_back
-    return library or Site("<unknown>", 0)
+    return None, library
 
 
 def of_traceback(traceback: TracebackType | None) -> Site:
@@ -79,6 +86,9 @@ def of_traceback(traceback: TracebackType | None) -> Site:
 def here(depth: int = 1) -> Site:
     """The user's line that led to this call.
 
+    TensorFlow calls us from threads of its own, which no line of the user's has started: then it
+    is the line at which the main thread waits.
+
     Args:
         depth: how many frames up that line is likely to be: where it is, its site is remembered.
     """
@@ -88,12 +98,19 @@ def here(depth: int = 1) -> Site:
     if known is not None:
         return known[1]
     if _kinds.get(code.co_filename) != _USER:
-        return of_frame(sys._getframe(1))
+        return _outermost(sys._getframe(1))
     site = Site(code.co_filename, frame.f_lineno)
     if len(_sites) >= _REMEMBERED:
         _sites.clear()
     _sites[(id(code), frame.f_lasti)] = code, site
     return site
+
+
+def _outermost(frame: FrameType) -> Site:
+    user, library = _found(frame)
+    if user is None and threading.current_thread() is not threading.main_thread():
+        user, _ = _found(sys._current_frames().get(threading.main_thread().ident or 0))
+    return user or library or Site("<unknown>", 0)
 
 
 _REMEMBERED = 4096

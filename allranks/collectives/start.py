@@ -14,6 +14,7 @@ from allranks.collectives import memory
 from allranks.collectives.board import Board
 from allranks.collectives.channel import Channel
 from allranks.collectives.group import Group
+from allranks.collectives.interrupts import ear
 from allranks.collectives.watcher import Watcher
 from allranks.collectives.window import Window
 from allranks.collectives.world import World
@@ -78,6 +79,7 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
     world.mpi.open(world.groups[0])
     if len(order) > 1:
         world.recorder.offset_seconds = clock_offset(base, node, firsts)
+    ear.open()
     if world.board is not None:
         world.watcher = Watcher(world.board, rank, world.main_thread)
         world.watcher.start()

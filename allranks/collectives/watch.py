@@ -5,11 +5,13 @@ Runs in every rank.
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING
 
 from allranks.collectives import board as fields
 from allranks.collectives.guard import list_sites
+from allranks.collectives.interrupts import ear
 from allranks.errors import CollectiveMismatch, RankLeft
 from allranks.records.ranks import label
 
@@ -37,10 +39,13 @@ class Watch:
         """Called every 20 ms of a wait.
 
         Raises:
+            KeyboardInterrupt: Ctrl-C was pressed, and this is not the thread that hears it.
             RankLeft: a missing rank will never come.
             CollectiveMismatch: this rank and others wait for each other.
         """
         world = self.world
+        if threading.get_ident() != world.main_thread and ear.heard():
+            raise KeyboardInterrupt
         if world.attend_messages is not None:
             world.attend_messages()
         missing = call.missing()

@@ -18,6 +18,7 @@ from allranks.collectives.board import Board
 from allranks.collectives.call import Call
 from allranks.collectives.callsite import Site
 from allranks.collectives.group import Group
+from allranks.collectives.interrupts import ear
 from allranks.collectives.peers import PROCESS, Peers, Scope, State
 from allranks.collectives.recorder import Recorder
 from allranks.collectives.wait import Steps, drive
@@ -219,6 +220,7 @@ class World:
 
     def enter(self, name: str, ranks: tuple[int, ...] | None, number: int) -> None:
         """This rank starts a scope, together with ``ranks``."""
+        ear.heard()  # what has come before is over
         self.scope = Scope(name, number, None if ranks is None else frozenset(ranks))
         self._told.entered = number + 1
         if self.board is not None:

@@ -23,9 +23,13 @@ from allranks.engine.telemetry import Teller
 from allranks.engine.transcript import Transcript
 from allranks.engine.wire import Wire
 from allranks.errors import UsageError
+from allranks.horovod import alias, tensorflow1
 from allranks.records.config import NurseryConfig
 from allranks.records.requests import ANSWERED_WHILE_BUSY
 from allranks.records.wire import Answer, Ask, Hello, Interrupt, Record, RunCell
+
+QUIET = "3"
+"""TensorFlow looks for CUDA where there is none, and says so at length: only fatal errors show."""
 
 
 def launched_rank(environment: dict[str, str]) -> int:
@@ -59,6 +63,8 @@ class Rank:
         faulthandler.enable(all_threads=False)
         _fresh_main_module()
         builtins.input = _no_keyboard
+        alias.install()
+        tensorflow1.install()
         collectives.init()
         if collectives.size() != self._config.size or collectives.rank() != self.rank:
             raise SystemExit(
@@ -160,9 +166,14 @@ def log_path(config: NurseryConfig, rank: int) -> str:
 def _pin(config: NurseryConfig, rank: int) -> str:
     """Shows this process its own GPU only, before anything can open CUDA; returns its name."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // config.size)))
+    share = str(max(1, (cores or 1) // config.size))
+    os.environ.setdefault("OMP_NUM_THREADS", share)
+    # TensorFlow's own threads: without these every rank makes one a core, twice.
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", share)
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     if not config.devices:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
         return "cpu"
     device = config.devices[rank % len(config.devices)]
     os.environ["CUDA_VISIBLE_DEVICES"] = device

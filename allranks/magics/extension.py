@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from allranks.horovod import alias
 from allranks.magics.distributed import DistributedMagics
 from allranks.widgets.explainer.ranks import offer
 
@@ -14,6 +15,7 @@ def load(shell: InteractiveShell) -> None:
         magics = DistributedMagics(shell)
         shell.register_magics(magics)
         offer(magics.session)
+        alias.install(in_notebook=True)
 
 
 def unload(shell: InteractiveShell) -> None:
@@ -23,6 +25,7 @@ def unload(shell: InteractiveShell) -> None:
         return
     offer(None)
     magics.close()
+    alias.uninstall()
     del shell.magics_manager.registry[DistributedMagics.__name__]
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop("distributed", None)

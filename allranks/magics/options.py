@@ -25,6 +25,7 @@ class CellOptions:
     timeout: float | None = None
     gpus: str | None = None
     on: str | None = None
+    preload: str | None = None
     fold: bool = True
     view: str = "auto"
 
@@ -37,6 +38,7 @@ class CommandOptions:
     ranks: str | None = None
     gpus: str | None = None
     on: str | None = None
+    preload: str | None = None
     names: list[str] = field(default_factory=list)
 
 
@@ -54,6 +56,7 @@ def _parser(program: str) -> _Parser:
     parser.add_argument("-r", "--ranks", metavar="RANKS")
     parser.add_argument("--gpus")
     parser.add_argument("--on", metavar="LAUNCHER")
+    parser.add_argument("--preload", metavar="MODULES")
     return parser
 
 

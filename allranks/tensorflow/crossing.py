@@ -1,0 +1,77 @@
+"""From tensors to arrays and back, now or when the graph runs. Runs in every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from allranks.tensorflow import failures
+
+Array = NDArray[Any]
+_ALIGNED = 64
+"""TensorFlow takes over memory on such a boundary only, and ends the process at any other."""
+_WORTH = 64 << 10
+"""Bytes from which taking memory over is cheaper than copying it."""
+
+
+def cross(
+    function: Callable[..., Sequence[Any]],
+    tensors: Sequence[Any],
+    outputs: Sequence[Any],
+    name: str | None = None,
+) -> list[Any]:
+    """Calls a function of arrays with tensors.
+
+    Inside ``tf.function`` the calls of one trace run in the order in which they were traced.
+
+    Args:
+        function: takes as many arrays as there are tensors, which it must not write to, and
+            returns as many as there are outputs.
+        tensors: of any shape and dtype.
+        outputs: a ``tf.TensorSpec`` each.
+        name: the name of the operation in a graph.
+
+    Returns:
+        A tensor for each output; an eager one lives on the device of the first tensor.
+    """
+    if tf.executing_eagerly():
+        with failures.published():
+            made = function(*map(to_array, tensors))
+        device = tensors[0].device if tensors else ""
+        return [to_tensor(array, device) for array in made]
+    results = tf.numpy_function(
+        failures.carried(function),
+        list(tensors),
+        [spec.dtype for spec in outputs],
+        name=None if name is None else _in_graph(name),
+    )
+    for result, spec in zip(results, outputs, strict=True):
+        result.set_shape(spec.shape)
+    return list(results)
+
+
+def to_array(tensor: Any) -> Array:
+    """An eager tensor's own memory, not to be written to."""
+    if tensor.dtype == tf.bfloat16 and tensor.shape.rank == 0:
+        # To numpy a bfloat16 without dimensions is a number and no array.
+        return np.asarray(tensor.numpy())
+    return np.asarray(tensor)
+
+
+def to_tensor(array: Any, device: str = "") -> Any:
+    """A tensor of an array, whose memory it takes over where it can."""
+    array = np.asarray(array)
+    if "GPU" not in device and array.nbytes >= _WORTH and array.flags.c_contiguous:
+        aligned = array.__array_interface__["data"][0] % _ALIGNED == 0
+        if aligned and array.flags.writeable and array.dtype.kind in "fiu":
+            return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    with tf.device(device or None):
+        return tf.convert_to_tensor(array)
+
+
+def _in_graph(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "_.-/" else "_" for c in name)

@@ -1,0 +1,292 @@
+"""A training step on n ranks: without communication, with allranks, and with its peers.
+
+    python benchmarks/training.py [--sizes 2 4] [--quick]
+
+Two Keras models of dense layers, of a hundred thousand and of ten million parameters, each rank
+with a batch of its own. In one process of every rank, taking turns: the same compiled step with a
+plain Adam (no communication) and with ``DistributedOptimizer``, all checks on; then, in processes
+of its own but within the same minutes, tf.distribute.MultiWorkerMirroredStrategy, in a custom
+loop because Keras 3 refuses it in ``fit``; and real Horovod where it is installed. A step's time
+is the slowest rank's, a figure the median over steps. Each peer's processes measure the step
+without communication as well, so that ratios are within one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+BATCH = 64
+MODELS = {"100 K": (784, 128, 10), "10 M": (784, 2560, 2560, 512, 10)}
+TURNS = {"100 K": (40, 30), "10 M": (12, 3)}
+"""Turns, and steps a turn."""
+RANK = "ALLRANKS_BENCHMARK_PEER"
+Step = Callable[[], object]
+
+
+def model(widths: tuple[int, ...]) -> Any:
+    import keras
+
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(width, "relu") for width in widths[1:-1]]
+    return keras.Sequential([keras.Input(widths[:1]), *layers, keras.layers.Dense(widths[-1])])
+
+
+def stepper(made: Any, optimizer: Any) -> Step:
+    """A compiled training step on data that stays the same."""
+    import keras
+    import tensorflow as tf
+
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    x = tf.random.normal((BATCH, made.input_shape[1]))
+    y = tf.random.uniform((BATCH,), 0, 10, tf.int32)
+    optimizer.build(made.trainable_variables)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, made(x, training=True))
+        variables = made.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
+        return loss
+
+    return lambda: step().numpy()
+
+
+def in_turns(steps: dict[str, Step], turns: int, each: int, meet: Step) -> dict[str, list[float]]:
+    """Milliseconds of a step, one figure a turn."""
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(turns + 2):
+        for name, step in steps.items():
+            meet()
+            began = time.perf_counter()
+            for _ in range(each):
+                step()
+            if turn >= 2:
+                taken[name].append((time.perf_counter() - began) / each * 1e3)
+    return taken
+
+
+def on_rank(peer: str, quick: bool) -> None:
+    """What every rank of allranks or of Horovod runs."""
+    import keras
+    import numpy as np
+
+    if peer == "horovod":
+        import horovod.tensorflow as hvd
+    else:
+        import allranks.tensorflow as hvd
+    hvd.init()
+    from mpi4py import MPI
+
+    found = {}
+    for name, widths in MODELS.items():
+        turns, each = TURNS[name]
+        plain, shared = model(widths), model(widths)
+        steps = {
+            "none": stepper(plain, keras.optimizers.Adam()),
+            peer: stepper(shared, hvd.DistributedOptimizer(keras.optimizers.Adam())),
+        }
+        taken = in_turns(steps, turns // (4 if quick else 1), each, MPI.COMM_WORLD.Barrier)
+        slowest = {}
+        for key, times in taken.items():
+            mine, worst = np.array(times), np.empty(len(times))
+            MPI.COMM_WORLD.Allreduce(mine, worst, MPI.MAX)
+            slowest[key] = worst.tolist()
+        found[name] = {"parameters": int(plain.count_params()), "ms": slowest}
+    told(hvd.rank(), found)
+
+
+def on_worker(rank: int, quick: bool) -> None:
+    """What every worker of MultiWorkerMirroredStrategy runs."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    total = tf.distribute.get_replica_context
+    found = {}
+    for name, widths in MODELS.items():
+        turns, each = TURNS[name]
+        plain = stepper(model(widths), keras.optimizers.Adam())
+        with strategy.scope():
+            shared = model(widths)
+            optimizer = keras.optimizers.Adam()
+            optimizer.build(shared.trainable_variables)
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+        x = tf.random.normal((BATCH, widths[0]))
+        y = tf.random.uniform((BATCH,), 0, 10, tf.int32)
+        size = strategy.num_replicas_in_sync
+
+        def replica(
+            shared: Any = shared,
+            optimizer: Any = optimizer,
+            x: Any = x,
+            y: Any = y,
+            loss_of: Any = loss_of,
+            size: int = size,
+        ) -> Any:
+            with tf.GradientTape() as tape:
+                loss = loss_of(y, shared(x, training=True)) / (BATCH * size)
+            variables = shared.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            gradients = total().all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+            optimizer.apply(gradients, variables)
+            return loss
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def step(replica: Any = replica) -> Any:
+            return strategy.run(replica)
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def meet() -> Any:
+            return strategy.run(lambda: total().all_reduce("SUM", tf.ones([])))
+
+        def wait(meet: Any = meet) -> object:
+            return meet().numpy()
+
+        steps: dict[str, Step] = {"none": plain, "mirrored": lambda step=step: step().numpy()}
+        taken = in_turns(steps, turns // (4 if quick else 1), each, wait)
+        found[name] = {"parameters": int(shared.count_params()), "ms": taken}
+    told(rank, found)
+    os._exit(0)  # its cluster's threads wait for each other at exit
+
+
+def told(rank: int, found: dict[str, Any]) -> None:
+    if rank == 0:
+        sys.stdout.write("\n@" + json.dumps(found) + "\n")
+        sys.stdout.flush()
+
+
+def environment(ranks: int, peer: str) -> dict[str, str]:
+    sys.path.insert(0, str(ROOT / "tests" / "mpi"))
+    from launch import environment as mpi
+
+    cores = len(os.sched_getaffinity(0))
+    return mpi(
+        TF_CPP_MIN_LOG_LEVEL="2",
+        TF_NUM_INTRAOP_THREADS=str(max(1, cores // ranks)),
+        TF_NUM_INTEROP_THREADS="1" if peer == "allranks" else "2",
+        OMP_NUM_THREADS=str(max(1, cores // ranks)),
+        CUDA_VISIBLE_DEVICES="",
+        **{RANK: peer},
+    )
+
+
+def read(output: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(next(x for x in output.splitlines() if x[:1] == "@")[1:])
+    return found
+
+
+def under_mpiexec(ranks: int, peer: str, quick: bool) -> dict[str, Any]:
+    mpiexec = Path(sys.executable).parent / "mpiexec"
+    done = subprocess.run(
+        [str(mpiexec), "-n", str(ranks), sys.executable, __file__, *["--quick"] * quick],
+        env=environment(ranks, peer),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    return read(done.stdout)
+
+
+def mirrored(ranks: int, quick: bool) -> dict[str, Any]:
+    workers = [f"127.0.0.1:{29_700 + ranks * 10 + rank}" for rank in range(ranks)]
+    running = []
+    for rank in range(ranks):
+        task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+        running.append(
+            subprocess.Popen(
+                [sys.executable, __file__, *["--quick"] * quick],
+                env=environment(ranks, f"mirrored {rank}") | {"TF_CONFIG": json.dumps(task)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    outputs = [process.communicate(timeout=600) for process in running]
+    if any(process.returncode for process in running):
+        raise RuntimeError(outputs[0][1][-2000:])
+    return read(outputs[0][0])
+
+
+def measure(ranks: int, quick: bool) -> dict[str, Any]:
+    peers = {
+        "allranks": under_mpiexec(ranks, "allranks", quick),
+        "mirrored": mirrored(ranks, quick),
+    }
+    if importlib.util.find_spec("horovod") is not None:
+        peers["horovod"] = under_mpiexec(ranks, "horovod", quick)
+    return {"ranks": ranks, "peers": peers}
+
+
+def alone(quick: bool) -> dict[str, Any]:
+    """One process with all cores to itself: what scaling is measured against."""
+    return under_mpiexec(1, "allranks", quick)
+
+
+def table(result: dict[str, Any]) -> str:
+    """The measurement as Markdown."""
+    from benchmarks import results
+
+    rows = []
+    for run in result["runs"]:
+        for name in MODELS:
+            ours = run["peers"]["allranks"][name]["ms"]
+            none = statistics.median(ours["none"])
+            mine = statistics.median(ours["allranks"])
+            one = statistics.median(result["alone"][name]["ms"]["none"])
+            row = [f"{name}, n={run['ranks']}", f"{none:.2f}", f"{mine:.2f}", f"{mine / none:.2f}×"]
+            for peer in ("mirrored", "horovod"):
+                times = run["peers"].get(peer, {}).get(name, {}).get("ms")
+                if times is None:
+                    row.append("not installed")
+                    continue
+                theirs = statistics.median(times[peer])
+                row.append(f"{theirs:.2f} ({theirs / mine:.1f}×)")
+            rows.append([*row, f"{one / mine:.0%}"])
+    head = [
+        "parameters, ranks",
+        "no communication ms",
+        "allranks ms",
+        "of it",
+        "MultiWorkerMirrored ms",
+        "Horovod ms",
+        "scaling efficiency",
+    ]
+    return results.markdown(head, rows)
+
+
+def main() -> None:
+    """Measures, writes ``results/training.json`` and prints its table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--quick", action="store_true", help="a quarter of the repetitions")
+    options = parser.parse_args()
+    peer = os.environ.get(RANK, "")
+    if peer.startswith("mirrored"):
+        on_worker(int(peer.split()[1]), options.quick)
+    elif peer:
+        on_rank(peer, options.quick)
+    else:
+        from benchmarks import machine, results
+
+        described = machine.describe()
+        runs = [measure(ranks, options.quick) for ranks in options.sizes]
+        result = results.write("training", described, {"alone": alone(options.quick), "runs": runs})
+        print(table(result))
+
+
+if __name__ == "__main__":
+    main()

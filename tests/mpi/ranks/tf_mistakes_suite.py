@@ -1,0 +1,189 @@
+"""Mistakes inside graphs and fit() end as everywhere: the right error, and the next cell works."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from misuse_suite import in_a_cell, interrupted_after, next_cell_works
+
+tf = pytest.importorskip("tensorflow", reason="no TensorFlow: pip install 'allranks[tensorflow]'")
+import keras  # noqa: E402
+
+import allranks.collectives as c  # noqa: E402
+import allranks.tensorflow as hvd  # noqa: E402
+from allranks.errors import CollectiveMismatch, RankLeft  # noqa: E402
+
+hvd.init()
+R, N = hvd.rank(), hvd.size()
+ODD = 1
+pytestmark = pytest.mark.skipif(N < 2, reason="a mistake takes two ranks")
+X, Y = np.ones((24, 3), np.float32), np.ones((24, 1), np.float32)
+
+
+def model(units: int = 2, **compiled: Any) -> Any:
+    keras.utils.set_random_seed(1)
+    made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(units), keras.layers.Dense(1)])
+    made.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse", **compiled)
+    return made
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_mismatch_in_a_function_is_itself_and_tensorflows(eagerly: bool) -> None:
+    def reduce() -> Any:
+        return hvd.allreduce(tf.ones([4 + (R == ODD)]))
+
+    run = reduce if eagerly else tf.function(reduce)
+    error = in_a_cell(lambda: run())
+    assert isinstance(error, CollectiveMismatch)
+    assert isinstance(error, tf.errors.FailedPreconditionError)
+    assert type(error).__name__ == "CollectiveMismatch"
+    assert "needs the same shape on every rank" in str(error)
+    assert "tf_mistakes_suite.py" in str(error)
+    assert "PyFunc" not in str(error)
+    next_cell_works()
+
+
+def test_models_that_differ_are_a_mismatch_in_fit() -> None:
+    mine = model(units=2 + (R == ODD))
+    error = in_a_cell(lambda: mine.fit(X, Y, verbose=0))
+    assert isinstance(error, CollectiveMismatch)
+    assert "rank 1" in str(error)
+    assert "mine.fit(X, Y" in str(error)
+    next_cell_works()
+
+
+def test_models_of_as_many_weights_in_another_order_are_a_mismatch() -> None:
+    variables = [tf.Variable(tf.ones([2, 3])), tf.Variable(tf.ones([3, 2]))]
+    if R == ODD:
+        variables.reverse()
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(v) for v in variables])
+        return hvd.DistributedGradientTape(tape).gradient(loss, variables)
+
+    assert isinstance(in_a_cell(step), CollectiveMismatch)
+    next_cell_works()
+
+
+def test_unequal_steps_end_with_who_left() -> None:
+    rows = 24 if R == ODD else 16
+    mine = model()
+    error = in_a_cell(lambda: mine.fit(X[:rows], Y[:rows], batch_size=8, verbose=0))
+    if R == ODD:
+        assert isinstance(error, RankLeft)
+        assert isinstance(error, tf.errors.UnknownError)
+        assert "rank 0 " in str(error)
+        assert "mine.fit(" in str(error)
+    else:
+        assert error is None
+    next_cell_works()
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_rank_that_raises_in_fit_is_named_by_the_others(eagerly: bool) -> None:
+    class Raises(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if R == ODD and batch == 1:
+                raise ValueError("bad batch")
+
+    mine = model(run_eagerly=eagerly)
+    error = in_a_cell(lambda: mine.fit(X, Y, batch_size=8, verbose=0, callbacks=[Raises()]))
+    if R == ODD:
+        assert isinstance(error, ValueError)
+    else:
+        assert isinstance(error, RankLeft)
+        assert "rank 1 " in str(error)
+        assert "ValueError: bad batch" in str(error)
+    next_cell_works()
+
+
+def test_data_that_raises_in_fit_is_named_by_the_others() -> None:
+    def batches() -> Any:
+        for i in range(4):
+            if R == ODD and i == 2:
+                raise RuntimeError("no such file")
+            yield X[:8], Y[:8]
+
+    mine = model()
+    error = in_a_cell(lambda: mine.fit(batches(), steps_per_epoch=4, shuffle=False, verbose=0))
+    if R == ODD:
+        assert "no such file" in str(error)
+    else:
+        assert isinstance(error, RankLeft)
+    next_cell_works()
+
+
+def test_an_interrupt_is_heard_while_fit_waits_for_a_rank() -> None:
+    class Waits(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if R == ODD and batch == 1:
+                held.acquire()
+
+    held = threading.Lock()
+    held.acquire()
+    mine = model()
+
+    def fit() -> None:
+        mine.fit(X, Y, batch_size=8, verbose=0, callbacks=[Waits()])
+
+    if R == ODD:
+        # Were it interrupted as well, the others would hear that it has left.
+        with interrupted_after(6.0):
+            error = in_a_cell(fit)
+    else:
+        with interrupted_after(3.0):
+            error = in_a_cell(fit)
+    assert isinstance(error, KeyboardInterrupt)
+    next_cell_works()
+
+
+def test_an_interrupt_that_was_heard_ends_nothing_later() -> None:
+    with interrupted_after(0.2):
+        error = in_a_cell(lambda: [tf.reduce_sum(tf.ones([500, 500])) for _ in iter(int, 1)])
+    assert isinstance(error, KeyboardInterrupt)
+    mine = model()
+
+    class Late(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if R == ODD and batch == 1:
+                time.sleep(0.3)
+
+    assert in_a_cell(lambda: mine.fit(X, Y, batch_size=8, verbose=0, callbacks=[Late()])) is None
+
+
+def test_an_interrupt_during_the_steps_of_fit() -> None:
+    mine = model()
+    data = tf.data.Dataset.from_tensors((X, Y)).repeat()
+
+    def fit() -> None:
+        mine.fit(data, steps_per_epoch=10**9, shuffle=False, verbose=0)
+
+    if R == ODD:
+        with interrupted_after(1.0):
+            error = in_a_cell(fit)
+        assert isinstance(error, KeyboardInterrupt)
+    else:
+        error = in_a_cell(fit)
+        assert isinstance(error, RankLeft)
+        assert "rank 1 " in str(error)
+    next_cell_works()
+
+
+def test_a_type_that_cannot_be_averaged_says_so_from_a_graph() -> None:
+    with pytest.raises(TypeError, match="bool"):
+        tf.function(lambda: hvd.allreduce(tf.constant([True])))()
+
+
+def test_training_goes_on_after_a_failed_cell() -> None:
+    mine = model()
+    error = in_a_cell(lambda: mine.fit(X[: 8 * (2 + R % 2)], Y[: 8 * (2 + R % 2)], 8, verbose=0))
+    assert (error is None) == (R != ODD)
+    assert in_a_cell(lambda: hvd.broadcast_variables(mine.variables, 0)) is None
+    assert in_a_cell(lambda: mine.fit(X, Y, batch_size=8, verbose=0)) is None
+    weights = c.allgather_object([v.numpy() for v in mine.variables])
+    assert all((a == b).all() for a, b in zip(weights[0], weights[ODD], strict=True))
