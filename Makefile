@@ -82,7 +82,7 @@ clean:
 
 # One stamp for each set of packages: a changed pyproject.toml or constraints.txt installs again.
 
-$(VENV)/.test: EXTRAS = lab,test,dev
+$(VENV)/.test: EXTRAS = lab,tensorflow,test,dev
 $(VENV)/.lab: EXTRAS = lab
 
 $(VENV)/.lab $(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 BATCH = 64
 MODELS = {"100 K": (784, 128, 10), "10 M": (784, 2560, 2560, 512, 10)}
-TURNS = {"100 K": (40, 30), "10 M": (12, 3)}
+TURNS = {"100 K": (40, 30), "10 M": (10, 2)}
 """Turns, and steps a turn."""
 RANK = "ALLRANKS_BENCHMARK_PEER"
 Step = Callable[[], object]

@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from allranks.tensorflow import failures
+from allranks.collectives import ProcessSet
+from allranks.tensorflow import failures, turns
 
 Array = NDArray[Any]
 _ALIGNED = 64
@@ -23,6 +24,7 @@ def cross(
     tensors: Sequence[Any],
     outputs: Sequence[Any],
     name: str | None = None,
+    among: ProcessSet | None = None,
 ) -> list[Any]:
     """Calls a function of arrays with tensors.
 
@@ -34,6 +36,8 @@ def cross(
         tensors: of any shape and dtype.
         outputs: a ``tf.TensorSpec`` each.
         name: the name of the operation in a graph.
+        among: whose ranks the function talks to: in a graph of TensorFlow 1, which orders
+            nothing, they take turns.
 
     Returns:
         A tensor for each output; an eager one lives on the device of the first tensor.
@@ -43,15 +47,29 @@ def cross(
             made = function(*map(to_array, tensors))
         device = tensors[0].device if tensors else ""
         return [to_tensor(array, device) for array in made]
+    names: list[str] = []
+    if among is not None and not tf.compat.v1.executing_eagerly_outside_functions():
+        function = _in_turn(function, names, among)
     results = tf.numpy_function(
         failures.carried(function),
         list(tensors),
         [spec.dtype for spec in outputs],
         name=None if name is None else _in_graph(name),
     )
+    names += [f"{getattr(r.graph, 'name', '')}/{r.op.name}" for r in results[:1]]
     for result, spec in zip(results, outputs, strict=True):
         result.set_shape(spec.shape)
     return list(results)
+
+
+def _in_turn(
+    function: Callable[..., Sequence[Any]], names: list[str], among: ProcessSet
+) -> Callable[..., Sequence[Any]]:
+    def call(*arrays: Array) -> Sequence[Any]:
+        with turns.of(among).taken(names[0]):
+            return function(*arrays)
+
+    return call
 
 
 def to_array(tensor: Any) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allranks import collectives
-from allranks.collectives import Adasum, ProcessSet, ReduceOp
+from allranks.collectives import Adasum, ProcessSet, ReduceOp, world
 
 Array = NDArray[Any]
 Structure = tuple[tuple[tuple[int, ...], str], ...]
@@ -75,12 +75,18 @@ class Fusion:
 
 
 _fusions: OrderedDict[Structure, Fusion] = OrderedDict()
-_agreed: dict[int, set[tuple[object, ...]]] = {}
+_agreed: dict[tuple[int, int], set[tuple[object, ...]]] = {}
+"""What the ranks have agreed on, in one epoch and one cell: another may begin with other ranks."""
 
 
 def forget() -> None:
     """Gives the buffers back."""
     _fusions.clear()
+    _agreed.clear()
+
+
+def disagree() -> None:
+    """Lets the ranks agree again, as some of them were not there."""
     _agreed.clear()
 
 
@@ -92,7 +98,7 @@ def allreduce(
 ) -> list[Array]:
     """Every rank gets the reductions of its arrays, in as few calls as there are dtypes.
 
-    The ranks agree on the arrays' shapes the first time in an epoch that they meet them, and
+    The ranks agree on the arrays' shapes the first time in a cell that they meet them, and
     afterwards on the number of elements only: that costs nothing.
 
     Args:
@@ -109,13 +115,12 @@ def allreduce(
     structure = tuple((array.shape, array.dtype.str) for array in arrays)
     number = None if process_set is None else process_set.process_set_id
     known = structure, op, number, options.get("prescale_factor"), options.get("postscale_factor")
-    agreed = _agreed.setdefault(collectives.epoch(), set())
-    if op is Adasum or known not in agreed:
+    when = collectives.epoch(), world.current().scope.number
+    if op is Adasum or known not in _agreed.get(when, ()):
         outs = collectives.grouped_allreduce(arrays, op, **options)
-        if len(_agreed) > 1:
+        if when not in _agreed:
             _agreed.clear()
-            agreed = _agreed.setdefault(collectives.epoch(), set())
-        agreed.add(known)
+        _agreed.setdefault(when, set()).add(known)
         return outs
     fusion = _fusions.pop(structure, None) or Fusion(arrays)
     _fusions[structure] = fusion

@@ -105,7 +105,8 @@ class Reduction:
 
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in packed]
         specs += [sparse.open_rows(part) for part in parts]
-        made = cross(move, [*packed, *parts], specs, self.name or "allranks_gradients")
+        name = self.name or "allranks_gradients"
+        made = cross(move, [*packed, *parts], specs, name, self.process_set)
         for place, (index, context) in enumerate(zip(dense, contexts, strict=True)):
             outs[index] = self.compression.decompress(made[place], context)
         for place, index in enumerate(rows):

@@ -55,7 +55,7 @@ def _agree_on_overflows(distributed: type) -> None:
                 )
             ]
 
-        return cross(agree, [mine], [tf.TensorSpec([], tf.bool)], "check_finite")[0]
+        return cross(agree, [mine], [tf.TensorSpec([], tf.bool)], "check_finite", process_set)[0]
 
     setattr(check_finite, _MARK, True)
     scaling.check_finite = check_finite

@@ -11,7 +11,7 @@ import tensorflow as tf
 from allranks import collectives
 from allranks.collectives import Average, ProcessSet, ReduceOp, Sum, global_process_set
 from allranks.errors import UsageError
-from allranks.tensorflow import sparse
+from allranks.tensorflow import fused, sparse
 from allranks.tensorflow.average import chosen_op
 from allranks.tensorflow.compression import Compression
 from allranks.tensorflow.crossing import Array, cross
@@ -143,7 +143,9 @@ def _reduced(
     def back(*gradients: Any) -> Any:
         return _reduced(gradients, op, prescale, postscale, process_set, name)
 
-    return _differentiable(move, back, tensors, [_like(tensor) for tensor in tensors], name)
+    return _differentiable(
+        move, back, tensors, [_like(tensor) for tensor in tensors], name, process_set
+    )
 
 
 def allgather(
@@ -198,10 +200,10 @@ def grouped_allgather(
 
     def back(*gradients: Any) -> Any:
         rows = [tf.shape(source)[0] for source in sources]
-        return cross(own, [*gradients, *rows], [_like(source) for source in sources], name)
+        return cross(own, [*gradients, *rows], list(map(_like, sources)), name, process_set)
 
     specs = [_like(source, rows=None) for source in sources]
-    return _differentiable(move, back, sources, specs, name) if sources else []
+    return _differentiable(move, back, sources, specs, name, process_set) if sources else []
 
 
 def broadcast(
@@ -238,9 +240,9 @@ def broadcast(
         return [mean if collectives.rank() == root else np.zeros_like(mean)]
 
     def back(gradient: Any) -> Any:
-        return cross(collect, [gradient], [_like(gradient)], name)
+        return cross(collect, [gradient], [_like(gradient)], name, process_set)
 
-    return _differentiable(move, back, [source], [_like(source)], name)[0]
+    return _differentiable(move, back, [source], [_like(source)], name, process_set)[0]
 
 
 def reducescatter(
@@ -323,7 +325,7 @@ def grouped_reducescatter(
         whole = grouped_allgather(scaled, name, process_set=process_set)
         return [tf.ensure_shape(g, source.shape) for g, source in zip(whole, sources, strict=True)]
 
-    made = _differentiable(move, back, sources, specs, name)
+    made = _differentiable(move, back, sources, specs, name, process_set)
     contexts = [context for _, context in packed]
     return [compression.decompress(t, c) for t, c in zip(made, contexts, strict=True)]
 
@@ -373,7 +375,7 @@ def _exchange(source: Any, splits: Any, name: str | None, process_set: ProcessSe
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def run(tensor: Any) -> Any:
-        pieces, received = cross(move, [tensor, *cuts], specs, name)
+        pieces, received = cross(move, [tensor, *cuts], specs, name, process_set)
 
         def back(gradient: Any, _received: Any = None) -> Any:
             returned = _exchange(gradient, received, name, process_set)[0]
@@ -392,7 +394,13 @@ def join() -> Any:
 
     Collective over all ranks.
     """
-    return cross(lambda: [np.int32(collectives.join())], [], [tf.TensorSpec([], tf.int32)])[0]
+
+    def wait() -> Sequence[Any]:
+        last = collectives.join()
+        fused.disagree()
+        return [np.int32(last)]
+
+    return cross(wait, [], [tf.TensorSpec([], tf.int32)], "join")[0]
 
 
 def _like(tensor: Any, **first: Any) -> Any:
@@ -409,11 +417,12 @@ def _differentiable(
     tensors: Sequence[Any],
     specs: Sequence[Any],
     name: str | None,
+    process_set: ProcessSet,
 ) -> list[Any]:
     """The tensors that ``move`` makes; ``back`` makes the inputs' gradients from theirs."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def run(*inputs: Any) -> Any:
-        return cross(move, inputs, specs, name), back
+        return cross(move, inputs, specs, name, process_set), back
 
     return list(run(*tensors))

@@ -34,7 +34,7 @@ def allreduce(
         return collectives.grouped_allgather(arrays, process_set=process_set, name=name)
 
     parts = [part for s in slices for part in (s.values, s.indices)]
-    made = cross(move, parts, [open_rows(part) for part in parts], name)
+    made = cross(move, parts, [open_rows(part) for part in parts], name, process_set)
     return [rebuilt(s, made[2 * i : 2 * i + 2], op, process_set) for i, s in enumerate(slices)]
 
 

@@ -50,7 +50,7 @@ def broadcast_variables(
         _check_now(seen, process_set)
         return None if tf.executing_eagerly() else tf.no_op()
     specs = [tf.TensorSpec(source.shape, source.dtype) for source in sources]
-    made = cross(move, sources, specs, "broadcast_variables")
+    made = cross(move, sources, specs, "broadcast_variables", process_set)
     if tf.executing_eagerly() or tf.inside_function():
         for variable, value in zip(found, made, strict=True):
             variable.assign(value)

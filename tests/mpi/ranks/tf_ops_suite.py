@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -270,3 +271,23 @@ def test_join_brings_zeros() -> None:
     totals = [float(hvd.allreduce(tf.ones(3), op=hvd.Sum)[0]) for _ in range(steps)]
     assert int(hvd.join()) == N - 1
     assert totals == [N, N, *range(N - 1, N - 1 - R, -1)]
+
+
+def test_a_graph_of_version_1_matches_calls_by_name() -> None:
+    """Each rank is ready for them in another order."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        outs = []
+        for i in range(6):
+            pause = 0.05 * ((i + 3 * R) % 6)
+
+            def late(value: Any = float(i), pause: float = pause) -> Any:
+                time.sleep(pause)
+                return np.float32(value)
+
+            value = tf.reshape(tf.numpy_function(late, [], tf.float32), [])
+            outs.append(hvd.allreduce(value, op=hvd.Sum))
+        config = v1.ConfigProto(inter_op_parallelism_threads=8, use_per_session_threads=True)
+        with v1.Session(config=config) as session:
+            assert session.run(outs) == [i * N for i in range(6)]
+            assert session.run(outs[3]) == 3 * N

@@ -265,6 +265,21 @@ def test_none_gradients_are_left_out() -> None:
     assert made["b"] is None
 
 
+def test_ranks_that_have_joined_train_again_afterwards() -> None:
+    x = tf.Variable(tf.ones([3]))
+
+    def gradients() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x) * (R + 1)
+        return hvd.DistributedGradientTape(tape).gradient(loss, [x])[0]
+
+    for _ in range(2 * R):
+        gradients()
+    hvd.join()
+    for _ in range(2):
+        np.testing.assert_allclose(gradients().numpy(), (N + 1) / 2)
+
+
 def test_fit_with_a_ragged_last_batch() -> None:
     mine = dense_model()
     mine.compile(hvd.DistributedOptimizer(SGD(0.1, momentum=0.9)), "mse")
@@ -396,7 +411,7 @@ def test_a_saved_model_loads_where_allranks_is_not(tmp_path: Path, suffix: str) 
     if R > 0:
         return  # as in a script, one rank saves
     model = dense_model()
-    model.compile(hvd.DistributedOptimizer(Adam(0.01)), "mse")
+    model.compile(hvd.DistributedOptimizer(Adam(0.01)), keras.losses.MeanSquaredError())
     model.optimizer.build(model.trainable_variables)
     model.optimizer.iterations.assign_add(1)
     saved, told = tmp_path / f"model{suffix}", tmp_path / "told.npy"
