@@ -132,11 +132,6 @@ class Cluster:
         return self._connection
 
     @property
-    def busy(self) -> bool:
-        """Whether a cell is running."""
-        return self._running is not None
-
-    @property
     def hellos(self) -> dict[int, Hello]:
         """Who and where every rank is."""
         return dict(sorted(self._ranks.hellos.items()))

@@ -22,7 +22,7 @@ def mend() -> None:
     _fall_back(tf, tf.compat.v1)
     _fall_back(tf.train, tf.compat.v1.train)
     # ``import tensorflow.keras.backend`` may make another module than ``tf.keras.backend``.
-    imported = importlib.import_module("tensorflow.keras.backend")
+    imported: Any = importlib.import_module("tensorflow.keras.backend")
     for backend in (tf.keras.backend, imported, keras.backend):
         for name in _BACKEND:
             if not hasattr(backend, name) and hasattr(tf.keras.backend, name):
