@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -13,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from allranks.cluster import devices, launchers, source
-from allranks.cluster.connection import Answers, Connection
+from allranks.cluster.connection import Answers, CellRecord, Connection
+from allranks.cluster.crew import Crew
 from allranks.cluster.run import Run, View
 from allranks.cluster.status import RankStatus, read_status
 from allranks.errors import CellInterrupted, ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.ranks import label
-from allranks.records.telemetry import Telemetry
-from allranks.records.wire import Answer, Hello, Interrupt, Output, Reply, RunCell
+from allranks.records.wire import Answer, Hello, Interrupt, Output, Result, RunCell
 from allranks.widgets import text_view
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Cluster:
         self._connection: Connection | None = None
         self._client: ipyparallel.Client | None = None
         self._running: Run | None = None
+        self._crew: Crew | None = None
         self._cells = 0
         self._epoch = 0
         self._dirty = False
@@ -206,10 +208,7 @@ class Cluster:
             late = [notice, *(entry for batch in batches for entry in batch.entries)]
             view.output(Output(rank, 0, tuple(late), 0, 0, 0))
         self._late.clear()
-        if self._dirty:
-            self._epoch += 1
-            self.ask(requests.RENEW, {"epoch": self._epoch})
-            self._dirty = False
+        self._renew()
         self._cells += 1
         cell = RunCell(
             cell=self._cells,
@@ -223,6 +222,13 @@ class Cluster:
         self._running = Run(cell.cell, chosen, self.size, view, timeout)
         self._ranks.send(chosen, cell, *([call] if call else []))
         return self._running
+
+    def _renew(self) -> None:
+        """Moves the ranks to a fresh communicator where a cell has left the old one unusable."""
+        if self._dirty:
+            self._epoch += 1
+            self.ask(requests.RENEW, {"epoch": self._epoch})
+            self._dirty = False
 
     def wait(self, run: Run) -> Run:
         """Shows a cell's output until all its ranks have left it; returns it if all went well.
@@ -291,11 +297,7 @@ class Cluster:
         if run.presses == 1:
             self._send_interrupt(run)
             return
-        self.lost_because = (
-            f"interrupted twice: {label(run.pending)} did not settle, so all {self.size} ranks "
-            "were ended and their variables are lost. The next cell starts a fresh cluster."
-        )
-        self._take_down("lost")
+        self.give_up(stubborn(run.pending, self.size))
 
     def _send_interrupt(self, run: Run) -> None:
         self._ranks.send(run.pending, Interrupt(run.cell))
@@ -407,9 +409,44 @@ class Cluster:
             chosen = range(self.size) if ranks is None else ranks
             self._ranks.ask_soon(name, arguments, deliver, chosen)
 
-    def _of_cell(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:
+    # ── many small cells side by side ────────────────────────────────────────────────────────
+
+    @contextmanager
+    def crew(self, ranks_each: int) -> Iterator[Crew]:
+        """Within, members of an ensemble run side by side, each on ``ranks_each`` ranks in a row.
+
+        Raises:
+            ClusterLost: the ranks are gone; nothing was sent.
+        """
+        self.catch_up()
+        self._renew()
+        self.ask(requests.MEMBERS, {"ranks_each": ranks_each})
+        self._crew = Crew(self._ranks, self._cells, ranks_each)
+        try:
+            yield self._crew
+        finally:
+            self._cells = self._crew.cells
+            self._crew = None
+            if self.state == "running":
+                self._ranks.ask_soon(
+                    requests.MEMBERS, {"ranks_each": 0}, lambda _: None, range(self.size)
+                )
+
+    def mourn(self) -> str:
+        """Ranks died while a crew was at work: takes the rest down, returns what happened."""
+        return self._lose(None)
+
+    def give_up(self, why: str) -> None:
+        """Ends the ranks, which did not settle; their variables are lost."""
+        self.lost_because = why
+        self._take_down("lost")
+
+    def _of_cell(self, record: CellRecord, payloads: list[bytes]) -> None:
+        if self._crew is not None and self._crew.take(record, payloads):
+            return
         if self._running is not None and record.cell == self._running.cell:
-            self._running.take(record, payloads)
+            if not isinstance(record, Result):
+                self._running.take(record, payloads)
         elif isinstance(record, Output) and record.entries:
             self._late.append(record)
 
@@ -424,6 +461,14 @@ class Cluster:
                 run.view.output(Output(rank, run.cell, (["out", text],), 0, 0, 0))
         self.lost_because = self._ranks.loss(shown=run is not None)
         return self.lost_because
+
+
+def stubborn(pending: Iterable[int], size: int) -> str:
+    """Returns what is said when ranks were ended because they did not react to an interrupt."""
+    return (
+        f"interrupted twice: {label(pending)} did not settle, so all {size} ranks were ended and "
+        "their variables are lost. The next cell starts a fresh cluster."
+    )
 
 
 def _uncancel() -> None:

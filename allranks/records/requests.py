@@ -16,5 +16,7 @@ INSPECT = "inspect"
 """Describe the name in ``code`` at ``cursor``."""
 RENEW = "renew"
 """Move to a fresh communicator: every rank at once, with the new epoch's number."""
+MEMBERS = "members"
+"""Make ready to run members of ``ranks_each`` ranks: every rank at once; 0 ends that."""
 
 ANSWERED_WHILE_BUSY = frozenset({STATUS, STACK})
