@@ -9,7 +9,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
 from allranks.cluster import failures
@@ -34,7 +34,7 @@ from allranks.ensemble.store import Store
 from allranks.errors import CellFailed, CellInterrupted, ClusterLost, UsageError
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse
-from allranks.records.wire import Output, Result
+from allranks.records.wire import Output, Report, Result
 from allranks.widgets.dashboard.numbers import seconds
 from allranks.widgets.ensemble.view import EnsembleView
 
@@ -319,7 +319,7 @@ class Drive:
     def _ended(self, slot: Slot, member: Member) -> None:
         """All ranks of a member have left it."""
         replies = [slot.replies[rank] for rank in slot.ranks]
-        reports = [reply.report for reply in replies if reply.report is not None]
+        reports = _own(slot, [reply.report for reply in replies if reply.report is not None])
         why = self._why.pop(member.number, "")
         left = self._results.pop(slot.cell, None)
         slot.member = None
@@ -342,7 +342,13 @@ class Drive:
             member.error = failures.plain(failures.headline(reports, len(slot.ranks)))
             member.error = member.error.partition(": ")[2] or member.error
         if member.state == FAILED:
-            member.traceback = failures.describe(reports, slot.ranks)
+            own = slot.ranks if len(slot.ranks) == 1 else range(len(slot.ranks))
+            member.traceback = failures.describe(reports, own)
+            if len(slot.ranks) > 1:
+                member.traceback += (
+                    f"\n\n{label(range(len(slot.ranks)))} of member {member.number} are "
+                    f"{label(slot.ranks)} of the cluster."
+                )
         if member.state in ENDED:
             self._taken.append(member.seconds)
             self._keep(member, packed)
@@ -494,6 +500,15 @@ class Drive:
             if len(failed) == 1:
                 message = f"the only member failed: {first.error}"
             raise CellFailed(message, f"{message}\n\n{first.traceback}")
+
+
+def _own(slot: Slot, reports: Sequence[Report]) -> list[Report]:
+    """Returns reports with the ranks as the member counts them, as its own messages do.
+
+    Where it has one rank only, that is called by its number in the cluster.
+    """
+    first = slot.ranks[0] if len(slot.ranks) > 1 else 0
+    return [replace(report, rank=report.rank - first) for report in reports]
 
 
 def _between(low: float, high: float) -> str:

@@ -154,8 +154,8 @@ class Result:
     """What a member has left in ``result``; its :class:`Reply` follows.
 
     ``numbers`` holds every entry of it that is one number, by name; ``text`` says what it is.
-    The whole, ``nbytes`` as ``allranks.records.packing`` packs it, is payload frame 0; or it lies in
-    the shared memory that can be opened at ``address``.
+    The whole, ``nbytes`` as ``allranks.records.packing`` packs it, is payload frame 0; or it lies
+    in the shared memory that can be opened at ``address``.
     ``problem`` says why it cannot be had.
     """
 
@@ -184,19 +184,9 @@ Record = (
 _RECORDS: dict[str, type[Record]] = {
     cls.__name__: cls
     for cls in (
-        RunCell,
-        RunMember,
-        Interrupt,
-        Ask,
-        Hello,
-        Output,
-        Reply,
-        Result,
-        Answer,
-        Points,
-        Timings,
-        Pulse,
-    )  # fmt: skip
+        *(RunCell, RunMember, Interrupt, Ask),
+        *(Hello, Output, Reply, Result, Answer, Points, Timings, Pulse),
+    )
 }
 
 
