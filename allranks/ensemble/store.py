@@ -44,7 +44,7 @@ class Store:
         self.path = Path(path).expanduser().resolve()
         self.shown = path
         try:
-            self._open(_normal(source))
+            self._open(normal(source))
         except OSError as error:
             raise UsageError(
                 f"--store {path} cannot be written: {error}. Type another folder."
@@ -222,7 +222,7 @@ def _points(
     return told
 
 
-def _normal(source: str) -> str:
+def normal(source: str) -> str:
     """Returns a cell's source without what does not change what it does."""
     return "\n".join(line.rstrip() for line in source.strip("\n").splitlines())
 

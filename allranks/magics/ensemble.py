@@ -12,10 +12,10 @@ from allranks.cluster import source
 from allranks.ensemble.drive import Drive, Plan
 from allranks.ensemble.early import Early
 from allranks.ensemble.grid import Values
-from allranks.ensemble.member import FINISHED, STOPPED_EARLY, Member
+from allranks.ensemble.member import FINISHED, STOPPED_EARLY, WAITING, Member
 from allranks.ensemble.options import Options, check_size, parse
 from allranks.ensemble.runs import Runs
-from allranks.ensemble.store import Store, key_of
+from allranks.ensemble.store import Store, key_of, normal
 from allranks.errors import InvalidCell, UsageError
 from allranks.magics.awaiting import is_awaited
 from allranks.magics.options import Parser
@@ -115,12 +115,14 @@ class EnsembleMagics(Magics):
                     f"--retry-failed expected an ensemble in {options.name}, found none. "
                     "Run the cell without it first, or with the --store it was run with."
                 )
-            _keep_ended(members, before)
+            kept = _keep_ended(members, before)
+            if kept and normal(cell) != normal(before.source):
+                print(f"the cell has changed since {kept} members ended; they do not run again")
         return members
 
 
-def _keep_ended(members: Sequence[Member], before: Runs) -> None:
-    """Puts what has ended well in an earlier run in its place among the members."""
+def _keep_ended(members: Sequence[Member], before: Runs) -> int:
+    """Puts what has ended well in an earlier run in its place; returns how many have."""
     ended: dict[str, list[Member]] = {}
     for member in before:
         if member.state in (FINISHED, STOPPED_EARLY):
@@ -129,6 +131,7 @@ def _keep_ended(members: Sequence[Member], before: Runs) -> None:
         same = ended.get(key_of(member.values))
         if same:
             member.become(same.pop(0))
+    return sum(member.state != WAITING for member in members)
 
 
 def _act(runs: Runs, kind: str, what: Any) -> str:
