@@ -6,6 +6,7 @@ import builtins
 import json
 import os
 import pickle
+import sys
 from array import array
 
 import numpy as np
@@ -303,8 +304,19 @@ def test_the_table_tells_parameters_metrics_and_errors():
     assert runs[-1].result is None
     assert "0.7 ★" in repr(runs)
     assert "<b>" not in runs._repr_html_()
-    frame = pytest.importorskip("pandas", reason="pip install pandas") and runs.to_pandas()
+
+
+def test_the_table_is_a_pandas_table_where_there_is_pandas():
+    pytest.importorskip("pandas", reason="pip install pandas")
+    frame = table().to_pandas()
     assert list(frame["accuracy"][:3]) == [0.5, 0.6, 0.7]
+    assert frame.loc[3, "error"] == "ValueError: no"
+
+
+def test_without_pandas_it_is_said_what_to_use(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingDependency, match=r"pip install pandas, or use runs\.rows\(\)"):
+        table().to_pandas()
 
 
 def test_predictions_are_gathered_averaged_and_voted():
