@@ -50,6 +50,9 @@ def test_a_list_of_dictionaries_from_the_notebook_and_a_random_search(notebook):
     notebook.run("configs = [dict(kind='a', f=abs), dict(kind='b', f=lambda x: x + 1)]")
     run(notebook, "configs x=-3,4", "result = f(x)")
     assert value(notebook, "[m.result for m in runs]") == "[3, 4, -2, 5]"
+    notebook.run("rates = [0.5, 0.25]")
+    run(notebook, "lr={rates}", "result = 2 * lr")
+    assert value(notebook, "[m.result for m in runs]") == "[1.0, 0.5]"
     run(notebook, "lr=log:1e-4:1e-1 --random 6 --seed 2 -o drawn", "result = lr")
     assert (
         value(notebook, "all(1e-4 <= m.result <= 1e-1 for m in drawn), len(drawn)") == "(True, 6)"

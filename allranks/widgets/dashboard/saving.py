@@ -23,7 +23,8 @@ def save(figures: Figures, logs: Logs) -> str:
         folder.mkdir(exist_ok=True)
         with (folder / "curves.csv").open("w", newline="") as file:
             rows = csv.writer(file)
-            rows.writerow(["name", figures.noun, "member", "step", "value"])
+            second = "rank" if figures.noun == "member" else "member"
+            rows.writerow(["name", figures.noun, second, "step", "value"])
             for key, series in sorted(figures.curves.series.items(), key=lambda pair: pair[0]):
                 for step, value in zip(series.steps, series.values, strict=True):
                     rows.writerow([*key, step, value])
