@@ -29,7 +29,7 @@ from allranks.ensemble.store import Store
 from allranks.errors import UsageError
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse
-from allranks.records.wire import Output, Report, Result
+from allranks.records.wire import Output, Reply, Report, Result
 from allranks.widgets.dashboard.numbers import seconds
 from allranks.widgets.ensemble.view import EnsembleView
 
@@ -101,7 +101,7 @@ class Ledger:
         elif isinstance(record, Result):
             if record.rank == slot.ranks[0]:
                 self._results[slot.cell] = record, payloads
-        elif len(slot.replies) == len(slot.ranks):
+        elif isinstance(record, Reply) and len(slot.replies) == len(slot.ranks):
             self._ended(crew, slot, member)
 
     def _logged(
@@ -190,13 +190,17 @@ class Ledger:
         try:
             if self._store is not None:
                 self._store.write(member, packed)
-            elif len(packed):
-                member.place = self._arena.put(packed)
         except UsageError as error:
             self.problem = error
-            member.place = self._arena.put(packed) if len(packed) else None
+        try:
+            if member.place is None and len(packed):
+                member.place = self._arena.put(packed)
         except OSError as error:
-            self.problem = UsageError(f"a result of {len(packed):,} bytes cannot be kept: {error}")
+            member.problem = f"its {len(packed):,} bytes could not be kept ({error})"
+            self.problem = self.problem or UsageError(
+                f"the result of member {member.number} could not be kept: {error}. "
+                "Make room, or leave less in it."
+            )
         if self.problem is None and self._early is not None:
             self._early.ended(
                 member.number,

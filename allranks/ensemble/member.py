@@ -98,7 +98,7 @@ class Member:
         """
         if self.problem:
             raise UsageError(
-                f"expected a result that can be pickled, found in member {self.number}: "
+                f"expected a result that can be sent and kept, found in member {self.number}: "
                 f"{self.problem}. Leave arrays and plain values in it, as model.get_weights()."
             )
         return self.place.load() if self.place is not None else None

@@ -233,7 +233,7 @@ def test_large_results_leave_no_file_and_their_memory_goes_with_the_table(notebo
     notebook.run("%%ensemble x=0:8\nimport numpy as np\nresult = np.ones(1_000_000)")
     size = (
         "sum(os.stat(f'/proc/self/fd/{fd}').st_size for fd in os.listdir('/proc/self/fd') "
-        "if 'allranks-results' in os.readlink(f'/proc/self/fd/{fd}'))"
+        "if 'allranks-results' in os.path.realpath(f'/proc/self/fd/{fd}'))"
     )
     notebook.run("import gc, os, psutil")
     before = int(notebook.value("psutil.Process().memory_info().rss"))

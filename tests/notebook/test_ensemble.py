@@ -190,7 +190,7 @@ def test_a_result_that_cannot_be_pickled_says_so_when_it_is_asked_for(notebook):
     assert value(notebook, "runs[0].metrics") == "{'n': 3}"
     cell = notebook.run("runs[0].result")
     assert cell.error_name == "UsageError"
-    assert "expected a result that can be pickled, found in member 0" in cell.error_value
+    assert "expected a result that can be sent and kept, found in member 0" in cell.error_value
 
 
 def test_values_that_cannot_be_sent_fail_their_member_only(notebook):
