@@ -30,7 +30,7 @@ def forward(inputs):
     scores = np.exp(hidden @ w2 - (hidden @ w2).max(axis=1, keepdims=True))
     return hidden, scores / scores.sum(axis=1, keepdims=True)
 
-for step in range(40):
+for step in range(30):
     for batch in np.array_split(rng.permutation(1200), 12):
         hidden, p = forward(x[batch])
         slope = (p - one_hot[batch]) / len(batch)
@@ -58,7 +58,7 @@ def sweep(lab, server):
     """Starts the sweep on four ranks and returns once it runs."""
     pytest.importorskip("sklearn", reason="scikit-learn is missing: pip install scikit-learn")
 
-    def start(pause=0.03):
+    def start(pause=0.02):
         sources = ["%load_ext allranks\n%distributed start -n 4", SWEEP.format(pause=pause), AFTER]
         lab.open(server.add(new_notebook(cells=[new_code_cell(source) for source in sources])))
         lab.run_cell(0)
@@ -88,7 +88,7 @@ def wait_for_finished(lab, count, timeout=60):
     )
 
 
-def picture_of_panel(lab, name, theme="JupyterLab Light"):
+def picture_of(lab, what, name, theme="JupyterLab Light"):
     lab.page.evaluate(
         "theme => jupyterapp.commands.execute('apputils:change-theme', { theme })", theme
     )
@@ -97,8 +97,7 @@ def picture_of_panel(lab, name, theme="JupyterLab Light"):
         "light => document.body.dataset.jpThemeLight === light", arg=light, timeout=20_000
     )
     lab.page.wait_for_timeout(600)
-    panel = lab.output(1).locator(".ar-dashboard")
-    panel.screenshot(path=PICTURES / name)
+    lab.output(1).locator(what).screenshot(path=PICTURES / name)
 
 
 def test_a_sweep_of_24_digit_models_is_seen_while_it_runs_and_after_it(sweep, lab):
@@ -116,7 +115,7 @@ def test_a_sweep_of_24_digit_models_is_seen_while_it_runs_and_after_it(sweep, la
             "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v > 0)"
         )
     expect(lab.output(1).locator(".ar-tile").first).to_contain_text("member")
-    picture_of_panel(lab, "ensemble-light.png")
+    picture_of(lab, ".ar-dashboard", "ensemble-light.png")
 
     # A member that is chosen stands out in the curves.
     table.nth(2).locator(".ar-choose").click()
@@ -125,7 +124,7 @@ def test_a_sweep_of_24_digit_models_is_seen_while_it_runs_and_after_it(sweep, la
     for _ in range(2):
         lab.output(1).get_by_role("button", name="accuracy").click()
     expect(table.first).to_have_class(re.compile("ar-best"))
-    picture_of_panel(lab, "ensemble-dark.png", "JupyterLab Dark")
+    picture_of(lab, ".ar-dashboard", "ensemble-dark.png", "JupyterLab Dark")
 
     lab.wait_idle(180)
     assert lab.output(1).locator(".ar-dashboard").count() == 0
@@ -136,7 +135,7 @@ def test_a_sweep_of_24_digit_models_is_seen_while_it_runs_and_after_it(sweep, la
     lab.run_cell(2)
     lab.wait_idle()
     assert lab.outputs_text(2).splitlines() == ["24 True (64, 32)", "(24, 597, 10) True"]
-    lab.picture_of(1, PICTURES / "ensemble-still-dark.png")
+    picture_of(lab, ".allranks-still", "ensemble-still.png")
     assert lab.complaints == []
 
     saved = lab.save()

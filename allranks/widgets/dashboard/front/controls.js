@@ -46,7 +46,8 @@ class Controls {
     const elapsed = Math.max(0, Math.floor((Date.now() - this.data.began) / 1000));
     const who = this.data.members.size ? this.data.ensemble.said
       : `${formatRanks([...this.data.ranks.keys()])}: ${said}`;
-    put(this.status, `${who}, ${formatSeconds(elapsed || 0).replace("0 µs", "0 s")}`
+    const took = formatSeconds(elapsed || 0).replace("0 µs", "0 s");
+    put(this.status, (this.data.members.size ? `${who} · ${took} so far` : `${who}, ${took}`)
       + (this.data.saved ? ` · ${this.data.saved}` : ""));
     if (this.asked && this.data.where.size) this.drawStacks();
   }
