@@ -16,6 +16,7 @@ import cloudpickle
 from allranks.cluster import devices, launchers, source
 from allranks.cluster.connection import Answers, CellRecord, Connection
 from allranks.cluster.crew import Crew
+from allranks.cluster.inbox import Pressed
 from allranks.cluster.run import Run, View
 from allranks.cluster.status import RankStatus, read_status
 from allranks.errors import CellInterrupted, ClusterLost, UsageError
@@ -197,9 +198,11 @@ class Cluster:
         Raises:
             SyntaxError: the source cannot be compiled; nothing was sent.
             ClusterLost: the ranks are gone; nothing was sent.
+            UsageError: they run an ensemble.
         """
         if call is None:
             source.check(text)
+        self._check_idle()
         chosen = tuple(range(self.size)) if ranks is None else tuple(sorted(set(ranks)))
         self.catch_up()
         view = view or text_view(chosen, self.log_dir)
@@ -222,6 +225,14 @@ class Cluster:
         self._running = Run(cell.cell, chosen, self.size, view, timeout)
         self._ranks.send(chosen, cell, *([call] if call else []))
         return self._running
+
+    def _check_idle(self) -> None:
+        """Raises where the event loop of an awaited ensemble is used to run a cell beside it."""
+        if self._crew is not None:
+            raise UsageError(
+                "expected idle ranks, found them running an ensemble. Wait for its end, or type: "
+                "runs.stop()"
+            )
 
     def _renew(self) -> None:
         """Moves the ranks to a fresh communicator where a cell has left the old one unusable."""
@@ -303,7 +314,10 @@ class Cluster:
         self._ranks.send(run.pending, Interrupt(run.cell))
 
     def interrupt(self) -> bool:
-        """Interrupts the cell that is running; returns whether one was."""
+        """Interrupts the cell, or the ensemble, that is running; returns whether one was."""
+        if self._crew is not None:
+            self._ranks.inbox.put(Pressed())
+            return True
         if self._running is None:
             return False
         self.press(self._running)
@@ -381,7 +395,7 @@ class Cluster:
         """Handles what has come while nobody waited; returns whether the ranks are up."""
         if self.state == "running":
             self._ranks.step(0)
-            if self._ranks.ends and self._running is None:
+            if self._ranks.ends and self._running is None and self._crew is None:
                 self._lose(None)
         return self.state == "running"
 
@@ -417,8 +431,10 @@ class Cluster:
 
         Raises:
             ClusterLost: the ranks are gone; nothing was sent.
+            UsageError: they run another ensemble.
         """
         self.catch_up()
+        self._check_idle()
         self._renew()
         self.ask(requests.MEMBERS, {"ranks_each": ranks_each})
         self._crew = Crew(self._ranks, self._cells, ranks_each)

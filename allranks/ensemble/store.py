@@ -179,9 +179,12 @@ class Store:
             write(descriptor, head)
             write(descriptor, packed)
             os.fsync(descriptor)
+            os.replace(beside, path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
         finally:
             os.close(descriptor)
-        os.replace(beside, path)
 
     def _path(self, member: Member) -> Path:
         if member.number not in self._names:

@@ -228,17 +228,40 @@ def test_a_store_that_is_full_stops_the_ensemble_and_says_so(notebook, tmp_path)
     assert notebook.value("[m.result.sum() > 0 for m in runs].count(True)") == "14"
 
 
+def test_while_an_ensemble_runs_no_cell_can_be_run_beside_it(notebook):
+    notebook.run("""
+import asyncio
+said = []
+async def meddle():
+    await asyncio.sleep(0.5)
+    cluster = get_ipython().magics_manager.registry["DistributedMagics"].session.running
+    for act in (lambda: cluster.run("1 + 1"), cluster.interrupt):
+        try:
+            said.append(act())
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+task = asyncio.ensure_future(meddle())
+""")
+    cell = notebook.run("%%ensemble x=0:8\nimport time; time.sleep(0.5)")
+    assert cell.error_name == "CellInterrupted"
+    refused, interrupted = notebook.run("print(*said, sep='\\n')").stdout.splitlines()
+    assert refused.startswith("UsageError: expected idle ranks, found them running an ensemble")
+    assert interrupted == "True"
+
+
 def test_large_results_leave_no_file_and_their_memory_goes_with_the_table(notebook):
     # Held by the notebook outside its own memory, and by nobody once the table is gone.
-    notebook.run("%%ensemble x=0:8\nimport numpy as np\nresult = np.ones(1_000_000)")
     size = (
         "sum(os.stat(f'/proc/self/fd/{fd}').st_size for fd in os.listdir('/proc/self/fd') "
         "if 'allranks-results' in os.path.realpath(f'/proc/self/fd/{fd}'))"
     )
-    notebook.run("import gc, os, psutil")
-    before = int(notebook.value("psutil.Process().memory_info().rss"))
-    assert int(notebook.value(size)) >= 64_000_000
+    forget = "runs = None\n%reset -f out\ngc.collect()"
+    notebook.run(f"import gc, os, psutil\n{forget}")
+    before = int(notebook.value(size))
+    notebook.run("%%ensemble x=0:8 -o runs\nimport numpy as np\nresult = np.ones(1_000_000)")
+    used = int(notebook.value("psutil.Process().memory_info().rss"))
+    assert int(notebook.value(size)) - before >= 64_000_000
     assert notebook.value("sum(m.result.sum() for m in runs)") == "np.float64(8000000.0)"
-    assert int(notebook.value("psutil.Process().memory_info().rss")) - before < 60_000_000
-    notebook.run("del runs\n%reset -f out\ngc.collect()")
-    assert int(notebook.value(size)) == 0
+    assert int(notebook.value("psutil.Process().memory_info().rss")) - used < 60_000_000
+    notebook.run(forget)
+    assert int(notebook.value(size)) == before
