@@ -436,8 +436,11 @@ class Cluster:
         self.catch_up()
         self._check_idle()
         self._renew()
-        self.ask(requests.MEMBERS, {"ranks_each": ranks_each})
+        answers = self.ask(requests.MEMBERS, {"ranks_each": ranks_each})
         self._crew = Crew(self._ranks, self._cells, ranks_each)
+        for slot in self._crew.slots:
+            slot.epoch = max(answers[rank][0]["epoch"] for rank in slot.ranks)
+            slot.dirty = any(answers[rank][0]["dirty"] for rank in slot.ranks)
         try:
             yield self._crew
         finally:

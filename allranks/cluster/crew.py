@@ -18,12 +18,17 @@ from allranks.records.wire import Interrupt, Reply, RunMember
 
 @dataclass
 class Slot:
-    """Some ranks in a row, and the member that they run now, if they do."""
+    """Some ranks in a row, and the member that they run now, if they do.
+
+    ``epoch`` is that of the world that they are by themselves; where ``dirty``, the next member
+    must have another one.
+    """
 
     ranks: tuple[int, ...]
     member: int | None = None
     cell: int = 0
     epoch: int = 0
+    dirty: bool = False
     replies: dict[int, Reply] = field(default_factory=dict)
 
 
@@ -78,7 +83,8 @@ class Crew:
             payload = cloudpickle.dumps(values, protocol=5)
         except Exception as error:
             raise UsageError(f"{', '.join(values)} cannot be sent to a rank: {error}") from error
-        slot.epoch += any(reply.dirty for reply in slot.replies.values())
+        slot.epoch += slot.dirty
+        slot.dirty = False
         self.cells += 1
         slot.member, slot.cell, slot.replies = member, self.cells, {}
         record = RunMember(
@@ -105,6 +111,7 @@ class Crew:
             if slot.member is not None and slot.cell == record.cell:
                 if isinstance(record, Reply):
                     slot.replies[record.rank] = record
+                    slot.dirty = slot.dirty or record.dirty
                 self.deliver(self, slot, record, payloads)
                 return True
         return False

@@ -44,14 +44,21 @@ class MemberRunner:
         self._worlds: dict[int, World] = {}
         self._left: Segment | None = None
 
-    def make_ready(self, ranks_each: int) -> None:
+    def make_ready(self, ranks_each: int) -> dict[str, Any]:
         """Members of so many ranks can run; with 0, nothing is kept of those that have run.
 
-        Collective over all ranks where it is more than 1.
+        Returns:
+            The epoch that this rank's world of so many is in, and whether it needs another one.
+
+        Collective over all ranks where ``ranks_each`` is more than 1.
         """
         self._forget()
-        if ranks_each and ranks_each not in self._worlds:
+        if not ranks_each:
+            return {}
+        if ranks_each not in self._worlds:
             self._worlds[ranks_each] = divided.divide(ranks_each)
+        part = self._worlds[ranks_each]
+        return {"epoch": part.epoch, "dirty": part.dirty or part.pending > 0}
 
     async def run(
         self, member: RunMember, payloads: list[bytes]
@@ -73,6 +80,7 @@ class MemberRunner:
         )
 
         def prepare() -> None:
+            # An interrupt is not heard yet: a renewal that one rank leaves strands the others.
             if member.epoch > collectives.epoch():
                 collectives.renew(member.epoch)
             names.update(namespace.place())

@@ -34,7 +34,7 @@ class Requests:
     """
 
     def __init__(
-        self, shell: InteractiveShell, rank: int, make_ready: Callable[[int], None]
+        self, shell: InteractiveShell, rank: int, make_ready: Callable[[int], dict[str, Any]]
     ) -> None:
         self.shell = shell
         self.rank = rank
@@ -67,8 +67,7 @@ class Requests:
             namespace.renew(self.shell.user_ns, old)
             return {}, []
         if name == requests.MEMBERS:
-            self._make_ready(arguments["ranks_each"])
-            return {}, []
+            return self._make_ready(arguments["ranks_each"]), []
         raise UsageError(f"a rank answers no request named {name!r}")
 
     def _status(self) -> dict[str, Any]:

@@ -17,6 +17,8 @@ INSPECT = "inspect"
 RENEW = "renew"
 """Move to a fresh communicator: every rank at once, with the new epoch's number."""
 MEMBERS = "members"
-"""Make ready to run members of ``ranks_each`` ranks: every rank at once; 0 ends that."""
+"""Make ready to run members of ``ranks_each`` ranks: every rank at once; 0 ends that.
+
+The answer has the epoch of the rank's part of the world, and whether it must be renewed."""
 
 ANSWERED_WHILE_BUSY = frozenset({STATUS, STACK})

@@ -131,6 +131,21 @@ result = float(allreduce(np.full(3, rank + 1.0), op=Sum)[0])
     assert notebook.run("%%distributed\nint(allreduce(rank, op=Sum))").text == "ranks 0–3 → 6\n"
 
 
+@pytest.mark.parametrize("each", [1, 2, 4])
+def test_a_member_that_leaves_a_collective_unfinished_spoils_no_later_ensemble(notebook, each):
+    left = """
+import numpy as np
+handle = allreduce_async(np.ones(3))
+if rank == 0: raise ValueError("left")
+synchronize(handle)
+"""
+    for _ in range(2):
+        notebook.run(f"%%ensemble x=0:8 --ranks-per-member {each}\n{left}")
+        assert value(notebook, "len(runs.failed)") == "8"
+        run(notebook, f"x=0:8 --ranks-per-member {each}", "result = float(allreduce(1.0, op=Sum))")
+        assert value(notebook, "{m.result for m in runs}") == f"{{{float(each)}}}"
+
+
 def test_a_member_that_fails_stops_no_other_and_runs_again_when_asked(notebook, tmp_path):
     flag = tmp_path / "mended"
     body = f"""
