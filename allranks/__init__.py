@@ -35,7 +35,7 @@ def __getattr__(name: str) -> Any:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Adds ``%%distributed`` and ``%distributed`` to IPython."""
+    """Adds ``%%distributed``, ``%distributed`` and ``%%ensemble`` to IPython."""
     from allranks.magics.extension import load
 
     load(shell)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from allranks.cluster import devices, launchers, source
-from allranks.cluster.connection import Answers, Connection
+from allranks.cluster.connection import Answers, CellRecord, Connection
+from allranks.cluster.crew import Crew
 from allranks.cluster.explaining import Aside, explain_here
+from allranks.cluster.inbox import Pressed
 from allranks.cluster.preload import check_preload
 from allranks.cluster.run import Run, View
 from allranks.cluster.status import RankStatus, read_status
@@ -22,8 +25,7 @@ from allranks.errors import CellInterrupted, ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.explained import Explained
 from allranks.records.ranks import label
-from allranks.records.telemetry import Telemetry
-from allranks.records.wire import Answer, Hello, Interrupt, Output, Reply, RunCell
+from allranks.records.wire import Answer, Hello, Interrupt, Output, Result, RunCell
 from allranks.widgets import text_view
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ class Cluster:
         self._connection: Connection | None = None
         self._client: ipyparallel.Client | None = None
         self._running: Run | None = None
+        self._crew: Crew | None = None
         self._cells = 0
         self._epoch = 0
         self._dirty = False
@@ -138,8 +141,8 @@ class Cluster:
 
     @property
     def busy(self) -> bool:
-        """Whether a cell or a function is under way."""
-        return self._running is not None
+        """Whether a cell, a function or an ensemble is under way."""
+        return self._running is not None or self._crew is not None
 
     @property
     def log_dir(self) -> str:
@@ -231,18 +234,17 @@ class Cluster:
         Raises:
             SyntaxError: the source cannot be compiled; nothing was sent.
             ClusterLost: the ranks are gone; nothing was sent.
+            UsageError: they run an ensemble.
         """
         if call is None:
             source.check(text)
+        self._check_idle()
         chosen = tuple(range(self.size)) if ranks is None else tuple(sorted(set(ranks)))
         self.catch_up()
         view = view or text_view(chosen, self.log_dir)
         if not isinstance(view, Aside):
             self._show_late(view)
-        if self._dirty:
-            self._epoch += 1
-            self.ask(requests.RENEW, {"epoch": self._epoch})
-            self._dirty = False
+        self._renew()
         self._cells += 1
         cell = RunCell(
             cell=self._cells,
@@ -292,6 +294,21 @@ class Cluster:
             view=Aside(self._late.append),
         )
         return Explained.from_dict(told)
+
+    def _check_idle(self) -> None:
+        """Raises where the event loop of an awaited ensemble is used to run a cell beside it."""
+        if self._crew is not None:
+            raise UsageError(
+                "expected idle ranks, found them running an ensemble. Wait for its end, or type: "
+                "runs.stop()"
+            )
+
+    def _renew(self) -> None:
+        """Moves the ranks to a fresh communicator where a cell has left the old one unusable."""
+        if self._dirty:
+            self._epoch += 1
+            self.ask(requests.RENEW, {"epoch": self._epoch})
+            self._dirty = False
 
     def wait(self, run: Run) -> Run:
         """Shows a cell's output until all its ranks have left it; returns it if all went well.
@@ -360,17 +377,16 @@ class Cluster:
         if run.presses == 1:
             self._send_interrupt(run)
             return
-        self.lost_because = (
-            f"interrupted twice: {label(run.pending)} did not settle, so all {self.size} ranks "
-            "were ended and their variables are lost. The next cell starts a fresh cluster."
-        )
-        self._take_down("lost")
+        self.give_up(stubborn(run.pending, self.size))
 
     def _send_interrupt(self, run: Run) -> None:
         self._ranks.send(run.pending, Interrupt(run.cell))
 
     def interrupt(self) -> bool:
-        """Interrupts the cell that is running; returns whether one was."""
+        """Interrupts the cell, or the ensemble, that is running; returns whether one was."""
+        if self._crew is not None:
+            self._ranks.inbox.put(Pressed())
+            return True
         if self._running is None:
             return False
         self.press(self._running)
@@ -448,7 +464,7 @@ class Cluster:
         """Handles what has come while nobody waited; returns whether the ranks are up."""
         if self.state == "running":
             self._ranks.step(0)
-            if self._ranks.ends and self._running is None:
+            if self._ranks.ends and self._running is None and self._crew is None:
                 self._lose(None)
         return self.state == "running"
 
@@ -476,9 +492,49 @@ class Cluster:
             chosen = range(self.size) if ranks is None else ranks
             self._ranks.ask_soon(name, arguments, deliver, chosen)
 
-    def _of_cell(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:
+    # ── many small cells side by side ────────────────────────────────────────────────────────
+
+    @contextmanager
+    def crew(self, ranks_each: int) -> Iterator[Crew]:
+        """Within, members of an ensemble run side by side, each on ``ranks_each`` ranks in a row.
+
+        Raises:
+            ClusterLost: the ranks are gone; nothing was sent.
+            UsageError: they run another ensemble.
+        """
+        self.catch_up()
+        self._check_idle()
+        self._renew()
+        answers = self.ask(requests.MEMBERS, {"ranks_each": ranks_each})
+        self._crew = Crew(self._ranks, self._cells, ranks_each)
+        for slot in self._crew.slots:
+            slot.epoch = max(answers[rank][0]["epoch"] for rank in slot.ranks)
+            slot.dirty = any(answers[rank][0]["dirty"] for rank in slot.ranks)
+        try:
+            yield self._crew
+        finally:
+            self._cells = self._crew.cells
+            self._crew = None
+            if self.state == "running":
+                self._ranks.ask_soon(
+                    requests.MEMBERS, {"ranks_each": 0}, lambda _: None, range(self.size)
+                )
+
+    def mourn(self) -> str:
+        """Ranks died while a crew was at work: takes the rest down, returns what happened."""
+        return self._lose(None)
+
+    def give_up(self, why: str) -> None:
+        """Ends the ranks, which did not settle; their variables are lost."""
+        self.lost_because = why
+        self._take_down("lost")
+
+    def _of_cell(self, record: CellRecord, payloads: list[bytes]) -> None:
+        if self._crew is not None and self._crew.take(record, payloads):
+            return
         if self._running is not None and record.cell == self._running.cell:
-            self._running.take(record, payloads)
+            if not isinstance(record, Result):
+                self._running.take(record, payloads)
         elif isinstance(record, Output) and record.entries:
             self._late.append(record)
 
@@ -493,6 +549,14 @@ class Cluster:
                 run.view.output(Output(rank, run.cell, (["out", text],), 0, 0, 0))
         self.lost_because = self._ranks.loss(shown=run is not None)
         return self.lost_because
+
+
+def stubborn(pending: Iterable[int], size: int) -> str:
+    """Returns what is said when ranks were ended because they did not react to an interrupt."""
+    return (
+        f"interrupted twice: {label(pending)} did not settle, so all {size} ranks were ended and "
+        "their variables are lost. The next cell starts a fresh cluster."
+    )
 
 
 def _uncancel() -> None:

@@ -18,14 +18,15 @@ from allranks.errors import ClusterLost, StartFailed, UsageError
 from allranks.records.config import NurseryConfig
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
-from allranks.records.wire import Answer, Ask, Hello, Output, Record, Reply
+from allranks.records.wire import Answer, Ask, Hello, Output, Record, Reply, Result
 
 _START_SECONDS = 60.0
 _ASK_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 
 Answers = dict[int, tuple[dict[str, Any], list[bytes]]]
-OfCell = Callable[[Output | Reply | Telemetry, list[bytes]], None]
+CellRecord = Output | Reply | Result | Telemetry
+OfCell = Callable[[CellRecord, list[bytes]], None]
 Deliver = Callable[[Answer], None]
 
 
@@ -190,7 +191,7 @@ class Connection:
                     self._answers[record.request][record.rank] = (record, event.payloads)
                 elif record.request in self._awaited:
                     self._awaited[record.request](record)
-            elif isinstance(record, Output | Reply | Points | Timings | Pulse):
+            elif isinstance(record, Output | Reply | Result | Points | Timings | Pulse):
                 if isinstance(record, Output) and record.log_nbytes:
                     self._offsets[record.rank] = record.log_nbytes
                 self._of_cell(record, event.payloads)

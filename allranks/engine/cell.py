@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, cast
 
@@ -47,6 +48,7 @@ class CellRunner:
         self._traceback: list[str] = []
         self._cell_file = ""
         self._number = 0
+        self._keeps_history = True
         self._hearing = 0
         self._interrupted_early = 0
         self._hearing_lock = threading.Lock()
@@ -85,8 +87,19 @@ class CellRunner:
             else:
                 self._interrupted_early = cell
 
-    async def run(self, cell: RunCell, payloads: list[bytes]) -> tuple[Reply, list[bytes]]:
-        """Returns the reply to a cell and its payloads; never raises."""
+    async def run(
+        self,
+        cell: RunCell,
+        payloads: list[bytes],
+        prepare: Callable[[], None] | None = None,
+    ) -> tuple[Reply, list[bytes]]:
+        """Returns the reply to a cell and its payloads; never raises.
+
+        Args:
+            cell: what to run.
+            payloads: instead of source, a pickled call.
+            prepare: called first, as a part of the cell; such a cell is not kept in ``In``.
+        """
         started = time.monotonic()
         self._traceback = []
         self._interrupts = 0
@@ -94,6 +107,9 @@ class CellRunner:
         collectives.scope.enter(cell.label, cell.ranks or None, cell.cell)
         try:
             self._number = cell.cell
+            self._keeps_history = prepare is None
+            if prepare is not None:
+                prepare()
             result = await (self._call(payloads[0]) if payloads else self._execute(cell.source))
             error = result.error_before_exec or result.error_in_exec
         except BaseException as outside:
@@ -140,11 +156,11 @@ class CellRunner:
             source, transformed_cell=transformed, preprocessing_exc_tuple=problem
         ):
             self._hear_interrupts()
-            return cast(ExecutionResult, shell.run_cell(source, store_history=True))
+            return cast(ExecutionResult, shell.run_cell(source, store_history=self._keeps_history))
         task = asyncio.ensure_future(
             shell.run_cell_async(
                 source,
-                store_history=True,
+                store_history=self._keeps_history,
                 transformed_cell=transformed,
                 preprocessing_exc_tuple=problem,
             )

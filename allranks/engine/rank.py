@@ -18,6 +18,7 @@ from allranks.engine import metrics, namespace
 from allranks.engine.cell import CellRunner, ignore_interrupt
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.ipengine import RankEngine
+from allranks.engine.member import MemberRunner
 from allranks.engine.requests import Requests
 from allranks.engine.telemetry import Teller
 from allranks.engine.transcript import Transcript
@@ -26,7 +27,7 @@ from allranks.errors import UsageError
 from allranks.horovod import alias, tensorflow1
 from allranks.records.config import NurseryConfig
 from allranks.records.requests import ANSWERED_WHILE_BUSY
-from allranks.records.wire import Answer, Ask, Hello, Interrupt, Record, RunCell
+from allranks.records.wire import Answer, Ask, Hello, Interrupt, Record, RunCell, RunMember
 
 QUIET = "3"
 """TensorFlow looks for CUDA where there is none, and says so at length: only fatal errors show."""
@@ -96,7 +97,8 @@ class Rank:
         shell.user_ns.update(namespace.names(self.device))
         self._loop = asyncio.get_running_loop()
         self._runner = CellRunner(shell, self.rank, self.device)
-        self._requests = Requests(shell, self.rank)
+        self._members = MemberRunner(shell, self._runner, self.rank)
+        self._requests = Requests(shell, self.rank, self._members.make_ready)
         signal.signal(signal.SIGINT, ignore_interrupt)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self.wire.start()
@@ -120,7 +122,7 @@ class Rank:
 
     def _receive(self, record: Record, payloads: list[bytes]) -> None:
         """Takes a command in the wire's thread; what needs the main thread goes there."""
-        if isinstance(record, RunCell):
+        if isinstance(record, RunCell | RunMember):
             self._loop.call_soon_threadsafe(self._start_cell, record, payloads)
         elif isinstance(record, Interrupt):
             self._runner.interrupt(record.cell)
@@ -132,16 +134,23 @@ class Rank:
             else:
                 self._loop.call_soon_threadsafe(self._answer, record, payloads)
 
-    def _start_cell(self, cell: RunCell, payloads: list[bytes]) -> None:
+    def _start_cell(self, cell: RunCell | RunMember, payloads: list[bytes]) -> None:
         self._task = asyncio.ensure_future(self._run_cell(cell, payloads))
 
-    async def _run_cell(self, cell: RunCell, payloads: list[bytes]) -> None:
+    async def _run_cell(self, cell: RunCell | RunMember, payloads: list[bytes]) -> None:
         self.wire.begin_cell(cell.cell, cell.limit_nbytes)
         self._requests.busy = True
-        reply, value = await self._runner.run(cell, payloads)
+        result = None
+        if isinstance(cell, RunMember):
+            reply, result, value = await self._members.run(cell, payloads)
+        else:
+            reply, value = await self._runner.run(cell, payloads)
         self._requests.busy = False
         self.wire.send_output(final=True)
         self.wire.busy = False
+        if result is not None:
+            self.wire.send(result, *value)
+            value = []
         self.wire.send(reply, *value)
 
     def _answer(self, ask: Ask, payloads: list[bytes]) -> None:

@@ -42,16 +42,17 @@ class CommandOptions:
     names: list[str] = field(default_factory=list)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Raises instead of ending the notebook's kernel."""
 
     def error(self, message: str) -> NoReturn:
+        """Raises what the arguments are found to be."""
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())
         raise UsageError(f"{message}. Expected: {usage}")
 
 
-def _parser(program: str) -> _Parser:
-    parser = _Parser(prog=program, add_help=False, allow_abbrev=False)
+def _parser(program: str) -> Parser:
+    parser = Parser(prog=program, add_help=False, allow_abbrev=False)
     parser.add_argument("-n", type=int)
     parser.add_argument("-r", "--ranks", metavar="RANKS")
     parser.add_argument("--gpus")

@@ -26,7 +26,7 @@ def text_view(
         log_dir: where their logs are, for the line that says what is not shown.
         fold: whether identical output of several ranks is shown once.
     """
-    if _in_notebook():
+    if in_notebook():
         from allranks.widgets.notebook import NotebookView
 
         return NotebookView(ranks, log_dir, fold)
@@ -51,7 +51,7 @@ def cell_view(
     log_dir = os.path.dirname(hellos[0].log) if hellos else ""
     if mode == "plain":
         return text_view(ranks, log_dir, fold)
-    if _in_notebook():
+    if in_notebook():
         from allranks.widgets.dashboard.view import Dashboard
         from allranks.widgets.notebook import NotebookView
 
@@ -86,7 +86,8 @@ def ring(
     return show.ring(cluster, algorithm, ranks, size, values)
 
 
-def _in_notebook() -> bool:
+def in_notebook() -> bool:
+    """Whether this is a notebook's kernel, and no terminal."""
     from IPython.core.getipython import get_ipython
 
     return getattr(get_ipython(), "kernel", None) is not None

@@ -14,7 +14,7 @@ _LEFT = {"ok": "finished", "error": "failed", "interrupted": "interrupted", "los
 
 @dataclass
 class Tile:
-    """One rank. ``state`` is running, waiting, finished, failed, interrupted or lost."""
+    """One rank. ``state`` is running, waiting, idle, finished, failed, interrupted or lost."""
 
     rank: int
     host: str
@@ -27,6 +27,7 @@ class Tile:
     cpu_percent: int = -1
     gpu_nbytes: int = 0
     step: float | None = None
+    member: int | None = None
     gone: bool = False
 
 
@@ -54,6 +55,13 @@ class Tiles:
         if tile is not None and tile.step != step:
             tile.step = step
             self._changed.add(rank)
+
+    def works_on(self, rank: int, member: int | None) -> None:
+        """Takes in which member of an ensemble a rank runs now; None where it runs none."""
+        tile = self.tiles[rank]
+        tile.member, tile.state = member, "idle" if member is None else "running"
+        tile.activity, tile.line, tile.cpu_percent, tile.step = "", "", -1, None
+        self._changed.add(rank)
 
     def left(self, rank: int, status: str) -> None:
         """Takes in how a rank left the cell."""

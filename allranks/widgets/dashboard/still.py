@@ -27,9 +27,7 @@ def bundle(figures: Figures) -> dict[str, str]:
 def page(figures: Figures) -> str:
     """Returns the still picture as HTML."""
     body = f"<p><b>{escape(summary(figures))}</b></p>"
-    images = [image(picture, words) for picture, words in _pictures(figures)]
-    if images:
-        body += _legend(figures) + f"<div>{' '.join(images)}</div>"
+    body += images(figures)
     if figures.timings and straggler(figures.timings):
         body += f"<p>{escape(straggler(figures.timings))}</p>"
     found = tables(figures)
@@ -39,6 +37,12 @@ def page(figures: Figures) -> str:
     return f'<div class="allranks-still">{body}</div>'
 
 
+def images(figures: Figures) -> str:
+    """Returns the curves and bars as pictures, and whose colour is which."""
+    found = [image(picture, words) for picture, words in _pictures(figures)]
+    return _legend(figures) + f"<div>{' '.join(found)}</div>" if found else ""
+
+
 def _pictures(figures: Figures) -> list[tuple[str, str]]:
     curves = figures.curves
     names = curves.names[:_METRICS]
@@ -46,7 +50,7 @@ def _pictures(figures: Figures) -> list[tuple[str, str]]:
     points = int(max(20, min(400, _PICTURES_NBYTES / _POINT_NBYTES / lines)))
     found = []
     for name in names:
-        lasts = [f"rank {key.rank} {s.last[1]:.4g}" for key, s in curves.of(name).items()]
+        lasts = [f"{figures.noun} {key.rank} {s.last[1]:.4g}" for key, s in curves.of(name).items()]
         found.append((svg.curve(curves, name, points), f"{name}: {', '.join(lasts[: svg.MANY])}"))
     rows = figures.timings.by_rank()
     if rows:
@@ -63,7 +67,7 @@ def _legend(figures: Figures) -> str:
     for (rank, member), index in owners.items():
         colour = svg.COLOURS[index % len(svg.COLOURS)]
         mark = "■" if index < len(svg.COLOURS) else "▤"
-        name = escape(f"rank {rank} {member}".strip())
+        name = escape(f"{figures.noun} {rank} {member}".strip())
         parts.append(f'<span style="color: {colour}">{mark}</span> {name}')
     return f"<p>{' &nbsp; '.join(parts)}</p>"
 

@@ -35,7 +35,7 @@ def steps(frames: list[Frame]) -> Table:
     ]
     more = f"… {len(rows) - _LINES} more messages" if len(rows) > _LINES else ""
     head = ["round", "phase", "message", "chunk", "values"]
-    return Table("", head, rows[:_LINES], more, words=len(head))
+    return Table("", head, rows[:_LINES], more, words=tuple(range(len(head))))
 
 
 def text(told: Explained, frames: list[Frame]) -> str:
