@@ -22,9 +22,10 @@ from allranks.collectives.peers import PROCESS, Peers, Scope, State
 from allranks.collectives.recorder import Recorder
 from allranks.collectives.wait import Steps, drive
 from allranks.collectives.watch import Watch
-from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft
+from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, UsageError
 
 if TYPE_CHECKING:
+    from allranks.collectives.gpu.device import Device
     from allranks.collectives.mpi_side import MpiSide
     from allranks.collectives.watcher import Watcher
     from allranks.collectives.window import Window
@@ -50,6 +51,8 @@ class World:
         self.board = board
         self.peers = Peers(board)
         self.window: Window | None = None
+        self.gpu: Device | None = None
+        """This rank's GPU, from the first array on one on."""
         self.quarantine: list[Any] = []
         """Arrays of calls that were left: a peer may still write to them in this epoch."""
         self.scope: Scope = PROCESS
@@ -149,7 +152,7 @@ class World:
                 except StopIteration as end:
                     call.result = end.value
                     self.finish(call)
-                except CollectiveMismatch as error:
+                except (CollectiveMismatch, UsageError) as error:
                     call.error = error
                 call.done = True
                 group.queue.popleft()
@@ -193,7 +196,8 @@ class World:
 
     def fail(self, call: Call, error: BaseException) -> None:
         """Says on the board that this rank has left a collective, if it has."""
-        if isinstance(error, CollectiveMismatch) and not call.deadlock:
+        # A usage error that comes after all have agreed comes on all: the epoch is whole.
+        if isinstance(error, (CollectiveMismatch, UsageError)) and not call.deadlock:
             return
         if call.deadlock:
             self.spoil(call.deadlock, deadlock=True)
@@ -210,6 +214,8 @@ class World:
         if self.dirty:
             return
         self.dirty = True
+        for group in self.groups.values():
+            group.abandon()
         self._told.broken, self._told.broke = (self.epoch + 1) * 2 + int(deadlock), why
         if self.board is not None:
             self.board.write(fields.BROKE, why)
@@ -246,6 +252,8 @@ class World:
         if self._told.left >= fields.GONE:
             return
         self.failed = failed
+        for group in self.groups.values():
+            group.abandon()
         self.leave(reason, failed, where, gone=True)
 
     def begin(self) -> None:
@@ -284,6 +292,8 @@ class World:
         self._told.broken = 0
         if self.board is not None:
             self.board.put(fields.BROKEN, 0)
+        for group in self.groups.values():
+            group.abandon()
         # Groups that Split() and Dup() have made end with their epoch.
         self.groups = {n: group for n, group in self.groups.items() if n < FIRST_MADE}
         for _, group in sorted(self.groups.items()):
