@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -106,10 +106,16 @@ def take_none(kind: str, transport: str | None, device: str) -> Taken:
     return _in_host_memory([np.empty(0, np.uint8)], way)
 
 
-def copying(call: Call) -> AbstractContextManager[object]:
+@contextmanager
+def copying(call: Call) -> Iterator[None]:
     """Where a call's arrays are copied before they move: on a GPU, behind what made them."""
     gpu = call.group.world.gpu
-    return gpu.behind_caller(call) if call.spec.device and gpu is not None else nullcontext()
+    if not call.spec.device or gpu is None:
+        yield
+        return
+    with gpu.behind_caller(call) as stream:
+        yield
+        call.ready = gpu.event(stream)
 
 
 def _in_turn(first: Callable[[Array], Array], then: Restore) -> Restore:

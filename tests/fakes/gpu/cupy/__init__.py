@@ -36,7 +36,7 @@ def ascontiguousarray(a):
 
 
 def asnumpy(a):
-    return a.get()
+    return a.get() if isinstance(a, ndarray) else np.asarray(a)
 
 
 def from_dlpack(array):

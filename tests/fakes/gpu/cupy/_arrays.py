@@ -12,6 +12,12 @@ from cupy.cuda import _queue
 class _Device:
     id = 0
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *details):
+        return None
+
 
 class ndarray:
     """What is used of cupy.ndarray; anything else fails, as a real one may."""
