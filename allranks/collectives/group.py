@@ -55,8 +55,8 @@ class Group:
     def renew(self) -> None:
         """Starts a new epoch: order, counters and communicators."""
         self.sequence = 0
-        self.queue.clear()
         self.abandon()
+        self.queue.clear()
         if self.channel is not None:
             self.channel.renew(self.world.epoch)
         for name in [name for name in self.transports if name != "shared"]:
@@ -65,7 +65,7 @@ class Group:
     def abandon(self) -> None:
         """Leaves what is under way between GPUs."""
         if self.gpu is not None:
-            self.gpu.abandon()
+            self.gpu.abandon(self.queue)
             self.gpu = None
 
     @property

@@ -200,22 +200,24 @@ class World:
         if isinstance(error, (CollectiveMismatch, UsageError)) and not call.deadlock:
             return
         if call.deadlock:
-            self.spoil(call.deadlock, deadlock=True)
+            self.spoil(call.deadlock, call, deadlock=True)
         elif not call.posted:
             return
         elif isinstance(error, RankLeft):
-            self.spoil(f"has given up {call.spec.title} at {call.site}")
+            self.spoil(f"has given up {call.spec.title} at {call.site}", call)
         else:
-            self.spoil(f"has left {call.spec.title} at {call.site} ({type(error).__name__})")
+            self.spoil(f"has left {call.spec.title} at {call.site} ({type(error).__name__})", call)
         self.quarantine.append(call.held)
 
-    def spoil(self, why: str, *, deadlock: bool = False) -> None:
+    def spoil(self, why: str, call: Call | None = None, *, deadlock: bool = False) -> None:
         """This rank can take part in no further collective of this epoch."""
         if self.dirty:
             return
         self.dirty = True
         for group in self.groups.values():
             group.abandon()
+        if call is not None and call.spec.device and self.gpu is not None:
+            self.gpu.hold(call)
         self._told.broken, self._told.broke = (self.epoch + 1) * 2 + int(deadlock), why
         if self.board is not None:
             self.board.write(fields.BROKE, why)

@@ -1,6 +1,6 @@
 """The transports of GPUs between real ranks, on the FAKE cupy of tests/fakes: their logic alone.
 
-The contract suite is the one that the other transports pass; nothing here says anything about a GPU.
+The contract suite is the one that the other transports pass. Nothing here is said about a GPU.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """This rank's GPU: streams of its own for collectives, and waits that can be left. In every rank.
 
-Collectives run on a stream of their own, behind everything that the caller's stream held when the
+Collectives run on streams of their own, behind everything that the caller's stream held when the
 call was made. Results are allocated on the caller's stream, and their memory with it; what only a
-collective needs is allocated and used on the collectives' stream. So memory that is given back is
+collective needs is allocated and used on the collective's stream. So memory that is given back is
 never used again before the work on it is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +45,16 @@ class Device:
         self.number = number
         self.runtime = self.cupy.cuda.runtime
         with self.cupy.cuda.Device(number):
-            self.stream = self._new_stream()
+            self.packing = self._new_stream()
+            """Copies within the GPU, before arrays move."""
             self.down = self._new_stream()
             """Copies from the GPU."""
             self.up = self._new_stream()
             """Copies to the GPU: they run beside those from it."""
         self.blocks: dict[int, Array] = {}
         """Pinned memory, by the number of the group that stages its arrays there."""
+        self._streams: dict[int, Stream] = {}
+        self._held: list[tuple[list[Event], Call]] = []
 
     def _new_stream(self) -> Stream:
         stream: Stream = self.cupy.cuda.Stream(non_blocking=True)
@@ -68,8 +71,30 @@ class Device:
         raw = self.runtime.getDeviceProperties(self.number).get("uuid", b"")
         return Seat(host, bus, uuid_text(bytes(raw)), version, why)
 
+    def stream_of(self, group: int) -> Stream:
+        """The stream of a group's collectives.
+
+        Each group has one: on a common one, ranks that are in several groups and launch in
+        different orders would wait for each other.
+        """
+        stream = self._streams.get(group)
+        if stream is None:
+            with self.cupy.cuda.Device(self.number):
+                stream = self._streams[group] = self._new_stream()
+        return stream
+
+    def hold(self, call: Call) -> None:
+        """Keeps the arrays of a call that was left until nothing that it queued can touch them."""
+        events: list[Event] = []
+        streams = (self.packing, self.down, self.up, self.stream_of(call.group.number))
+        with suppress(RuntimeError), self.cupy.cuda.Device(self.number):
+            events = [self.event(stream) for stream in streams]
+        self._held.append((events, call))
+
     def mark(self) -> Event:
         """An event behind all that the caller's stream holds now."""
+        if self._held:
+            self._held = [it for it in self._held if not all(map(self.happened, it[0]))]
         event: Event = self.cupy.cuda.Event(disable_timing=True)
         event.record(self.cupy.cuda.get_current_stream())
         return event
@@ -80,7 +105,7 @@ class Device:
 
         Nothing may yield inside: the current stream is the whole thread's.
         """
-        stream = stream or self.stream
+        stream = stream or self.packing
         with self.cupy.cuda.Device(self.number):
             stream.wait_event(self.mark())
             if call.ready is not None:

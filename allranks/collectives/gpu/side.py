@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -79,10 +79,13 @@ class GpuSide:
         call.transport = name
         return way
 
-    def abandon(self) -> None:
-        """Leaves what is under way."""
+    def abandon(self, calls: Iterable[Call]) -> None:
+        """Leaves what is under way: these calls."""
         for way in self._ways.values():
             way.abandon()
+        if self.group.world.gpu is not None:
+            for call in calls:
+                self.group.world.gpu.hold(call)
 
 
 class OnGpu:

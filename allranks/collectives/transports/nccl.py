@@ -42,6 +42,7 @@ class Nccl:
     def __init__(self, group: Group, device: Device) -> None:
         self.group, self.device = group, device
         self.link = Link(group, device)
+        self.stream = device.stream_of(group.number)
 
     def abandon(self) -> None:
         """Ends what is under way on the GPU; nobody else has to be there."""
@@ -54,7 +55,7 @@ class Nccl:
         if form is None:
             yield from self._by_pieces(call, comm, source, out, how)
         elif source.size:
-            with self.device.behind_caller(call) as stream:
+            with self.device.behind_caller(call, self.stream) as stream:
                 ready, total = _prepare(source, out, how, form)
                 began = self._event(stream)
                 view = form.view(ready), form.view(total)
@@ -78,7 +79,7 @@ class Nccl:
             return
         if not source.size:
             return
-        with self.device.behind_caller(call) as stream:
+        with self.device.behind_caller(call, self.stream) as stream:
             ready, total = _prepare(source, out, how, form)
             view, into = form.view(ready), form.view(total)
             width = view.size // max(1, ready.size)
@@ -100,7 +101,7 @@ class Nccl:
         """ncclBroadcast of bytes, in place."""
         comm = yield from self.link.comm(call)
         if array.nbytes:
-            with self.device.behind_caller(call) as stream:
+            with self.device.behind_caller(call, self.stream) as stream:
                 began = self._event(stream)
                 at = array.data.ptr
                 comm.broadcast(at, at, array.nbytes, BYTES, root, stream.ptr)
@@ -118,7 +119,7 @@ class Nccl:
         pieces = cut(out, lengths) if reads else [out] * group.size
         if root < 0 and len(set(lengths)) == 1:
             if source.nbytes:
-                with self.device.behind_caller(call) as stream:
+                with self.device.behind_caller(call, self.stream) as stream:
                     began = self._event(stream)
                     comm.allGather(
                         source.data.ptr,
@@ -176,7 +177,7 @@ class Nccl:
     ) -> Steps[None]:
         """``out`` is this member's part of the reduction, all members' parts of it side by side."""
         size, me = self.group.size, self.group.me
-        with self.device.behind_caller(call):
+        with self.device.behind_caller(call, self.stream):
             ready = source
             if how.prescale != 1.0:
                 ready = np.empty_like(source)
@@ -187,7 +188,7 @@ class Nccl:
         mine = [ready[low:high] for low, high in pairwise(bounds)]
         yield from self._exchange(call, comm, list(enumerate(mine)), list(enumerate(theirs)))
         if count:
-            with self.device.behind_caller(call) as stream:
+            with self.device.behind_caller(call, self.stream) as stream:
                 how.combine(theirs, out)
                 done = self._event(stream)
             yield from self.device.wait(done, call, self.link.check)
@@ -199,7 +200,7 @@ class Nccl:
         me, nccl = self.group.me, load_nccl()
         out = {i: _bytes(piece) for i, piece in receives if piece.nbytes}
         ins = {i: _bytes(piece) for i, piece in sends if piece.nbytes}
-        with self.device.behind_caller(call) as stream:
+        with self.device.behind_caller(call, self.stream) as stream:
             began = self._event(stream)
             if me in out:
                 np.copyto(out.pop(me), ins.pop(me))

@@ -83,12 +83,14 @@ def progress():
 
 
 def finish():
-    """Does all that can be done; what waits for other ranks is given a while."""
+    """Does all that the current stream holds, and what it waits for."""
     end = time.monotonic() + 20
-    while any(stream._work for stream in _streams.values()):
+    while current()._work:
         if not any(stream._step() for stream in list(_streams.values())):
             if time.monotonic() > end:
-                raise RuntimeError("the fake's streams do not end: somebody waits for ever")
+                raise RuntimeError(
+                    "the current stream does not end: somebody waits for ever"
+                )
             time.sleep(1e-4)
 
 
