@@ -46,15 +46,22 @@ class Cluster:
         n: the number of ranks; by default one a visible GPU, else 2 to 4 by this machine's cores.
         gpus: which GPUs to pin ranks to, as ``"0,2"`` or ``"none"``; by default all visible.
         launcher: the name of what starts the ranks.
+        exclusive: whether each rank needs a GPU of its own; by default they may share.
 
     Raises:
         UsageError: there cannot be so many ranks here, or such GPUs.
     """
 
     def __init__(
-        self, n: int | None = None, *, gpus: str | None = None, launcher: str = "local"
+        self,
+        n: int | None = None,
+        *,
+        gpus: str | None = None,
+        launcher: str = "local",
+        exclusive: bool = False,
     ) -> None:
         self.gpus = devices.choose(gpus)
+        self._pins = (devices.HIDDEN,) if gpus == "none" else tuple(g.uuid for g in self.gpus)
         self.size = default_size(self.gpus) if n is None else n
         most = most_ranks()
         if not 1 <= self.size <= most:
@@ -62,6 +69,8 @@ class Cluster:
                 f"expected between 1 and {most} ranks on this machine, found {self.size}. "
                 f"Type for example: %%distributed -n {min(4, most)}"
             )
+        if exclusive:
+            devices.check_exclusive(self.gpus, self.size)
         self.launcher = launchers.named(launcher)
         self.state = "new"
         self.lost_because = ""
@@ -72,6 +81,12 @@ class Cluster:
         self._epoch = 0
         self._dirty = False
         self._late: list[Output] = []
+
+    @property
+    def gpu_notices(self) -> list[str]:
+        """What a user should know about the ranks' GPUs: who shares one, which are not found."""
+        found = (devices.shared(self.gpus, self.size), devices.overlooked())
+        return [line for line in found if line]
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────
 
@@ -87,7 +102,7 @@ class Cluster:
         self.state = "starting"
         self._epoch, self._dirty, self._late = 0, False, []
         try:
-            self._connection = Connection(self.size, self.gpus, self.launcher, self._of_cell)
+            self._connection = Connection(self.size, self._pins, self.launcher, self._of_cell)
             self._connection.start()
         except BaseException:
             self._connection = None
@@ -473,7 +488,7 @@ def _uncancel() -> None:
         task.uncancel()
 
 
-def default_size(gpus: Sequence[str]) -> int:
+def default_size(gpus: Sequence[object]) -> int:
     """Returns one rank a GPU, or between 2 and 4 on a machine without."""
     return len(gpus) or max(2, min(4, os.cpu_count() or 1))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from allranks import collectives
 from allranks.collectives.totals import Totals
-from allranks.engine import metrics, namespace
+from allranks.engine import metrics, namespace, pinning
 from allranks.engine.cell import CellRunner, ignore_interrupt
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.ipengine import RankEngine
@@ -49,7 +49,8 @@ class Rank:
         self._config = config
         self._connection = connection
         self.rank = rank
-        self.device = _pin(config, rank)
+        self.local = pinning.local_rank(os.environ, rank)
+        self.device = _pin(config, self.local)
         self.transcript = Transcript(log_path(config, rank))
 
     def run(self) -> None:
@@ -67,6 +68,7 @@ class Rank:
                 "do not belong together. Check which mpiexec and which libmpi are in use."
             )
         collectives.on_notice(self._notice)
+        self._sharers = self._who_shares()
         self.wire = Wire(
             self.rank,
             self._config.commands_url,
@@ -89,7 +91,7 @@ class Rank:
         shell.set_hook("show_in_pager", _print_page, 1)
         shell.user_ns.update(namespace.names(self.device))
         self._loop = asyncio.get_running_loop()
-        self._runner = CellRunner(shell, self.rank, self.device)
+        self._runner = CellRunner(shell, self.rank, self.device, self._sharers)
         self._requests = Requests(shell, self.rank)
         signal.signal(signal.SIGINT, ignore_interrupt)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -108,6 +110,20 @@ class Rank:
                 log=self.transcript.path,
             )
         )
+
+    def _who_shares(self) -> dict[int, int]:
+        """The other ranks on this rank's GPU, by their pids. Collective, where GPUs are shared."""
+        devices, size = self._config.devices, self._config.size
+        if self.device == "cpu" or size <= len(devices):
+            return {}
+        from mpi4py import MPI
+
+        pids = MPI.COMM_WORLD.allgather((self.device, os.getpid()))
+        return {
+            pid: rank
+            for rank, (device, pid) in enumerate(pids)
+            if device == self.device and rank != self.rank
+        }
 
     def _notice(self, text: str) -> None:
         self.transcript.place(["notice", text])
@@ -157,17 +173,14 @@ def log_path(config: NurseryConfig, rank: int) -> str:
     return os.path.join(config.log_dir, f"rank-{rank}.log")
 
 
-def _pin(config: NurseryConfig, rank: int) -> str:
+def _pin(config: NurseryConfig, local: int) -> str:
     """Shows this process its own GPU only, before anything can open CUDA; returns its name."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // config.size)))
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    if not config.devices:
-        return "cpu"
-    device = config.devices[rank % len(config.devices)]
-    os.environ["CUDA_VISIBLE_DEVICES"] = device
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    return f"cuda:0 ({device})"
+    device, settings = pinning.pinning(config.devices, local, config.size)
+    pinning.apply(os.environ, settings)
+    return device
 
 
 def _library() -> str:

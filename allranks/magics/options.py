@@ -25,6 +25,7 @@ class CellOptions:
     timeout: float | None = None
     gpus: str | None = None
     on: str | None = None
+    exclusive: bool = False
     fold: bool = True
     view: str = "auto"
 
@@ -37,6 +38,7 @@ class CommandOptions:
     ranks: str | None = None
     gpus: str | None = None
     on: str | None = None
+    exclusive: bool = False
     names: list[str] = field(default_factory=list)
 
 
@@ -53,6 +55,7 @@ def _parser(program: str) -> _Parser:
     parser.add_argument("-n", type=int)
     parser.add_argument("-r", "--ranks", metavar="RANKS")
     parser.add_argument("--gpus")
+    parser.add_argument("--exclusive", action="store_true")
     parser.add_argument("--on", metavar="LAUNCHER")
     return parser
 
@@ -122,7 +125,9 @@ def _with_names_first(words: Sequence[str]) -> list[str]:
     options: list[str] = []
     rest = iter(words)
     for word in rest:
-        if word.startswith("-"):
+        if word == "--exclusive":
+            options.append(word)
+        elif word.startswith("-"):
             options += [word, *([value] if (value := next(rest, None)) is not None else [])]
         else:
             names.append(word)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from allranks.cluster import devices
 from allranks.cluster.cluster import Cluster
 from allranks.errors import UsageError
 from allranks.records.ranks import label
@@ -26,12 +27,18 @@ class Session:
         return cluster if cluster is not None and cluster.state == "running" else None
 
     def cluster(
-        self, n: int | None = None, gpus: str | None = None, launcher: str | None = None
+        self,
+        n: int | None = None,
+        gpus: str | None = None,
+        launcher: str | None = None,
+        *,
+        exclusive: bool = False,
     ) -> Cluster:
         """Returns the running cluster, started now if need be.
 
         Args:
             n, gpus, launcher: what the line asks for; None where it does not say.
+            exclusive: whether each rank must have a GPU of its own.
 
         Raises:
             UsageError: another number of ranks, other GPUs or another launcher are running.
@@ -39,19 +46,26 @@ class Session:
         running = self.running
         if running is not None and running.is_up():
             self._check(running, n, gpus, launcher)
+            if exclusive:
+                devices.check_exclusive(running.gpus, running.size)
             return running
         if running is not None:
             print(running.lost_because.splitlines()[0])
         lost = self._cluster is not None and self._cluster.state == "lost"
         before = self._asked
         cluster = Cluster(
-            before[0] if n is None else n, gpus=gpus or before[1], launcher=launcher or before[2]
+            before[0] if n is None else n,
+            gpus=gpus or before[1],
+            launcher=launcher or before[2],
+            exclusive=exclusive,
         )
         # What was asked for holds until it is stopped: after a start that failed, or a loss, too.
         self._asked = (cluster.size, gpus or before[1], launcher or before[2])
         started = time.monotonic()
         self._cluster = cluster.start()
         print(start_line(cluster, time.monotonic() - started, again=lost))
+        for line in cluster.gpu_notices:
+            print(line)
         return cluster
 
     def _check(
@@ -72,15 +86,20 @@ class Session:
                 )
 
     def restart(
-        self, n: int | None = None, gpus: str | None = None, launcher: str | None = None
+        self,
+        n: int | None = None,
+        gpus: str | None = None,
+        launcher: str | None = None,
+        *,
+        exclusive: bool = False,
     ) -> None:
         """Ends the ranks and starts others, of the same kind where nothing else is asked."""
         asked = self._asked
         size = asked[0] if n is None else n
         # Refuses what cannot be started before anything is lost.
-        Cluster(size, gpus=gpus or asked[1], launcher=launcher or asked[2])
+        Cluster(size, gpus=gpus or asked[1], launcher=launcher or asked[2], exclusive=exclusive)
         self.stop()
-        self.cluster(size, gpus or asked[1], launcher or asked[2])
+        self.cluster(size, gpus or asked[1], launcher or asked[2], exclusive=exclusive)
 
     def stop(self) -> bool:
         """Ends the ranks; returns whether there were any."""
@@ -96,9 +115,9 @@ def start_line(cluster: Cluster, seconds: float, again: bool = False) -> str:
     hellos = list(cluster.hellos.values())
     hosts = ", ".join(sorted({hello.host for hello in hellos}))
     gpus = sorted({hello.device for hello in hellos} - {"cpu"})
-    devices = f"{len(gpus)} GPUs" if gpus else "CPU"
+    where = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}" if gpus else "CPU"
     what = "started again" if again else "started"
     return (
-        f"allranks {what} {label(range(cluster.size))} on {hosts} ({devices}, {hellos[0].mpi}) in "
+        f"allranks {what} {label(range(cluster.size))} on {hosts} ({where}, {hellos[0].mpi}) in "
         f"{seconds:.1f} s. Each has: {_NAMES}"
     )

@@ -88,9 +88,7 @@ def finish():
     while current()._work:
         if not any(stream._step() for stream in list(_streams.values())):
             if time.monotonic() > end:
-                raise RuntimeError(
-                    "the current stream does not end: somebody waits for ever"
-                )
+                raise RuntimeError("the current stream does not end: somebody waits for ever")
             time.sleep(1e-4)
 
 
