@@ -105,18 +105,14 @@ def _named(entry: str, found: Sequence[tuple[str, list[str]]]) -> str | None:
         # The form of drivers before 470: the GPU's UUID, and two numbers.
         parent = entry.removeprefix("MIG-").partition("/")[0]
         return entry if any(gpu == parent and slices for gpu, slices in found) else None
+    if not entry.upper().startswith(("GPU-", "MIG-")):
+        return None
     every = [uuid for gpu, slices in found for uuid in (gpu, *slices)]
-    matching = [
-        uuid for uuid in every if entry.startswith(("GPU-", "MIG-")) and _begins(uuid, entry)
-    ]
+    matching = [uuid for uuid in every if uuid.lower().startswith(entry.lower())]
     if len(matching) != 1:
         return None
     cut = next((slices for gpu, slices in found if gpu == matching[0]), [])
     return cut[0] if cut else matching[0]
-
-
-def _begins(uuid: str, entry: str) -> bool:
-    return uuid.lower().startswith(entry.lower())
 
 
 def choose(gpus: str | None) -> tuple[Gpu, ...]:

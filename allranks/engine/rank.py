@@ -49,8 +49,7 @@ class Rank:
         self._config = config
         self._connection = connection
         self.rank = rank
-        self.local = pinning.local_rank(os.environ, rank)
-        self.device = _pin(config, self.local)
+        self.device = _pin(config, rank)
         self.transcript = Transcript(log_path(config, rank))
 
     def run(self) -> None:
@@ -114,15 +113,15 @@ class Rank:
     def _who_shares(self) -> dict[int, int]:
         """The other ranks on this rank's GPU, by their pids. Collective, where GPUs are shared."""
         devices, size = self._config.devices, self._config.size
-        if self.device == "cpu" or size <= len(devices):
+        if not devices or size <= len(devices):
             return {}
         from mpi4py import MPI
 
-        pids = MPI.COMM_WORLD.allgather((self.device, os.getpid()))
+        pids = MPI.COMM_WORLD.allgather((socket.gethostname(), self.device, os.getpid()))
         return {
             pid: rank
-            for rank, (device, pid) in enumerate(pids)
-            if device == self.device and rank != self.rank
+            for rank, (*where, pid) in enumerate(pids)
+            if where == [socket.gethostname(), self.device] and rank != self.rank
         }
 
     def _notice(self, text: str) -> None:
@@ -173,12 +172,13 @@ def log_path(config: NurseryConfig, rank: int) -> str:
     return os.path.join(config.log_dir, f"rank-{rank}.log")
 
 
-def _pin(config: NurseryConfig, local: int) -> str:
+def _pin(config: NurseryConfig, rank: int) -> str:
     """Shows this process its own GPU only, before anything can open CUDA; returns its name."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // config.size)))
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    device, settings = pinning.pinning(config.devices, local, config.size)
+    local, local_size = pinning.local_place(os.environ, rank, config.size)
+    device, settings = pinning.pinning(config.devices, local, local_size)
     pinning.apply(os.environ, settings)
     return device
 

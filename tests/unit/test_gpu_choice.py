@@ -5,16 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib import util
+from types import ModuleType
 
 import numpy as np
 import pytest
 
-from allranks.collectives.gpu import place, seats
+from allranks.collectives.gpu import api, place, seats
 from allranks.collectives.gpu.device import uuid_text
 from allranks.collectives.gpu.seats import Seat
 from allranks.collectives.reductions import ReduceOp
 from allranks.collectives.transports.nccl_types import wire
-from allranks.errors import UsageError
+from allranks.errors import MissingDependency, UsageError
 
 ONE, TWO = Seat(0, "0000:01:00.0", "GPU-1", 22703), Seat(0, "0000:02:00.0", "GPU-2", 22703)
 
@@ -107,6 +108,16 @@ def test_without_cupy_a_gpus_path_says_how_to_get_it():
         said = run(PREFACE + TRY.format(call))
         assert said.startswith("MissingDependency arrays on a GPU need the package cupy")
         assert "pip install 'allranks[cuda12]'" in said
+
+
+def test_without_nccls_library_its_path_says_how_to_get_it(monkeypatch):
+    for name in ("cupy", "cupy.cuda"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    nccl = ModuleType("cupy.cuda.nccl")
+    nccl.available = False
+    monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", nccl)
+    with pytest.raises(MissingDependency, match=r"libnccl\.so\.2.*pip install nvidia-nccl-cu12"):
+        api.load_nccl()
 
 
 def no_driver() -> bool:

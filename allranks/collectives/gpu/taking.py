@@ -124,4 +124,4 @@ def _in_turn(first: Callable[[Array], Array], then: Restore) -> Restore:
 
 def _where(values: Sequence[Any], on_gpu: list[bool]) -> str:
     value = next(v for v, there in zip(values, on_gpu, strict=True) if not there)
-    return f"a {type(value).__name__} in host memory"
+    return f"one in host memory ({type(value).__name__})"

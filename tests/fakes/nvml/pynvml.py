@@ -1,6 +1,6 @@
 """FAKE pynvml: the GPUs that ALLRANKS_FAKE_NVML lists, as JSON, and no driver.
 
-Each is {"uuid": …, "slices": [uuid, …], "used": bytes, "total": bytes, "processes": [[pid, bytes]]}.
+Each is {"uuid", "slices": [uuid, …], "used", "total": bytes, "processes": [[pid, bytes], …]}.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def test_the_environment_is_told_what_it_may_say(monkeypatch):
 def test_a_host_array_is_refused_by_a_transport_of_gpus():
     for transport in ("nccl", "staged"):
         with pytest.raises(
-            UsageError, match=r"found a ndarray in host memory\. Pass cupy\.asarray"
+            UsageError, match=r"found one in host memory \(ndarray\)\. Pass cupy\.asarray"
         ):
             c.allreduce(np.ones(3), transport=transport)
 
