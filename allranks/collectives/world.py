@@ -254,8 +254,6 @@ class World:
         if self._told.left >= fields.GONE:
             return
         self.failed = failed
-        for group in self.groups.values():
-            group.abandon()
         self.leave(reason, failed, where, gone=True)
 
     def begin(self) -> None:

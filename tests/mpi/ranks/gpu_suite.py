@@ -24,8 +24,16 @@ cupy = pytest.importorskip("cupy", reason="the package cupy is missing: pip inst
 if not cupy.is_available():
     pytest.skip("there is no GPU that cupy can use", allow_module_level=True)
 FAKE = hasattr(cupy, "FAKE")
-SHARED = int(os.environ.get("ALLRANKS_FAKE_GPU", "1")) > 1 if FAKE else c.size() > 1
-"""True where ranks sit on one GPU; this suite is run on one GPU or on the fake."""
+GPUS = len(os.environ.get("ALLRANKS_TEST_GPUS", "one").split(","))
+
+
+def gpu_of(rank: int) -> int:
+    """Which GPU a rank sits on: the fake's by the variable, the host's in turn."""
+    return rank // int(os.environ.get("ALLRANKS_FAKE_GPU", "1")) if FAKE else rank % GPUS
+
+
+SHARED = len({gpu_of(rank) for rank in range(c.size())}) < c.size()
+"""True where ranks sit on one GPU."""
 
 fake_only = pytest.mark.skipif(not FAKE, reason="breaks the GPU's library on purpose: a fake only")
 two = pytest.mark.skipif(c.size() < 2, reason="takes two ranks")
@@ -103,8 +111,7 @@ def test_a_process_set_chooses_for_itself(sets):
         pytest.skip("takes two ranks")
     chosen = sets["half"]
     c.allreduce(ones(), process_set=chosen)
-    seated = int(os.environ.get("ALLRANKS_FAKE_GPU", "1")) if FAKE else c.size()
-    alone = len({rank // seated for rank in chosen.ranks}) == chosen.size()
+    alone = len({gpu_of(rank) for rank in chosen.ranks}) == chosen.size()
     assert c.records()[-1].transport == ("nccl" if alone else "staged")
 
 
