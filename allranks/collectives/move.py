@@ -68,7 +68,7 @@ def begin_broadcast(
         transport=taken.transport, device=taken.device,
     )  # fmt: skip
     call = Call(group, spec, here(), name or "", source.nbytes)
-    call.ready = taken.ready
+    call.ready = taken.mark()
 
     def steps() -> Steps[Any]:
         way = group.choose(source.nbytes, call, taken.transport, on_gpu=bool(taken.device))
@@ -107,7 +107,7 @@ def begin_allgather(
     spec = Spec(kind, "", dtypes, shape, root, transport=taken.transport, device=taken.device)
     nbytes = sum(source.nbytes for source, _ in pairs)
     call = Call(group, spec, here(), name or "", nbytes * group.size)
-    call.ready = taken.ready
+    call.ready = taken.mark()
     if taken.device:
         call.steps = gather_on_gpu(call, taken, index)
         return call
@@ -175,7 +175,7 @@ def begin_alltoall(
         transport=taken.transport, device=taken.device,
     )  # fmt: skip
     call = Call(group, spec, here(), name or "", source.nbytes)
-    call.ready = taken.ready
+    call.ready = taken.mark()
 
     def steps() -> Steps[tuple[Any, list[int]]]:
         way = group.choose(source.nbytes, call, taken.transport, on_gpu=bool(taken.device))
@@ -219,7 +219,7 @@ def begin_scatter(
         group, Spec("scatter", root=root, transport=taken.transport), here(), name or "",
         source.nbytes,
     )  # fmt: skip
-    call.ready = taken.ready
+    call.ready = taken.mark()
 
     def steps() -> Steps[Any]:
         on_gpu, wanted, data, restore = taken.device, taken.transport, source, taken.restores[0]

@@ -68,7 +68,7 @@ def _begin(
         taken.device,
     )
     call = Call(group, spec, here(), name or "", sum(source.nbytes for source in sources))
-    call.ready = taken.ready
+    call.ready = taken.mark()
     factors = (prescale_factor, postscale_factor)
     reduce = _scatter_steps if "reducescatter" in kind else _reduce_steps
 

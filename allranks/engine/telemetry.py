@@ -97,6 +97,6 @@ class Teller:
             cpu_percent=round(cpu / _CPU_STEP_PERCENT) * _CPU_STEP_PERCENT,
             gpu_nbytes=use.used_nbytes // _RSS_STEP_NBYTES * _RSS_STEP_NBYTES,
             gpu_total_nbytes=use.total_nbytes,
-            gpu_percent=round(use.percent / _CPU_STEP_PERCENT) * _CPU_STEP_PERCENT,
+            gpu_percent=max(-1, use.percent // _CPU_STEP_PERCENT * _CPU_STEP_PERCENT),
             gpu_celsius=use.celsius,
         )

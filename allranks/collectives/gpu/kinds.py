@@ -85,6 +85,8 @@ def _dlpack_on_gpu(value: Any) -> bool:
 
 def _torch_on_gpu(value: Any) -> bool:
     torch = sys.modules["torch"]
+    if not isinstance(value, torch.Tensor):
+        return False
     return bool(value.device.type == "cuda" and value.layout == torch.strided)
 
 
@@ -97,10 +99,13 @@ def _jax_on_gpu(value: Any) -> bool:
 
 
 def _tensorflow_on_gpu(value: Any) -> bool:
-    # A variable is read; int32 of a "GPU" is in host memory: its backing device says so.
-    where = getattr(value, "backing_device", None) or getattr(value, "device", "")
-    kind = value.dtype
-    return "GPU" in str(where) and bool(kind.is_floating or kind.is_integer)
+    tensorflow = sys.modules["tensorflow"]
+    if isinstance(value, tensorflow.Variable):
+        value = tensorflow.convert_to_tensor(value)
+    # Its device may be a GPU, and its memory the host's all the same, as int32's is.
+    if "GPU" not in str(getattr(value, "backing_device", "")):
+        return False
+    return bool(value.dtype.is_floating or value.dtype.is_integer)
 
 
 def _cupy(value: Any) -> tuple[Array, Restore]:

@@ -32,8 +32,11 @@ class Taken:
     device: str = ""
     """"gpu" or ""; the same on every rank, or the call is a mismatch."""
     transport: str = ""
-    ready: Event | None = None
-    """Happens when the caller's stream has made the arrays."""
+
+    def mark(self) -> Event | None:
+        """For arrays on a GPU, an event behind what has made them on the caller's stream."""
+        gpu = world.current().gpu
+        return gpu.mark() if self.device and gpu is not None else None
 
 
 def take(
@@ -93,7 +96,7 @@ def _on_gpu(kind: str, values: Sequence[Any], on_gpu: list[bool], transport: str
             restore = _in_turn(down, back)
         taken.sources.append(source)
         taken.restores.append(restore)
-    taken.ready = device_of(world.current(), kind, taken.sources).mark()
+    device_of(world.current(), kind, taken.sources)
     return taken
 
 
