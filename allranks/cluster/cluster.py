@@ -51,6 +51,7 @@ class Cluster:
         launcher: the name of what starts the ranks.
         preload: modules to import before the ranks are made, as ``("tensorflow",)``: every rank
             has them at once, and the memory they take is shared.
+        exclusive: whether each rank needs a GPU of its own; by default they may share.
 
     Raises:
         UsageError: there cannot be so many ranks here, or such GPUs.
@@ -64,8 +65,10 @@ class Cluster:
         gpus: str | None = None,
         launcher: str = "local",
         preload: str | Sequence[str] = (),
+        exclusive: bool = False,
     ) -> None:
         self.gpus = devices.choose(gpus)
+        self._pins = (devices.HIDDEN,) if gpus == "none" else tuple(g.uuid for g in self.gpus)
         self.size = default_size(self.gpus) if n is None else n
         most = most_ranks()
         if not 1 <= self.size <= most:
@@ -73,6 +76,8 @@ class Cluster:
                 f"expected between 1 and {most} ranks on this machine, found {self.size}. "
                 f"Type for example: %%distributed -n {min(4, most)}"
             )
+        if exclusive:
+            devices.check_exclusive(self.gpus, self.size)
         self.launcher = launchers.named(launcher)
         self.preload = check_preload(preload)
         self.state = "new"
@@ -85,6 +90,12 @@ class Cluster:
         self._epoch = 0
         self._dirty = False
         self._late: list[Output] = []
+
+    @property
+    def gpu_notices(self) -> list[str]:
+        """What a user should know about the ranks' GPUs: who shares one, which are not found."""
+        found = (devices.shared(self.gpus, self.size), devices.overlooked())
+        return [line for line in found if line]
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────
 
@@ -101,7 +112,7 @@ class Cluster:
         self._epoch, self._dirty, self._late = 0, False, []
         try:
             self._connection = Connection(
-                self.size, self.gpus, self.launcher, self.preload, self._of_cell
+                self.size, self._pins, self.launcher, self.preload, self._of_cell
             )
             self._connection.start()
         except BaseException:
@@ -565,7 +576,7 @@ def _uncancel() -> None:
         task.uncancel()
 
 
-def default_size(gpus: Sequence[str]) -> int:
+def default_size(gpus: Sequence[object]) -> int:
     """Returns one rank a GPU, or between 2 and 4 on a machine without."""
     return len(gpus) or max(2, min(4, os.cpu_count() or 1))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import signal
 import sys
@@ -18,6 +19,8 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from allranks import collectives
 from allranks.engine.commands import end_cells_too, interrupt_children
+from allranks.engine.gpu import Gpu, is_out_of_memory
+from allranks.engine.gpu_memory import release
 from allranks.engine.report import report, without_middle, without_own_frames
 from allranks.errors import CollectiveError, UsageError
 from allranks.records.wire import Reply, Report, RunCell
@@ -39,12 +42,20 @@ class CellRunner:
         shell: the engine's IPython shell.
         rank: this process's rank.
         device: what the rank computes on.
+        sharers: the other ranks on its GPU, by pid.
     """
 
-    def __init__(self, shell: InteractiveShell, rank: int, device: str) -> None:
+    def __init__(
+        self,
+        shell: InteractiveShell,
+        rank: int,
+        device: str,
+        sharers: dict[int, int] | None = None,
+    ) -> None:
         self.shell = shell
         self.rank = rank
         self.device = device
+        self.sharers = sharers or {}
         self._traceback: list[str] = []
         self._cell_file = ""
         self._number = 0
@@ -130,6 +141,8 @@ class CellRunner:
         if error is None and self._traceback:
             # The value could not be displayed: IPython showed a traceback and went on.
             print("\n".join(self._traceback), file=sys.stderr)
+        if error is not None and self.device != "cpu":
+            release(error)
         value, problem = self._pickled(result.result, cell.want_value and error is None)
         status = "interrupted" if interrupted else "error" if error is not None else "ok"
         reply = Reply(
@@ -225,7 +238,10 @@ class CellRunner:
             self._traceback = [_EXIT]
         elif not self._traceback:
             self.shell.showtraceback((type(error), error, error.__traceback__))
-        return report(error, self._traceback, self.rank, self.device, self._cell_file)
+        more = ""
+        if is_out_of_memory(error):
+            more = Gpu(self.device).out_of_memory(self.rank, os.getpid(), self.sharers)
+        return report(error, self._traceback, self.rank, self.device, self._cell_file, more)
 
     def _pickled(self, value: object, wanted: bool) -> tuple[list[bytes], str]:
         if not wanted:

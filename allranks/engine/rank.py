@@ -14,7 +14,7 @@ from typing import Any
 
 from allranks import collectives
 from allranks.collectives.totals import Totals
-from allranks.engine import metrics, namespace
+from allranks.engine import metrics, namespace, pinning
 from allranks.engine.cell import CellRunner, ignore_interrupt
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.ipengine import RankEngine
@@ -74,6 +74,7 @@ class Rank:
                 "do not belong together. Check which mpiexec and which libmpi are in use."
             )
         collectives.on_notice(self._notice)
+        self._sharers = self._who_shares()
         self.wire = Wire(
             self.rank,
             self._config.commands_url,
@@ -96,7 +97,7 @@ class Rank:
         shell.set_hook("show_in_pager", _print_page, 1)
         shell.user_ns.update(namespace.names(self.device))
         self._loop = asyncio.get_running_loop()
-        self._runner = CellRunner(shell, self.rank, self.device)
+        self._runner = CellRunner(shell, self.rank, self.device, self._sharers)
         self._members = MemberRunner(shell, self._runner, self.rank)
         self._requests = Requests(shell, self.rank, self._members.make_ready)
         signal.signal(signal.SIGINT, ignore_interrupt)
@@ -116,6 +117,20 @@ class Rank:
                 log=self.transcript.path,
             )
         )
+
+    def _who_shares(self) -> dict[int, int]:
+        """The other ranks on this rank's GPU, by their pids. Collective, where GPUs are shared."""
+        devices, size = self._config.devices, self._config.size
+        if not devices or size <= len(devices):
+            return {}
+        from mpi4py import MPI
+
+        pids = MPI.COMM_WORLD.allgather((socket.gethostname(), self.device, os.getpid()))
+        return {
+            pid: rank
+            for rank, (*where, pid) in enumerate(pids)
+            if where == [socket.gethostname(), self.device] and rank != self.rank
+        }
 
     def _notice(self, text: str) -> None:
         self.transcript.place(["notice", text])
@@ -183,11 +198,10 @@ def _pin(config: NurseryConfig, rank: int) -> str:
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     if not config.devices:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
-        return "cpu"
-    device = config.devices[rank % len(config.devices)]
-    os.environ["CUDA_VISIBLE_DEVICES"] = device
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    return f"cuda:0 ({device})"
+    local, local_size = pinning.local_place(os.environ, rank, config.size)
+    device, settings = pinning.pinning(config.devices, local, local_size)
+    pinning.apply(os.environ, settings)
+    return device
 
 
 def _library() -> str:

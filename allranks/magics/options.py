@@ -25,6 +25,7 @@ class CellOptions:
     timeout: float | None = None
     gpus: str | None = None
     on: str | None = None
+    exclusive: bool = False
     preload: str | None = None
     fold: bool = True
     view: str = "auto"
@@ -38,6 +39,7 @@ class CommandOptions:
     ranks: str | None = None
     gpus: str | None = None
     on: str | None = None
+    exclusive: bool = False
     preload: str | None = None
     names: list[str] = field(default_factory=list)
 
@@ -56,6 +58,7 @@ def _parser(program: str) -> Parser:
     parser.add_argument("-n", type=int)
     parser.add_argument("-r", "--ranks", metavar="RANKS")
     parser.add_argument("--gpus")
+    parser.add_argument("--exclusive", action="store_true")
     parser.add_argument("--on", metavar="LAUNCHER")
     parser.add_argument("--preload", metavar="MODULES")
     return parser
@@ -126,7 +129,9 @@ def _with_names_first(words: Sequence[str]) -> list[str]:
     options: list[str] = []
     rest = iter(words)
     for word in rest:
-        if word.startswith("-"):
+        if word == "--exclusive":
+            options.append(word)
+        elif word.startswith("-"):
             options += [word, *([value] if (value := next(rest, None)) is not None else [])]
         else:
             names.append(word)

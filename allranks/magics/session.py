@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from allranks.cluster import devices
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.horovod_run import share
 from allranks.errors import UsageError
@@ -33,11 +34,14 @@ class Session:
         gpus: str | None = None,
         launcher: str | None = None,
         preload: str | None = None,
+        *,
+        exclusive: bool = False,
     ) -> Cluster:
         """Returns the running cluster, started now if need be.
 
         Args:
             n, gpus, launcher, preload: what the line asks for; None where it does not say.
+            exclusive: whether each rank must have a GPU of its own.
 
         Raises:
             UsageError: another number of ranks, other GPUs, another launcher or other modules
@@ -46,6 +50,8 @@ class Session:
         running = self.running
         if running is not None and running.is_up():
             self._check(running, n, gpus, launcher, preload)
+            if exclusive:
+                devices.check_exclusive(running.gpus, running.size)
             return running
         if running is not None:
             print(running.lost_because.splitlines()[0])
@@ -57,6 +63,7 @@ class Session:
             gpus=gpus or before[1],
             launcher=launcher or before[2],
             preload=modules,
+            exclusive=exclusive,
         )
         # What was asked for holds until it is stopped: after a start that failed, or a loss, too.
         self._asked = (cluster.size, gpus or before[1], launcher or before[2], modules)
@@ -64,6 +71,8 @@ class Session:
         self._cluster = cluster.start()
         share(cluster)
         print(start_line(cluster, time.monotonic() - started, again=lost))
+        for line in cluster.gpu_notices:
+            print(line)
         return cluster
 
     def _check(
@@ -95,6 +104,8 @@ class Session:
         gpus: str | None = None,
         launcher: str | None = None,
         preload: str | None = None,
+        *,
+        exclusive: bool = False,
     ) -> None:
         """Ends the ranks and starts others, of the same kind where nothing else is asked."""
         asked = self._asked
@@ -106,9 +117,10 @@ class Session:
             gpus=gpus or asked[1],
             launcher=launcher or asked[2],
             preload=modules,
+            exclusive=exclusive,
         )
         self.stop()
-        self.cluster(size, gpus or asked[1], launcher or asked[2], modules)
+        self.cluster(size, gpus or asked[1], launcher or asked[2], modules, exclusive=exclusive)
 
     def stop(self) -> bool:
         """Ends the ranks; returns whether there were any."""
@@ -124,9 +136,9 @@ def start_line(cluster: Cluster, seconds: float, again: bool = False) -> str:
     hellos = list(cluster.hellos.values())
     hosts = ", ".join(sorted({hello.host for hello in hellos}))
     gpus = sorted({hello.device for hello in hellos} - {"cpu"})
-    devices = f"{len(gpus)} GPUs" if gpus else "CPU"
+    where = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}" if gpus else "CPU"
     what = "started again" if again else "started"
     return (
-        f"allranks {what} {label(range(cluster.size))} on {hosts} ({devices}, {hellos[0].mpi}) in "
+        f"allranks {what} {label(range(cluster.size))} on {hosts} ({where}, {hellos[0].mpi}) in "
         f"{seconds:.1f} s. Each has: {_NAMES}"
     )

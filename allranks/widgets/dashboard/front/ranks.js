@@ -40,7 +40,12 @@ class RanksPanel {
     const use = [];
     if (tile.cpu_percent >= 0) use.push(`${tile.cpu_percent} % cpu`);
     if (tile.rss_nbytes) use.push(formatBytes(tile.rss_nbytes));
-    if (tile.gpu_nbytes) use.push(`gpu ${formatBytes(tile.gpu_nbytes)}`);
+    const gpu = [];
+    if (tile.gpu_nbytes) gpu.push(formatBytes(tile.gpu_nbytes));
+    if (tile.gpu_total_nbytes) gpu.push(`of ${formatBytes(tile.gpu_total_nbytes)}`);
+    if (tile.gpu_percent >= 0) gpu.push(`${tile.gpu_percent} %`);
+    if (tile.gpu_celsius >= 0) gpu.push(`${tile.gpu_celsius} °C`);
+    if (gpu.length) use.push(`gpu ${gpu.join(" ")}`);
     const { button } = parts;
     button.dataset.state = tile.state;
     button.setAttribute("aria-pressed", String(pressed));
