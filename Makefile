@@ -88,7 +88,7 @@ clean:
 
 # One stamp for each set of packages: a changed pyproject.toml or constraints.txt installs again.
 
-$(VENV)/.test: EXTRAS = lab,tensorflow,test,dev
+$(VENV)/.test: EXTRAS = lab,tensorflow,early,test,dev
 $(VENV)/.lab: EXTRAS = lab
 $(VENV)/.gpu-$(CUDA): EXTRAS = test,$(CUDA)
 
