@@ -3,6 +3,7 @@
 #   make lab     JupyterLab on the first lab
 #   make demo    the same lab without a browser, printing what each rank said
 #   make test    every check and every test
+#   make test-gpu   what needs a GPU; CUDA=cuda13 where the driver is for CUDA 13
 #
 # PYTHON=/path/to/python3.12 chooses the interpreter, LAB_ARGS="--port 9000" goes to JupyterLab,
 # PYTEST_ARGS="tests/unit -k guard" to pytest, CHROMIUM=/path/to/chromium to the browser tests.
@@ -19,11 +20,12 @@ PYTHON ?=
 LAB_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+CUDA ?= cuda12
 
 # Running as root is what containers do; JupyterLab wants it said.
 ALLOW_ROOT = $(shell test "$$(id -u)" -ne 0 || echo --allow-root)
 
-.PHONY: help lab demo test lint types contract browser bench lock clean
+.PHONY: help lab demo test test-gpu lint types contract browser bench lock clean
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
@@ -37,6 +39,10 @@ demo: $(VENV)/.lab
 
 test: lint types contract browser $(MPICH)/.made
 	ALLRANKS_TEST_PYTHONS=$(abspath $(MPICH)/bin/python) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Writes benchmarks/results/gpu_tests.json; without a GPU every test is skipped and says why.
+test-gpu: $(VENV)/.gpu-$(CUDA)
+	$(BIN)/python -m pytest tests/gpu -rs $(PYTEST_ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/python -m ruff check .
@@ -82,10 +88,11 @@ clean:
 
 # One stamp for each set of packages: a changed pyproject.toml or constraints.txt installs again.
 
-$(VENV)/.test: EXTRAS = lab,tensorflow,test,dev
+$(VENV)/.test: EXTRAS = lab,tensorflow,early,test,dev
 $(VENV)/.lab: EXTRAS = lab
+$(VENV)/.gpu-$(CUDA): EXTRAS = test,$(CUDA)
 
-$(VENV)/.lab $(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt
+$(VENV)/.lab $(VENV)/.test $(VENV)/.gpu-$(CUDA): $(VENV)/.made pyproject.toml constraints.txt
 	@echo 'Installing allranks[$(EXTRAS)] into $(VENV): a few minutes the first time.'
 	@$(PIP) install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@

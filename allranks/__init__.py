@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from allranks.cluster.cluster import Cluster as Cluster
+    from allranks.cluster.horovod_run import run as run
 
-__all__ = ["Cluster", "load_ipython_extension", "unload_ipython_extension"]
+__all__ = ["Cluster", "load_ipython_extension", "run", "unload_ipython_extension"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,11 +25,17 @@ def __getattr__(name: str) -> Any:
         from allranks.cluster.cluster import Cluster
 
         return Cluster
+    if name == "widgets":
+        return importlib.import_module("allranks.widgets")
+    if name == "run":
+        from allranks.cluster.horovod_run import run
+
+        return run
     raise AttributeError(f"module 'allranks' has no attribute {name!r}")
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Adds ``%%distributed`` and ``%distributed`` to IPython."""
+    """Adds ``%%distributed``, ``%distributed`` and ``%%ensemble`` to IPython."""
     from allranks.magics.extension import load
 
     load(shell)

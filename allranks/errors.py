@@ -15,6 +15,7 @@ AllranksError
     ├── CollectiveMismatch    the ranks of one collective brought different things
     ├── RankLeft              a collective can never complete: a rank it needs has left the cell
     ├── StaleHandle           an asynchronous handle outlived its epoch
+    ├── TransportFailed       what moves the data has failed: NCCL, or the GPU itself
     └── NotInitialized        a collective was called before ``init()``
 
 A message has three beats: what was expected, what was found, what to type next.
@@ -109,6 +110,10 @@ class RankLeft(CollectiveError):
 
 class StaleHandle(CollectiveError):
     """An asynchronous handle belongs to an epoch that has ended."""
+
+
+class TransportFailed(CollectiveError):
+    """What moves a collective's data has failed: NCCL, or the GPU itself."""
 
 
 class NotInitialized(CollectiveError, ValueError):

@@ -12,7 +12,7 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 BEGIN = "<!-- figures -->"
 END = "<!-- /figures -->"
 #: The others are for those who work on allranks.
-ORDER = ("start", "cells", "output")
+ORDER = ("start", "cells", "output", "ensemble")
 
 
 def section(measured: list[dict[str, Any]]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -13,14 +14,18 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from allranks.cluster import devices, launchers, source
-from allranks.cluster.connection import Answers, Connection
+from allranks.cluster.connection import Answers, CellRecord, Connection
+from allranks.cluster.crew import Crew
+from allranks.cluster.explaining import Aside, explain_here
+from allranks.cluster.inbox import Pressed
+from allranks.cluster.preload import check_preload
 from allranks.cluster.run import Run, View
 from allranks.cluster.status import RankStatus, read_status
 from allranks.errors import CellInterrupted, ClusterLost, UsageError
 from allranks.records import requests
+from allranks.records.explained import Explained
 from allranks.records.ranks import label
-from allranks.records.telemetry import Telemetry
-from allranks.records.wire import Answer, Hello, Interrupt, Output, Reply, RunCell
+from allranks.records.wire import Answer, Hello, Interrupt, Output, Result, RunCell
 from allranks.widgets import text_view
 
 if TYPE_CHECKING:
@@ -30,6 +35,7 @@ _SCREEN_NBYTES = 128 * 1024
 _LEAST_SCREEN_NBYTES = 4096
 _POLL_SECONDS = 0.1
 _CLIENT_SECONDS = 30.0
+_EXPLAIN_SECONDS = 30.0
 _rank_of = attrgetter("rank")
 
 
@@ -43,15 +49,26 @@ class Cluster:
         n: the number of ranks; by default one a visible GPU, else 2 to 4 by this machine's cores.
         gpus: which GPUs to pin ranks to, as ``"0,2"`` or ``"none"``; by default all visible.
         launcher: the name of what starts the ranks.
+        preload: modules to import before the ranks are made, as ``("tensorflow",)``: every rank
+            has them at once, and the memory they take is shared.
+        exclusive: whether each rank needs a GPU of its own; by default they may share.
 
     Raises:
         UsageError: there cannot be so many ranks here, or such GPUs.
+        MissingDependency: a module to preload is not installed.
     """
 
     def __init__(
-        self, n: int | None = None, *, gpus: str | None = None, launcher: str = "local"
+        self,
+        n: int | None = None,
+        *,
+        gpus: str | None = None,
+        launcher: str = "local",
+        preload: str | Sequence[str] = (),
+        exclusive: bool = False,
     ) -> None:
         self.gpus = devices.choose(gpus)
+        self._pins = (devices.HIDDEN,) if gpus == "none" else tuple(g.uuid for g in self.gpus)
         self.size = default_size(self.gpus) if n is None else n
         most = most_ranks()
         if not 1 <= self.size <= most:
@@ -59,16 +76,26 @@ class Cluster:
                 f"expected between 1 and {most} ranks on this machine, found {self.size}. "
                 f"Type for example: %%distributed -n {min(4, most)}"
             )
+        if exclusive:
+            devices.check_exclusive(self.gpus, self.size)
         self.launcher = launchers.named(launcher)
+        self.preload = check_preload(preload)
         self.state = "new"
         self.lost_because = ""
         self._connection: Connection | None = None
         self._client: ipyparallel.Client | None = None
         self._running: Run | None = None
+        self._crew: Crew | None = None
         self._cells = 0
         self._epoch = 0
         self._dirty = False
         self._late: list[Output] = []
+
+    @property
+    def gpu_notices(self) -> list[str]:
+        """What a user should know about the ranks' GPUs: who shares one, which are not found."""
+        found = (devices.shared(self.gpus, self.size), devices.overlooked())
+        return [line for line in found if line]
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────
 
@@ -84,7 +111,9 @@ class Cluster:
         self.state = "starting"
         self._epoch, self._dirty, self._late = 0, False, []
         try:
-            self._connection = Connection(self.size, self.gpus, self.launcher, self._of_cell)
+            self._connection = Connection(
+                self.size, self._pins, self.launcher, self.preload, self._of_cell
+            )
             self._connection.start()
         except BaseException:
             self._connection = None
@@ -120,6 +149,11 @@ class Cluster:
     def hellos(self) -> dict[int, Hello]:
         """Who and where every rank is."""
         return dict(sorted(self._ranks.hellos.items()))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a cell, a function or an ensemble is under way."""
+        return self._running is not None or self._crew is not None
 
     @property
     def log_dir(self) -> str:
@@ -159,14 +193,30 @@ class Cluster:
             CellFailed: at least one rank raised.
             ClusterLost: at least one rank died.
         """
-        call, name, text = None, "cell", ""
-        if isinstance(what, str):
-            text = what
-        else:
-            call = cloudpickle.dumps((what, args, kwargs), protocol=5)
-            name = getattr(what, "__name__", "function")
+        if not isinstance(what, str):
+            return self.call(what, args, kwargs, ranks=ranks, timeout=timeout, view=view)
+        run = self.submit(what, ranks=ranks, timeout=timeout, view=view, want_value=True)
+        return self.wait(run).values()
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        ranks: Iterable[int] | None = None,
+        timeout: float | None = None,
+        view: View | None = None,
+    ) -> list[Any]:
+        """Calls a function on ranks, as :meth:`run`, whatever its arguments are called."""
         run = self.submit(
-            text, call=call, name=name, ranks=ranks, timeout=timeout, view=view, want_value=True
+            "",
+            call=cloudpickle.dumps((function, args, kwargs or {}), protocol=5),
+            name=getattr(function, "__name__", "function"),
+            ranks=ranks,
+            timeout=timeout,
+            view=view,
+            want_value=True,
         )
         return self.wait(run).values()
 
@@ -195,21 +245,17 @@ class Cluster:
         Raises:
             SyntaxError: the source cannot be compiled; nothing was sent.
             ClusterLost: the ranks are gone; nothing was sent.
+            UsageError: they run an ensemble.
         """
         if call is None:
             source.check(text)
+        self._check_idle()
         chosen = tuple(range(self.size)) if ranks is None else tuple(sorted(set(ranks)))
         self.catch_up()
         view = view or text_view(chosen, self.log_dir)
-        for rank, batches in groupby(sorted(self._late, key=_rank_of), key=_rank_of):
-            notice: list[Any] = ["notice", "written after its cell had ended:"]
-            late = [notice, *(entry for batch in batches for entry in batch.entries)]
-            view.output(Output(rank, 0, tuple(late), 0, 0, 0))
-        self._late.clear()
-        if self._dirty:
-            self._epoch += 1
-            self.ask(requests.RENEW, {"epoch": self._epoch})
-            self._dirty = False
+        if not isinstance(view, Aside):
+            self._show_late(view)
+        self._renew()
         self._cells += 1
         cell = RunCell(
             cell=self._cells,
@@ -223,6 +269,57 @@ class Cluster:
         self._running = Run(cell.cell, chosen, self.size, view, timeout)
         self._ranks.send(chosen, cell, *([call] if call else []))
         return self._running
+
+    def _show_late(self, view: View) -> None:
+        for rank, batches in groupby(sorted(self._late, key=_rank_of), key=_rank_of):
+            notice: list[Any] = ["notice", "written after its cell had ended:"]
+            late = [notice, *(entry for batch in batches for entry in batch.entries)]
+            view.output(Output(rank, 0, tuple(late), 0, 0, 0))
+        self._late.clear()
+
+    def explain(self, algorithm: str, values: Sequence[Sequence[float]]) -> Explained:
+        """Runs an allreduce (sum) that tells its steps, and times it, on the first ranks.
+
+        Args:
+            algorithm: ``ring``, ``recursive doubling`` or ``tree``.
+            values: one rank's array after the other, all of one length; two or more.
+
+        Raises:
+            UsageError: there are not so many ranks, or they run a cell.
+            ClusterLost: the ranks are gone.
+        """
+        if self.busy:
+            raise UsageError("the ranks run a cell. Ask again when it has ended.")
+        if not 2 <= len(values) <= self.size:
+            raise UsageError(
+                f"an allreduce needs 2 ranks or more, and no more than run: found {len(values)}, "
+                f"and {self.size} {'runs' if self.size == 1 else 'run'}. Type for example: "
+                f"%distributed restart -n {max(2, len(values))}"
+            )
+        told, *_ = self.run(
+            explain_here,
+            algorithm,
+            values,
+            ranks=range(len(values)),
+            timeout=_EXPLAIN_SECONDS,
+            view=Aside(self._late.append),
+        )
+        return Explained.from_dict(told)
+
+    def _check_idle(self) -> None:
+        """Raises where the event loop of an awaited ensemble is used to run a cell beside it."""
+        if self._crew is not None:
+            raise UsageError(
+                "expected idle ranks, found them running an ensemble. Wait for its end, or type: "
+                "runs.stop()"
+            )
+
+    def _renew(self) -> None:
+        """Moves the ranks to a fresh communicator where a cell has left the old one unusable."""
+        if self._dirty:
+            self._epoch += 1
+            self.ask(requests.RENEW, {"epoch": self._epoch})
+            self._dirty = False
 
     def wait(self, run: Run) -> Run:
         """Shows a cell's output until all its ranks have left it; returns it if all went well.
@@ -291,17 +388,16 @@ class Cluster:
         if run.presses == 1:
             self._send_interrupt(run)
             return
-        self.lost_because = (
-            f"interrupted twice: {label(run.pending)} did not settle, so all {self.size} ranks "
-            "were ended and their variables are lost. The next cell starts a fresh cluster."
-        )
-        self._take_down("lost")
+        self.give_up(stubborn(run.pending, self.size))
 
     def _send_interrupt(self, run: Run) -> None:
         self._ranks.send(run.pending, Interrupt(run.cell))
 
     def interrupt(self) -> bool:
-        """Interrupts the cell that is running; returns whether one was."""
+        """Interrupts the cell, or the ensemble, that is running; returns whether one was."""
+        if self._crew is not None:
+            self._ranks.inbox.put(Pressed())
+            return True
         if self._running is None:
             return False
         self.press(self._running)
@@ -379,7 +475,7 @@ class Cluster:
         """Handles what has come while nobody waited; returns whether the ranks are up."""
         if self.state == "running":
             self._ranks.step(0)
-            if self._ranks.ends and self._running is None:
+            if self._ranks.ends and self._running is None and self._crew is None:
                 self._lose(None)
         return self.state == "running"
 
@@ -407,9 +503,49 @@ class Cluster:
             chosen = range(self.size) if ranks is None else ranks
             self._ranks.ask_soon(name, arguments, deliver, chosen)
 
-    def _of_cell(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:
+    # ── many small cells side by side ────────────────────────────────────────────────────────
+
+    @contextmanager
+    def crew(self, ranks_each: int) -> Iterator[Crew]:
+        """Within, members of an ensemble run side by side, each on ``ranks_each`` ranks in a row.
+
+        Raises:
+            ClusterLost: the ranks are gone; nothing was sent.
+            UsageError: they run another ensemble.
+        """
+        self.catch_up()
+        self._check_idle()
+        self._renew()
+        answers = self.ask(requests.MEMBERS, {"ranks_each": ranks_each})
+        self._crew = Crew(self._ranks, self._cells, ranks_each)
+        for slot in self._crew.slots:
+            slot.epoch = max(answers[rank][0]["epoch"] for rank in slot.ranks)
+            slot.dirty = any(answers[rank][0]["dirty"] for rank in slot.ranks)
+        try:
+            yield self._crew
+        finally:
+            self._cells = self._crew.cells
+            self._crew = None
+            if self.state == "running":
+                self._ranks.ask_soon(
+                    requests.MEMBERS, {"ranks_each": 0}, lambda _: None, range(self.size)
+                )
+
+    def mourn(self) -> str:
+        """Ranks died while a crew was at work: takes the rest down, returns what happened."""
+        return self._lose(None)
+
+    def give_up(self, why: str) -> None:
+        """Ends the ranks, which did not settle; their variables are lost."""
+        self.lost_because = why
+        self._take_down("lost")
+
+    def _of_cell(self, record: CellRecord, payloads: list[bytes]) -> None:
+        if self._crew is not None and self._crew.take(record, payloads):
+            return
         if self._running is not None and record.cell == self._running.cell:
-            self._running.take(record, payloads)
+            if not isinstance(record, Result):
+                self._running.take(record, payloads)
         elif isinstance(record, Output) and record.entries:
             self._late.append(record)
 
@@ -426,13 +562,21 @@ class Cluster:
         return self.lost_because
 
 
+def stubborn(pending: Iterable[int], size: int) -> str:
+    """Returns what is said when ranks were ended because they did not react to an interrupt."""
+    return (
+        f"interrupted twice: {label(pending)} did not settle, so all {size} ranks were ended and "
+        "their variables are lost. The next cell starts a fresh cluster."
+    )
+
+
 def _uncancel() -> None:
     task = asyncio.current_task()
     if task is not None:
         task.uncancel()
 
 
-def default_size(gpus: Sequence[str]) -> int:
+def default_size(gpus: Sequence[object]) -> int:
     """Returns one rank a GPU, or between 2 and 4 on a machine without."""
     return len(gpus) or max(2, min(4, os.cpu_count() or 1))
 

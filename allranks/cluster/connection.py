@@ -18,14 +18,15 @@ from allranks.errors import ClusterLost, StartFailed, UsageError
 from allranks.records.config import NurseryConfig
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
-from allranks.records.wire import Answer, Ask, Hello, Output, Record, Reply
+from allranks.records.wire import Answer, Ask, Hello, Output, Record, Reply, Result
 
 _START_SECONDS = 60.0
 _ASK_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 
 Answers = dict[int, tuple[dict[str, Any], list[bytes]]]
-OfCell = Callable[[Output | Reply | Telemetry, list[bytes]], None]
+CellRecord = Output | Reply | Result | Telemetry
+OfCell = Callable[[CellRecord, list[bytes]], None]
 Deliver = Callable[[Answer], None]
 
 
@@ -36,11 +37,17 @@ class Connection:
         size: how many ranks.
         gpus: ``CUDA_VISIBLE_DEVICES`` values to pin them to, or none.
         launcher: what starts them.
+        preload: modules that they begin with.
         of_cell: called with what ranks write, and with their replies.
     """
 
     def __init__(
-        self, size: int, gpus: tuple[str, ...], launcher: Launcher, of_cell: OfCell
+        self,
+        size: int,
+        gpus: tuple[str, ...],
+        launcher: Launcher,
+        preload: tuple[str, ...],
+        of_cell: OfCell,
     ) -> None:
         self.size = size
         self.inbox = Inbox()
@@ -69,6 +76,7 @@ class Connection:
             commands_url=self._wire.commands_url,
             events_url=self._wire.events_url,
             wire_key=self._wire.key,
+            preload=preload,
         )
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────
@@ -183,7 +191,7 @@ class Connection:
                     self._answers[record.request][record.rank] = (record, event.payloads)
                 elif record.request in self._awaited:
                     self._awaited[record.request](record)
-            elif isinstance(record, Output | Reply | Points | Timings | Pulse):
+            elif isinstance(record, Output | Reply | Result | Points | Timings | Pulse):
                 if isinstance(record, Output) and record.log_nbytes:
                     self._offsets[record.rank] = record.log_nbytes
                 self._of_cell(record, event.payloads)

@@ -1,39 +1,121 @@
-"""Which GPUs this machine's ranks may use, found without touching CUDA."""
+"""Which GPUs this machine's ranks may use, found without touching CUDA.
+
+NVML knows nothing of ``CUDA_VISIBLE_DEVICES``, so what that shows is worked out here, by CUDA's
+rules: entries are indices, UUIDs or unique beginnings of UUIDs, and the first one that names no GPU
+ends the list.
+
+Source: CUDA C++ Programming Guide, "CUDA Environment Variables"; NVIDIA Multi-Instance GPU User
+Guide, "CUDA Device Enumeration".
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from allranks.errors import UsageError
 
+HIDDEN = "-1"
+"""The ``CUDA_VISIBLE_DEVICES`` that shows none."""
+_INSTALL = "pip install nvidia-ml-py"
 
-def visible_gpus() -> tuple[str, ...]:
-    """Returns the UUIDs of the GPUs that this process may use; none without a driver.
+
+class Gpu(NamedTuple):
+    """A GPU, or a slice of one (MIG), that ranks may be pinned to."""
+
+    number: int
+    """Its place among those that are visible here."""
+    uuid: str
+
+
+def visible_gpus() -> tuple[Gpu, ...]:
+    """Returns the GPUs and slices that this process may use; none without a driver.
 
     ``CUDA_VISIBLE_DEVICES``, a scheduler's or the user's, is respected.
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None and not chosen.strip():
+    if chosen is not None and chosen.strip() in ("", HIDDEN):
         return ()
+    found = _physical()
+    if chosen is None:
+        # CUDA shows each slice of a GPU that is cut, and each GPU that is not.
+        uuids = [uuid for gpu, slices in found for uuid in (slices or [gpu])]
+    else:
+        uuids = _shown(chosen, found)
+    return tuple(Gpu(number, uuid) for number, uuid in enumerate(uuids))
+
+
+def _physical() -> list[tuple[str, list[str]]]:
+    """Every GPU's UUID with those of its slices, in the driver's order."""
     try:
         import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
         pynvml.nvmlInit()
     except Exception:  # no package, or no driver: there are no GPUs to speak of
-        return ()
+        return []
     try:
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
+        return [(_text(pynvml.nvmlDeviceGetUUID(h)), _slices(pynvml, h)) for h in handles]
     finally:
         pynvml.nvmlShutdown()
-    if chosen is None:
-        return tuple(uuids)
-    names = [name.strip() for name in chosen.split(",")]
-    found = [uuids[int(n)] if n.isdecimal() and int(n) < len(uuids) else n for n in names]
-    return tuple(name for name in found if name in uuids or name.startswith("MIG-"))
 
 
-def choose(gpus: str | None) -> tuple[str, ...]:
+def _slices(pynvml: Any, handle: Any) -> list[str]:
+    """The UUIDs of a GPU's slices; none where it is not cut, or cannot be."""
+    found: list[str] = []
+    try:
+        if not pynvml.nvmlDeviceGetMigMode(handle)[0]:
+            return found
+        most = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except pynvml.NVMLError:
+        return found
+    for index in range(most):
+        with suppress(pynvml.NVMLError):  # a place with no slice in it
+            piece = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            found.append(_text(pynvml.nvmlDeviceGetUUID(piece)))
+    return found
+
+
+def _text(uuid: str | bytes) -> str:
+    return uuid.decode() if isinstance(uuid, bytes) else uuid
+
+
+def _shown(chosen: str, found: Sequence[tuple[str, list[str]]]) -> list[str]:
+    """What ``CUDA_VISIBLE_DEVICES`` shows of the GPUs that there are."""
+    shown: list[str] = []
+    for entry in (part.strip() for part in chosen.split(",")):
+        uuid = _named(entry, found)
+        if uuid is None:
+            break
+        if uuid not in shown:
+            shown.append(uuid)
+    return shown
+
+
+def _named(entry: str, found: Sequence[tuple[str, list[str]]]) -> str | None:
+    """The GPU or slice that one entry names; None where it is none, or not one alone."""
+    if entry.isdecimal():
+        if int(entry) >= len(found):
+            return None
+        gpu, slices = found[int(entry)]
+        return slices[0] if slices else gpu
+    if entry.startswith("MIG-GPU-"):
+        # The form of drivers before 470: the GPU's UUID, and two numbers.
+        parent = entry.removeprefix("MIG-").partition("/")[0]
+        return entry if any(gpu == parent and slices for gpu, slices in found) else None
+    if not entry.upper().startswith(("GPU-", "MIG-")):
+        return None
+    every = [uuid for gpu, slices in found for uuid in (gpu, *slices)]
+    matching = [uuid for uuid in every if uuid.lower().startswith(entry.lower())]
+    if len(matching) != 1:
+        return None
+    cut = next((slices for gpu, slices in found if gpu == matching[0]), [])
+    return cut[0] if cut else matching[0]
+
+
+def choose(gpus: str | None) -> tuple[Gpu, ...]:
     """Returns the GPUs that ranks are pinned to, in order of local rank.
 
     Args:
@@ -47,10 +129,75 @@ def choose(gpus: str | None) -> tuple[str, ...]:
     visible = visible_gpus()
     if gpus is None:
         return visible
+    if not visible:
+        raise UsageError(
+            f"--gpus {gpus} needs a GPU, and none is visible here: {why_none()}. "
+            "Type for example: --gpus none"
+        )
     indices = gpus.replace(" ", "").split(",")
     if not all(index.isdecimal() and int(index) < len(visible) for index in indices):
         raise UsageError(
             f"expected --gpus with indices below {len(visible)}, the number of GPUs visible here, "
             f"found {gpus!r}. Type for example: --gpus none"
         )
-    return tuple(visible[int(index)] for index in indices)
+    return tuple(visible[int(index)] for index in dict.fromkeys(indices))
+
+
+def why_none() -> str:
+    """Why no GPU is visible here, as a clause."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        import pynvml
+    except ImportError:
+        return f"the package pynvml, which finds them, is missing ({_INSTALL})"
+    try:
+        pynvml.nvmlInit()
+    except Exception as error:
+        return (
+            f"NVIDIA's driver does not answer ({type(error).__name__}: {error}); nvidia-smi shows "
+            "whether it is installed and runs"
+        )
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+    finally:
+        pynvml.nvmlShutdown()
+    if count and chosen is not None:
+        return f"CUDA_VISIBLE_DEVICES={chosen!r} shows none of this host's {count}"
+    return "the driver counts none"
+
+
+def overlooked() -> str:
+    """A line for a host that has a driver but not the package that finds its GPUs; else ""."""
+    if not os.path.exists("/dev/nvidiactl"):
+        return ""
+    try:
+        import pynvml  # noqa: F401
+    except ImportError:
+        return (
+            "NVIDIA's driver is here, but not the package that finds its GPUs, so ranks are not "
+            f"pinned to them. {_INSTALL}"
+        )
+    return ""
+
+
+def check_exclusive(gpus: Sequence[Gpu], size: int) -> None:
+    """Says whether each rank has a GPU of its own.
+
+    Raises:
+        UsageError: there are more ranks than GPUs.
+    """
+    if size > len(gpus):
+        more = f"type: -n {len(gpus)}, or leave" if gpus else "Leave"
+        raise UsageError(
+            f"{size} ranks need {size} GPUs, this host has {len(gpus)}. "
+            f"{more[0].upper() + more[1:]} --exclusive out."
+        )
+
+
+def shared(gpus: Sequence[Gpu], size: int) -> str:
+    """Returns the line that says which GPUs are shared; "" where none is."""
+    if not gpus or size <= len(gpus):
+        return ""
+    counts = {gpu: len(range(index, size, len(gpus))) for index, gpu in enumerate(gpus)}
+    said = [f"{n} ranks share GPU {gpu.number}" for gpu, n in counts.items() if n > 1]
+    return f"{', '.join(said)}; collectives are staged through the host"

@@ -58,7 +58,7 @@ def to_numpy(value: Any) -> tuple[Array, Restore]:
 
 def to_dtype(name: str) -> np.dtype[Any]:
     """The dtype of a name, bfloat16 included."""
-    return np.dtype(_bfloat16() if name == "bfloat16" else name)
+    return np.dtype(bfloat16() if name == "bfloat16" else name)
 
 
 def _same(out: Array) -> Array:
@@ -115,7 +115,7 @@ def _torch(value: Any) -> tuple[Array, Restore]:
 
     tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(_bfloat16()), restore
+        return tensor.view(torch.int16).numpy().view(bfloat16()), restore
     return _plain(tensor.numpy()), restore
 
 
@@ -170,7 +170,12 @@ def _import_cupy() -> Any:
     return cupy
 
 
-def _bfloat16() -> Any:
+def bfloat16() -> Any:
+    """The dtype that ml_dtypes has and numpy has not.
+
+    Raises:
+        MissingDependency: there is no ml_dtypes.
+    """
     from allranks.errors import MissingDependency
 
     try:

@@ -11,6 +11,7 @@ from allranks.records.ranks import label
 
 if TYPE_CHECKING:
     from allranks.collectives.channel import Place
+    from allranks.collectives.gpu.api import Event
     from allranks.collectives.group import Group
     from allranks.collectives.wait import Steps
 
@@ -32,6 +33,10 @@ class Call:
     transport = ""
     deadlock = ""
     posted = moving = done = False
+    ready: Event | None = None
+    """For arrays on a GPU: happens when the caller's stream has made them."""
+    device_seconds: float | None = None
+    """How long a GPU was at it, by its own clock; None where no GPU was."""
     light = False
     """True where the call holds no arrays, so that it may be kept for the records."""
     result: Any = None

@@ -147,8 +147,9 @@ class Channel:
         for index, at in enumerate(self._heads[sequence & 1]):
             if words[at] != fingerprint:
                 same = False
-            if times[at + 1] > latest:
-                latest, who = times[at + 1], index
+            arrived = times[at + 1]
+            if arrived > latest:
+                latest, who = arrived, index
         return same, latest, who
 
     def extents(self, sequence: int) -> list[int]:

@@ -212,7 +212,9 @@ class Comm(PointToPoint):
 
 
 def _forget(world: World, number: int) -> None:
-    world.groups.pop(number, None)
+    gone = world.groups.pop(number, None)
+    if gone is not None:
+        gone.abandon()
 
 
 def _fold(values: list[Any], op: Any) -> Any:

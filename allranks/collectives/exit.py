@@ -55,6 +55,9 @@ def finish() -> None:
     watchdog = threading.Timer(_FINALIZE_SECONDS, _exit, [code])
     watchdog.daemon = True
     watchdog.start()
+    # Not before everybody is through: what this rank has sent may still be on its way.
+    for group in world.groups.values():
+        group.abandon()
     MPI.Finalize()
     watchdog.cancel()
 

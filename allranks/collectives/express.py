@@ -9,6 +9,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives import guard
@@ -65,6 +66,9 @@ class Plan:
         self.found: dict[tuple[Place, ...], list[list[Block]]] = {}
         self.dtype, self.shape = dtype, shape
         self.unscaled = self.how.prescale == 1.0
+        bare = group.size == 2 and not self.how.half and not self.how.scaled
+        self.pair = self.how.ufunc if bare else None
+        """What makes one of two members' blocks, where that is all there is to do."""
         self._site: Site | None = None
         self._laid_out = b""
 
@@ -98,7 +102,7 @@ def express(
         call = Express(group, plan.spec, here(_USERS_FRAME), name or "", plan.nbytes)
         try:
             if plan.straight:
-                out = group.empty(plan.shape, plan.dtype)
+                out = np.empty(plan.shape, plan.dtype)
                 _through_block(call, plan, channel, array, out)
             else:
                 out = group.empty(plan.shape, plan.dtype)
@@ -133,7 +137,10 @@ def _through_block(call: Call, plan: Plan, channel: Channel, array: Array, out: 
     if not channel.arrive(call, group.world.spins):
         _wait(call, channel)
     group.compare(call, plan.fingerprint)
-    plan.how.combine(parts, out)
+    if plan.pair is not None:
+        plan.pair(parts[0], parts[1], out)
+    else:
+        plan.how.combine(parts, out)
 
 
 def _in_windows(call: Call, plan: Plan, channel: Channel, array: Array, out: Array) -> None:

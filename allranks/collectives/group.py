@@ -19,6 +19,7 @@ from allranks.errors import CollectiveMismatch, UsageError
 
 if TYPE_CHECKING:
     from allranks.collectives.express import Plan
+    from allranks.collectives.gpu.side import GpuSide
     from allranks.collectives.transports import Transport
     from allranks.collectives.wait import Steps
     from allranks.collectives.world import World
@@ -40,6 +41,8 @@ class Group:
         self.queue: deque[Call] = deque()
         self.transports: dict[str, Transport] = {}
         self.plans: dict[object, Plan] = {}
+        self.gpu: GpuSide | None = None
+        """What is known of the members' GPUs, from the first array on one on; of this epoch."""
         if channel is not None:
             channel.renew(world.epoch)
             self.transports["shared"] = Shared(self, channel)
@@ -52,11 +55,23 @@ class Group:
     def renew(self) -> None:
         """Starts a new epoch: order, counters and communicators."""
         self.sequence = 0
+        self.abandon()
         self.queue.clear()
         if self.channel is not None:
             self.channel.renew(self.world.epoch)
         for name in [name for name in self.transports if name != "shared"]:
             del self.transports[name]
+
+    def abandon(self) -> None:
+        """Leaves what is under way between GPUs."""
+        if self.gpu is not None:
+            self.gpu.abandon(self.queue)
+            self.gpu = None
+
+    @property
+    def host(self) -> Transport:
+        """The fastest way between the members' host memories."""
+        return self.transports["shared" if "shared" in self.transports else "mpi"]
 
     def agree(self, call: Call, extent: int = 0, place: Place = NOWHERE) -> Steps[None]:
         """Ends when every member has arrived with the same fingerprint.
@@ -142,8 +157,26 @@ class Group:
                 return out
         return np.empty(shape, dtype)
 
-    def choose(self, nbytes: int, call: Call, wanted: str = "") -> Transport:
+    def empty_for(self, call: Call, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """An uninitialised array for a result, in the memory that the call's arrays are in."""
+        if not call.spec.device:
+            return self.empty(shape, dtype)
+        assert self.world.gpu is not None
+        out: NDArray[Any] = self.world.gpu.empty(shape, dtype)
+        return out
+
+    def choose(
+        self, nbytes: int, call: Call, wanted: str = "", *, on_gpu: bool = False
+    ) -> Transport:
         """The transport of a call: the fastest that reaches every member, or the one asked for."""
+        if on_gpu:
+            from allranks.collectives.gpu.side import GpuSide, OnGpu
+
+            if self.gpu is None:
+                self.gpu = GpuSide(self)
+            # Which of the GPU's it is, the members find out together.
+            call.transport = "gpu"
+            return OnGpu(self.gpu, wanted)
         name = wanted or ("shared" if "shared" in self.transports else "mpi")
         if name not in self.transports:
             raise UsageError(

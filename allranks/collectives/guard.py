@@ -28,6 +28,7 @@ class Spec(NamedTuple):
     elements: int = 0
     """How many in all, for ranks that have joined and bring zeros."""
     transport: str = ""
+    device: str = ""
 
     @property
     def title(self) -> str:
@@ -114,6 +115,7 @@ _WORDS = {
     "options": "factors and options",
     "elements": "number of elements",
     "transport": "transport",
+    "device": "kind of memory",
 }
 _ADVICE = {
     "op": "Make the same calls in the same order on every rank; look for an `if` on the rank",
@@ -123,7 +125,8 @@ _ADVICE = {
     "root": "Pass the same root on every rank; it is a rank of the world, in a process set too",
     "options": "Pass the same factors and options on every rank",
     "elements": "Pass as many tensors on every rank",
-    "transport": "Pass the same transport= on every rank",
+    "transport": "Pass the same transport= on every rank, and set ALLRANKS_ALLREDUCE alike",
+    "device": "Move the array first (cupy.asarray(x), x.get()), or pass device='/cpu:0'",
 }
 
 
@@ -154,6 +157,8 @@ def list_sites(sites: dict[int, Site]) -> list[str]:
 def _value(value: object, field: str) -> str:
     if field == "op":
         return str(value)
+    if field == "device":
+        return "an array on a GPU" if value else "one in host memory"
     if value in ("", -1, ()):
         return "()" if field == "shape" else "none"
     return str(value).replace("None", "any")

@@ -14,6 +14,7 @@ from allranks.collectives import guard, world
 from allranks.collectives.arrays import to_dtype
 from allranks.collectives.call import Call
 from allranks.collectives.callsite import here
+from allranks.collectives.gpu.taking import take
 from allranks.collectives.guard import JOIN, Spec
 from allranks.collectives.reductions import Arithmetic, ReduceOp
 from allranks.collectives.transports.windowed import straight
@@ -79,11 +80,13 @@ def _steps(group: Group, call: Call, answered: int) -> Steps[int | None]:
 def _contribute(group: Group, call: Call, spec: Spec, before: int) -> Steps[None]:
     channel, dtype = group.channel, to_dtype(spec.dtype)
     assert channel is not None
-    transport = group.choose(0, call, spec.transport)
+    transport = group.choose(0, call, spec.transport, on_gpu=bool(spec.device))
     nbytes = spec.elements * dtype.itemsize
     if transport.name == "shared" and straight(group.size, nbytes, channel.block):
         return
     channel.turn = before
     zeros = np.zeros(spec.elements, dtype)
+    if spec.device:
+        zeros = take("join", [zeros], None, "/gpu:0").sources[0]
     how = Arithmetic(ReduceOp[spec.reduction], dtype, group.size, 1.0, 1.0)
     yield from transport.allreduce(call, zeros, zeros.copy(), how)

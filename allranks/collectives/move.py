@@ -11,6 +11,8 @@ from allranks.collectives import world
 from allranks.collectives.arrays import Array, to_dtype, to_numpy
 from allranks.collectives.call import Call
 from allranks.collectives.callsite import here
+from allranks.collectives.gpu.gathering import gather_on_gpu
+from allranks.collectives.gpu.taking import copying, take, take_none
 from allranks.collectives.guard import Spec
 from allranks.collectives.handles import Handle
 from allranks.collectives.process_sets import ProcessSet, group_of
@@ -53,20 +55,27 @@ def begin_broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = None,
     transport: str | None = None,
+    device: str = "",
 ) -> Call:
     """A broadcast, ready to be driven."""
     group = group_of(process_set, "broadcast")
-    source, restore = to_numpy(array)
+    taken = take("broadcast", [array], transport, device)
+    source, restore = taken.sources[0], taken.restores[0]
     check(ReduceOp.Sum, source.dtype)
     index = member(group, root, "broadcast")
     spec = Spec(
-        "broadcast", "", name_of(source.dtype), source.shape, root, transport=transport or ""
-    )
+        "broadcast", "", name_of(source.dtype), source.shape, root,
+        transport=taken.transport, device=taken.device,
+    )  # fmt: skip
     call = Call(group, spec, here(), name or "", source.nbytes)
+    call.ready = taken.mark()
 
     def steps() -> Steps[Any]:
-        way = group.choose(source.nbytes, call, transport or "")
-        out = source.copy() if group.me == index else np.empty(source.shape, source.dtype)
+        way = group.choose(source.nbytes, call, taken.transport, on_gpu=bool(taken.device))
+        out = group.empty_for(call, source.shape, source.dtype)
+        if group.me == index:
+            with copying(call):
+                np.copyto(out, source)
         yield from way.broadcast(call, _bytes(out), index)
         return restore(out)
 
@@ -79,13 +88,15 @@ def begin_allgather(
     name: str | None = None,
     process_set: ProcessSet | None = None,
     transport: str | None = None,
+    device: str = "",
     *,
     kind: str = "allgather",
     root: int = -1,
 ) -> Call:
     """An allgather or gather of one array or of several, ready to be driven; ends with a list."""
     group = group_of(process_set, kind)
-    pairs = [to_numpy(array) for array in arrays]
+    taken = take(kind, arrays, transport, device)
+    pairs = list(zip(taken.sources, taken.restores, strict=True))
     for source, _ in pairs:
         _rows(source, kind)
     index = member(group, root, kind) if root >= 0 else -1
@@ -93,15 +104,19 @@ def begin_allgather(
     grouped = kind.startswith("grouped")
     dtypes = "+".join(name_of(source.dtype) for source, _ in pairs)
     shape = shapes if grouped else shapes[0]
-    spec = Spec(kind, "", dtypes, shape, root, transport=transport or "")
+    spec = Spec(kind, "", dtypes, shape, root, transport=taken.transport, device=taken.device)
     nbytes = sum(source.nbytes for source, _ in pairs)
     call = Call(group, spec, here(), name or "", nbytes * group.size)
+    call.ready = taken.mark()
+    if taken.device:
+        call.steps = gather_on_gpu(call, taken, index)
+        return call
 
     # Rows of no bytes cannot be counted from the bytes that came, so their number goes with them.
     tabled = grouped or 0 in shape[1:]
 
     def steps() -> Steps[list[Any]]:
-        way = group.choose(nbytes, call, transport or "")
+        way = group.choose(nbytes, call, taken.transport)
         data = _tabled(pairs) if tabled else _bytes(pairs[0][0])
         parts = yield from way.allgather(call, data, root=index)
         if index not in (-1, group.me):
@@ -146,23 +161,29 @@ def begin_alltoall(
     name: str | None = None,
     process_set: ProcessSet | None = None,
     transport: str | None = None,
+    device: str = "",
 ) -> Call:
     """An alltoall, ready to be driven; ends with (array, received splits)."""
     group = group_of(process_set, "alltoall")
-    source, restore = to_numpy(array)
+    taken = take("alltoall", [array], transport, device)
+    source, restore = taken.sources[0], taken.restores[0]
     _rows(source, "alltoall")
     rows = _splits("alltoall", source, splits, group.size)
     shape = (None, *source.shape[1:])
-    spec = Spec("alltoall", "", name_of(source.dtype), shape, transport=transport or "")
+    spec = Spec(
+        "alltoall", "", name_of(source.dtype), shape,
+        transport=taken.transport, device=taken.device,
+    )  # fmt: skip
     call = Call(group, spec, here(), name or "", source.nbytes)
+    call.ready = taken.mark()
 
     def steps() -> Steps[tuple[Any, list[int]]]:
-        way = group.choose(source.nbytes, call, transport or "")
+        way = group.choose(source.nbytes, call, taken.transport, on_gpu=bool(taken.device))
         row = int(np.prod(source.shape[1:])) * source.itemsize
         lengths = [count * row for count in rows]
         parts = yield from way.alltoall(call, _bytes(source), lengths)
         received = [part.nbytes // row if row else 0 for part in parts]
-        out = _join(parts, source) if row else np.empty((0, *source.shape[1:]), source.dtype)
+        out = _join(parts, source) if row else np.empty_like(source, shape=(0, *source.shape[1:]))
         return restore(out), received
 
     call.steps = steps()
@@ -176,35 +197,52 @@ def begin_scatter(
     name: str | None = None,
     process_set: ProcessSet | None = None,
     transport: str | None = None,
+    device: str = "",
 ) -> Call:
     """A scatter, ready to be driven; only the root's array counts."""
     group = group_of(process_set, "scatter")
     index = member(group, root, "scatter")
     mine = group.me == index
-    source, restore = to_numpy(array if mine or array is not None else ())
+    taken = (
+        take("scatter", [array], transport, device)
+        if mine or array is not None
+        else take_none("scatter", transport, device)
+    )
+    source = taken.sources[0]
     rows: list[int] = []
     if not mine:
-        source = np.empty(0)
+        source = source.reshape(-1)[:0].view(np.uint8)
     else:
         _rows(source, "scatter")
         rows = _splits("scatter", source, splits, group.size)
     call = Call(
-        group, Spec("scatter", root=root, transport=transport or ""), here(), name or "",
+        group, Spec("scatter", root=root, transport=taken.transport), here(), name or "",
         source.nbytes,
     )  # fmt: skip
+    call.ready = taken.mark()
 
     def steps() -> Steps[Any]:
-        way = group.choose(source.nbytes, call, transport or "")
+        on_gpu, wanted, data, restore = taken.device, taken.transport, source, taken.restores[0]
+        way = group.choose(source.nbytes, call, "" if on_gpu else wanted)
         # What it is goes ahead of it: the others bring nothing to tell it from.
         kind = f"{name_of(source.dtype)} {' '.join(map(str, source.shape[1:]))}" if rows else ""
-        kinds = np.frombuffer(kind.encode(), np.uint8)
-        told = yield from way.allgather(call, kinds)
-        name, *sizes = told[index].tobytes().decode().split()
-        like = np.empty((0, *map(int, sizes)), to_dtype(name))
+        told = yield from way.allgather(
+            call, np.frombuffer(f"{on_gpu or 'cpu'} {kind}".encode(), np.uint8)
+        )
+        places, sizes = zip(*(part.tobytes().decode().split(" ", 1) for part in told), strict=True)
+        name, *shape = sizes[index].split()
+        like = np.empty((0, *map(int, shape)), to_dtype(name))
         row = int(np.prod(like.shape[1:])) * like.itemsize
+        gpu = group.world.gpu
+        if gpu is not None and set(places) == {"gpu"}:
+            way = group.choose(source.nbytes, call, wanted, on_gpu=True)
+            like = gpu.empty(like.shape, like.dtype)
+        elif on_gpu:
+            # Somebody has no array on a GPU: it goes through the host.
+            brought, restore = to_numpy(array)
+            data = brought if mine else brought.reshape(-1)[:0].view(np.uint8)
         lengths = [count * row for count in rows]
-        data = _bytes(source) if rows else np.empty(0, np.uint8)
-        parts = yield from way.alltoall(call, data, lengths, root=index)
+        parts = yield from way.alltoall(call, _bytes(data), lengths, root=index)
         return restore(_join([parts[index]], like) if row else like)
 
     call.steps = steps()

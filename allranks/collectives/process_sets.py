@@ -137,7 +137,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     call.steps = this.groups[0].agree(call)
     this.run(call)
     del this.sets[number]
-    this.groups.pop(number, None)
+    gone = this.groups.pop(number, None)
+    if gone is not None:
+        gone.abandon()
     process_set.process_set_id = None
     return True
 

@@ -63,6 +63,7 @@ class Recorder:
             last_arrived=(call.last or started) + offset,
             last_rank=call.last_rank,
             ended=call.ended + offset,
+            device_seconds=call.device_seconds,
         )
 
 

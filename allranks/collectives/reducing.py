@@ -9,11 +9,12 @@ import numpy as np
 
 from allranks.collectives import world
 from allranks.collectives.adasum import adasum
-from allranks.collectives.arrays import Array, Restore, to_numpy
+from allranks.collectives.arrays import Array
 from allranks.collectives.call import Call
 from allranks.collectives.callsite import here
 from allranks.collectives.compression import Compression
 from allranks.collectives.express import express
+from allranks.collectives.gpu.taking import copying, take
 from allranks.collectives.guard import Spec, options
 from allranks.collectives.handles import Handle
 from allranks.collectives.process_sets import ProcessSet, group_of
@@ -37,20 +38,19 @@ def _begin(
     postscale_factor: float = 1.0,
     compression: Any = Compression.none,
     transport: str | None = None,
+    device: str = "",
     root: int = -1,
 ) -> Call:
     """A call of this module, ready to be driven; its result is a list."""
     group = group_of(process_set, kind)
     op = ReduceOp(op)
+    taken = take(kind, arrays, transport, device, host=op is Adasum)
     sources: list[Array] = []
-    restores: list[Restore] = []
     contexts: list[Any] = []
-    for array in arrays:
-        source, restore = to_numpy(array)
-        source, context = compression.compress(source)
+    for array in taken.sources:
+        source, context = compression.compress(array)
         check(op, source.dtype)
         sources.append(source)
-        restores.append(restore)
         contexts.append(context)
     _check_shapes(kind, op, sources, group.size)
     grouped = kind.startswith("grouped")
@@ -64,17 +64,19 @@ def _begin(
         root,
         options(prescale_factor, postscale_factor, compression.name),
         sum(source.size for source in sources),
-        transport or "",
+        taken.transport,
+        taken.device,
     )
     call = Call(group, spec, here(), name or "", sum(source.nbytes for source in sources))
+    call.ready = taken.mark()
     factors = (prescale_factor, postscale_factor)
     reduce = _scatter_steps if "reducescatter" in kind else _reduce_steps
 
     def steps() -> Steps[list[Any]]:
-        outs = yield from reduce(group, call, sources, op, factors, transport or "")
+        outs = yield from reduce(group, call, sources, op, factors, taken.transport)
         return [
             restore(compression.decompress(out, context))
-            for out, restore, context in zip(outs, restores, contexts, strict=True)
+            for out, restore, context in zip(outs, taken.restores, contexts, strict=True)
         ]
 
     call.steps = steps()
@@ -89,7 +91,7 @@ def _reduce_steps(
     factors: tuple[float, float],
     wanted: str,
 ) -> Steps[list[Array]]:
-    transport = group.choose(call.nbytes, call, wanted)
+    transport = group.choose(call.nbytes, call, wanted, on_gpu=bool(call.spec.device))
     if not sources:
         yield from group.agree(call)
     outs: list[Any] = []
@@ -105,16 +107,18 @@ def _reduce_steps(
         how = Arithmetic(op, sources[where[0]].dtype, group.size, *factors)
         first = sources[where[0]]
         if len(where) == 1:
-            out = outs[where[0]] = group.empty(first.shape, first.dtype)
+            out = outs[where[0]] = group.empty_for(call, first.shape, first.dtype)
             source, total = first.reshape(-1), out.reshape(-1)
         else:
-            source = total = group.empty((sum(sources[i].size for i in where),), first.dtype)
-            start = 0
-            for i in where:
-                end = start + sources[i].size
-                outs[i] = total[start:end].reshape(sources[i].shape)
-                np.copyto(outs[i], sources[i])
-                start = end
+            count = sum(sources[i].size for i in where)
+            source = total = group.empty_for(call, (count,), first.dtype)
+            with copying(call):
+                start = 0
+                for i in where:
+                    end = start + sources[i].size
+                    outs[i] = total[start:end].reshape(sources[i].shape)
+                    np.copyto(outs[i], sources[i])
+                    start = end
         yield from transport.allreduce(call, source, total, how)
     return outs
 
@@ -127,7 +131,7 @@ def _scatter_steps(
     factors: tuple[float, float],
     wanted: str,
 ) -> Steps[list[Array]]:
-    transport = group.choose(call.nbytes, call, wanted)
+    transport = group.choose(call.nbytes, call, wanted, on_gpu=bool(call.spec.device))
     if not sources:
         yield from group.agree(call)
     outs = []
@@ -135,7 +139,7 @@ def _scatter_steps(
         rows = split(source.shape[0], group.size)
         row = source[0].size if source.shape[0] else 0
         shape = (rows[group.me + 1] - rows[group.me], *source.shape[1:])
-        out = np.empty(shape, source.dtype)
+        out = group.empty_for(call, shape, source.dtype)
         how = Arithmetic(op, source.dtype, group.size, *factors)
         bounds = [start * row for start in rows]
         yield from transport.reducescatter(call, source.reshape(-1), bounds, out.reshape(-1), how)
@@ -173,6 +177,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     compression: Any = Compression.none,
     transport: str | None = None,
+    device: str = "",
 ) -> Any:
     """Every rank gets the element-wise reduction of all ranks' arrays.
 
@@ -190,7 +195,10 @@ def allreduce(
         prescale_factor: multiplies before the reduction.
         postscale_factor: multiplies after it.
         compression: `Compression.fp16` halves the bytes of float32.
-        transport: "shared" or "mpi"; the fastest where it is None.
+        transport: "shared" or "mpi", for arrays on a GPU also "nccl" or "staged"; the fastest
+            where it is None. "shared" and "mpi" take arrays on a GPU through the host.
+        device: "/cpu:0" moves the array through host memory, "/gpu:0" on the GPU; where it is
+            when "". ALLRANKS_ALLREDUCE=nccl|staged|mpi says so for all arrays on a GPU.
 
     Returns:
         A new array of the kind, dtype, shape and device of the input.
@@ -203,7 +211,8 @@ def allreduce(
     values and ``name``.
     """
     factors = (prescale_factor, postscale_factor)
-    if type(array) is np.ndarray and transport is None and compression is Compression.none:
+    plain = type(array) is np.ndarray and transport is None and not device
+    if plain and compression is Compression.none:
         done = express(group_of(process_set, "allreduce"), array, op, factors, name)
         if done is not None:
             return done
@@ -217,6 +226,7 @@ def allreduce(
         postscale_factor=postscale_factor,
         compression=compression,
         transport=transport,
+        device=device,
     )
     return world.current().run(call)[0]
 

@@ -60,16 +60,17 @@ class Totals:
             call = self._fresh.popleft()
             if isinstance(call, CallRecord):
                 key, ranks = _key_of_record(call), call.ranks
-                arrived, ready = call.arrived, call.last_arrived
+                wait, transfer = call.wait_seconds, call.transfer_seconds
             else:
                 key, ranks = _key_of_call(call), len(call.group.ranks)
                 arrived, ready = call.started, call.last or call.started
+                wait, transfer = max(0.0, ready - arrived), call.ended - max(ready, arrived)
             if key not in self._sums and len(self._sums) >= KINDS:
                 key = (key[0], _OTHERS, "", 0, ranks, "")
             sums = self._sums.get(key)
             if sums is None:
                 sums = self._sums[key] = _Sums()
-            _add(sums, max(0.0, ready - arrived), call.ended - max(ready, arrived), call.last_rank)
+            _add(sums, wait, transfer, call.last_rank)
             touched[key] = sums
         return [_told(key, sums) for key, sums in touched.items()]
 

@@ -56,6 +56,7 @@ def _slices(record: CallRecord, origin: float, host: int) -> list[dict[str, Any]
         "process set": record.process_set,
         "transport": record.transport,
         "last rank": record.last_rank,
+        "ms on the GPU": None if record.device_seconds is None else record.device_seconds * 1e3,
         "algbw GB/s": record.algbw_gbps,
         "busbw GB/s": record.busbw_gbps,
     }

@@ -23,9 +23,10 @@ from allranks.collectives.peers import PROCESS, Peers, Scope, State
 from allranks.collectives.recorder import Recorder
 from allranks.collectives.wait import Steps, drive
 from allranks.collectives.watch import Watch
-from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft
+from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, UsageError
 
 if TYPE_CHECKING:
+    from allranks.collectives.gpu.device import Device
     from allranks.collectives.mpi_side import MpiSide
     from allranks.collectives.watcher import Watcher
     from allranks.collectives.window import Window
@@ -51,6 +52,8 @@ class World:
         self.board = board
         self.peers = Peers(board)
         self.window: Window | None = None
+        self.gpu: Device | None = None
+        """This rank's GPU, from the first array on one on."""
         self.quarantine: list[Any] = []
         """Arrays of calls that were left: a peer may still write to them in this epoch."""
         self.scope: Scope = PROCESS
@@ -150,7 +153,7 @@ class World:
                 except StopIteration as end:
                     call.result = end.value
                     self.finish(call)
-                except CollectiveMismatch as error:
+                except (CollectiveMismatch, UsageError) as error:
                     call.error = error
                 call.done = True
                 group.queue.popleft()
@@ -194,23 +197,28 @@ class World:
 
     def fail(self, call: Call, error: BaseException) -> None:
         """Says on the board that this rank has left a collective, if it has."""
-        if isinstance(error, CollectiveMismatch) and not call.deadlock:
+        # A usage error that comes after all have agreed comes on all: the epoch is whole.
+        if isinstance(error, (CollectiveMismatch, UsageError)) and not call.deadlock:
             return
         if call.deadlock:
-            self.spoil(call.deadlock, deadlock=True)
+            self.spoil(call.deadlock, call, deadlock=True)
         elif not call.posted:
             return
         elif isinstance(error, RankLeft):
-            self.spoil(f"has given up {call.spec.title} at {call.site}")
+            self.spoil(f"has given up {call.spec.title} at {call.site}", call)
         else:
-            self.spoil(f"has left {call.spec.title} at {call.site} ({type(error).__name__})")
+            self.spoil(f"has left {call.spec.title} at {call.site} ({type(error).__name__})", call)
         self.quarantine.append(call.held)
 
-    def spoil(self, why: str, *, deadlock: bool = False) -> None:
+    def spoil(self, why: str, call: Call | None = None, *, deadlock: bool = False) -> None:
         """This rank can take part in no further collective of this epoch."""
         if self.dirty:
             return
         self.dirty = True
+        for group in self.groups.values():
+            group.abandon()
+        if call is not None and call.spec.device and self.gpu is not None:
+            self.gpu.hold(call)
         self._told.broken, self._told.broke = (self.epoch + 1) * 2 + int(deadlock), why
         if self.board is not None:
             self.board.write(fields.BROKE, why)
@@ -286,6 +294,8 @@ class World:
         self._told.broken = 0
         if self.board is not None:
             self.board.put(fields.BROKEN, 0)
+        for group in self.groups.values():
+            group.abandon()
         # Groups that Split() and Dup() have made end with their epoch.
         self.groups = {n: group for n, group in self.groups.items() if n < FIRST_MADE}
         for _, group in sorted(self.groups.items()):

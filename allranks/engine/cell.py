@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import signal
 import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, cast
 
@@ -17,6 +19,8 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from allranks import collectives
 from allranks.engine.commands import end_cells_too, interrupt_children
+from allranks.engine.gpu import Gpu, is_out_of_memory
+from allranks.engine.gpu_memory import release
 from allranks.engine.report import report, without_middle, without_own_frames
 from allranks.errors import CollectiveError, UsageError
 from allranks.records.wire import Reply, Report, RunCell
@@ -38,15 +42,24 @@ class CellRunner:
         shell: the engine's IPython shell.
         rank: this process's rank.
         device: what the rank computes on.
+        sharers: the other ranks on its GPU, by pid.
     """
 
-    def __init__(self, shell: InteractiveShell, rank: int, device: str) -> None:
+    def __init__(
+        self,
+        shell: InteractiveShell,
+        rank: int,
+        device: str,
+        sharers: dict[int, int] | None = None,
+    ) -> None:
         self.shell = shell
         self.rank = rank
         self.device = device
+        self.sharers = sharers or {}
         self._traceback: list[str] = []
         self._cell_file = ""
         self._number = 0
+        self._keeps_history = True
         self._hearing = 0
         self._interrupted_early = 0
         self._hearing_lock = threading.Lock()
@@ -85,8 +98,19 @@ class CellRunner:
             else:
                 self._interrupted_early = cell
 
-    async def run(self, cell: RunCell, payloads: list[bytes]) -> tuple[Reply, list[bytes]]:
-        """Returns the reply to a cell and its payloads; never raises."""
+    async def run(
+        self,
+        cell: RunCell,
+        payloads: list[bytes],
+        prepare: Callable[[], None] | None = None,
+    ) -> tuple[Reply, list[bytes]]:
+        """Returns the reply to a cell and its payloads; never raises.
+
+        Args:
+            cell: what to run.
+            payloads: instead of source, a pickled call.
+            prepare: called first, as a part of the cell; such a cell is not kept in ``In``.
+        """
         started = time.monotonic()
         self._traceback = []
         self._interrupts = 0
@@ -94,6 +118,9 @@ class CellRunner:
         collectives.scope.enter(cell.label, cell.ranks or None, cell.cell)
         try:
             self._number = cell.cell
+            self._keeps_history = prepare is None
+            if prepare is not None:
+                prepare()
             result = await (self._call(payloads[0]) if payloads else self._execute(cell.source))
             error = result.error_before_exec or result.error_in_exec
         except BaseException as outside:
@@ -114,6 +141,8 @@ class CellRunner:
         if error is None and self._traceback:
             # The value could not be displayed: IPython showed a traceback and went on.
             print("\n".join(self._traceback), file=sys.stderr)
+        if error is not None and self.device != "cpu":
+            release(error)
         value, problem = self._pickled(result.result, cell.want_value and error is None)
         status = "interrupted" if interrupted else "error" if error is not None else "ok"
         reply = Reply(
@@ -140,11 +169,11 @@ class CellRunner:
             source, transformed_cell=transformed, preprocessing_exc_tuple=problem
         ):
             self._hear_interrupts()
-            return cast(ExecutionResult, shell.run_cell(source, store_history=True))
+            return cast(ExecutionResult, shell.run_cell(source, store_history=self._keeps_history))
         task = asyncio.ensure_future(
             shell.run_cell_async(
                 source,
-                store_history=True,
+                store_history=self._keeps_history,
                 transformed_cell=transformed,
                 preprocessing_exc_tuple=problem,
             )
@@ -209,7 +238,10 @@ class CellRunner:
             self._traceback = [_EXIT]
         elif not self._traceback:
             self.shell.showtraceback((type(error), error, error.__traceback__))
-        return report(error, self._traceback, self.rank, self.device, self._cell_file)
+        more = ""
+        if is_out_of_memory(error):
+            more = Gpu(self.device).out_of_memory(self.rank, os.getpid(), self.sharers)
+        return report(error, self._traceback, self.rank, self.device, self._cell_file, more)
 
     def _pickled(self, value: object, wanted: bool) -> tuple[list[bytes], str]:
         if not wanted:

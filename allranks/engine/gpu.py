@@ -1,8 +1,22 @@
-"""How much of its GPU's memory is in use, asked of the driver without touching CUDA."""
+"""How a rank's GPU is used, asked of the driver without touching CUDA; and what is said of it when
+its memory runs out.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import psutil
+
+
+class GpuUse(NamedTuple):
+    """What the driver says, of everybody's use; -1 for what it does not tell of a slice."""
+
+    used_nbytes: int = 0
+    total_nbytes: int = 0
+    percent: int = -1
+    celsius: int = -1
 
 
 class Gpu:
@@ -13,22 +27,109 @@ class Gpu:
     """
 
     def __init__(self, device: str) -> None:
-        self._uuid = device.partition("(")[2].removesuffix(")")
+        self.uuid = device.partition("(")[2].removesuffix(")")
         self._handle: Any = None
         self._nvml: Any = None
 
-    def used_nbytes(self) -> int:
-        """Returns the bytes in use on it, by whomever; 0 where that cannot be known."""
-        if not self._uuid:
-            return 0
-        try:
-            if self._handle is None:
+    def _open(self) -> bool:
+        if self._handle is None and self.uuid:
+            try:
                 import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
                 pynvml.nvmlInit()
+                self._handle = pynvml.nvmlDeviceGetHandleByUUID(self.uuid)
                 self._nvml = pynvml
-                self._handle = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
-            return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
-        except Exception:  # no package, no driver, or a slice that the driver does not tell about
-            self._uuid = ""
-            return 0
+            except Exception:  # no package, no driver, or a GPU that the driver has lost
+                self.uuid = ""
+        return self._handle is not None
+
+    def use(self) -> GpuUse:
+        """Returns how it is used now; zeros where that cannot be known."""
+        if not self._open():
+            return GpuUse()
+        nvml, handle = self._nvml, self._handle
+        memory, percent, celsius = None, -1, -1
+        with suppress(nvml.NVMLError):
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        with suppress(nvml.NVMLError):  # not told of a slice
+            percent = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        with suppress(nvml.NVMLError):
+            celsius = int(nvml.nvmlDeviceGetTemperature(self._whole(), nvml.NVML_TEMPERATURE_GPU))
+        if memory is None:
+            return GpuUse(percent=percent, celsius=celsius)
+        return GpuUse(int(memory.used), int(memory.total), percent, celsius)
+
+    def _whole(self) -> Any:
+        """The GPU that a slice is of: it has the thermometer."""
+        if not self.uuid.startswith("MIG-"):
+            return self._handle
+        return self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
+
+    def name(self) -> str:
+        """Returns the GPU's name, as ``NVIDIA H200``; "GPU" where it cannot be known."""
+        if self._open():
+            with suppress(self._nvml.NVMLError):
+                name = self._nvml.nvmlDeviceGetName(self._handle)
+                return name.decode() if isinstance(name, bytes) else str(name)
+        return "GPU"
+
+    def processes(self) -> list[tuple[int, int]]:
+        """Returns the pid and the bytes of each process on it; 0 bytes where it is not told."""
+        if self._open():
+            with suppress(self._nvml.NVMLError):
+                found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+                return [(int(each.pid), int(each.usedGpuMemory or 0)) for each in found]
+        return []
+
+    def out_of_memory(self, rank: int, pid: int, sharers: dict[int, int]) -> str:
+        """Returns who ran out of which GPU's memory, and who else is on it.
+
+        Args:
+            rank: the rank that did.
+            pid: its process.
+            sharers: the other ranks that are pinned to this GPU, by pid; pids may be unknown.
+        """
+        use = self.use()
+        full = f": {_gib(use.used_nbytes)} of {_gib(use.total_nbytes)} are in use" * bool(
+            use.total_nbytes
+        )
+        said = f"rank {rank} is out of memory on {self.name()} ({self.uuid}){full}."
+        others = []
+        for other, nbytes in self.processes():
+            if other != pid:
+                who = f"rank {sharers[other]}" if other in sharers else _process(other)
+                others.append(f"{who} ({_gib(nbytes)})" if nbytes else who)
+        named = set(sharers.values()) - {
+            sharers[other] for other, _ in self.processes() if other in sharers
+        }
+        others += [f"rank {other}" for other in sorted(named)]
+        return f"{said} Also on it: {', '.join(others)}." if others else f"{said} Nobody else is."
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says, in any library's words, that a GPU's memory has run out."""
+    for kind in type(error).__mro__:
+        if (kind.__module__.partition(".")[0], kind.__name__) in _OUT_OF_MEMORY:
+            return True
+    said = (
+        str(error)[:200] if type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError") else ""
+    )
+    return "RESOURCE_EXHAUSTED" in said
+
+
+_OUT_OF_MEMORY = {
+    ("cupy", "OutOfMemoryError"),
+    ("torch", "OutOfMemoryError"),
+    ("tensorflow", "ResourceExhaustedError"),
+}
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB"
+
+
+def _process(pid: int) -> str:
+    with suppress(psutil.Error):
+        return f"{psutil.Process(pid).name()}, pid {pid}"
+    # Of another container, perhaps: the driver counts pids of the host.
+    return f"pid {pid}"

@@ -27,9 +27,13 @@ OPERATIONS = tuple(sorted(set(collectives.__all__) - _NOT_FOR_CELLS - set(PLACE)
 
 def names(device: str) -> dict[str, Any]:
     """Returns what a fresh rank's cells see."""
-    place = {name: getattr(collectives, name)() for name in PLACE}
-    own = {"comm": collectives.comm(), "device": device, "log": metrics.log}
-    return place | own | {name: getattr(collectives, name) for name in OPERATIONS}
+    own = {"device": device, "log": metrics.log}
+    return place() | own | {name: getattr(collectives, name) for name in OPERATIONS}
+
+
+def place() -> dict[str, Any]:
+    """Returns the names that say where this rank is in the world that is current."""
+    return {name: getattr(collectives, name)() for name in PLACE} | {"comm": collectives.comm()}
 
 
 def renew(namespace: dict[str, Any], old: object) -> None:

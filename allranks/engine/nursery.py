@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,8 +70,9 @@ class Nursery:
         self.door.listen(self.config.size + 8)
         try:
             self._launch(address)
-            for name in (*_IMPORTS, *self.config.preload):
+            for name in _IMPORTS:
                 importlib.import_module(name)
+            self._preload()
             self._fork_controller()
             self._watch()
         finally:
@@ -90,6 +92,21 @@ class Nursery:
         )
         assert self.launcher.stdout is not None
         os.set_blocking(self.launcher.stdout.fileno(), False)
+
+    def _preload(self) -> None:
+        """Imports once what the ranks were told to begin with: they share it, and its memory.
+
+        What cannot be imported says so in the cell that needs it.
+        """
+        from allranks.engine.rank import QUIET
+
+        if self.config.preload and not self.config.devices:
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
+        for name in self.config.preload:
+            try:
+                importlib.import_module(name)
+            except Exception:
+                traceback.print_exc()
 
     def _fork_controller(self) -> None:
         from allranks.engine import controller
@@ -208,8 +225,6 @@ class Nursery:
                 print(end.code, file=sys.stderr)
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         except BaseException:
-            import traceback
-
             traceback.print_exc()
         finally:
             try:

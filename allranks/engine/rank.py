@@ -14,18 +14,23 @@ from typing import Any
 
 from allranks import collectives
 from allranks.collectives.totals import Totals
-from allranks.engine import metrics, namespace
+from allranks.engine import metrics, namespace, pinning
 from allranks.engine.cell import CellRunner, ignore_interrupt
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.ipengine import RankEngine
+from allranks.engine.member import MemberRunner
 from allranks.engine.requests import Requests
 from allranks.engine.telemetry import Teller
 from allranks.engine.transcript import Transcript
 from allranks.engine.wire import Wire
 from allranks.errors import UsageError
+from allranks.horovod import alias, tensorflow1
 from allranks.records.config import NurseryConfig
 from allranks.records.requests import ANSWERED_WHILE_BUSY
-from allranks.records.wire import Answer, Ask, Hello, Interrupt, Record, RunCell
+from allranks.records.wire import Answer, Ask, Hello, Interrupt, Record, RunCell, RunMember
+
+QUIET = "3"
+"""TensorFlow looks for CUDA where there is none, and says so at length: only fatal errors show."""
 
 
 def launched_rank(environment: dict[str, str]) -> int:
@@ -59,6 +64,8 @@ class Rank:
         faulthandler.enable(all_threads=False)
         _fresh_main_module()
         builtins.input = _no_keyboard
+        alias.install()
+        tensorflow1.install()
         collectives.init()
         if collectives.size() != self._config.size or collectives.rank() != self.rank:
             raise SystemExit(
@@ -67,6 +74,7 @@ class Rank:
                 "do not belong together. Check which mpiexec and which libmpi are in use."
             )
         collectives.on_notice(self._notice)
+        self._sharers = self._who_shares()
         self.wire = Wire(
             self.rank,
             self._config.commands_url,
@@ -89,8 +97,9 @@ class Rank:
         shell.set_hook("show_in_pager", _print_page, 1)
         shell.user_ns.update(namespace.names(self.device))
         self._loop = asyncio.get_running_loop()
-        self._runner = CellRunner(shell, self.rank, self.device)
-        self._requests = Requests(shell, self.rank)
+        self._runner = CellRunner(shell, self.rank, self.device, self._sharers)
+        self._members = MemberRunner(shell, self._runner, self.rank)
+        self._requests = Requests(shell, self.rank, self._members.make_ready)
         signal.signal(signal.SIGINT, ignore_interrupt)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self.wire.start()
@@ -109,12 +118,26 @@ class Rank:
             )
         )
 
+    def _who_shares(self) -> dict[int, int]:
+        """The other ranks on this rank's GPU, by their pids. Collective, where GPUs are shared."""
+        devices, size = self._config.devices, self._config.size
+        if not devices or size <= len(devices):
+            return {}
+        from mpi4py import MPI
+
+        pids = MPI.COMM_WORLD.allgather((socket.gethostname(), self.device, os.getpid()))
+        return {
+            pid: rank
+            for rank, (*where, pid) in enumerate(pids)
+            if where == [socket.gethostname(), self.device] and rank != self.rank
+        }
+
     def _notice(self, text: str) -> None:
         self.transcript.place(["notice", text])
 
     def _receive(self, record: Record, payloads: list[bytes]) -> None:
         """Takes a command in the wire's thread; what needs the main thread goes there."""
-        if isinstance(record, RunCell):
+        if isinstance(record, RunCell | RunMember):
             self._loop.call_soon_threadsafe(self._start_cell, record, payloads)
         elif isinstance(record, Interrupt):
             self._runner.interrupt(record.cell)
@@ -126,16 +149,23 @@ class Rank:
             else:
                 self._loop.call_soon_threadsafe(self._answer, record, payloads)
 
-    def _start_cell(self, cell: RunCell, payloads: list[bytes]) -> None:
+    def _start_cell(self, cell: RunCell | RunMember, payloads: list[bytes]) -> None:
         self._task = asyncio.ensure_future(self._run_cell(cell, payloads))
 
-    async def _run_cell(self, cell: RunCell, payloads: list[bytes]) -> None:
+    async def _run_cell(self, cell: RunCell | RunMember, payloads: list[bytes]) -> None:
         self.wire.begin_cell(cell.cell, cell.limit_nbytes)
         self._requests.busy = True
-        reply, value = await self._runner.run(cell, payloads)
+        result = None
+        if isinstance(cell, RunMember):
+            reply, result, value = await self._members.run(cell, payloads)
+        else:
+            reply, value = await self._runner.run(cell, payloads)
         self._requests.busy = False
         self.wire.send_output(final=True)
         self.wire.busy = False
+        if result is not None:
+            self.wire.send(result, *value)
+            value = []
         self.wire.send(reply, *value)
 
     def _answer(self, ask: Ask, payloads: list[bytes]) -> None:
@@ -162,16 +192,16 @@ def _pin(config: NurseryConfig, rank: int) -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = str(max(1, (cores or 1) // config.size))
     os.environ.setdefault("OMP_NUM_THREADS", share)
+    # TensorFlow's own threads: without these every rank makes one a core, twice.
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", share)
-    # What TensorFlow says while it starts is not the cell's output; its errors are.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     if not config.devices:
-        return "cpu"
-    device = config.devices[rank % len(config.devices)]
-    os.environ["CUDA_VISIBLE_DEVICES"] = device
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    return f"cuda:0 ({device})"
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
+    local, local_size = pinning.local_place(os.environ, rank, config.size)
+    device, settings = pinning.pinning(config.devices, local, local_size)
+    pinning.apply(os.environ, settings)
+    return device
 
 
 def _library() -> str:

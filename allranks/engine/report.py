@@ -48,7 +48,12 @@ def without_middle(tb: TracebackType | None) -> None:
 
 
 def report(
-    error: BaseException, formatted: list[str], rank: int, device: str, cell_file: str
+    error: BaseException,
+    formatted: list[str],
+    rank: int,
+    device: str,
+    cell_file: str,
+    more: str = "",
 ) -> Report:
     """Returns the report of an exception that ended a cell.
 
@@ -58,6 +63,7 @@ def report(
         rank: this process's rank.
         device: what the rank computes on.
         cell_file: the file name that IPython compiled the cell under.
+        more: what this rank knows beside what the exception says.
     """
     line, source = cell_line(error.__traceback__, cell_file)
     if isinstance(error, SyntaxError) and error.filename == cell_file:
@@ -67,8 +73,10 @@ def report(
         host=socket.gethostname(),
         device=device,
         etype=type(error).__name__,
-        message=_bounded(_text_of(error), _MESSAGE_CHARACTERS),
-        traceback=(_bounded("\n".join(formatted), _TRACEBACK_CHARACTERS),),
+        message=_bounded(_text_of(error), _MESSAGE_CHARACTERS) + (f"\n{more}" if more else ""),
+        traceback=(
+            _bounded("\n".join([*formatted, more] if more else formatted), _TRACEBACK_CHARACTERS),
+        ),
         line=line,
         source_line=source,
         # A rank that could not go on because another one left did not fail: it was waiting.

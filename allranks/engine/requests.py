@@ -7,6 +7,7 @@ import pickle
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -29,11 +30,15 @@ class Requests:
     Args:
         shell: the engine's IPython shell.
         rank: this process's rank.
+        make_ready: makes ready for members of an ensemble.
     """
 
-    def __init__(self, shell: InteractiveShell, rank: int) -> None:
+    def __init__(
+        self, shell: InteractiveShell, rank: int, make_ready: Callable[[int], dict[str, Any]]
+    ) -> None:
         self.shell = shell
         self.rank = rank
+        self._make_ready = make_ready
         self.busy = False
         self._process = psutil.Process()
 
@@ -61,6 +66,8 @@ class Requests:
             collectives.renew(arguments["epoch"])
             namespace.renew(self.shell.user_ns, old)
             return {}, []
+        if name == requests.MEMBERS:
+            return self._make_ready(arguments["ranks_each"]), []
         raise UsageError(f"a rank answers no request named {name!r}")
 
     def _status(self) -> dict[str, Any]:

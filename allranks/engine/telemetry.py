@@ -87,6 +87,7 @@ class Teller:
     def _look(self) -> Pulse:
         rss = self._process.memory_info().rss
         cpu = self._process.cpu_percent()
+        use = self._gpu.use()
         return Pulse(
             rank=self.rank,
             cell=self._cell,
@@ -94,5 +95,8 @@ class Teller:
             line=current_line(),
             rss_nbytes=rss // _RSS_STEP_NBYTES * _RSS_STEP_NBYTES,
             cpu_percent=round(cpu / _CPU_STEP_PERCENT) * _CPU_STEP_PERCENT,
-            gpu_nbytes=self._gpu.used_nbytes() // _RSS_STEP_NBYTES * _RSS_STEP_NBYTES,
+            gpu_nbytes=use.used_nbytes // _RSS_STEP_NBYTES * _RSS_STEP_NBYTES,
+            gpu_total_nbytes=use.total_nbytes,
+            gpu_percent=max(-1, use.percent // _CPU_STEP_PERCENT * _CPU_STEP_PERCENT),
+            gpu_celsius=use.celsius,
         )

@@ -145,6 +145,9 @@ class Transcript:
             if final:
                 self._finish(end, entries)
             self._marks[:] = [mark for mark in self._marks if mark[1] > self._sent]
+            # What the tail will show is late, not hidden: nothing is until there is more than that.
+            if not final and self._hidden_nbytes <= self._tail_nbytes:
+                return entries, 0, 0, end
             return entries, self._hidden_lines, self._hidden_nbytes, end
 
     def _advance(self, end: int, entries: list[Entry]) -> None:

@@ -1,4 +1,4 @@
-"""Has IPython await ``%%distributed``, so that a notebook's widgets react while a cell runs.
+"""Has IPython await our cell magics, so that a notebook's widgets react while a cell runs.
 
 IPython does not await what a magic returns. So the line that a cell magic becomes is given an
 ``await``, and the magic returns a coroutine where it sees that it was.
@@ -12,13 +12,13 @@ from types import FrameType
 
 from IPython.core.interactiveshell import InteractiveShell
 
-_CALL = "get_ipython().run_cell_magic('distributed'"
+_CALLS = tuple(f"get_ipython().run_cell_magic('{name}'" for name in ("distributed", "ensemble"))
 #: Below one of these a cell is run by another magic, as ``%%time``, which awaits nothing.
 _MAGICS = (InteractiveShell.run_cell_magic.__code__, InteractiveShell.run_line_magic.__code__)
 
 
 class Awaiting:
-    """Puts an ``await`` before ``%%distributed`` in the cells of a notebook.
+    """Puts an ``await`` before our cell magics in the cells of a notebook.
 
     Args:
         shell: the notebook's shell; a terminal's is left as it is.
@@ -36,7 +36,7 @@ class Awaiting:
             self._shell.input_transformers_post.remove(self._transform)
 
     def _transform(self, lines: list[str]) -> list[str]:
-        if not lines or not lines[0].startswith(_CALL) or not self._shell.autoawait:
+        if not lines or not lines[0].startswith(_CALLS) or not self._shell.autoawait:
             return lines
         if _called_by_a_magic(sys._getframe()):
             return lines

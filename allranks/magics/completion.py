@@ -1,4 +1,4 @@
-"""Tab and Shift-Tab inside a ``%%distributed`` cell answer from rank 0's variables."""
+"""Tab and Shift-Tab inside a cell for the ranks answer from rank 0's variables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Completion:
     def _is_for_ranks(self, code: str) -> bool:
         if self._session.running is None:
             return False
-        return code.lstrip().startswith("%%distributed") or (
+        return code.lstrip().startswith(("%%distributed", "%%ensemble")) or (
             self._toggle.is_on and not code.lstrip().startswith("%")
         )
 

@@ -46,8 +46,8 @@ class DistributedMagics(Magics):
     def run_cell(self, line: str, cell: str) -> Coroutine[Any, Any, None] | None:
         """Runs the cell on every rank, or on those of ``-r``; see ``%distributed`` for more.
 
-        ``%%distributed [-n N] [-r RANKS] [-o NAME] [--timeout S] [--gpus G] [--on LAUNCHER]
-        [--no-fold] [--view full|auto|plain]``
+        ``%%distributed [-n N] [-r RANKS] [-o NAME] [--timeout S] [--gpus G] [--exclusive]
+        [--on LAUNCHER] [--preload MODULES] [--no-fold] [--view full|auto|plain]``
         """
         # The line of the magic stays as a comment, so that line numbers are the notebook's.
         toggled = self.toggle.took_cell() or cell.lstrip().startswith("%%")
@@ -70,7 +70,9 @@ class DistributedMagics(Magics):
             source.check(text)
         except SyntaxError as error:
             raise InvalidCell(source.explain(error, number)) from None
-        cluster = self.session.cluster(options.n, options.gpus, options.on)
+        cluster = self.session.cluster(
+            options.n, options.gpus, options.on, options.preload, exclusive=options.exclusive
+        )
         chosen = rank_lists.parse(options.ranks or "all", cluster.size)
         run = cluster.submit(
             text,
@@ -97,7 +99,8 @@ class DistributedMagics(Magics):
     def command(self, line: str) -> Any:
         """Leads the ranks.
 
-        ``%distributed start [-n N] [--gpus G] [--on LAUNCHER]`` starts them now;
+        ``%distributed start [-n N] [--gpus G] [--exclusive] [--on LAUNCHER] [--preload MODULES]``
+        starts them;
         ``restart`` (same options) forgets their variables; ``stop`` ends them.
         ``%distributed status`` shows every rank: host, pid, device, memory, state, line.
         ``%distributed interrupt`` interrupts the running cell.
@@ -109,9 +112,13 @@ class DistributedMagics(Magics):
         name, options = parse_command(line)
         session = self.session
         if name == "start":
-            session.cluster(options.n, options.gpus, options.on)
+            session.cluster(
+                options.n, options.gpus, options.on, options.preload, exclusive=options.exclusive
+            )
         elif name == "restart":
-            session.restart(options.n, options.gpus, options.on)
+            session.restart(
+                options.n, options.gpus, options.on, options.preload, exclusive=options.exclusive
+            )
         elif name == "stop":
             print("The ranks are stopped." if session.stop() else "No ranks are running.")
         elif name == "on":

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from allranks.horovod import alias
 from allranks.magics.distributed import DistributedMagics
+from allranks.magics.ensemble import EnsembleMagics
+from allranks.widgets.explainer.ranks import offer
 
 
 def load(shell: InteractiveShell) -> None:
-    """Adds ``%%distributed`` and ``%distributed``; nothing is started yet."""
+    """Adds ``%%distributed``, ``%distributed`` and ``%%ensemble``; nothing is started yet."""
     if _loaded(shell) is None:
-        shell.register_magics(DistributedMagics(shell))
+        magics = DistributedMagics(shell)
+        shell.register_magics(magics, EnsembleMagics(shell, magics.session))
+        offer(magics.session)
+        alias.install(in_notebook=True)
 
 
 def unload(shell: InteractiveShell) -> None:
@@ -18,10 +24,14 @@ def unload(shell: InteractiveShell) -> None:
     magics = _loaded(shell)
     if magics is None:
         return
+    offer(None)
     magics.close()
-    del shell.magics_manager.registry[DistributedMagics.__name__]
-    for kind in ("line", "cell"):
-        shell.magics_manager.magics[kind].pop("distributed", None)
+    alias.uninstall()
+    for kind in (DistributedMagics, EnsembleMagics):
+        del shell.magics_manager.registry[kind.__name__]
+    for where in ("line", "cell"):
+        for name in ("distributed", "ensemble"):
+            shell.magics_manager.magics[where].pop(name, None)
 
 
 def _loaded(shell: InteractiveShell) -> DistributedMagics | None:

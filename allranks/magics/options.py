@@ -25,6 +25,8 @@ class CellOptions:
     timeout: float | None = None
     gpus: str | None = None
     on: str | None = None
+    exclusive: bool = False
+    preload: str | None = None
     fold: bool = True
     view: str = "auto"
 
@@ -37,23 +39,28 @@ class CommandOptions:
     ranks: str | None = None
     gpus: str | None = None
     on: str | None = None
+    exclusive: bool = False
+    preload: str | None = None
     names: list[str] = field(default_factory=list)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Raises instead of ending the notebook's kernel."""
 
     def error(self, message: str) -> NoReturn:
+        """Raises what the arguments are found to be."""
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())
         raise UsageError(f"{message}. Expected: {usage}")
 
 
-def _parser(program: str) -> _Parser:
-    parser = _Parser(prog=program, add_help=False, allow_abbrev=False)
+def _parser(program: str) -> Parser:
+    parser = Parser(prog=program, add_help=False, allow_abbrev=False)
     parser.add_argument("-n", type=int)
     parser.add_argument("-r", "--ranks", metavar="RANKS")
     parser.add_argument("--gpus")
+    parser.add_argument("--exclusive", action="store_true")
     parser.add_argument("--on", metavar="LAUNCHER")
+    parser.add_argument("--preload", metavar="MODULES")
     return parser
 
 
@@ -122,7 +129,9 @@ def _with_names_first(words: Sequence[str]) -> list[str]:
     options: list[str] = []
     rest = iter(words)
     for word in rest:
-        if word.startswith("-"):
+        if word == "--exclusive":
+            options.append(word)
+        elif word.startswith("-"):
             options += [word, *([value] if (value := next(rest, None)) is not None else [])]
         else:
             names.append(word)

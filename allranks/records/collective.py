@@ -31,6 +31,8 @@ class CallRecord:
     last_arrived: float
     last_rank: int
     ended: float
+    device_seconds: float | None = None
+    """What the GPU's own clock says of the transfer; None where none moved the data by itself."""
 
     @property
     def wait_seconds(self) -> float:
@@ -39,7 +41,12 @@ class CallRecord:
 
     @property
     def transfer_seconds(self) -> float:
-        """Seconds from the moment every rank had arrived to the end of the call."""
+        """Seconds from the moment every rank had arrived to the end of the call.
+
+        By the GPU's clock where it moved the data: the host notices the end a little later.
+        """
+        if self.device_seconds is not None:
+            return self.device_seconds
         return max(0.0, self.ended - max(self.last_arrived, self.arrived))
 
     @property

@@ -46,7 +46,7 @@ def compact(ranks: Iterable[int], dash: str = "–") -> str:
     return ", ".join(str(a) if a == b else f"{a}{dash}{b}" for a, b in spans)
 
 
-def label(ranks: Iterable[int]) -> str:
-    """Returns ``rank 2`` or ``ranks 0, 2–3``."""
+def label(ranks: Iterable[int], noun: str = "rank") -> str:
+    """Returns ``rank 2`` or ``ranks 0, 2–3``; or as many of another ``noun``."""
     listed = list(ranks)
-    return f"rank{'s' if len(listed) != 1 else ''} {compact(listed)}"
+    return f"{noun}{'s' if len(listed) != 1 else ''} {compact(listed)}"

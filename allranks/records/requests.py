@@ -16,5 +16,9 @@ INSPECT = "inspect"
 """Describe the name in ``code`` at ``cursor``."""
 RENEW = "renew"
 """Move to a fresh communicator: every rank at once, with the new epoch's number."""
+MEMBERS = "members"
+"""Make ready to run members of ``ranks_each`` ranks: every rank at once; 0 ends that.
+
+The answer has the epoch of the rank's part of the world, and whether it must be renewed."""
 
 ANSWERED_WHILE_BUSY = frozenset({STATUS, STACK})

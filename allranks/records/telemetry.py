@@ -40,7 +40,8 @@ class Pulse:
     """What a rank is doing now, about once a second.
 
     ``activity`` is what it waits for, or empty; ``line`` is ``file:line  source``.
-    ``cpu_percent`` is of one core, ``gpu_nbytes`` what the rank's GPU has in use, 0 without one.
+    ``cpu_percent`` is of one core, ``gpu_nbytes`` what the rank's GPU has in use, by whomever, 0
+    without one; -1 for what the driver does not tell.
     """
 
     rank: int
@@ -50,6 +51,9 @@ class Pulse:
     rss_nbytes: int
     cpu_percent: int
     gpu_nbytes: int
+    gpu_total_nbytes: int = 0
+    gpu_percent: int = -1
+    gpu_celsius: int = -1
 
 
 @dataclass(frozen=True, slots=True)

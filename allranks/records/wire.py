@@ -40,6 +40,26 @@ class RunCell:
 
 
 @dataclass(frozen=True, slots=True)
+class RunMember:
+    """Run this source as one member of an ensemble; payload frame 0 is its pickled values.
+
+    ``cell``, ``source``, ``number``, ``label`` and ``limit_nbytes`` are a :class:`RunCell`'s.
+    ``ranks_each`` ranks in a row run it together; they move to ``epoch`` of their own first.
+    ``shared``: what is large is left in shared memory instead of being sent.
+    """
+
+    cell: int
+    member: int
+    source: str
+    number: int
+    label: str
+    limit_nbytes: int
+    ranks_each: int
+    epoch: int
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupt:
     """Raise KeyboardInterrupt in the rank's main thread if it still runs this cell."""
 
@@ -130,6 +150,25 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
+class Result:
+    """What a member has left in ``result``; its :class:`Reply` follows.
+
+    ``numbers`` holds every entry of it that is one number, by name; ``text`` says what it is.
+    The whole, ``nbytes`` as ``allranks.records.packing`` packs it, is payload frame 0; or it lies
+    in the shared memory that can be opened at ``address``.
+    ``problem`` says why it cannot be had.
+    """
+
+    rank: int
+    cell: int
+    numbers: dict[str, float]
+    text: str
+    nbytes: int
+    address: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to an :class:`Ask`; ``problem`` is not empty where it failed."""
 
@@ -139,10 +178,15 @@ class Answer:
     problem: str
 
 
-Record = RunCell | Interrupt | Ask | Hello | Output | Reply | Answer | Telemetry
+Record = (
+    RunCell | RunMember | Interrupt | Ask | Hello | Output | Reply | Result | Answer | Telemetry
+)
 _RECORDS: dict[str, type[Record]] = {
     cls.__name__: cls
-    for cls in (RunCell, Interrupt, Ask, Hello, Output, Reply, Answer, Points, Timings, Pulse)
+    for cls in (
+        *(RunCell, RunMember, Interrupt, Ask),
+        *(Hello, Output, Reply, Result, Answer, Points, Timings, Pulse),
+    )
 }
 
 

@@ -3,6 +3,8 @@
 ``import allranks.tensorflow as hvd`` in a cell of a notebook, or in a script under ``mpiexec``.
 """
 
+from typing import Any as _Any
+
 try:
     import tensorflow as _tensorflow  # noqa: F401
 except ImportError as _missing:
@@ -33,7 +35,9 @@ from allranks.collectives import (
     remove_process_set,
     size,
 )
+from allranks.tensorflow import elastic
 from allranks.tensorflow import failures as _failures
+from allranks.tensorflow import pinning as _pinning
 from allranks.tensorflow.basics import (
     ccl_built,
     cuda_built,
@@ -80,6 +84,17 @@ from allranks.tensorflow.variables import (
 
 _failures.install()
 _failures.leave_to_python()
+_pinning.install()
+
+
+def __getattr__(name: str) -> _Any:
+    """Imports what needs Keras when it is first used: scripts of TensorFlow 1 do without."""
+    if name == "SyncBatchNormalization":
+        from allranks.tensorflow.sync_batch_normalization import SyncBatchNormalization
+
+        return SyncBatchNormalization
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Adasum",
@@ -95,6 +110,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNormalization",
     "add_process_set",
     "allgather",
     "allgather_object",
@@ -111,6 +127,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

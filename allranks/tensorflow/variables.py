@@ -115,7 +115,7 @@ def _broadcast(arrays: Sequence[Array], root: int, process_set: ProcessSet) -> l
 def _described(variable: Any) -> tuple[str, tuple[int, ...], str]:
     name = getattr(variable, "path", None) or getattr(variable, "name", "")
     dtype = variable.dtype if isinstance(variable.dtype, str) else variable.dtype.name
-    return str(name).removesuffix(":0"), tuple(variable.shape), dtype.removesuffix("_ref")
+    return str(name).removesuffix(":0"), tuple(map(int, variable.shape)), dtype.removesuffix("_ref")
 
 
 def _check_now(seen: list[Any], process_set: ProcessSet) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from allranks.records.wire import Hello
     from allranks.widgets.dashboard.terminal import TerminalDashboard
     from allranks.widgets.dashboard.view import Ask, Dashboard
+    from allranks.widgets.explainer.explainer import Explainer
+    from allranks.widgets.explainer.ranks import Ranks
     from allranks.widgets.notebook import NotebookView
     from allranks.widgets.terminal import TerminalView
 
@@ -24,7 +26,7 @@ def text_view(
         log_dir: where their logs are, for the line that says what is not shown.
         fold: whether identical output of several ranks is shown once.
     """
-    if _in_notebook():
+    if in_notebook():
         from allranks.widgets.notebook import NotebookView
 
         return NotebookView(ranks, log_dir, fold)
@@ -49,7 +51,7 @@ def cell_view(
     log_dir = os.path.dirname(hellos[0].log) if hellos else ""
     if mode == "plain":
         return text_view(ranks, log_dir, fold)
-    if _in_notebook():
+    if in_notebook():
         from allranks.widgets.dashboard.view import Dashboard
         from allranks.widgets.notebook import NotebookView
 
@@ -59,7 +61,33 @@ def cell_view(
     return TerminalDashboard(mode, hellos, log_dir, fold)
 
 
-def _in_notebook() -> bool:
+def ring(
+    cluster: Ranks | None = None,
+    algorithm: str = "ring",
+    ranks: int | None = None,
+    size: int = 8,
+    values: Any = None,
+) -> Explainer:
+    """Runs an allreduce on a cluster's ranks and returns it, to be played round by round.
+
+    Args:
+        cluster: an ``allranks.Cluster``; by default the notebook's own, which is started now if
+            it is not running.
+        algorithm: ``ring``, ``recursive doubling`` or ``tree``.
+        ranks: how many take part, from rank 0 on; by default all, and at most 16.
+        size: how many values each rank has, at most 32.
+        values: in place of ``ranks`` and ``size`` the arrays to sum up, one a rank.
+
+    Raises:
+        UsageError: there is no such algorithm, or there are not so many ranks, or none at all.
+    """
+    from allranks.widgets.explainer import show
+
+    return show.ring(cluster, algorithm, ranks, size, values)
+
+
+def in_notebook() -> bool:
+    """Whether this is a notebook's kernel, and no terminal."""
     from IPython.core.getipython import get_ipython
 
     return getattr(get_ipython(), "kernel", None) is not None

@@ -14,10 +14,12 @@ class Block:
     Args:
         ranks: whose lines are to come.
         fold: whether identical lines of several ranks are shown once.
+        noun: what they are called.
     """
 
-    def __init__(self, ranks: Sequence[int], fold: bool) -> None:
+    def __init__(self, ranks: Sequence[int], fold: bool, noun: str = "rank") -> None:
         self.fold = fold
+        self.noun = noun
         self.texts = {rank: RankText() for rank in ranks}
 
     def feed(self, rank: int, kind: str, text: str) -> None:
@@ -40,4 +42,4 @@ class Block:
         else:
             rows = [Row((rank,), line) for rank in sorted(lines) for line in lines[rank]]
         rows += [Row((rank,), Line("note", note)) for rank, note in extra]
-        return render(rows)
+        return render(rows, self.noun)

@@ -21,10 +21,10 @@ _NBYTES_A_SECOND = 200_000
 class _Stretch:
     """Some text and the pictures below it; text that comes after them begins another one."""
 
-    def __init__(self, ranks: Sequence[int], fold: bool, slots: list[Shown]) -> None:
-        self.block = Block(ranks, fold)
+    def __init__(self, ranks: Sequence[int], fold: bool, slots: list[Shown], noun: str) -> None:
+        self.block = Block(ranks, fold, noun)
         self.shown = Shown(slots)
-        self.pictures = Gallery(fold, slots)
+        self.pictures = Gallery(fold, slots, noun)
 
     def in_order(self) -> list[Shown]:
         """Returns the displays as they are read best."""
@@ -38,18 +38,25 @@ class NotebookView(Quiet):
         ranks: the ranks whose output is to come.
         log_dir: where their logs are.
         fold: whether identical output of several ranks is shown once.
+        noun: what they are called.
     """
 
-    def __init__(self, ranks: Sequence[int], log_dir: str = "", fold: bool = True) -> None:
+    def __init__(
+        self, ranks: Sequence[int], log_dir: str = "", fold: bool = True, noun: str = "rank"
+    ) -> None:
         self.ranks = tuple(ranks)
+        self.noun = noun
         self.log_dir = log_dir
+        #: Where the log of one is that has none of its own name.
+        self.log_of: dict[int, str] = {}
         self.fold = fold
         self._hidden: dict[int, tuple[int, int]] = {}
         self._next_refresh = 0.0
         self._changed = False
         self._slots: list[Shown] = []
         self._panel = Shown(self._slots)
-        self._stretches = [_Stretch(self.ranks, fold, self._slots)]
+        self._said: list[Shown] = []
+        self._stretches = [_Stretch(self.ranks, fold, self._slots, noun)]
         #: The stretch that a rank writes to: a rank never writes above its own last picture.
         self._at = dict.fromkeys(self.ranks, 0)
 
@@ -81,7 +88,7 @@ class NotebookView(Quiet):
             at = self._at[rank] = at + 1
             if at == len(self._stretches):
                 self._flush()
-                self._stretches.append(_Stretch(self.ranks, self.fold, self._slots))
+                self._stretches.append(_Stretch(self.ranks, self.fold, self._slots, self.noun))
         self._stretches[at].block.feed(rank, kind, text)
 
     def _picture(self, rank: int, kind: str, rest: list[Any]) -> None:
@@ -99,6 +106,17 @@ class NotebookView(Quiet):
         for rank in self.ranks:
             self._write(rank, "note", text + "\n")
         self._changed = True
+
+    def say(self, text: str) -> None:
+        """Shows a line that is nobody's own; at the end these stand above what was written."""
+        self._flush()
+        shown = Shown(self._slots)
+        self._said.append(shown)
+        shown.show({"text/plain": f"· {text}"})
+
+    def show_text(self, text: str) -> None:
+        """Shows a text above all that is written."""
+        self.show_panel({"text/plain": text})
 
     def show_panel(self, data: dict[str, Any]) -> None:
         """Shows something above all that the ranks write, or replaces what stands there."""
@@ -119,7 +137,7 @@ class NotebookView(Quiet):
         self._flush()
         panel = [self._panel] if self._panel else []
         written = [shown for stretch in self._stretches for shown in stretch.in_order()]
-        deal([*panel, *written], self._slots)
+        deal([*panel, *self._said, *written], self._slots)
 
     def _flush(self) -> int:
         hidden = [(rank, hidden_note(*n, self._log(rank))) for rank, n in self._hidden.items()]
@@ -132,4 +150,5 @@ class NotebookView(Quiet):
         return nbytes
 
     def _log(self, rank: int) -> str:
-        return f"{self.log_dir}/rank-{rank}.log" if self.log_dir else ""
+        default = f"{self.log_dir}/rank-{rank}.log" if self.log_dir else ""
+        return self.log_of.get(rank, default)

@@ -19,11 +19,12 @@ class Picture:
     data: Data
     title: Shown
     body: Shown
+    noun: str = "rank"
 
     def show(self, data: Data, metadata: Data) -> None:
         """Shows the picture under the ranks whose it is."""
         self.data = data
-        self.title.show({"text/plain": f"{label(self.ranks)}:"})
+        self.title.show({"text/plain": f"{label(self.ranks, self.noun)}:"})
         self.body.show(data, metadata)
 
 
@@ -33,10 +34,12 @@ class Gallery:
     Args:
         fold: whether the same display of several ranks is shown once.
         slots: the displays of this cell, in the order in which they were made.
+        noun: what ranks are called.
     """
 
-    def __init__(self, fold: bool, slots: list[Shown]) -> None:
+    def __init__(self, fold: bool, slots: list[Shown], noun: str = "rank") -> None:
         self.fold = fold
+        self.noun = noun
         self._slots = slots
         self._pictures: list[Picture] = []
         self._turns: dict[int, int] = {}
@@ -51,7 +54,8 @@ class Gallery:
         turn = self._turns[rank] = self._turns.get(rank, 0) + 1
         picture = self._alike(rank, turn, data) if self.fold else None
         if picture is None:
-            picture = Picture(turn, [], data, Shown(self._slots), Shown(self._slots))
+            title, body = Shown(self._slots), Shown(self._slots)
+            picture = Picture(turn, [], data, title, body, self.noun)
             self._pictures.append(picture)
         picture.ranks.append(rank)
         picture.show(data, metadata)

@@ -22,9 +22,15 @@ class TerminalView(Quiet):
         ranks: the ranks whose output is to come.
         log_dir: where their logs are.
         fold: whether identical output of several ranks is printed once.
+        noun: what they are called.
     """
 
-    def __init__(self, ranks: Sequence[int], log_dir: str = "", fold: bool = True) -> None:
+    def __init__(
+        self, ranks: Sequence[int], log_dir: str = "", fold: bool = True, noun: str = "rank"
+    ) -> None:
+        self.noun = noun
+        #: Where the log of one is that has none of its own name.
+        self.log_of: dict[int, str] = {}
         self.log_dir = log_dir
         self.fold = fold
         self._texts = {rank: RankText() for rank in ranks}
@@ -39,8 +45,8 @@ class TerminalView(Quiet):
             elif kind == "notice":
                 text.feed("note", rest[0] + "\n")
             elif kind == "hidden":
-                path = f"{self.log_dir}/rank-{batch.rank}.log" if self.log_dir else ""
-                text.feed("note", hidden_note(rest[0], rest[1], path) + "\n")
+                note = hidden_note(rest[0], rest[1], self._log(batch.rank))
+                text.feed("note", note + "\n")
             elif kind == "clear":
                 text.clear()
             elif kind in ("result", "display", "update"):
@@ -54,6 +60,15 @@ class TerminalView(Quiet):
         self._print()
         print(f"· {text}", flush=True)
 
+    def say(self, text: str) -> None:
+        """Prints a line that is nobody's own."""
+        self.notice(text)
+
+    def show_text(self, text: str) -> None:
+        """Prints a text as it is."""
+        self._print()
+        print(text, flush=True)
+
     def refresh(self) -> None:
         """Prints the lines that have been held long enough."""
         if self._oldest is not None and time.monotonic() - self._oldest >= _HOLD_SECONDS:
@@ -62,6 +77,10 @@ class TerminalView(Quiet):
     def finish(self) -> None:
         """Prints everything."""
         self._print()
+
+    def _log(self, rank: int) -> str:
+        default = f"{self.log_dir}/rank-{rank}.log" if self.log_dir else ""
+        return self.log_of.get(rank, default)
 
     def _print(self, ended_only: bool = False) -> None:
         taken = {rank: text.take(ended_only) for rank, text in self._texts.items()}
@@ -72,4 +91,4 @@ class TerminalView(Quiet):
             rows = merge(taken)
         else:
             rows = [row for rank in taken for row in merge({rank: taken[rank]})]
-        print(render(rows), file=sys.stdout, flush=True)
+        print(render(rows, self.noun), file=sys.stdout, flush=True)

@@ -20,7 +20,18 @@ import pytest
 RANKS = Path(__file__).resolve().parent / "ranks"
 
 
+def pin(uuids: list[str]) -> None:
+    """Shows this rank one GPU, taken in turn, before anything opens CUDA."""
+    from allranks.engine import pinning
+
+    rank = next(int(os.environ[n]) for n in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if n in os.environ)
+    size = next(int(os.environ[n]) for n in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE") if n in os.environ)
+    pinning.apply(os.environ, pinning.pinning(uuids, rank, size)[1])
+
+
 def main() -> int:
+    if os.environ.get("ALLRANKS_TEST_GPUS"):
+        pin(os.environ["ALLRANKS_TEST_GPUS"].split(","))
     import allranks.collectives as c
 
     chosen = [a for a in sys.argv[1:] if not a.startswith("-")]
@@ -28,6 +39,8 @@ def main() -> int:
     suites = [str(RANKS / f"{name}_suite.py") for name in chosen] or [str(RANKS)]
     sys.path.insert(0, str(RANKS))
     c.init()
+    if "ALLRANKS_TEST_REPORT" in os.environ:
+        options.append(f"--junitxml={os.environ['ALLRANKS_TEST_REPORT']}{c.rank()}.xml")
     said = io.StringIO()
     # A folder a rank: pytest tidies up one that it shares, and the ranks fall over each other.
     with redirect_stdout(said), tempfile.TemporaryDirectory() as folder:

@@ -37,6 +37,12 @@ def test_every_operation_is_numpys(ranks: int, python: str) -> None:
     assert f"rank 0 of {ranks}\n" in ended.stdout
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_a_part_of_the_ranks_is_a_world_of_its_own(ranks: int, python: str) -> None:
+    ended = mpiexec(ranks, RUN, "divided", "-rs", python=python)
+    assert ended.returncode == 0, ended.stdout
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_every_kind_of_array_comes_back(ranks: int, python: str) -> None:
     ended = mpiexec(ranks, RUN, "kinds", "-rs", python=python, timeout=270)

@@ -15,7 +15,11 @@ CHANGES = (
     (r"\b\d+ MB\b", "MB"),
     (r"… [\d,]+ lines", "… LINES"),
     (r"\bin \d+\.\d s\b", "in SECONDS"),
+    (r"(?<=: )[\d.]+ (s|ms|µs)\b", "SECONDS"),
+    (r"(?<=finished, )[\d.]+ (s|ms|µs)$", "SECONDS"),
     (r"\b\d+\.\d+ s\b", "SECONDS"),
+    (r"median of \d+", "median of TIMES"),
+    (r"within [\d.]+%", "within PERCENT"),
     (r"In\[\d+\]", "In[N]"),
     (r"<ipython-input-[\w-]+>", "In[N]"),
 )

@@ -91,6 +91,47 @@ barrier()
     assert re.search(r"rank 1 came last in (2[5-9]|3\d) of 32 calls", said)
 
 
+def test_the_explainer_leaves_a_still_picture_and_text(notebook):
+    cell = notebook.run("from allranks.widgets import ring\nring(values=[[1, 2], [10, 20]])")
+    (shown,) = cell.displays
+    assert set(shown) == {"text/html", "text/plain"}
+    assert "data:image/svg+xml;base64," in shown["text/html"]
+    assert "ring allreduce of 2 int64 over 2 ranks\nmeasured: " in cell.text
+    assert "simulated: " in cell.text
+    assert "reduce-scatter  rank 0 → 1  0      10 + 1 = 11\n" in cell.text
+    assert cell.text.endswith("every rank has (11, 22)\n")
+    assert notebook.run("%%distributed\nallreduce(1.0)").text == "ranks 0–1 → 1.0\n"
+
+
+def test_the_explainer_names_ranks_that_are_not_there(notebook):
+    cell = notebook.run("ring(ranks=3)")
+    assert cell.error_name == "UsageError"
+    assert "found 3, and 2 run. Type for example: %distributed restart -n 3" in cell.error_value
+
+
+def test_the_explainer_keeps_what_ranks_write_for_the_next_cell(notebook):
+    notebook.run(
+        "%%distributed -r 0\nimport threading; threading.Timer(0.3, print, ['late']).start()"
+    )
+    notebook.run("import time; time.sleep(1); _ = ring()")
+    cell = notebook.run("%%distributed -r 0\n1")
+    assert cell.text == "rank 0 · written after its cell had ended:\n       │ late\n       → 1\n"
+
+
+@pytest.mark.parametrize("seconds", [0, 1.3])
+def test_a_flood_leaves_the_same_whether_it_was_short_or_long(notebook, seconds):
+    source = f"""%%distributed -r 0
+import time
+for i in range(20_000):
+    print("line", i)
+time.sleep({seconds})
+print("end")
+"""
+    first, second, *_, last = notebook.run(source).text.splitlines()
+    assert re.fullmatch(r"rank 0: finished, .* m?s", first)
+    assert (second, last) == ("rank 0 │ line 0", "       │ end")
+
+
 def test_a_view_that_is_none_is_refused(notebook):
     cell = notebook.run("%%distributed --view grand\npass")
     assert cell.error_name == "UsageError"
@@ -156,7 +197,12 @@ def test_an_unloaded_extension_leaves_other_cells_as_they_were(new_kernel):
     assert cell.stdout == "[]\n"
 
 
-SOURCES = ["%load_ext allranks\n%distributed start -n 2", f"%%distributed{LOGGING}", "1 + 1"]
+SOURCES = [
+    "%load_ext allranks\n%distributed start -n 2",
+    f"%%distributed{LOGGING}",
+    "1 + 1",
+    "import allranks\nallranks.widgets.ring(algorithm='tree', size=2)",
+]
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +219,12 @@ def test_nbclient_keeps_the_still_picture_and_goes_on(executed):
     assert set(shown) == {"text/html", "text/plain"}
     assert "loss" in shown["text/plain"]
     assert executed.cells[2].outputs[0].data["text/plain"] == "2"
+
+
+def test_nbclient_keeps_the_still_picture_of_an_explainer(executed):
+    (output,) = executed.cells[3].outputs
+    assert set(output.data) == {"text/html", "text/plain"}
+    assert output.data["text/plain"].endswith("every rank has (11, 22)")
 
 
 def test_nbconvert_shows_the_picture_without_a_kernel(executed):
@@ -208,5 +260,11 @@ def test_a_terminal_prints_the_tables(tmp_path: Path):
         )
         shell.expect(r"ranks 0–1 → 2\r\n(.*)In \[5\]: ")
         assert "last value" not in shell.match.group(1)
+        shell.sendline("from allranks.widgets import ring")
+        shell.expect(r"In \[6\]: ")
+        shell.sendline("ring(values=[[1, 2], [10, 20]])")
+        shell.expect(r"ring allreduce of 2 int64 over 2 ranks\r\nmeasured: .* simulated: ")
+        shell.expect(r"reduce-scatter  rank 0 → 1  0      10 \+ 1 = 11\r\n")
+        shell.expect(r"every rank has \(11, 22\)\r\n")
         shell.sendline("exit")
         shell.expect(pexpect.EOF)

@@ -5,7 +5,15 @@ import pytest
 from tests.notebook.pages import run
 from tests.notebook.steady import steady
 
-PAGES = ["cells.md", "output.md", "failures.md", "collectives.md", "errors.md"]
+PAGES = [
+    "cells.md",
+    "output.md",
+    "dashboard.md",
+    "failures.md",
+    "collectives.md",
+    "errors.md",
+    "ensemble.md",
+]
 
 
 @pytest.mark.parametrize("name", PAGES)

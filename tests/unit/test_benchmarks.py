@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cells, machine, output, report, start
+from benchmarks import cells, ensemble, machine, output, report, start
 
 MACHINE = {
     "processor": "A processor",
@@ -55,6 +55,26 @@ def test_a_flood_is_told_in_megabytes_and_lines_kept() -> None:
     table = output.table(OUTPUT)
     assert "| sent to the front end, MB | 1.50 | 1.50 |" in table
     assert "| lines kept, of 1,000 | 1,000 | 999 |" in table
+
+
+ENSEMBLE = result(
+    "ensemble",
+    members=64,
+    ranks=4,
+    uneven_seconds=[0.1, 0.7],
+    ms_a_member={
+        "1": {"loop": [0.1, 0.2], "allranks": [8.0, 10.0]},
+        "4": {"loop": [0.1, 0.2], "allranks": [4.0, 5.0], "ipyparallel": [6.0, 8.0]},
+    },
+    utilisation={"allranks": [0.94, 0.96], "ipyparallel": [0.91, 0.93]},
+)
+
+
+def test_an_ensemble_is_told_by_what_a_member_takes_and_how_much_is_filled() -> None:
+    told = ensemble.table(ENSEMBLE)
+    assert "| `%%ensemble` | 9.0 (8.0) | 4.5 (4.0) | 95 % |" in told
+    assert told.endswith("| `ipyparallel` | – | 7.0 (6.0) | 92 % |")
+    assert "64 members that sleep between 0.1 and 0.7 s" in told
 
 
 def test_results_of_one_machine_name_it_once() -> None:

@@ -1,6 +1,7 @@
 """The names that every rank's cells find, pinned: a cell of a year ago must find them too."""
 
 from allranks.engine.namespace import OPERATIONS, PLACE
+from allranks.records.names import RESERVED
 
 NAMES = """
     rank size local_rank local_size cross_rank cross_size
@@ -19,3 +20,7 @@ NAMES = """
 
 def test_cells_find_every_operation_by_its_bare_name() -> None:
     assert sorted([*PLACE, *OPERATIONS]) == sorted(NAMES.split())
+
+
+def test_no_value_of_a_member_can_have_the_name_of_something_it_finds() -> None:
+    assert {*PLACE, *OPERATIONS, "comm", "device", "log", "member", "result"} == RESERVED

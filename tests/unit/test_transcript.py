@@ -77,6 +77,21 @@ def test_a_flood_shows_its_head_and_its_tail_and_counts_the_rest(tmp_path: Path)
     assert log.decode().splitlines() == [f"line {i}" for i in range(10000)]
 
 
+def test_nothing_counts_as_hidden_that_the_tail_will_show(tmp_path: Path) -> None:
+    body = """
+for i in range(35):
+    print("x" * 99)
+early = transcript.collect()[1:3]
+os.write(answer, json.dumps(early).encode() + b"|")
+"""
+    log = tmp_path / "rank-0.log"
+    program = [sys.executable, "-c", HEAD + body + TAIL, str(log)]
+    done = subprocess.run(program, capture_output=True, timeout=60, check=True)
+    early, end = map(json.loads, done.stdout.split(b"|"))
+    assert early == end[1:3] == [0, 0]
+    assert [kind for kind, *_ in end[0]] == ["out"]
+
+
 def test_a_flood_counts_while_it_runs(tmp_path: Path) -> None:
     body = """
 for i in range(1000): print("x" * 20)

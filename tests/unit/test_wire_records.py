@@ -4,7 +4,17 @@ import pytest
 
 from allranks.errors import WireError
 from allranks.records.config import NurseryConfig
-from allranks.records.wire import Ask, Output, Reply, Report, decode, encode
+from allranks.records.wire import (
+    Ask,
+    Output,
+    Record,
+    Reply,
+    Report,
+    Result,
+    RunMember,
+    decode,
+    encode,
+)
 
 REPORT = Report(1, "host", "cpu", "ValueError", "no", ("a", "b"), 3, "x = 1", waiting=False)
 
@@ -16,9 +26,11 @@ REPORT = Report(1, "host", "cpu", "ValueError", "no", ("a", "b"), 3, "x = 1", wa
         Reply(1, 2, "ok", 0.5, False, True, "", None),
         Output(0, 1, (["out", "text \ud800 é"], ["display", {"a": [1]}, {}, None]), 1, 2, 3),
         Ask(7, "pull", {"names": ["x"]}),
+        RunMember(3, 1, "x = 1", 7, "member 1", 1024, 2, 0, True),
+        Result(1, 3, {"accuracy": 0.5, "n": 3}, "accuracy 0.5", 128, "/proc/1/fd/3", ""),
     ],
 )
-def test_a_record_comes_back_equal(record: Reply | Output | Ask) -> None:
+def test_a_record_comes_back_equal(record: Record) -> None:
     assert decode(encode(record, b"payload")) == (record, [b"payload"])
 
 

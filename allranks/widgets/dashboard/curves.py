@@ -84,6 +84,13 @@ class Curves:
         owners = sorted({(key.rank, key.member) for key in self.series})
         return {owner: number for number, owner in enumerate(owners)}
 
+    def forget(self, rank: int) -> None:
+        """Empties the curves of a rank, or member, that begins anew."""
+        for key, series in self.series.items():
+            if key.rank == rank:
+                series.steps, series.values = array("d"), array("d")
+                series.stride, series.seen, series.thinned = 1, 0, True
+
     def step(self, rank: int) -> float | None:
         """Returns the step that a rank logged last; None where it logged nothing."""
         steps = [series.last[0] for key, series in self.series.items() if key.rank == rank]

@@ -10,6 +10,7 @@ from allranks.records.wire import Hello
 from allranks.widgets.dashboard.curves import Curves
 from allranks.widgets.dashboard.ranks import Tiles
 from allranks.widgets.dashboard.timings import TimingTable
+from allranks.widgets.ensemble.rows import Members
 
 #: Collectives are worth a panel when a rank has made so many, and spent so long in them.
 _CALLS, _SECONDS = 20, 1.0
@@ -20,9 +21,12 @@ class Figures:
 
     Args:
         hellos: the ranks that run the cell.
+        members: of an ensemble; then curves are theirs, and each is told by its number.
     """
 
-    def __init__(self, hellos: Sequence[Hello]) -> None:
+    def __init__(self, hellos: Sequence[Hello], members: Members | None = None) -> None:
+        self.members = members
+        self.noun = "rank" if members is None else "member"
         self.ranks = tuple(hello.rank for hello in hellos)
         self.tiles = Tiles(hellos)
         self.curves = Curves()

@@ -61,6 +61,8 @@ class Live:
             return {
                 "seq": self._number,
                 "mode": self._mode,
+                "noun": self.figures.noun,
+                "members": self.figures.members.everything() if self.figures.members else None,
                 "withLogs": self.with_logs,
                 "paths": self.logs.paths,
                 "elapsed": self.figures.elapsed,
@@ -96,6 +98,9 @@ class Live:
             tiles = self.figures.tiles.news()
             if tiles:
                 message["ranks"] = tiles
+            members = self.figures.members.news() if self.figures.members else None
+            if members:
+                message["members"] = members
             heads, points = self.figures.curves.news()
             if heads:
                 message["curves"] = heads

@@ -14,7 +14,7 @@ _LEFT = {"ok": "finished", "error": "failed", "interrupted": "interrupted", "los
 
 @dataclass
 class Tile:
-    """One rank. ``state`` is running, waiting, finished, failed, interrupted or lost."""
+    """One rank. ``state`` is running, waiting, idle, finished, failed, interrupted or lost."""
 
     rank: int
     host: str
@@ -26,7 +26,11 @@ class Tile:
     rss_nbytes: int = 0
     cpu_percent: int = -1
     gpu_nbytes: int = 0
+    gpu_total_nbytes: int = 0
+    gpu_percent: int = -1
+    gpu_celsius: int = -1
     step: float | None = None
+    member: int | None = None
     gone: bool = False
 
 
@@ -45,7 +49,9 @@ class Tiles:
         tile.state = "waiting" if pulse.activity else "running"
         tile.activity, tile.line = pulse.activity, pulse.line
         tile.rss_nbytes, tile.gpu_nbytes = pulse.rss_nbytes, pulse.gpu_nbytes
-        tile.cpu_percent = pulse.cpu_percent
+        tile.gpu_total_nbytes = pulse.gpu_total_nbytes
+        tile.cpu_percent, tile.gpu_percent = pulse.cpu_percent, pulse.gpu_percent
+        tile.gpu_celsius = pulse.gpu_celsius
         self._changed.add(pulse.rank)
 
     def at_step(self, rank: int, step: float | None) -> None:
@@ -55,12 +61,19 @@ class Tiles:
             tile.step = step
             self._changed.add(rank)
 
+    def works_on(self, rank: int, member: int | None) -> None:
+        """Takes in which member of an ensemble a rank runs now; None where it runs none."""
+        tile = self.tiles[rank]
+        tile.member, tile.state = member, "idle" if member is None else "running"
+        tile.activity, tile.line, tile.cpu_percent, tile.step = "", "", -1, None
+        self._changed.add(rank)
+
     def left(self, rank: int, status: str) -> None:
         """Takes in how a rank left the cell."""
         tile = self.tiles.get(rank)
         if tile is not None:
             tile.state, tile.gone = _LEFT[status], True
-            tile.activity, tile.cpu_percent = "", -1
+            tile.activity, tile.cpu_percent, tile.gpu_percent = "", -1, -1
             self._changed.add(rank)
 
     def news(self) -> list[dict[str, Any]]:

@@ -23,7 +23,8 @@ def save(figures: Figures, logs: Logs) -> str:
         folder.mkdir(exist_ok=True)
         with (folder / "curves.csv").open("w", newline="") as file:
             rows = csv.writer(file)
-            rows.writerow(["name", "rank", "member", "step", "value"])
+            second = "rank" if figures.noun == "member" else "member"
+            rows.writerow(["name", figures.noun, second, "step", "value"])
             for key, series in sorted(figures.curves.series.items(), key=lambda pair: pair[0]):
                 for step, value in zip(series.steps, series.values, strict=True):
                     rows.writerow([*key, step, value])
@@ -32,6 +33,12 @@ def save(figures: Figures, logs: Logs) -> str:
             calls = figures.timings.by_call()
             rows.writerow(vars(calls[0]) if calls else ["op"])
             rows.writerows(vars(call).values() for call in calls)
+        if figures.members is not None:
+            with (folder / "members.csv").open("w", newline="") as file:
+                rows = csv.writer(file)
+                told = figures.members.everything()["rows"]
+                rows.writerow(told[0] if told else ["number"])
+                rows.writerows(row.values() for row in told)
         about = {"ranks": figures.tiles.everything(), "logs": logs.paths}
         (folder / "cell.json").write_text(json.dumps(about, indent=1))
     except OSError as error:

@@ -27,16 +27,20 @@ def bundle(figures: Figures) -> dict[str, str]:
 def page(figures: Figures) -> str:
     """Returns the still picture as HTML."""
     body = f"<p><b>{escape(summary(figures))}</b></p>"
-    images = [_image(picture, words) for picture, words in _pictures(figures)]
-    if images:
-        body += _legend(figures) + f"<div>{' '.join(images)}</div>"
+    body += images(figures)
     if figures.timings and straggler(figures.timings):
         body += f"<p>{escape(straggler(figures.timings))}</p>"
     found = tables(figures)
     if found:
-        inside = "".join(_table(table) for table in found)
+        inside = "".join(table_html(table) for table in found)
         body += f"<details><summary>values and timings as tables</summary>{inside}</details>"
     return f'<div class="allranks-still">{body}</div>'
+
+
+def images(figures: Figures) -> str:
+    """Returns the curves and bars as pictures, and whose colour is which."""
+    found = [image(picture, words) for picture, words in _pictures(figures)]
+    return _legend(figures) + f"<div>{' '.join(found)}</div>" if found else ""
 
 
 def _pictures(figures: Figures) -> list[tuple[str, str]]:
@@ -46,7 +50,7 @@ def _pictures(figures: Figures) -> list[tuple[str, str]]:
     points = int(max(20, min(400, _PICTURES_NBYTES / _POINT_NBYTES / lines)))
     found = []
     for name in names:
-        lasts = [f"rank {key.rank} {s.last[1]:.4g}" for key, s in curves.of(name).items()]
+        lasts = [f"{figures.noun} {key.rank} {s.last[1]:.4g}" for key, s in curves.of(name).items()]
         found.append((svg.curve(curves, name, points), f"{name}: {', '.join(lasts[: svg.MANY])}"))
     rows = figures.timings.by_rank()
     if rows:
@@ -63,12 +67,13 @@ def _legend(figures: Figures) -> str:
     for (rank, member), index in owners.items():
         colour = svg.COLOURS[index % len(svg.COLOURS)]
         mark = "■" if index < len(svg.COLOURS) else "▤"
-        name = escape(f"rank {rank} {member}".strip())
+        name = escape(f"{figures.noun} {rank} {member}".strip())
         parts.append(f'<span style="color: {colour}">{mark}</span> {name}')
     return f"<p>{' &nbsp; '.join(parts)}</p>"
 
 
-def _image(picture: str, words: str) -> str:
+def image(picture: str, words: str) -> str:
+    """Returns a picture as HTML that needs nothing else, with the words that stand for it."""
     data = base64.b64encode(picture.encode()).decode()
     return (
         f'<img alt="{escape(words)}" src="data:image/svg+xml;base64,{data}" '
@@ -76,7 +81,8 @@ def _image(picture: str, words: str) -> str:
     )
 
 
-def _table(table: Table) -> str:
+def table_html(table: Table) -> str:
+    """Returns a table as HTML."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows

@@ -45,7 +45,7 @@ def curve(curves: Curves, name: str, points: int) -> str:
     every = [point for line in lines.values() for point in line]
     every += [(x, y) for x, low, _, high in band for y in (low, high)]
     if not every:
-        return _page(_WIDTH, _HEIGHT, name, _text(_LEFT, 60, "no finite values"))
+        return page(_WIDTH, _HEIGHT, name, _text(_LEFT, 60, "no finite values"))
     frame = _Frame([x for x, _ in every], [y for _, y in every])
     body = frame.axes()
     if band:
@@ -59,7 +59,7 @@ def curve(curves: Curves, name: str, points: int) -> str:
     for key, line in lines.items():
         index = numbers[key.rank, key.member]
         body += _line(frame.path(line), COLOURS[index % len(COLOURS)], index // len(COLOURS))
-    return _page(_WIDTH, _HEIGHT, name, body)
+    return page(_WIDTH, _HEIGHT, name, body)
 
 
 def bars(rows: Sequence[RankRow]) -> str:
@@ -79,7 +79,7 @@ def bars(rows: Sequence[RankRow]) -> str:
             body += _text(_LEFT - 6, y + 10, f"rank {row.rank}", "end")
             total = seconds(row.wait_seconds + row.transfer_seconds)
             body += _text(_LEFT + wait + transfer + 6, y + 10, total)
-    return _page(_WIDTH, height, "collectives", body, titled=False)
+    return page(_WIDTH, height, "collectives", body, titled=False)
 
 
 def spread(
@@ -190,7 +190,8 @@ def _text(x: float, y: float, words: str, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def _page(width: int, height: int, title: str, body: str, titled: bool = True) -> str:
+def page(width: int, height: int, title: str, body: str, titled: bool = True) -> str:
+    """Returns a whole picture: the title, if there is one, and what else is in it."""
     head = f'<text x="4" y="15" font-weight="bold">{escape(title[:40])}</text>' if titled else ""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '

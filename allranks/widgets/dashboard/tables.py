@@ -17,12 +17,13 @@ _RANKS = 16
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a head; the first column is words, the others are numbers."""
+    """Rows of text under a head; columns of words stand to the left, those of numbers right."""
 
     title: str
     head: list[str]
     rows: list[list[str]]
     note: str = ""
+    words: tuple[int, ...] = (0,)
 
     def text(self) -> str:
         """Returns the table as lines of text."""
@@ -31,7 +32,7 @@ class Table:
         lines = [self.title] if self.title else []
         for row in every:
             cells = [
-                cell.ljust(width) if not i else cell.rjust(width)
+                cell.ljust(width) if i in self.words else cell.rjust(width)
                 for i, (cell, width) in enumerate(zip(row, widths, strict=True))
             ]
             lines.append("  " + "  ".join(cells).rstrip())

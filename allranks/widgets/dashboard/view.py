@@ -77,7 +77,8 @@ class Dashboard:
     def finish(self) -> None:
         """Shows everything, and replaces the live panel by its still picture."""
         self.figures.end()
-        if self._shown or self._full or self.figures.worth_showing():
+        # A panel for text comes only to a cell that takes its time; what stays is the same for all.
+        if self._shown or self._full or self._hidden or self.figures.worth_showing():
             self._text.show_panel(bundle(self.figures))
         self._text.finish()
         self._live.close()

@@ -12,8 +12,8 @@ import traitlets
 _FRONT = Path(__file__).parent / "front"
 #: Read one after the other they are one module; nothing is built, nothing comes from the network.
 _PARTS = (
-    "format.js", "data.js", "lines.js", "chart.js", "ranks.js", "curves.js", "timings.js",
-    "logs.js", "controls.js", "main.js",
+    "format.js", "data.js", "lines.js", "chart.js", "ranks.js", "members.js", "curves.js",
+    "timings.js", "logs.js", "controls.js", "main.js",
 )  # fmt: skip
 
 

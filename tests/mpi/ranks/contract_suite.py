@@ -8,8 +8,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from operations import TRANSPORTS, c
 
-import allranks.collectives as c
 from allranks.errors import CollectiveMismatch, UsageError
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
@@ -18,7 +18,6 @@ COMPLEX = ["complex64", "complex128"]
 HALVES = ["float16", ml_dtypes.bfloat16]
 DTYPES = [np.dtype(name) for name in [*INTEGERS, *FLOATS, *COMPLEX, *HALVES, "bool"]]
 SHAPES = [(), (1,), (0,), (3, 0, 2), (5,), (4, 3), (2, 1, 3), (7000,), (90_000,)]
-TRANSPORTS = ["shared", "mpi"]
 RELATIVE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5, "complex64": 1e-5}
 
 

@@ -12,8 +12,12 @@ class Controls {
     this.save = this.button("Save", "write curves and timings into files beside the notebook", () =>
       data.model.send({ kind: "save" }));
     this.stacks = make("div", { className: "ar-where", hidden: true, role: "region", "aria-label": "where each rank is now" });
+    this.stop = this.button("Stop all", "stop the members that run or wait; what has finished stays", () => {
+      this.stop.classList.add("ar-pressed");
+      data.model.send({ kind: "stop", what: null });
+    });
     this.element = make("div", {},
-      make("div", { className: "ar-head" }, this.status, this.interrupt, this.where, this.save), this.stacks);
+      make("div", { className: "ar-head" }, this.status, this.stop, this.interrupt, this.where, this.save), this.stacks);
   }
 
   button(text, title, act) {
@@ -31,6 +35,7 @@ class Controls {
   }
 
   draw() {
+    this.stop.hidden = !this.data.members.size;
     const counts = new Map();
     for (const { rank, state } of this.data.ranks.values()) {
       if (!counts.has(state)) counts.set(state, []);
@@ -39,7 +44,10 @@ class Controls {
     const said = [...counts].map(([state, ranks]) =>
       counts.size === 1 ? state : `${formatRanks(ranks).replace(/^ranks? /, "")} ${state}`).join(", ");
     const elapsed = Math.max(0, Math.floor((Date.now() - this.data.began) / 1000));
-    put(this.status, `${formatRanks([...this.data.ranks.keys()])}: ${said}, ${formatSeconds(elapsed || 0).replace("0 µs", "0 s")}`
+    const who = this.data.members.size ? this.data.ensemble.said
+      : `${formatRanks([...this.data.ranks.keys()])}: ${said}`;
+    const took = formatSeconds(elapsed || 0).replace("0 µs", "0 s");
+    put(this.status, (this.data.members.size ? `${who} · ${took} so far` : `${who}, ${took}`)
       + (this.data.saved ? ` · ${this.data.saved}` : ""));
     if (this.asked && this.data.where.size) this.drawStacks();
   }

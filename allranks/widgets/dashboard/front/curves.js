@@ -59,7 +59,7 @@ class CurvesPanel {
     this.legend.replaceChildren(...[...owners].map(([owner, index]) => {
       const mark = make("i", { "aria-hidden": "true", className: "ar-swatch" });
       mark.style.background = colour(index, dark);
-      return make("span", {}, mark, `rank ${owner.trim()}`);
+      return make("span", {}, mark, `${this.data.noun} ${owner.trim()}`);
     }));
   }
 }
@@ -136,6 +136,7 @@ class Chart {
   }
 
   drawTip(paint, scale, lines, band, height, ink) {
+    const { panel } = this;
     this.tip.hidden = this.at === null;
     if (this.at === null) return;
     const x = scale.step(this.at);
@@ -151,7 +152,7 @@ class Chart {
       });
       step = picks[0].step;
       rows = picks.slice(0, MANY_CURVES).map(({ series, value }) =>
-        [`rank ${series.rank} ${series.member}`.trim(), value]);
+        [`${panel.data.noun} ${series.rank} ${series.member}`.trim(), value]);
     }
     const at = Math.round(scale.x(step)) + 0.5;
     paint.strokeStyle = ink;
@@ -167,7 +168,7 @@ class Chart {
   // What a screen reader says; also what tests read.
   describe(list) {
     const lasts = list.slice(0, MANY_CURVES).map(({ rank, member, last }) =>
-      `rank ${rank} ${member}`.trim() + ` ${formatNumber(last[1])} at step ${formatNumber(last[0])}`);
+      `${this.panel.data.noun} ${rank} ${member}`.trim() + ` ${formatNumber(last[1])} at step ${formatNumber(last[0])}`);
     this.canvas.setAttribute("aria-label", `${this.name}: ${lasts.join(", ")}`);
   }
 }

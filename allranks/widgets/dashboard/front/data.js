@@ -25,6 +25,9 @@ class Data {
     this.seq = state.seq;
     this.mode = state.mode;
     this.paths = state.paths;
+    this.noun = state.noun ?? "rank";
+    this.members = new Map();
+    this.ensemble = {};
     this.ranks = new Map();
     this.series = new Map();
     this.timings = null;
@@ -50,6 +53,12 @@ class Data {
     if (message.withLogs !== undefined) this.withLogs = message.withLogs;
     for (const tile of message.ranks ?? []) this.ranks.set(tile.rank, tile);
     if (message.timings) this.timings = message.timings;
+    if (message.answer !== undefined) this.answer = message.answer;
+    if (message.members) {
+      const { rows, ...ensemble } = message.members;
+      this.ensemble = ensemble;
+      for (const row of rows) this.members.set(row.number, { ...row, at: Date.now() });
+    }
     if (message.saved) this.saved = message.saved;
     if (message.where) {
       const { rank, ...said } = message.where;
@@ -99,6 +108,9 @@ class Data {
     }
     return found;
   }
+
+  // A tile of a rank that runs a member stands for that member.
+  owner({ rank, member }) { return this.noun === "member" ? member : rank; }
 
   select(rank) {
     this.selected = this.selected === rank ? null : rank;

@@ -1,6 +1,6 @@
 // The widget: one store for each model, one tree of panels for each place it is shown.
 
-const PANELS = [["curves", CurvesPanel], ["timings", TimingsPanel], ["logs", LogsPanel]];
+const PANELS = [["members", MembersPanel], ["curves", CurvesPanel], ["timings", TimingsPanel], ["logs", LogsPanel]];
 
 function section(name, panel) {
   const body = make("div", { className: "ar-body", id: `ar-${Math.random().toString(36).slice(2)}` }, panel.element);
@@ -31,7 +31,7 @@ function show(data, el) {
     controls.draw();
     ranks.draw();
     for (const { panel, element } of panels) {
-      element.hidden = !(panel.filled || data.mode === "full");
+      element.hidden = !(panel.filled || (data.mode === "full" && !(panel instanceof MembersPanel)));
       if (!element.hidden && !element.lastElementChild.hidden) panel.draw();
     }
   };

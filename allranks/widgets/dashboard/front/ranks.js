@@ -1,6 +1,6 @@
 // Ranks: one tile a rank, which selects it in every other panel.
 
-const MARKS = { running: "▶", waiting: "◷", finished: "✓", failed: "✗", interrupted: "■", lost: "✝" };
+const MARKS = { running: "▶", waiting: "◷", idle: "·", finished: "✓", failed: "✗", interrupted: "■", lost: "✝" };
 
 class RanksPanel {
   constructor(data) {
@@ -21,21 +21,31 @@ class RanksPanel {
           line: make("span", { className: "ar-line" }) };
         parts.button = make("button", { type: "button", className: "ar-tile" },
           make("b", {}, String(rank)), parts.state, parts.use, parts.line);
-        parts.button.addEventListener("click", () => this.data.select(rank));
+        parts.button.addEventListener("click", () => {
+          const owner = this.data.owner(this.data.ranks.get(rank));
+          if (owner !== null) this.data.select(owner);
+        });
         this.tiles.set(rank, parts);
         this.element.append(parts.button);
       }
-      this.fill(parts, tile, rank === selected, ranks.size);
+      const owner = this.data.owner(tile);
+      this.fill(parts, tile, owner !== null && owner === selected, ranks.size);
     }
   }
 
   fill(parts, tile, pressed, count) {
     const doing = tile.activity || tile.state;
-    const step = tile.step === null ? "" : `step ${formatNumber(tile.step)}`;
+    const at = tile.step === null ? "" : `step ${formatNumber(tile.step)}`;
+    const step = tile.member === null ? at : `member ${tile.member}`;
     const use = [];
     if (tile.cpu_percent >= 0) use.push(`${tile.cpu_percent} % cpu`);
     if (tile.rss_nbytes) use.push(formatBytes(tile.rss_nbytes));
-    if (tile.gpu_nbytes) use.push(`gpu ${formatBytes(tile.gpu_nbytes)}`);
+    const gpu = [];
+    if (tile.gpu_nbytes) gpu.push(formatBytes(tile.gpu_nbytes));
+    if (tile.gpu_total_nbytes) gpu.push(`of ${formatBytes(tile.gpu_total_nbytes)}`);
+    if (tile.gpu_percent >= 0) gpu.push(`${tile.gpu_percent} %`);
+    if (tile.gpu_celsius >= 0) gpu.push(`${tile.gpu_celsius} °C`);
+    if (gpu.length) use.push(`gpu ${gpu.join(" ")}`);
     const { button } = parts;
     button.dataset.state = tile.state;
     button.setAttribute("aria-pressed", String(pressed));

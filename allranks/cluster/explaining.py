@@ -1,0 +1,61 @@
+"""What the notebook has its ranks do to explain an allreduce."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+from allranks.records.wire import Output
+
+
+class OnRank:
+    """A function of the rank side, by name: what is pickled is the function itself.
+
+    The notebook's side never imports it.
+    """
+
+    def __init__(self, module: str, name: str) -> None:
+        self.__name__ = name
+        self._where = f"{module}:{name}"
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return pkgutil.resolve_name, (self._where,)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function; on a rank only."""
+        return pkgutil.resolve_name(self._where)(*args, **kwargs)
+
+
+explain_here = OnRank("allranks.collectives.algorithms.explaining", "explain_here")
+
+
+class Aside:
+    """The view of what is no cell of the reader's: it shows nothing.
+
+    Args:
+        keep: takes in what ranks write meanwhile, from a thread for example, for the next cell.
+    """
+
+    def __init__(self, keep: Callable[[Output], object]) -> None:
+        self._keep = keep
+
+    def output(self, batch: Output) -> None:
+        """Keeps what a rank wrote."""
+        if batch.entries:
+            self._keep(batch)
+
+    def telemetry(self, record: object, payloads: object) -> None:
+        """Forgets timings: what it is for has its own."""
+
+    def left(self, rank: int, status: str) -> None:
+        """Shows nothing: how it ended is returned or raised."""
+
+    def notice(self, text: str) -> None:
+        """Shows nothing: how it ended is returned or raised."""
+
+    def refresh(self) -> None:
+        """Shows nothing."""
+
+    def finish(self) -> None:
+        """Shows nothing."""

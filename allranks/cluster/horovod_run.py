@@ -1,0 +1,124 @@
+"""``allranks.run(fn, np=4)``: Horovod's way to call a function on ranks from a notebook."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from allranks.cluster.cluster import Cluster
+from allranks.cluster.failures import plain
+from allranks.errors import CellFailed, UsageError
+
+#: Of Horovod's arguments, those that ask for nothing that would differ here.
+_IGNORED = {
+    "start_timeout",
+    "disable_cache",
+    "verbose",
+    "use_gloo",
+    "use_mpi",
+    "network_interface",
+    "network_interfaces",
+}
+_REFUSED = {
+    "min_num_proc": "the number of ranks stays what it is: leave it away",
+    "max_num_proc": "the number of ranks stays what it is: leave it away",
+    "min_np": "the number of ranks stays what it is: leave it away",
+    "max_np": "the number of ranks stays what it is: leave it away",
+    "slots": "the number of ranks stays what it is: leave it away",
+    "reset_limit": "the number of ranks stays what it is: leave it away",
+    "cooldown_range": "no host is ever blamed and left out: leave it away",
+    "host_discovery_script": "hosts do not come and go: leave it away",
+    "hostfile": "the ranks run on this machine: leave it away",
+    "ssh_port": "the ranks run on this machine: leave it away",
+    "ssh_identity_file": "the ranks run on this machine: leave it away",
+    "mpi_args": "set OMPI_MCA_… or MPICH's variables in the environment",
+    "output_filename": "every rank has a log; see allranks.Cluster.log_dir",
+    "executable": "the ranks run this Python: start the notebook with the other one",
+}
+_HERE = ("localhost", "127.0.0.1")
+_session: weakref.ref[Cluster] | None = None
+
+
+def share(cluster: Cluster) -> None:
+    """From now on `run` uses this cluster while it is up and has as many ranks as are asked for."""
+    global _session
+    _session = weakref.ref(cluster)
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    num_proc: int | None = None,
+    *,
+    np: int | None = None,
+    hosts: str | None = None,
+    timeout: float | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Calls a function on every rank and returns its results, in order of rank.
+
+    The notebook's ranks call it, where there are as many as are asked for and no cell keeps them
+    busy; otherwise ranks are started for it, and ended after it.
+
+    Args:
+        func: what every rank calls, with ``args`` and ``kwargs``; it may be defined in a cell.
+        num_proc: how many ranks; 1 where nothing is said, as in Horovod.
+        np: Horovod's older name of ``num_proc``.
+        hosts: ``localhost`` or ``localhost:4``.
+        timeout: seconds after which the ranks are interrupted.
+        options: Horovod's others. ``start_timeout``, ``disable_cache``, ``verbose``, ``use_gloo``,
+            ``use_mpi`` and ``network_interface(s)`` change nothing; the rest is refused.
+
+    Raises:
+        CellFailed: the function raised on at least one rank; with that rank's traceback.
+        ClusterLost: a rank died.
+        UsageError: an argument asks for what there is not.
+
+    Source: ``horovod.run`` of Horovod 0.28.
+    """
+    _check(options)
+    size = _size(num_proc, np, hosts)
+    call = (func, tuple(args), dict(kwargs or {}))
+    shared = _session() if _session is not None else None
+    try:
+        if shared is not None and shared.size == size and shared.is_up() and not shared.busy:
+            return shared.call(*call, timeout=timeout)
+        with Cluster(size) as fresh:
+            return fresh.call(*call, timeout=timeout)
+    except CellFailed as error:
+        # A notebook shows the report by itself; a script's traceback ends with the notes.
+        error.add_note(plain(error.text))
+        raise
+
+
+def _check(options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if name in _REFUSED and value is not None:
+            raise UsageError(f"run() expected no {name}, found {value!r}: {_REFUSED[name]}.")
+        if name not in _REFUSED and name not in _IGNORED:
+            raise UsageError(
+                f"run() has no argument {name!r}. Arguments of the function go in args and kwargs: "
+                "run(train, args=(0.01,), np=4)"
+            )
+
+
+def _size(num_proc: int | None, np: int | None, hosts: str | None) -> int:
+    if num_proc is not None and np is not None and num_proc != np:
+        raise UsageError(
+            f"expected one number of ranks, found num_proc={num_proc} and np={np}. Type: np={np}"
+        )
+    size = next((given for given in (num_proc, np) if given is not None), None)
+    slots = 0
+    for part in (hosts or "").split(",") if hosts else ():
+        host, _, count = part.strip().partition(":")
+        if host not in _HERE or (count and not count.isdecimal()):
+            raise UsageError(
+                f"run() starts ranks on this machine, found hosts={hosts!r}. "
+                "Type: hosts='localhost:4', or leave it away"
+            )
+        slots += int(count or 1)
+    if hosts and size is not None and size > slots:
+        raise UsageError(f"expected room for {size} ranks, found hosts={hosts!r}. Leave it away.")
+    return 1 if size is None else size

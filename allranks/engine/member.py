@@ -1,0 +1,194 @@
+"""Runs one member of an ensemble in this rank: the same cell, with values of its own."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from IPython.core.interactiveshell import InteractiveShell
+
+from allranks import collectives
+from allranks.collectives import divided
+from allranks.collectives.memory import Segment
+from allranks.collectives.world import World
+from allranks.engine import namespace
+from allranks.engine.cell import CellRunner
+from allranks.records import packing
+from allranks.records.wire import Reply, Result, RunCell, RunMember
+
+#: What a member leaves is sent with its reply up to this size; above, it waits in shared memory.
+_SENT_NBYTES = 64 * 1024
+#: A member that took longer than this has its garbage collected before the next one starts.
+_LONG_SECONDS = 1.0
+_TEXT = 200
+
+
+class MemberRunner:
+    """Runs members one after the other; each leaves the rank's variables as they were.
+
+    Args:
+        shell: the engine's IPython shell.
+        runner: what runs a cell.
+        rank: this process's rank.
+    """
+
+    def __init__(self, shell: InteractiveShell, runner: CellRunner, rank: int) -> None:
+        self._shell = shell
+        self._runner = runner
+        self._rank = rank
+        self._worlds: dict[int, World] = {}
+        self._left: Segment | None = None
+
+    def make_ready(self, ranks_each: int) -> dict[str, Any]:
+        """Members of so many ranks can run; with 0, nothing is kept of those that have run.
+
+        Returns:
+            The epoch that this rank's world of so many is in, and whether it needs another one.
+
+        Collective over all ranks where ``ranks_each`` is more than 1.
+        """
+        self._forget()
+        if not ranks_each:
+            return {}
+        if ranks_each not in self._worlds:
+            self._worlds[ranks_each] = divided.divide(ranks_each)
+        part = self._worlds[ranks_each]
+        return {"epoch": part.epoch, "dirty": part.dirty or part.pending > 0}
+
+    async def run(
+        self, member: RunMember, payloads: list[bytes]
+    ) -> tuple[Reply, Result, list[bytes]]:
+        """Returns how a member ended, what it left in ``result``, and that, packed.
+
+        Never raises.
+        """
+        self._forget()
+        names = self._shell.user_ns
+        cell = RunCell(
+            cell=member.cell,
+            source=member.source,
+            number=member.number,
+            ranks=(),
+            label=member.label,
+            want_value=False,
+            limit_nbytes=member.limit_nbytes,
+        )
+
+        def prepare() -> None:
+            # An interrupt is not heard yet: a renewal that one rank leaves strands the others.
+            if member.epoch > collectives.epoch():
+                collectives.renew(member.epoch)
+            names.update(namespace.place())
+            names.update(pickle.loads(payloads[0]), member=member.member)
+            names.pop("result", None)
+
+        with divided.inside(self._worlds[member.ranks_each]), _restored(names):
+            first = collectives.rank() == 0
+            reply, _ = await self._runner.run(cell, [], prepare)
+            value = names.get("result") if reply.status == "ok" and first else None
+            result, parts = self._leave(member, value)
+        del value
+        if reply.seconds > _LONG_SECONDS:
+            gc.collect()
+        return reply, result, parts
+
+    def _leave(self, member: RunMember, value: Any) -> tuple[Result, list[bytes]]:
+        """Packs what a member has left, into shared memory where it is large."""
+        if value is None:
+            return Result(self._rank, member.cell, {}, "", 0, "", ""), []
+        numbers, text = numbers_of(value), summary_of(value)
+        buffers: list[pickle.PickleBuffer] = []
+        try:
+            head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            return Result(self._rank, member.cell, numbers, text, 0, "", problem), []
+        parts = [head, *(buffer.raw() for buffer in buffers)]
+        *_, nbytes = packing.lay_out(parts)
+        if member.shared and nbytes > _SENT_NBYTES:
+            try:
+                self._left = Segment(nbytes)
+            except (OSError, AttributeError):
+                pass  # there is no such memory here, or not enough: it is sent
+            else:
+                with memoryview(self._left.memory) as target:
+                    packing.fill(target, parts)
+                address = self._left.address
+                return Result(self._rank, member.cell, numbers, text, nbytes, address, ""), []
+        packed = bytearray(nbytes)
+        packing.fill(packed, parts)
+        return Result(self._rank, member.cell, numbers, text, nbytes, "", ""), [bytes(packed)]
+
+    def _forget(self) -> None:
+        """The notebook has taken what the last member left, or will not."""
+        if self._left is not None:
+            self._left.memory.close()
+            self._left.close()
+            self._left = None
+
+
+@contextmanager
+def _restored(names: dict[str, Any]) -> Iterator[None]:
+    """Within, names may be set and deleted; afterwards they are what they were.
+
+    It stays the same dictionary: functions of earlier cells look their names up in it.
+    """
+    before = dict(names)
+    try:
+        yield
+    finally:
+        names.update(before)
+        for name in names.keys() - before.keys():
+            del names[name]
+
+
+def numbers_of(value: Any) -> dict[str, float]:
+    """Returns the numbers among the entries of a dictionary, or a number alone as ``result``."""
+    entries = value if isinstance(value, Mapping) else {"result": value}
+    found = {}
+    for name, entry in entries.items():
+        number = _number(entry)
+        if number is not None:
+            found[str(name)] = number
+    return found
+
+
+def _number(entry: Any) -> float | None:
+    if isinstance(entry, bool | int | float):
+        return entry
+    if isinstance(entry, str | bytes) or getattr(entry, "shape", None) not in ((), (1,)):
+        return None
+    try:
+        scalar = np.asarray(entry).item()
+    except Exception:  # another library's scalar may refuse in its own way
+        return None
+    return scalar if isinstance(scalar, bool | int | float) else None
+
+
+def summary_of(value: Any) -> str:
+    """Returns what a result is, as ``accuracy 0.97, weights array (64, 10) float64``."""
+    if isinstance(value, Mapping):
+        parts = [f"{name} {_brief(entry)}" for name, entry in value.items()]
+        return _cut(", ".join(parts))
+    return "" if value is None else _cut(_brief(value))
+
+
+def _brief(entry: Any) -> str:
+    shape, dtype = getattr(entry, "shape", None), getattr(entry, "dtype", None)
+    if shape is not None and dtype is not None and tuple(shape):
+        return f"array {tuple(shape)} {getattr(dtype, 'name', dtype)}"
+    number = _number(entry)
+    if number is not None:
+        return f"{number:.6g}"
+    if isinstance(entry, list | tuple):
+        return f"{type(entry).__name__} of {len(entry)}"
+    return _cut(entry if isinstance(entry, str) else type(entry).__name__)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT else f"{text[: _TEXT - 1]}…"

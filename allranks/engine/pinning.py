@@ -1,0 +1,70 @@
+"""Shows a rank its own GPU only, before anything can open CUDA, and limits memory on a shared one.
+
+One way for every library: `CUDA_VISIBLE_DEVICES` with the UUID of a GPU or of a slice. Each then
+finds one GPU, number 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+
+HIDDEN = "-1"
+#: A context, and what libraries load, takes memory beside what is limited here.
+_SHARED_PERCENT = 90
+_LOCAL = (
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+)
+
+
+def local_place(environment: Mapping[str, str], rank: int, size: int) -> tuple[int, int]:
+    """Returns a process's number among those of its host, and how many these are.
+
+    As the launcher says, where there are several hosts. On a single one it is the rank: Open MPI
+    counts local ranks in another order where there are more of them than cores.
+    """
+    for local, count in _LOCAL:
+        if environment.get(local, "").isdecimal() and environment.get(count, "").isdecimal():
+            if int(environment[count]) < size:
+                return int(environment[local]), int(environment[count])
+            break
+    return rank, size
+
+
+def sharers(devices: Sequence[str], local: int, local_size: int) -> tuple[int, ...]:
+    """Returns the local ranks on the GPU of one of them, itself included."""
+    return tuple(range(local % len(devices), local_size, len(devices))) if devices else (local,)
+
+
+def pinning(devices: Sequence[str], local: int, local_size: int) -> tuple[str, dict[str, str]]:
+    """Returns a rank's device, as ``cuda:0 (GPU-…)`` or ``cpu``, and what pins it there.
+
+    Args:
+        devices: UUIDs of the host's GPUs for ranks, taken in turn; ``-1`` hides all of them.
+        local: the rank's number on its host.
+        local_size: how many ranks the host has.
+    """
+    if not devices:
+        return "cpu", {}
+    uuid = devices[local % len(devices)]
+    if uuid == HIDDEN:
+        return "cpu", {"CUDA_VISIBLE_DEVICES": HIDDEN}
+    limits = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "JAX_LOCAL_DEVICE_IDS": "0"}
+    together = len(sharers(devices, local, local_size))
+    if together > 1:
+        limits |= {
+            "CUPY_GPU_MEMORY_LIMIT": f"{_SHARED_PERCENT // together}%",
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{_SHARED_PERCENT / together / 100:.2f}",
+        }
+    return f"cuda:0 ({uuid})", {"CUDA_VISIBLE_DEVICES": uuid} | limits
+
+
+def apply(environment: MutableMapping[str, str], settings: Mapping[str, str]) -> None:
+    """Puts what pins a rank into its environment; the user's own limits stay."""
+    for name, value in settings.items():
+        if name == "CUDA_VISIBLE_DEVICES":
+            environment[name] = value
+        else:
+            environment.setdefault(name, value)

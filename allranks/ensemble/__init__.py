@@ -1,0 +1,1 @@
+"""Runs in the notebook's kernel: many members, few ranks, one cell. What ``%%ensemble`` calls."""

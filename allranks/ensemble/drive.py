@@ -1,0 +1,305 @@
+"""Runs the members of an ensemble on the ranks of a cluster, and keeps what they leave."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from allranks.cluster.cluster import Cluster, stubborn
+from allranks.cluster.crew import Crew, Slot
+from allranks.ensemble.early import Early
+from allranks.ensemble.ledger import Ledger
+from allranks.ensemble.member import FAILED, RUNNING, STOPPED, STOPPED_EARLY, WAITING, Member
+from allranks.ensemble.runs import Runs
+from allranks.ensemble.store import Store
+from allranks.errors import CellFailed, CellInterrupted, ClusterLost, UsageError
+from allranks.records.ranks import label
+from allranks.records.wire import Output
+from allranks.widgets.ensemble.view import EnsembleView
+
+_POLL_SECONDS = 0.1
+_SCREEN_NBYTES = 128 * 1024
+_LEAST_SCREEN_NBYTES = 1024
+_DEATHS = 2
+#: Deaths that no member is to blame for; after more, something else ends the ranks.
+_BLAMELESS_DEATHS = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to run the members: the cell's source and number, and the options that concern them."""
+
+    source: str
+    number: int
+    ranks_each: int = 1
+    timeout: float | None = None
+    metric: str | None = None
+
+
+class Drive:
+    """Runs members until none is left, or the notebook is interrupted.
+
+    Args:
+        cluster: whose ranks run them; started again if it is lost meanwhile.
+        runs: the members; those that have ended already are left as they are.
+        plan: how to run them.
+        view: what shows them.
+        store: what keeps them, if anything does.
+        early: what says which of them to stop, if anything does.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        runs: Runs,
+        plan: Plan,
+        view: EnsembleView,
+        store: Store | None = None,
+        early: Early | None = None,
+    ) -> None:
+        self.cluster, self.runs, self.plan, self.view = cluster, runs, plan, view
+        self._store = store
+        self.ledger = Ledger(runs, view, plan.metric, plan.timeout, store, early)
+        self._presses = 0
+        self._blameless = 0
+
+    # ── the loop ─────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        """Runs the members; returns when all have ended.
+
+        Raises:
+            CellFailed: all of them failed.
+            CellInterrupted: the notebook was interrupted; what has finished is kept.
+            ClusterLost: ranks died again and again, and no member is to blame.
+            StartFailed: ranks died, and could not be started again.
+            UsageError: what has finished could not be stored.
+        """
+        with self._running():
+            while self._left():
+                with self._shift() as crew, crew.attending():
+                    self._turn(crew, 0)
+                    while not self._settled(crew):
+                        self._turn(crew, crew.attend(_POLL_SECONDS))
+        self._conclude()
+
+    async def run_awaited(self) -> None:
+        """Does what :meth:`run` does, and lets the event loop run meanwhile."""
+        with self._running():
+            while self._left():
+                with self._shift() as crew, crew.attending(), crew.awaiting() as attend:
+                    self._turn(crew, 0)
+                    while not self._settled(crew):
+                        self._turn(crew, await attend(_POLL_SECONDS))
+        self._conclude()
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self.runs.wishes = SimpleQueue()
+        self._meet()
+        self.ledger.enlist(list(self.runs))
+        try:
+            yield
+        finally:
+            self.runs.wishes = None
+            for member in self.runs:
+                if member.state in (WAITING, RUNNING):
+                    member.state = STOPPED
+            if self._store is not None:
+                self._store.close()
+            self.ledger.show_all()
+            self.view.members.said = self.ledger.counts()
+            self.view.finish()
+
+    def _meet(self) -> None:
+        """Takes in which ranks there are now."""
+        hellos = self.cluster.hellos
+        self.view.ranks(list(hellos.values()))
+        self.ledger.logs = {rank: hello.log for rank, hello in hellos.items()}
+
+    @contextmanager
+    def _shift(self) -> Iterator[Crew]:
+        """One set of ranks, from the first member that they run to their last or their death."""
+        with self.cluster.crew(self.plan.ranks_each) as crew:
+            crew.deliver = self.ledger.take
+            for slot in crew.slots:
+                for rank in slot.ranks:
+                    self.view.works_on(rank, None)
+            try:
+                yield crew
+            except BaseException:
+                for slot in crew.busy():
+                    crew.interrupt(slot)
+                raise
+            if self.cluster.state == "running" and crew.dying():
+                self._mourn(crew)
+        if self.cluster.state != "running" and self._left():
+            began = time.monotonic()
+            self.cluster.start()
+            self._meet()
+            self.view.notice(
+                f"started again {label(range(self.cluster.size))} in "
+                f"{time.monotonic() - began:.1f} s"
+            )
+
+    def _left(self) -> bool:
+        return bool(self.ledger.waiting) and not self._presses and self.ledger.problem is None
+
+    def _settled(self, crew: Crew) -> bool:
+        if self.cluster.state != "running" or crew.dead():
+            return True
+        return not crew.busy() and not self._left() and not crew.dying()
+
+    def _turn(self, crew: Crew, presses: int) -> None:
+        for _ in range(presses):
+            self._press(crew)
+        self._grant(crew)
+        if self.ledger.problem is not None:
+            self._stop_all(crew)
+        if self.cluster.state == "running" and not crew.dying():
+            self._interrupt_late(crew)
+            while self._left() and (slot := crew.free()) is not None:
+                self._start(crew, slot, self.ledger.waiting.popleft())
+        self.view.members.said = self.ledger.progress(crew)
+        self.view.refresh()
+
+    # ── start and stop ───────────────────────────────────────────────────────────────────────
+
+    def _start(self, crew: Crew, slot: Slot, member: Member) -> None:
+        member.state, member.ranks = RUNNING, slot.ranks
+        self.ledger.started[member.number] = time.monotonic()
+        host = self.cluster.hellos[slot.ranks[0]].host
+        try:
+            crew.start(
+                slot,
+                member.number,
+                member.values,
+                source=self.plan.source,
+                number=self.plan.number,
+                limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(self.runs)),
+                shared=self.ledger.shared and host == socket.gethostname(),
+            )
+        except UsageError as error:
+            member.state, member.error, member.ranks = FAILED, str(error), ()
+        else:
+            for rank in slot.ranks:
+                self.view.works_on(rank, member.number)
+        self.ledger.show(member)
+
+    def _stop_all(self, crew: Crew) -> None:
+        for member in self.ledger.waiting:
+            member.state = STOPPED
+            self.ledger.show(member)
+        self.ledger.waiting.clear()
+        for slot in crew.busy():
+            self.ledger.interrupt(crew, slot, STOPPED)
+
+    def _press(self, crew: Crew) -> None:
+        """The notebook was interrupted; the second time, ranks that did not settle are ended."""
+        self._presses += 1
+        self.ledger.closed = True
+        if self._presses == 1:
+            for slot in crew.busy():
+                if slot.member in self.ledger.why:  # it has not listened to the first one
+                    crew.interrupt(slot)
+            self._stop_all(crew)
+        elif self.cluster.state == "running":
+            pending = [rank for slot in crew.busy() for rank in slot.ranks]
+            self.cluster.give_up(stubborn(pending, self.cluster.size))
+
+    def _grant(self, crew: Crew) -> None:
+        """Does what ``runs.add`` and ``runs.stop`` have asked for."""
+        assert self.runs.wishes is not None
+        while True:
+            try:
+                kind, what = self.runs.wishes.get_nowait()
+            except Empty:
+                return
+            if kind == "add" and not self._presses:
+                self.ledger.enlist(self.runs.append(what))
+            elif kind == "stop" and what is None:
+                self._stop_all(crew)
+            elif kind == "stop":
+                member, slot = self.runs[what], crew.running(what)
+                if slot is not None:
+                    self.ledger.interrupt(crew, slot, STOPPED)
+                elif member in self.ledger.waiting:
+                    self.ledger.waiting.remove(member)
+                    member.state = STOPPED
+                    self.ledger.show(member)
+
+    def _interrupt_late(self, crew: Crew) -> None:
+        if self.plan.timeout is None:
+            return
+        now = time.monotonic()
+        for slot in crew.busy():
+            assert slot.member is not None
+            if now - self.ledger.started[slot.member] > self.plan.timeout:
+                self.ledger.interrupt(crew, slot, FAILED)
+
+    # ── death ────────────────────────────────────────────────────────────────────────────────
+
+    def _mourn(self, crew: Crew) -> None:
+        """A rank died and MPI ended the others: its member runs again, once, and so do theirs."""
+        culprit = crew.culprit()
+        busy = crew.busy()
+        blamed = next((slot for slot in busy if culprit in slot.ranks), None)
+        if blamed is not None and culprit is not None and blamed.member is not None:
+            text = crew.unseen(culprit)
+            if text:
+                said = Output(culprit, blamed.cell, (["out", text],), 0, 0, 0)
+                self.view.output(blamed.member, said, self.cluster.hellos[culprit].log)
+        told = self.cluster.mourn()
+        first = told.partition("\n")[0]
+        for slot in reversed(busy):
+            assert slot.member is not None
+            member = self.runs[slot.member]
+            why = self.ledger.why.pop(member.number, "")
+            if why in (STOPPED, STOPPED_EARLY):  # somebody wanted its end before
+                member.state = why
+                self.ledger.show(member)
+                continue
+            if slot is blamed:
+                member.deaths += 1
+                if member.deaths >= _DEATHS:
+                    member.state, member.traceback = FAILED, told
+                    member.error = f"its rank died {member.deaths} times: {first}"
+                    self.ledger.keep(member, b"")
+                    self.ledger.show(member)
+                    continue
+            self.ledger.again(member)
+        others = [s.member for s in busy if s is not blamed and s.member is not None]
+        self.view.notice(first)
+        if blamed is not None and blamed.member is not None:
+            again = "has failed" if self.runs[blamed.member].state == FAILED else "runs again, once"
+            self.view.notice(f"it ran member {blamed.member}, which {again}")
+        else:
+            self._blameless += 1
+        if others:
+            self.view.notice(f"{label(others, 'member')}, interrupted by that, will run again")
+        if self._blameless > _BLAMELESS_DEATHS:
+            raise ClusterLost(
+                f"{told}\nThe ranks have died {self._blameless} times, and no member is to blame."
+            )
+
+    def _conclude(self) -> None:
+        """Says what has become of all of them, and raises where that is nothing good."""
+        if self.ledger.problem is not None:
+            raise self.ledger.problem
+        if self._presses:
+            why = self.cluster.lost_because if self.cluster.state == "lost" else "interrupted"
+            kept = f" and in {self._store.shown}" if self._store is not None else ""
+            raise CellInterrupted(
+                f"{why}: {self.ledger.counts()}. What has finished is in runs{kept}."
+            )
+        failed = [member for member in self.runs if member.state == FAILED]
+        if failed and len(failed) == len(self.runs):
+            first = failed[0]
+            message = f"all {label(range(len(failed)), 'member')} failed; the first: {first.error}"
+            if len(failed) == 1:
+                message = f"the only member failed: {first.error}"
+            raise CellFailed(message, f"{message}\n\n{first.traceback}")

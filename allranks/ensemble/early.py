@@ -1,0 +1,106 @@
+"""Stopping of members that do poorly: which of them, Optuna's pruners decide.
+
+Optuna is asked and told, in this process: it starts nothing and keeps nothing on disk. Its
+successive halving is the asynchronous one (Li et al., A System for Massively Parallel
+Hyperparameter Tuning, MLSys 2020), which never has a rank wait for others to come to its step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from allranks.errors import MissingDependency, UsageError
+
+KINDS = ("halving", "median")
+
+
+class Early:
+    """Says which members are not worth going on with.
+
+    Args:
+        kind: ``halving``: at steps ``grace``, 3 · ``grace``, 9 · ``grace``, … a member goes on if
+            it is among the best third of those that came so far. ``median``: from step ``grace`` on
+            it goes on while its best value is no worse than the median of the others' at that step.
+        lower: whether lower values are better.
+        grace: no member is stopped before this step; None leaves it to Optuna.
+
+    Raises:
+        MissingDependency: Optuna is not installed.
+    """
+
+    def __init__(self, kind: str, lower: bool, grace: int | None) -> None:
+        try:
+            import optuna
+        except ImportError as error:
+            raise MissingDependency(
+                f"--stop {kind} needs Optuna, and it is not installed. "
+                "Type: pip install 'allranks[early]'"
+            ) from error
+        self._ended = optuna.trial.TrialState
+        self._trials: dict[int, Any] = {}
+        self._last: dict[int, int] = {}
+        pruners = optuna.pruners
+        if kind == "halving":
+            resource = "auto" if grace is None else grace
+            pruner = pruners.SuccessiveHalvingPruner(min_resource=resource, reduction_factor=3)
+        else:
+            pruner = pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=grace or 0)
+        before = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        try:
+            self._study = optuna.create_study(
+                direction="minimize" if lower else "maximize", pruner=pruner
+            )
+        finally:
+            optuna.logging.set_verbosity(before)
+
+    def report(self, member: int, points: Iterable[tuple[float, float]]) -> bool:
+        """Takes in steps and values that a member logged; returns whether to stop it."""
+        trial = self._trials.get(member)
+        if trial is None:
+            trial = self._trials[member] = self._study.ask()
+        stop = False
+        for step, value in points:
+            # Optuna counts steps in whole numbers, each once.
+            if value == value and int(step) > self._last.get(member, -1):
+                self._last[member] = int(step)
+                trial.report(value, int(step))
+                stop = stop or trial.should_prune()
+        return stop
+
+    def ended(self, member: int, value: float | None, *, pruned: bool = False) -> None:
+        """Takes in that a member has ended; it is compared with the others from now on."""
+        trial = self._trials.pop(member, None)
+        self._last.pop(member, None)
+        if trial is None:
+            return
+        if pruned:
+            self._study.tell(trial, state=self._ended.PRUNED)
+        elif value is None or value != value:
+            self._study.tell(trial, state=self._ended.FAIL)
+        else:
+            self._study.tell(trial, value)
+
+
+_LOWER = ("loss", "err", "mse", "mae", "rmse", "perplexity", "residual", "cost", "l2")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Guesses from a metric's name, as ``val_loss``; most others are to be high."""
+    return any(part in metric.lower() for part in _LOWER)
+
+
+def read_metric(text: str) -> tuple[str, bool]:
+    """Returns a metric's name, and whether lower is better: as ``loss``, ``loss:min``, ``f1:max``.
+
+    Raises:
+        UsageError: what stands behind the colon is neither.
+    """
+    name, colon, mode = text.partition(":")
+    if not name or (colon and mode not in ("min", "max")):
+        raise UsageError(
+            f"expected --metric NAME, NAME:min or NAME:max, found {text!r}. "
+            f"Type for example: --metric {name or 'loss'}:min"
+        )
+    return name, mode == "min" if colon else lower_is_better(name)

@@ -1,0 +1,259 @@
+"""The grid of an ensemble: ``lr=1e-1,1e-2 seed=0:8 width=log:16:256:5``, each value with each.
+
+One parameter is a list of values, each written as in Python or as a bare word; ``a:b`` or
+``a:b:step``, whole numbers as in ``range``; or ``lin:low:high:count`` and ``log:low:high:count``,
+both ends included. Without a count these two are ranges that only a random search can draw from.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import keyword
+import math
+import random
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from allranks.ensemble.words import split, unquoted
+from allranks.errors import UsageError
+from allranks.records.names import RESERVED
+
+_BARE = re.compile(r"[^\W\d][\w./-]*")
+_WHOLE = re.compile(r"[+-]?\d+")
+_SCALES = ("lin", "log")
+MOST = 100_000
+_EXAMPLE = "Type for example: %%ensemble lr=1e-1,1e-2 seed=0:8"
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Numbers between two others, for a random search to draw from."""
+
+    low: float
+    high: float
+    log: bool
+
+    def draw(self, source: random.Random) -> float:
+        """Returns a number; its logarithm is uniform where ``log``."""
+        if self.log:
+            return math.exp(source.uniform(math.log(self.low), math.log(self.high)))
+        return source.uniform(self.low, self.high)
+
+
+Choices = Sequence[Any] | Span
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Parameters with their choices, and dictionaries of values that go with every choice."""
+
+    choices: Mapping[str, Choices]
+    lists: Sequence[Sequence[Values]] = ()
+
+    def members(self) -> list[Values]:
+        """Returns the values of every member, the last parameter changing fastest.
+
+        Raises:
+            UsageError: there is none, there are too many, or a range has no count.
+        """
+        for name, choice in self.choices.items():
+            if isinstance(choice, Span):
+                scale = "log" if choice.log else "lin"
+                span = f"{name}={scale}:{choice.low:g}:{choice.high:g}"
+                raise UsageError(
+                    f"{span} expected how many numbers to take, or a random search. "
+                    f"Type {span}:5, or add --random 20"
+                )
+        rows: list[list[Values]] = [
+            [{name: value} for value in choice]  # type: ignore[union-attr]
+            for name, choice in self.choices.items()
+        ]
+        rows = [[dict(values) for values in one] for one in self.lists] + rows
+        count = math.prod(len(row) for row in rows)
+        _check_count(count)
+        return [_merged(parts) for parts in itertools.product(*rows)]
+
+    def draw(self, count: int, seed: int) -> list[Values]:
+        """Returns the values of ``count`` members, each drawn by itself; the same for a seed.
+
+        Raises:
+            UsageError: ``count`` is not between 1 and 100,000.
+        """
+        _check_count(count)
+        source = random.Random(seed)
+        drawn = []
+        for _ in range(count):
+            parts = [dict(source.choice(one)) for one in self.lists]
+            for name, choice in self.choices.items():
+                spans = isinstance(choice, Span)
+                parts.append({name: choice.draw(source) if spans else source.choice(choice)})  # type: ignore[union-attr,arg-type]
+            drawn.append(_merged(parts))
+        return drawn
+
+
+def parse(words: Iterable[str], variables: Mapping[str, Any]) -> Grid:
+    """Returns the grid that words describe.
+
+    Args:
+        words: ``name=choices``, or the name of a variable that holds a list of dictionaries.
+        variables: the notebook's variables.
+
+    Raises:
+        UsageError: a word is neither, or a name cannot be given to a parameter.
+    """
+    choices: dict[str, Choices] = {}
+    lists: list[Sequence[Values]] = []
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            lists.append(_listed(word, variables))
+            continue
+        check_name(name)
+        if name in choices:
+            raise UsageError(f"expected {name}= once, found it twice. Leave one of the two away.")
+        choices[name] = parse_choices(name, text)
+    for one in lists:
+        both = sorted(set(choices) & {name for values in one for name in values})
+        if both:
+            raise UsageError(
+                f"expected each parameter in one place, found {both[0]} in the list and in "
+                f"{both[0]}=…. Leave one of the two away."
+            )
+    return Grid(choices, lists)
+
+
+def check_name(name: object) -> None:
+    """Raises unless a parameter can have this name.
+
+    Raises:
+        UsageError: it is no Python name, or one that a member finds already.
+    """
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        raise UsageError(f"expected the name of a parameter, found {name!r}. {_EXAMPLE}")
+    if name in RESERVED:
+        raise UsageError(
+            f"expected a name of your own, found {name!r}, which every member finds already. "
+            f"Type for example: my_{name}=…"
+        )
+
+
+def parse_choices(name: str, text: str) -> Choices:
+    """Returns the choices that stand behind ``name=``.
+
+    Raises:
+        UsageError: they cannot be read, or there are none.
+    """
+    scale, colon, rest = text.partition(":")
+    if colon and scale in _SCALES:
+        return _scaled(name, text, scale, rest.split(":"))
+    ends = text.split(":")
+    if len(ends) > 1 and all(_WHOLE.fullmatch(end) for end in ends) and len(ends) <= 3:
+        whole = [int(end) for end in ends]
+        found: Choices = () if whole[2:] == [0] else range(*whole)
+    elif len(ends) > 1 and all(_is_number(end) for end in ends):
+        raise UsageError(
+            f"{name}={text} expected whole numbers as in 0:8, found others. "
+            f"Type for example: {name}=lin:{ends[0]}:{ends[1]}:5"
+        )
+    else:
+        pieces = split(text, ",".__contains__)
+        found = [_value(name, piece.strip()) for piece in pieces]
+        # A list is a list of values; a tuple is one value.
+        if len(pieces) == 1 and isinstance(found[0], list):
+            found = found[0]
+    assert not isinstance(found, Span)
+    if not len(found):
+        raise UsageError(f"{name}={text} expected at least one value, found none. {_EXAMPLE}")
+    _check_count(len(found))
+    return found
+
+
+def _scaled(name: str, text: str, scale: str, parts: list[str]) -> Choices:
+    example = f"Type for example: {name}={scale}:{'1e-4:1e-1' if scale == 'log' else '0:1'}:5"
+    if not 2 <= len(parts) <= 3 or not all(_is_number(part) for part in parts):
+        raise UsageError(f"{name}={text} expected {scale}:low:high:count. {example}")
+    low, high = float(parts[0]), float(parts[1])
+    if low >= high or (scale == "log" and low <= 0):
+        above = " above 0" if scale == "log" else ""
+        raise UsageError(f"{name}={text} expected a low number{above} and a higher one. {example}")
+    if len(parts) == 2:
+        return Span(low, high, scale == "log")
+    if not _WHOLE.fullmatch(parts[2]) or int(parts[2]) < 2:
+        raise UsageError(f"{name}={text} expected a count of 2 or more at the end. {example}")
+    count = int(parts[2])
+    _check_count(count)
+    return [_between(low, high, n / (count - 1), scale == "log") for n in range(count)]
+
+
+def _between(low: float, high: float, share: float, log: bool) -> float:
+    if share in (0, 1):
+        return high if share else low
+    if log:
+        # Twelve digits, so that a tenth is told and kept as 0.1.
+        return float(f"{low * (high / low) ** share:.12g}")
+    return float(f"{low + (high - low) * share:.12g}")
+
+
+def _value(name: str, piece: str) -> Any:
+    try:
+        return ast.literal_eval(piece)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        pass
+    if _BARE.fullmatch(piece):
+        return piece
+    found = repr(unquoted(piece)) if piece else "nothing"
+    raise UsageError(
+        f"{name}= expected values as Python writes them, or bare words, found {found}. "
+        f"Type for example: {name}=1e-1,1e-2 or {name}=adam,sgd or {name}='two words'"
+    )
+
+
+def _listed(word: str, variables: Mapping[str, Any]) -> Sequence[Values]:
+    if word not in variables:
+        raise UsageError(
+            f"expected name=values, an option, or a variable of the notebook that holds a list of "
+            f"dictionaries, found {word!r}. {_EXAMPLE}"
+        )
+    found = variables[word]
+    return check_list(found, word)
+
+
+def check_list(found: Any, word: str) -> Sequence[Values]:
+    """Returns a list of dictionaries of values.
+
+    Raises:
+        UsageError: it is none, or a name in it cannot be given to a parameter.
+    """
+    if not isinstance(found, list | tuple) or not all(isinstance(row, dict) for row in found):
+        raise UsageError(
+            f"expected {word} to be a list of dictionaries, found {type(found).__name__}. "
+            f"Type for example: {word} = [dict(lr=0.1), dict(lr=0.01)]"
+        )
+    for row in found:
+        for name in row:
+            check_name(name)
+    return found
+
+
+def _merged(parts: Iterable[Values]) -> Values:
+    merged: Values = {}
+    for part in parts:
+        merged.update(part)
+    return merged
+
+
+def _check_count(count: int) -> None:
+    if not 1 <= count <= MOST:
+        raise UsageError(f"expected 1 to {MOST:,} members, found {count:,}. {_EXAMPLE}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

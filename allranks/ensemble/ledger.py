@@ -1,0 +1,286 @@
+"""What becomes of the members of an ensemble: who waits, what each tells, what is kept of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from allranks.cluster import failures
+from allranks.cluster.connection import CellRecord
+from allranks.cluster.crew import Crew, Slot
+from allranks.ensemble.arrays import Arena, Shared
+from allranks.ensemble.early import Early
+from allranks.ensemble.estimate import remaining_seconds
+from allranks.ensemble.member import (
+    ENDED,
+    FAILED,
+    FINISHED,
+    STOPPED,
+    STOPPED_EARLY,
+    WAITING,
+    Member,
+)
+from allranks.ensemble.runs import Runs
+from allranks.ensemble.store import Store
+from allranks.errors import UsageError
+from allranks.records.ranks import label
+from allranks.records.telemetry import Points, Pulse
+from allranks.records.wire import Output, Reply, Report, Result
+from allranks.widgets.dashboard.numbers import seconds
+from allranks.widgets.ensemble.view import EnsembleView
+
+_ESTIMATE_SECONDS = 1.0
+
+
+class Ledger:
+    """The state of every member, as its ranks tell it.
+
+    Args:
+        runs: the members.
+        view: what shows them.
+        metric: the name of what ``early`` compares.
+        timeout: after how many seconds a member is interrupted, for what is said of it.
+        store: what keeps members that have ended, if anything does.
+        early: what says which of them to stop, if anything does.
+    """
+
+    def __init__(
+        self,
+        runs: Runs,
+        view: EnsembleView,
+        metric: str | None,
+        timeout: float | None,
+        store: Store | None,
+        early: Early | None,
+    ) -> None:
+        self.runs, self.view = runs, view
+        self._metric, self._timeout = metric, timeout
+        self._store, self._early = store, early
+        self._arena = Arena()
+        #: Who is to run, in this order; and whether nobody is to be put back.
+        self.waiting: deque[Member] = deque()
+        self.closed = False
+        #: What becomes of members that have been interrupted; when those that run started.
+        self.why: dict[int, str] = {}
+        self.started: dict[int, float] = {}
+        #: Where each rank's log is; whether large results can be left in shared memory.
+        self.logs: dict[int, str] = {}
+        self.shared = sys.platform == "linux"
+        #: Why nothing more can be kept.
+        self.problem: UsageError | None = None
+        self._results: dict[int, tuple[Result, list[bytes]]] = {}
+        self._taken: list[float] = []
+        self._wanted = runs.metric()
+        self._estimated = (0.0, "")
+
+    def enlist(self, members: Sequence[Member]) -> None:
+        """Takes up members: those that a store has are done, the others wait."""
+        if self._store is not None:
+            kept = self._store.read([m for m in members if m.state == WAITING])
+            for member in kept:
+                self._compare(member)
+        for member in members:
+            if member.state == WAITING:
+                self.waiting.append(member)
+            self.show(member)
+
+    def take(self, crew: Crew, slot: Slot, record: CellRecord, payloads: list[bytes]) -> None:
+        """Takes in a record of the member that a slot runs."""
+        assert slot.member is not None
+        member = self.runs[slot.member]
+        if isinstance(record, Output):
+            self.view.output(member.number, record, self.logs[record.rank])
+        elif isinstance(record, Points):
+            self._logged(crew, slot, member, record, payloads[0])
+        elif isinstance(record, Pulse):
+            self.view.pulse(record)
+        elif isinstance(record, Result):
+            if record.rank == slot.ranks[0]:
+                self._results[slot.cell] = record, payloads
+        elif isinstance(record, Reply) and len(slot.replies) == len(slot.ranks):
+            self._ended(crew, slot, member)
+
+    def _logged(
+        self, crew: Crew, slot: Slot, member: Member, record: Points, payload: bytes
+    ) -> None:
+        place = record.rank - slot.ranks[0]
+        if place:
+            named = tuple([n, who or f"rank {place}", count] for n, who, count in record.series)
+            record = Points(record.rank, record.cell, named, record.dropped)
+        self.view.points(member.number, record, payload)
+        if place:
+            return
+        pairs = array("d", payload)
+        at = 0
+        for name, who, count in record.series:
+            steps, values = pairs[at : at + 2 * count : 2], pairs[at + 1 : at + 2 * count : 2]
+            at += 2 * count
+            member.log(f"{name} {who}".strip(), steps, values)
+            if self._early is not None and name == self._metric and not who:
+                points = zip(steps, values, strict=True)
+                if self._early.report(member.number, points):
+                    self.interrupt(crew, slot, STOPPED_EARLY)
+        if self._wanted is None:
+            self._find_metric()
+        self.show(member)
+
+    def _ended(self, crew: Crew, slot: Slot, member: Member) -> None:
+        """All ranks of a member have left it."""
+        replies = [slot.replies[rank] for rank in slot.ranks]
+        reports = _own(slot, [reply.report for reply in replies if reply.report is not None])
+        why = self.why.pop(member.number, "")
+        left = self._results.pop(slot.cell, None)
+        slot.member = None
+        member.seconds = max(reply.seconds for reply in replies)
+        packed: bytes | Shared = b""
+        if not reports:
+            member.state = FINISHED
+            try:
+                packed = self._open(member, left)
+            except OSError as error:
+                # Its rank has died, or its memory cannot be seen from here.
+                self.shared = self.shared and crew.dying()
+                self.again(member, f"the result of member {member.number} was lost ({error})")
+        elif why and all(r.waiting or r.etype == "KeyboardInterrupt" for r in reports):
+            member.state = why
+            if why == FAILED:
+                member.error = f"it went past its time of {self._timeout:g} s"
+        else:
+            member.state = FAILED
+            member.error = failures.plain(failures.headline(reports, len(slot.ranks)))
+            member.error = member.error.partition(": ")[2] or member.error
+        if member.state == FAILED:
+            own = slot.ranks if len(slot.ranks) == 1 else range(len(slot.ranks))
+            member.traceback = failures.describe(reports, own)
+            if len(slot.ranks) > 1:
+                member.traceback += (
+                    f"\n\n{label(range(len(slot.ranks)))} of member {member.number} are "
+                    f"{label(slot.ranks)} of the cluster."
+                )
+        if member.state in ENDED:
+            self._taken.append(member.seconds)
+            self.keep(member, packed)
+        for rank in slot.ranks:
+            self.view.works_on(rank, None)
+        if self._wanted is None or (member.numbers and self._wanted[0] not in member.numbers):
+            self._find_metric()
+        self.show(member)
+
+    def _open(self, member: Member, left: tuple[Result, list[bytes]] | None) -> bytes | Shared:
+        """Takes what a member has left; returns it packed.
+
+        Raises:
+            OSError: it cannot be reached.
+        """
+        if left is None:
+            return b""
+        result, payloads = left
+        member.numbers, member.text = result.numbers, result.text
+        member.problem = result.problem
+        if result.address:
+            return Shared(result.address, result.nbytes)
+        return payloads[0] if payloads else b""
+
+    def keep(self, member: Member, packed: bytes | Shared) -> None:
+        """Puts a result where it stays, and lets the others be compared with this member."""
+        try:
+            if self._store is not None:
+                self._store.write(member, packed)
+        except UsageError as error:
+            self.problem = error
+        try:
+            if member.place is None and len(packed):
+                member.place = self._arena.put(packed)
+        except OSError as error:
+            member.problem = f"its {len(packed):,} bytes could not be kept ({error})"
+            self.problem = self.problem or UsageError(
+                f"the result of member {member.number} could not be kept: {error}. "
+                "Make room, or leave less in it."
+            )
+        if self.problem is None and self._early is not None:
+            self._early.ended(
+                member.number,
+                member.metrics.get(self._metric or "") if member.state == FINISHED else None,
+                pruned=member.state == STOPPED_EARLY,
+            )
+
+    def _compare(self, member: Member) -> None:
+        """Lets the others be compared with a member that has ended in an earlier run."""
+        series = member.series.get(self._metric or "")
+        if self._early is not None and series is not None:
+            self._early.report(member.number, zip(series.steps, series.values, strict=True))
+            self._early.ended(member.number, series.last[1], pruned=member.state == STOPPED_EARLY)
+
+    def again(self, member: Member, notice: str = "") -> None:
+        """Puts a member back, to run before those that wait."""
+        if notice:
+            self.view.notice(f"{notice}: it runs again")
+        member.again()
+        self.view.again(member.number)
+        if self.closed:
+            member.state = STOPPED
+        else:
+            self.waiting.appendleft(member)
+        self.show(member)
+
+    def _find_metric(self) -> None:
+        wanted = self.runs.metric()
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self.show_all()
+
+    def show_all(self) -> None:
+        """Shows every member as it is now."""
+        for member in self.runs:
+            self.show(member)
+
+    def show(self, member: Member) -> None:
+        """Shows a member as it is now."""
+        if self._wanted is not None:
+            self.view.members.metric, self.view.members.lower = self._wanted
+        self.view.row(self.runs.row(member, self._wanted))
+
+    def counts(self) -> str:
+        """Returns how many have finished, and how many are in each other state."""
+        counts: dict[str, int] = {}
+        for member in self.runs:
+            counts[member.state] = counts.get(member.state, 0) + 1
+        finished = counts.pop(FINISHED, 0)
+        others = [f"{count} {state}" for state, count in counts.items()]
+        return ", ".join([f"{finished} of {len(self.runs)} finished", *others])
+
+    def progress(self, crew: Crew) -> str:
+        """Returns :meth:`counts`, and how long the rest will take as far as that can be told."""
+        now = time.monotonic()
+        if now - self._estimated[0] >= _ESTIMATE_SECONDS:
+            running = [now - self.started[s.member] for s in crew.busy() if s.member is not None]
+            found = remaining_seconds(self._taken, running, len(self.waiting), len(crew.slots))
+            said = "" if found is None else _between(*found)
+            self._estimated = now, said
+        said = self._estimated[1] if crew.busy() or self.waiting else ""
+        return self.counts() + (f"; {said} left" if said else "")
+
+    def interrupt(self, crew: Crew, slot: Slot, why: str) -> None:
+        """Interrupts a member once; ``why`` says what becomes of it."""
+        if slot.member is not None and slot.member not in self.why:
+            self.why[slot.member] = why
+            crew.interrupt(slot)
+
+
+def _own(slot: Slot, reports: Sequence[Report]) -> list[Report]:
+    """Returns reports with the ranks as the member counts them, as its own messages do.
+
+    Where it has one rank only, that is called by its number in the cluster.
+    """
+    first = slot.ranks[0] if len(slot.ranks) > 1 else 0
+    return [replace(report, rank=report.rank - first) for report in reports]
+
+
+def _between(low: float, high: float) -> str:
+    """Returns ``about 12 s`` or ``about 12 s to 1 min 5 s``."""
+    least, most = seconds(max(1.0, round(low))), seconds(max(1.0, round(high)))
+    return f"about {least}" if least == most else f"about {least} to {most}"

@@ -1,0 +1,145 @@
+"""What stands behind ``%%ensemble``: the grid and the options, and what is said of a mistake."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from allranks.ensemble import grid
+from allranks.ensemble.early import KINDS, read_metric
+from allranks.ensemble.words import unquoted, words
+from allranks.errors import UsageError
+
+
+@dataclass
+class Options:
+    """What stands behind ``%%ensemble``; ``words`` are those that are no options."""
+
+    words: list[str] = field(default_factory=list)
+    n: int | None = None
+    gpus: str | None = None
+    on: str | None = None
+    out: str = ""
+    ranks_each: int = 1
+    store: str | None = None
+    retry_failed: bool = False
+    random: int | None = None
+    seed: int = 0
+    timeout: float | None = None
+    metric: str | None = None
+    stop: str | None = None
+    grace: int | None = None
+    fold: bool = True
+    view: str = "auto"
+
+    @property
+    def name(self) -> str:
+        """The variable that the table is put into."""
+        return self.out or "runs"
+
+    def wanted(self) -> tuple[str, bool] | None:
+        """Returns the metric and whether lower is better; None where it was not said."""
+        return None if self.metric is None else read_metric(self.metric)
+
+    def members(self, variables: Mapping[str, Any]) -> list[grid.Values]:
+        """Returns the values of every member.
+
+        Raises:
+            UsageError: the grid cannot be read, or is empty.
+        """
+        if not self.words:
+            raise UsageError(
+                "expected at least one parameter, found none. "
+                "Type for example: %%ensemble lr=1e-1,1e-2 seed=0:8"
+            )
+        made = grid.parse(self.words, variables)
+        return made.members() if self.random is None else made.draw(self.random, self.seed)
+
+
+def parse(line: str, make_parser: Callable[[str], argparse.ArgumentParser]) -> Options:
+    """Returns what stands on a line.
+
+    Args:
+        line: as ``lr=1e-1,1e-2 seed=0:8 -o runs``.
+        make_parser: makes a parser that raises UsageError.
+
+    Raises:
+        UsageError: an option is unknown, or its value is not what it must be.
+    """
+    parser = make_parser("%%ensemble")
+    parser.add_argument("words", nargs="*", metavar="NAME=VALUES")
+    parser.add_argument("-n", type=int)
+    parser.add_argument("--gpus")
+    parser.add_argument("--on", metavar="LAUNCHER")
+    parser.add_argument("-o", "--out", metavar="NAME")
+    parser.add_argument("--ranks-per-member", dest="ranks_each", type=int, metavar="K")
+    parser.add_argument("--store", metavar="FOLDER")
+    parser.add_argument("--retry-failed", action="store_true")
+    parser.add_argument("--random", type=int, metavar="COUNT")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--timeout", type=float, metavar="SECONDS")
+    parser.add_argument("--metric", metavar="NAME[:min|max]")
+    parser.add_argument("--stop", choices=KINDS)
+    parser.add_argument("--grace", type=int, metavar="STEPS")
+    parser.add_argument("--no-fold", dest="fold", action="store_false")
+    parser.add_argument("--view", choices=("full", "auto", "plain"))
+    given, options = _sorted(words(line))
+    made = parser.parse_args([*options, *given], namespace=Options())
+    _check(made)
+    return made
+
+
+def _sorted(found: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the words of the grid, and the options: argparse wants them apart."""
+    flags = {"--retry-failed", "--no-fold"}
+    given: list[str] = []
+    options: list[str] = []
+    rest = iter(found)
+    for word in rest:
+        if not word.startswith("-"):
+            given.append(word)
+            continue
+        options.append(word)
+        if word not in flags and "=" not in word and (value := next(rest, None)) is not None:
+            options.append(unquoted(value))
+    return given, options
+
+
+def _check(options: Options) -> None:
+    if options.out and not options.out.isidentifier():
+        raise UsageError(f"expected the name of a variable after -o, found {options.out!r}")
+    if options.ranks_each < 1:
+        raise UsageError(
+            f"expected --ranks-per-member of 1 or more, found {options.ranks_each}. "
+            "Type for example: --ranks-per-member 2"
+        )
+    if options.timeout is not None and options.timeout <= 0:
+        raise UsageError(f"expected --timeout in seconds above 0, found {options.timeout:g}")
+    if options.grace is not None and options.grace < 1:
+        raise UsageError(f"expected --grace of 1 step or more, found {options.grace}")
+    wanted = options.wanted()
+    if options.stop is not None and wanted is None:
+        raise UsageError(
+            f"--stop {options.stop} expected --metric too: what is logged that tells a good "
+            f"member from a poor one. Type for example: --stop {options.stop} --metric loss"
+        )
+    if options.grace is not None and options.stop is None:
+        raise UsageError("--grace expected --stop too. Type for example: --stop halving")
+
+
+def check_size(options: Options, size: int) -> None:
+    """Raises unless members of so many ranks fill ``size`` ranks.
+
+    Raises:
+        UsageError: some would be left over.
+    """
+    each = options.ranks_each
+    if size % each:
+        fits = [str(k) for k in range(1, size + 1) if not size % k]
+        raise UsageError(
+            f"--ranks-per-member {each} expected a divisor of the {size} ranks, so that none is "
+            f"left over. Type --ranks-per-member {' or '.join(fits)}, or start other ranks: "
+            f"%distributed restart -n {max(each, size // each * each)}"
+        )

@@ -1,0 +1,275 @@
+"""``runs``: the table that an ensemble leaves in the notebook, and its controls while it runs."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from allranks.ensemble import grid, predict
+from allranks.ensemble.early import lower_is_better
+from allranks.ensemble.member import FAILED, FINISHED, Member
+from allranks.ensemble.words import words
+from allranks.errors import MissingDependency, UsageError
+from allranks.widgets.ensemble.rows import Row
+from allranks.widgets.ensemble.still import table_html, table_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas
+    from numpy.typing import NDArray
+
+#: What can be asked of an ensemble that runs: ``("add", values)`` or ``("stop", number or None)``.
+Wish = tuple[str, Any]
+
+
+class Runs(Sequence[Member]):
+    """The members of an ensemble, in their order.
+
+    Args:
+        members: the members.
+        source: the cell's source that they run.
+        metric: what tells them apart, and whether lower is better; None where nobody has said.
+    """
+
+    def __init__(
+        self, members: Sequence[Member], source: str = "", metric: tuple[str, bool] | None = None
+    ) -> None:
+        self._members = list(members)
+        self.source = source
+        self._metric = metric
+        #: Taken by whoever runs the members; None once nobody does.
+        self.wishes: queue.SimpleQueue[Wish] | None = None
+
+    # ── look ─────────────────────────────────────────────────────────────────────────────────
+
+    @overload
+    def __getitem__(self, index: int) -> Member: ...
+    @overload
+    def __getitem__(self, index: slice) -> Runs: ...
+    def __getitem__(self, index: int | slice) -> Member | Runs:
+        """Returns a member, or some of them."""
+        if isinstance(index, slice):
+            return self._of(self._members[index])
+        return self._members[index]
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members)
+
+    def _of(self, members: Sequence[Member]) -> Runs:
+        return Runs(members, self.source, self._metric)
+
+    @property
+    def finished(self) -> Runs:
+        """Those that have run to their end."""
+        return self._of([member for member in self if member.state == FINISHED])
+
+    @property
+    def failed(self) -> Runs:
+        """Those that raised, took too long, or whose rank died twice."""
+        return self._of([member for member in self if member.state == FAILED])
+
+    def where(self, **values: Any) -> Runs:
+        """Returns those with these values, as ``runs.where(lr=0.1)``."""
+        return self._of(
+            [
+                member
+                for member in self
+                if all(name in member.values and member.values[name] == value
+                       for name, value in values.items())
+            ]
+        )  # fmt: skip
+
+    def metric(self, name: str | None = None, mode: str | None = None) -> tuple[str, bool] | None:
+        """Returns the metric that is meant, and whether lower is better; None where there is none.
+
+        Raises:
+            UsageError: ``mode`` is neither ``min`` nor ``max``.
+        """
+        if mode not in (None, "min", "max"):
+            raise UsageError(f"expected mode='min' or mode='max', found {mode!r}.")
+        if name is None and self._metric is not None:
+            name, lower = self._metric
+        elif name is None:
+            known = [name for member in self for name in member.metrics]
+            # What the result says counts more than what was logged on the way.
+            said = [name for member in self for name in member.numbers]
+            name = next(iter([*said, *known]), None)
+            if name is None:
+                return None
+            lower = lower_is_better(name)
+        else:
+            told = self._metric is not None and self._metric[0] == name
+            lower = self._metric[1] if told and self._metric else lower_is_better(name)
+        return name, lower if mode is None else mode == "min"
+
+    def best(self, metric: str | None = None, mode: str | None = None) -> Member:
+        """Returns the finished member with the best value of a metric.
+
+        Args:
+            metric: a number in the result, or what was logged: then its last value. By default
+                that of ``--metric``, else the first one that there is.
+            mode: ``max`` or ``min``; by default ``min`` where the name says that it is a loss or an
+                error, else ``max``.
+
+        Raises:
+            UsageError: no finished member has such a number.
+        """
+        wanted = self.metric(metric, mode)
+        found = []
+        if wanted is not None:
+            name, lower = wanted
+            for member in self.finished:
+                value = member.metrics.get(name)
+                if value is not None and value == value:
+                    found.append(member)
+        if not found or wanted is None:
+            known = sorted({name for member in self.finished for name in member.metrics})
+            has = f"found {', '.join(known)}" if known else "found none"
+            raise UsageError(
+                f"expected a number named {metric!r} in a finished member, {has}. "
+                "Log it, or leave it in the body: result = {'accuracy': …}"
+            )
+        return (min if lower else max)(found, key=lambda member: member.metrics[name])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns one dictionary a member: parameters, metrics, state, seconds, rank, error."""
+        names = list(dict.fromkeys(name for member in self for name in member.values))
+        metrics = list(dict.fromkeys(name for member in self for name in member.metrics))
+        return [
+            {"member": member.number}
+            | {name: member.values.get(name) for name in names}
+            | {name: member.metrics.get(name) for name in metrics if name not in names}
+            | {"state": member.state, "seconds": member.seconds, "rank": member.rank}
+            | {"result": member.text, "error": member.error}
+            for member in self
+        ]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Returns :meth:`rows` as a table, by the member's number.
+
+        Raises:
+            MissingDependency: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingDependency(
+                "runs.to_pandas() needs pandas, and it is not installed. Type: pip install pandas, "
+                "or use runs.rows()"
+            ) from error
+        rows = self.rows()
+        return pandas.DataFrame(rows).set_index("member") if rows else pandas.DataFrame()
+
+    # ── predict ──────────────────────────────────────────────────────────────────────────────
+
+    def gather(self, name: str | None = None) -> NDArray[Any]:
+        """Returns an entry of every finished member's result: (finished members, …).
+
+        Raises:
+            UsageError: no member has finished, one has no such entry, or their shapes differ.
+        """
+        return predict.gather([(m.number, m.result) for m in self.finished], name)
+
+    def mean(self, name: str | None = None) -> NDArray[Any]:
+        """Returns the mean prediction over the finished members: (…)."""
+        found: NDArray[Any] = self.gather(name).mean(axis=0)
+        return found
+
+    def spread(self, name: str | None = None) -> NDArray[Any]:
+        """Returns the standard deviation of the members' predictions: (…)."""
+        found: NDArray[Any] = self.gather(name).std(axis=0)
+        return found
+
+    def vote(self, name: str | None = None) -> tuple[NDArray[Any], NDArray[np.float64]]:
+        """Returns the label that most members chose, the least of several, and their share: (…)."""
+        return predict.vote(self.gather(name))
+
+    # ── while it runs ────────────────────────────────────────────────────────────────────────
+
+    def add(
+        self, *lists: Sequence[grid.Values] | grid.Values | str, **values: Any
+    ) -> list[grid.Values]:
+        """Adds members while the ensemble runs; they wait behind the others.
+
+        Args:
+            lists: a dictionary of values, a list of them, or a grid as text: ``"lr=0.3 seed=0:4"``.
+            values: one member's, as ``runs.add(lr=0.3, seed=1)``.
+
+        Returns:
+            The values of each member that is added.
+
+        Raises:
+            UsageError: the ensemble has ended, or the values cannot be a member's.
+        """
+        made: list[grid.Values] = []
+        for one in lists:
+            if isinstance(one, str):
+                made += grid.parse(words(one), {}).members() if words(one) else []
+            else:
+                made += grid.check_list([one] if isinstance(one, dict) else one, "what is added")
+        if values:
+            made += grid.check_list([values], "what is added")
+        if not made:
+            raise UsageError("expected values, found none. Type for example: runs.add(lr=0.3)")
+        known = set().union(*(member.values for member in self))
+        for one in made:
+            if known and known != set(one):
+                raise UsageError(
+                    f"expected values for {', '.join(sorted(known))}, "
+                    f"found {', '.join(sorted(one))}. "
+                    "Give every parameter that the other members have."
+                )
+        self._wish("add", made)
+        return made
+
+    def stop(self, number: int | None = None) -> None:
+        """Stops a member, or all of them; those that have finished stay.
+
+        Raises:
+            UsageError: the ensemble has ended, or it has no such member.
+        """
+        if number is not None and not 0 <= number < len(self):
+            raise UsageError(f"expected a member between 0 and {len(self) - 1}, found {number}.")
+        self._wish("stop", number)
+
+    def _wish(self, kind: str, what: Any) -> None:
+        if self.wishes is None:
+            raise UsageError(
+                f"the ensemble has ended, so nothing can be {kind}{'p' * (kind == 'stop')}ed. "
+                "Run the cell again with a grid of your own; with --store, what is there is kept."
+            )
+        self.wishes.put((kind, what))
+
+    def append(self, values: Sequence[grid.Values]) -> list[Member]:
+        """Appends members; for whoever runs them."""
+        new = [Member(len(self._members) + n, dict(one)) for n, one in enumerate(values)]
+        self._members += new
+        return new
+
+    # ── show ─────────────────────────────────────────────────────────────────────────────────
+
+    def row(self, member: Member, wanted: tuple[str, bool] | None) -> Row:
+        """Returns what a table shows of a member; ``wanted`` is what :meth:`metric` returned."""
+        return Row(
+            number=member.number,
+            values=member.label,
+            state=member.state,
+            rank=member.rank,
+            metric=member.metrics.get(wanted[0]) if wanted else None,
+            seconds=member.seconds,
+            error=member.error,
+        )
+
+    def _shown(self, render: Callable[..., str]) -> str:
+        wanted = self.metric()
+        return render([self.row(member, wanted) for member in self], *(wanted or ("", False)))
+
+    def __repr__(self) -> str:
+        return self._shown(table_text)
+
+    def _repr_html_(self) -> str:
+        return self._shown(table_html)

@@ -1,0 +1,137 @@
+"""Has ``import horovod.tensorflow`` find allranks where Horovod itself is not installed.
+
+The finder stands behind all others, so that it is asked only for what they have not found: an
+installed Horovod always wins.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from allranks.errors import MissingDependency
+
+SETTING = "ALLRANKS_HOROVOD"
+"""``off`` leaves the name ``horovod`` alone; ``name`` leaves TensorFlow and Keras as they are."""
+
+#: Where the parts of Horovod are found; what lies below one of them is found below its place.
+PLACES = {
+    "horovod.tensorflow.compression": "allranks.tensorflow",
+    "horovod.tensorflow.functions": "allranks.tensorflow",
+    "horovod.tensorflow.mpi_ops": "allranks.tensorflow",
+    "horovod.tensorflow.sync_batch_norm": "allranks.tensorflow",
+    "horovod.tensorflow.util": "allranks.tensorflow",
+    "horovod.tensorflow": "allranks.tensorflow",
+    "horovod.keras": "allranks.tensorflow.keras",
+    "horovod.runner": "allranks.horovod",
+    "horovod": "allranks.horovod",
+}
+_ELSEWHERE = {
+    "horovod.torch": "PyTorch",
+    "horovod.mxnet": "MXNet",
+    "horovod.spark": "Spark",
+    "horovod.ray": "Ray",
+    "horovod.data": "Horovod's data loaders",
+}
+#: Scripts that come by the name horovod were written for an older TensorFlow.
+_OLD_SCRIPTS = ("horovod.tensorflow", "horovod.keras")
+
+
+class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds ``horovod`` and what is below it in allranks.
+
+    Attributes:
+        in_notebook: whether this process is the notebook's kernel, which never is a rank.
+    """
+
+    def __init__(self) -> None:
+        self.in_notebook = False
+        self._specs: dict[str, ModuleSpec | None] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Returns where a name of Horovod's is found, or None for every other name."""
+        place = place_of(name)
+        if place is None or _is_anothers(sys.modules.get("horovod")):
+            return None
+        top = ".".join(name.split(".")[:2])
+        if top in _ELSEWHERE:
+            raise MissingDependency(
+                f"allranks has Horovod's functions for TensorFlow and Keras, found {name}, which "
+                f"is for {_ELSEWHERE[top]}. For arrays of any kind there are: "
+                "from allranks.collectives import allreduce, broadcast"
+            )
+        if top in _OLD_SCRIPTS and self.in_notebook:
+            raise MissingDependency(
+                f"{name} runs on ranks, and this is the notebook. "
+                "Begin the cell with: %%distributed"
+            )
+        own = importlib.util.find_spec(place)
+        if own is None:
+            return None
+        is_package = own.submodule_search_locations is not None
+        return importlib.util.spec_from_loader(name, self, origin=place, is_package=is_package)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Returns allranks' own module, under its second name."""
+        assert spec.origin is not None
+        module = importlib.import_module(spec.origin)
+        self._specs[spec.name] = module.__spec__
+        if spec.name in _OLD_SCRIPTS:
+            importlib.import_module("allranks.tensorflow.older").mend()
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leaves the module as its first import made it."""
+        assert module.__spec__ is not None
+        module.__spec__ = self._specs.pop(module.__spec__.name)
+
+
+def place_of(name: str) -> str | None:
+    """Returns the module of allranks that stands for one of Horovod, None for another's name."""
+    for prefix, place in PLACES.items():
+        if name == prefix or name.startswith(prefix + "."):
+            return place + name[len(prefix) :]
+    return None
+
+
+def _is_anothers(horovod: ModuleType | None) -> bool:
+    """Whether a real Horovod has been imported."""
+    return horovod is not None and horovod.__name__ != PLACES["horovod"]
+
+
+def install(in_notebook: bool | None = None) -> bool:
+    """From now on ``import horovod`` finds allranks where there is no Horovod.
+
+    Does nothing where the environment's ``ALLRANKS_HOROVOD`` is ``off``; returns whether the name
+    is found now.
+
+    Args:
+        in_notebook: whether this process is the notebook's kernel; None where that is said
+            already.
+    """
+    if os.environ.get(SETTING, "on") == "off":
+        return False
+    found = next((finder for finder in sys.meta_path if isinstance(finder, Alias)), None)
+    if found is None:
+        found = Alias()
+        sys.meta_path.append(found)
+    if in_notebook is not None:
+        found.in_notebook = in_notebook
+    return True
+
+
+def uninstall() -> None:
+    """``import horovod`` finds Horovod only."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Alias)]
+    if _is_anothers(sys.modules.get("horovod")):
+        return
+    for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:
+        del sys.modules[name]

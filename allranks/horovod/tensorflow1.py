@@ -1,0 +1,89 @@
+"""``ALLRANKS_TENSORFLOW=1``: ``import tensorflow`` means version 1 in cells and scripts.
+
+TensorFlow 2 has version 1 inside, as ``tensorflow.compat.v1``. A script that was written for
+version 1 says ``import tensorflow as tf`` all the same. Packages, TensorFlow's own and Keras among
+them, go on to get version 2.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from allranks.errors import UsageError
+
+SETTING = "ALLRANKS_TENSORFLOW"
+"""``1`` or ``2``: what ``import tensorflow`` means outside of packages."""
+
+_V1 = "tensorflow.compat.v1"
+_import = builtins.__import__
+
+
+def install() -> bool:
+    """From now on ``import tensorflow`` means what the environment says; returns whether that is 1.
+
+    Raises:
+        UsageError: the environment says neither 1 nor 2.
+    """
+    wanted = os.environ.get(SETTING, "2")
+    if wanted not in ("1", "2"):
+        raise UsageError(f"expected {SETTING} to be 1 or 2, found {wanted!r}. Unset it for 2.")
+    if wanted == "1":
+        builtins.__import__ = _import_version_1
+    return wanted == "1"
+
+
+def _import_version_1(
+    name: str,
+    globals: Mapping[str, object] | None = None,
+    locals: Mapping[str, object] | None = None,
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> ModuleType:
+    ours = level == 0 and name.partition(".")[0] == "tensorflow" and not _is_package(globals)
+    if not ours or name.startswith(_V1):
+        return _import(name, globals, locals, fromlist or (), level)
+    module = _version_1()
+    if name == "tensorflow":
+        return module
+    # ``import tensorflow.x.y`` binds ``tensorflow``; ``from tensorflow.x import z`` wants ``x``.
+    inner: Any = module
+    for part in name.split(".")[1:]:
+        inner = getattr(inner, part, None)
+    if inner is None:
+        return _import(name, globals, locals, fromlist or (), level)
+    return inner if fromlist else module
+
+
+def _version_1() -> ModuleType:
+    first = _V1 not in sys.modules
+    module = importlib.import_module(_V1)
+    if first or module.executing_eagerly():
+        module.disable_v2_behavior()
+    return module
+
+
+def _is_package(globals: Mapping[str, object] | None) -> bool:
+    """Whether a file of an installed package imports, or something without a file."""
+    if globals is None or globals.get("__name__") == "__main__":
+        return False
+    file = globals.get("__file__")
+    return not isinstance(file, str) or file.startswith(_PACKAGES)
+
+
+_PACKAGES = tuple(
+    {
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("platlib"),
+        os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+    }
+)

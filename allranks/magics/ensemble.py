@@ -1,0 +1,146 @@
+"""``%%ensemble`` runs a cell once for each member of a grid, on the next free rank."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, cell_magic, magics_class
+
+from allranks.cluster import source
+from allranks.ensemble.drive import Drive, Plan
+from allranks.ensemble.early import Early
+from allranks.ensemble.grid import Values
+from allranks.ensemble.member import FINISHED, STOPPED_EARLY, WAITING, Member
+from allranks.ensemble.options import Options, check_size, parse
+from allranks.ensemble.runs import Runs
+from allranks.ensemble.store import Store, key_of, normal
+from allranks.errors import InvalidCell, UsageError
+from allranks.magics.awaiting import is_awaited
+from allranks.magics.options import Parser
+from allranks.magics.session import Session
+from allranks.widgets.ensemble.view import ensemble_view
+
+
+@magics_class
+class EnsembleMagics(Magics):
+    """The ensembles of one notebook.
+
+    Args:
+        shell: the notebook's shell.
+        session: whose cluster runs the members.
+    """
+
+    shell: InteractiveShell
+
+    def __init__(self, shell: InteractiveShell, session: Session) -> None:
+        super().__init__(shell)
+        self.session = session
+
+    @cell_magic("ensemble")  # type: ignore[arg-type]
+    def run_cell(self, line: str, cell: str) -> Coroutine[Any, Any, None] | None:
+        """Runs the cell once for each member of a grid, each on the next free rank.
+
+        ``%%ensemble NAME=VALUES … [-o NAME] [--ranks-per-member K] [--store FOLDER]
+        [--retry-failed] [--random COUNT] [--seed S] [--metric NAME[:min|max]]
+        [--stop halving|median] [--grace STEPS] [--timeout S] [-n N] [--gpus G] [--on LAUNCHER]
+        [--no-fold] [--view full|auto|plain]``
+        """
+        drive = self._prepare(line, cell)
+        if is_awaited():
+            return drive.run_awaited()
+        drive.run()
+        return None
+
+    def _prepare(self, line: str, cell: str) -> Drive:
+        options = parse(
+            line, lambda program: Parser(prog=program, add_help=False, allow_abbrev=False)
+        )
+        number = len(self.shell.user_ns["In"]) - 1
+        # The line of the magic stays as a comment, so that line numbers are the notebook's.
+        text = f"# %%ensemble {line}".rstrip() + "\n" + cell
+        try:
+            source.check(text)
+        except SyntaxError as error:
+            raise InvalidCell(source.explain(error, number)) from None
+        wanted = options.wanted()
+        runs = Runs(self._members(options, cell), cell, wanted)
+        early = None
+        if options.stop is not None and wanted is not None:
+            early = Early(options.stop, wanted[1], options.grace)
+        store = Store(options.store, cell) if options.store is not None else None
+        try:
+            if store is not None and options.retry_failed:
+                store.forget_failed()
+            cluster = self.session.cluster(options.n, options.gpus, options.on)
+            check_size(options, cluster.size)
+        except BaseException:
+            if store is not None:
+                store.close()
+            raise
+        self.shell.user_ns[options.name] = runs
+        plan = Plan(
+            source=text,
+            number=number,
+            ranks_each=options.ranks_each,
+            timeout=options.timeout,
+            metric=wanted[0] if wanted else None,
+        )
+        view = ensemble_view(
+            options.view,
+            lambda kind, what: _act(runs, kind, what),
+            cluster.ask_soon,
+            fold=options.fold,
+        )
+        return Drive(cluster, runs, plan, view, store, early)
+
+    def _members(self, options: Options, cell: str) -> list[Member]:
+        """Returns the members; those that ``--retry-failed`` does not run again as they ended.
+
+        Raises:
+            UsageError: the grid is none, or what is to be run again is not there.
+        """
+        before = self.shell.user_ns.get(options.name)
+        if before is not None and not isinstance(before, Runs) and not options.out:
+            raise UsageError(
+                f"expected to put the table into {options.name}, found {type(before).__name__} "
+                f"there already. Type for example: -o {options.name}2"
+            )
+        values = options.members(self.shell.user_ns)
+        members = [Member(number, one) for number, one in enumerate(values)]
+        if options.retry_failed and options.store is None:
+            if not isinstance(before, Runs):
+                raise UsageError(
+                    f"--retry-failed expected an ensemble in {options.name}, found none. "
+                    "Run the cell without it first, or with the --store it was run with."
+                )
+            kept = _keep_ended(members, before)
+            if kept and normal(cell) != normal(before.source):
+                print(f"the cell has changed since {kept} members ended; they do not run again")
+        return members
+
+
+def _keep_ended(members: Sequence[Member], before: Runs) -> int:
+    """Puts what has ended well in an earlier run in its place; returns how many have."""
+    ended: dict[str, list[Member]] = {}
+    for member in before:
+        if member.state in (FINISHED, STOPPED_EARLY):
+            ended.setdefault(key_of(member.values), []).append(member)
+    for member in members:
+        same = ended.get(key_of(member.values))
+        if same:
+            member.become(same.pop(0))
+    return sum(member.state != WAITING for member in members)
+
+
+def _act(runs: Runs, kind: str, what: Any) -> str:
+    """Does what was clicked; returns what is said of it."""
+    try:
+        if kind == "stop":
+            runs.stop(None if what is None else int(what))
+            return ""
+        added: list[Values] = runs.add(str(what))
+        return f"added {len(added)}"
+    except UsageError as error:
+        return str(error)

@@ -1,0 +1,27 @@
+"""Lines of older scripts that TensorFlow 2 or Keras 3 have given up, made to work again.
+
+Scripts that import Horovod by its own name get this by itself; ``ALLRANKS_HOROVOD=name`` leaves
+TensorFlow and Keras as they are. Runs in every rank.
+"""
+
+from __future__ import annotations
+
+import os
+
+from allranks.tensorflow.older import models, names, optimizers
+
+SETTING = "ALLRANKS_HOROVOD"
+_mended: list[bool] = []
+
+
+def mend() -> None:
+    """The older lines work in this process from now on; a second call does nothing.
+
+    Does nothing where the environment's ``ALLRANKS_HOROVOD`` is ``name``.
+    """
+    if _mended or os.environ.get(SETTING) == "name":
+        return
+    optimizers.mend()
+    models.mend()
+    names.mend()
+    _mended.append(True)

@@ -1,0 +1,1 @@
+"""Runs in the notebook's kernel: shows the members of an ensemble, live and still."""

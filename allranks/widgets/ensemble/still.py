@@ -1,0 +1,93 @@
+"""What an ensemble leaves in the notebook: its curves, its members, and why some failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from allranks.widgets.dashboard import still
+from allranks.widgets.dashboard.figures import Figures
+from allranks.widgets.dashboard.numbers import number, seconds
+from allranks.widgets.dashboard.tables import Table
+from allranks.widgets.ensemble.rows import Row
+
+_ROWS_HTML = 200
+_ROWS_TEXT = 40
+_ERROR = 120
+
+
+def bundle(figures: Figures) -> dict[str, str]:
+    """Returns text/html and text/plain of an ensemble."""
+    members = figures.members
+    assert members is not None
+    rows = sorted(members.rows.values(), key=lambda row: row.number)
+    said = f"{members.said}, {seconds(figures.elapsed)}"
+    html = (
+        f'<div class="allranks-still"><p><b>{escape(said)}</b></p>{still.images(figures)}'
+        f"{table_html(rows, members.metric, members.lower)}</div>"
+    )
+    return {
+        "text/html": html,
+        "text/plain": f"{said}\n{table_text(rows, members.metric, members.lower)}",
+    }
+
+
+def best_of(rows: Sequence[Row], lower: bool) -> Row | None:
+    """Returns the finished member with the best value."""
+    done = [row for row in rows if row.state == "finished" and row.metric == row.metric]
+    known = [row for row in done if row.metric is not None]
+    return (min if lower else max)(known, key=lambda row: row.metric or 0.0, default=None)
+
+
+def table_text(rows: Sequence[Row], metric: str, lower: bool) -> str:
+    """Returns members as lines of text, the best one marked."""
+    return _table(rows[:_ROWS_TEXT], rows, metric, lower).text()
+
+
+def table_html(rows: Sequence[Row], metric: str, lower: bool) -> str:
+    """Returns members as a table in HTML, the best one bold."""
+    table, best = _table(rows[:_ROWS_HTML], rows, metric, lower), best_of(rows, lower)
+    head = "".join(
+        f'<th style="text-align: {_side(name)}">{escape(name)}</th>' for name in table.head
+    )
+    body = ""
+    for row, cells in zip(rows, table.rows, strict=False):
+        weight = "; font-weight: bold" if row is best else ""
+        body += "<tr>" + "".join(
+            f'<td style="text-align: {_side(name)}{weight}">{escape(cell)}</td>'
+            for name, cell in zip(table.head, cells, strict=True)
+        )
+        body += "</tr>"
+    note = f"<p>{escape(table.note)}</p>" if table.note else ""
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"
+
+
+def _side(name: str) -> str:
+    return "left" if name in ("values", "state", "error") else "right"
+
+
+def _table(shown: Sequence[Row], rows: Sequence[Row], metric: str, lower: bool) -> Table:
+    best = best_of(rows, lower)
+    failed = any(row.error for row in shown)
+    # Words stand in the first column, numbers in the others.
+    head = ["member", "values", "state", "rank", metric or "metric", "time"]
+    lines = []
+    for row in shown:
+        value = "" if row.metric is None else number(row.metric)
+        cells = [
+            f"{row.number}",
+            row.values,
+            row.state,
+            "" if row.rank is None else f"{row.rank}",
+            f"{value} ★" if row is best else value,
+            "" if row.seconds is None else seconds(row.seconds),
+        ]
+        lines.append(cells + ([_cut(row.error)] if failed else []))
+    more = len(rows) - len(shown)
+    note = f"{more:,} more members are not in this table: runs.rows() has them" if more else ""
+    return Table("", head + (["error"] if failed else []), lines, note, words=(1, 2, 6))
+
+
+def _cut(text: str) -> str:
+    first = text.partition("\n")[0]
+    return first if len(first) <= _ERROR else f"{first[: _ERROR - 1]}…"

@@ -1,0 +1,221 @@
+"""The view of an ensemble: what its members write, a live panel, and the picture that stays."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from allranks.records import requests
+from allranks.records.telemetry import Points, Pulse
+from allranks.records.wire import Answer, Hello, Output
+from allranks.widgets.dashboard.figures import Figures
+from allranks.widgets.dashboard.numbers import seconds
+from allranks.widgets.dashboard.ranks import Tiles
+from allranks.widgets.ensemble.rows import Members, Row
+from allranks.widgets.ensemble.still import bundle
+
+if TYPE_CHECKING:
+    from allranks.widgets.dashboard.view import Ask
+    from allranks.widgets.notebook import NotebookView
+    from allranks.widgets.terminal import TerminalView
+
+#: What is done about a click: ``add`` or ``stop``, and what; returns what is said of it.
+Act = Callable[[str, Any], str]
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+_SHOW_AFTER_SECONDS = 0.3
+
+
+class EnsembleView(Protocol):
+    """What shows an ensemble while it runs and after it."""
+
+    members: Members
+
+    def ranks(self, hellos: Sequence[Hello]) -> None:
+        """Takes in that these ranks run it from now on."""
+
+    def row(self, row: Row) -> None:
+        """Takes in a member as it is now."""
+
+    def again(self, member: int) -> None:
+        """Takes in that a member begins anew."""
+
+    def works_on(self, rank: int, member: int | None) -> None:
+        """Takes in which member a rank runs now."""
+
+    def output(self, member: int, batch: Output, log: str) -> None:
+        """Takes in what a member wrote."""
+
+    def points(self, member: int, record: Points, payload: bytes) -> None:
+        """Takes in what a member logged."""
+
+    def pulse(self, record: Pulse) -> None:
+        """Takes in what a rank is doing."""
+
+    def notice(self, text: str) -> None:
+        """Takes in a line about the ensemble as a whole."""
+
+    def refresh(self) -> None:
+        """Shows what is new; called several times a second."""
+
+    def finish(self) -> None:
+        """Shows everything: the ensemble has ended."""
+
+
+class TextEnsemble:
+    """Shows what members write, and a table when all have ended; in a terminal, each that ends.
+
+    Args:
+        text: what shows their text.
+        lines: whether each member that ends is told in a line.
+        table: whether there is a table at the end.
+    """
+
+    def __init__(
+        self, text: NotebookView | TerminalView, *, lines: bool = False, table: bool = True
+    ) -> None:
+        self.members = Members()
+        self.figures = Figures([], self.members)
+        self._text = text
+        self._lines = lines
+        self._table = table
+
+    def ranks(self, hellos: Sequence[Hello]) -> None:
+        """Takes in that these ranks run it from now on."""
+        self.figures.tiles = Tiles(hellos)
+        self.figures.ranks = tuple(hello.rank for hello in hellos)
+
+    def row(self, row: Row) -> None:
+        """Takes in a member as it is now."""
+        before = self.members.rows.get(row.number)
+        self.members.put(row)
+        ended = row.state not in ("waiting", "running")
+        if self._lines and ended and before is not None and before.state != row.state:
+            where = "" if row.rank is None else f" on rank {row.rank}"
+            took = "" if row.seconds is None else f" in {seconds(row.seconds)}"
+            value = f": {self.members.metric} {row.metric:.6g}" if row.metric is not None else ""
+            value = f": {row.error}" if row.error else value
+            self._text.say(f"member {row.number} ({row.values}) {row.state}{where}{took}{value}")
+
+    def again(self, member: int) -> None:
+        """Takes in that a member begins anew."""
+        self.figures.curves.forget(member)
+
+    def works_on(self, rank: int, member: int | None) -> None:
+        """Takes in which member a rank runs now."""
+        self.figures.tiles.works_on(rank, member)
+
+    def output(self, member: int, batch: Output, log: str) -> None:
+        """Takes in what a member wrote."""
+        self._text.log_of[member] = log
+        self._text.output(replace(batch, rank=member))
+
+    def points(self, member: int, record: Points, payload: bytes) -> None:
+        """Takes in what a member logged."""
+        self.figures.curves.take(replace(record, rank=member), payload)
+
+    def pulse(self, record: Pulse) -> None:
+        """Takes in what a rank is doing."""
+        self.figures.tiles.take(record)
+
+    def notice(self, text: str) -> None:
+        """Shows a line about the ensemble as a whole."""
+        self._text.say(text)
+
+    def refresh(self) -> None:
+        """Shows what is new."""
+        self._text.refresh()
+
+    def finish(self) -> None:
+        """Shows everything."""
+        self.figures.end()
+        self._text.finish()
+        if self._table:
+            self._text.show_text(bundle(self.figures)["text/plain"])
+
+
+class NotebookEnsemble(TextEnsemble):
+    """Shows a live panel above what members write; it leaves a still picture.
+
+    Args:
+        mode: ``auto`` or ``full``, which shows every panel.
+        text: what shows their text.
+        act: does what is clicked.
+        ask: makes a request of ranks whose answers are delivered later.
+    """
+
+    _text: NotebookView
+
+    def __init__(self, mode: str, text: NotebookView, act: Act, ask: Ask) -> None:
+        from allranks.widgets.dashboard.live import Live
+        from allranks.widgets.dashboard.logs import Logs
+
+        super().__init__(text, table=False)
+        self._act, self._ask = act, ask
+        self._logs = Logs([])
+        self._live = Live(self.figures, self._logs, mode)
+        self._shown = False
+        self._show_at = time.monotonic() + _SHOW_AFTER_SECONDS
+
+    def refresh(self) -> None:
+        """Shows what is new, and does what was clicked."""
+        # An ensemble that is over in a moment needs no panel.
+        if not self._shown and time.monotonic() >= self._show_at:
+            self._shown = True
+            model = self._live.widget().model_id
+            view = {"version_major": 2, "version_minor": 0, "model_id": model}
+            self._text.show_panel({_WIDGET: view, "text/plain": self.members.said})
+        self._text.refresh()
+        if self._shown:
+            while self._live.clicks:
+                self._clicked(self._live.clicks.popleft())
+            self._live.refresh()
+
+    def finish(self) -> None:
+        """Shows everything, and replaces the live panel by its still picture."""
+        self.figures.end()
+        self._text.show_panel(dict(bundle(self.figures)))
+        self._text.finish()
+        self._live.close()
+
+    def _clicked(self, click: dict[str, Any]) -> None:
+        kind = click.get("kind")
+        if kind == "ready":
+            self._live.greet()
+        elif kind in ("add", "stop"):
+            self._live.say(answer=self._act(kind, click.get("what")))
+        elif kind == "where":
+            for name in (requests.STATUS, requests.STACK):
+                self._ask(name, {}, lambda a, n=name: self._answered(n, a), self.figures.ranks)  # type: ignore[misc]
+        elif kind == "save":
+            from allranks.widgets.dashboard.saving import save
+
+            self._live.say(saved=save(self.figures, self._logs))
+        elif kind == "interrupt":
+            signal.raise_signal(signal.SIGINT)
+
+    def _answered(self, name: str, answer: Answer) -> None:
+        self._live.say(where={"rank": answer.rank, "what": name, **answer.content})
+
+
+def ensemble_view(mode: str, act: Act, ask: Ask, *, fold: bool = True) -> TextEnsemble:
+    """Returns the view of an ensemble that fits this front end.
+
+    Args:
+        mode: ``plain`` for text; ``auto`` or ``full`` for a panel.
+        act: does what is clicked.
+        ask: makes a request of ranks while the members run.
+        fold: whether identical output of several members is shown once.
+    """
+    from allranks.widgets import in_notebook
+
+    if not in_notebook():
+        from allranks.widgets.terminal import TerminalView
+
+        return TextEnsemble(TerminalView([], fold=fold, noun="member"), lines=True)
+    from allranks.widgets.notebook import NotebookView
+
+    text = NotebookView([], fold=fold, noun="member")
+    return TextEnsemble(text) if mode == "plain" else NotebookEnsemble(mode, text, act, ask)

@@ -1,0 +1,153 @@
+"""An allreduce that ranks have run, to be played, looked at and run again."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from allranks.errors import AllranksError
+from allranks.records.explained import Explained
+from allranks.widgets.explainer import values
+from allranks.widgets.explainer.frames import chunks, frames, shown
+from allranks.widgets.explainer.ranks import Ranks
+from allranks.widgets.explainer.still import bundle
+from allranks.widgets.explainer.text import cost, text, title
+
+if TYPE_CHECKING:
+    from allranks.widgets.explainer.widget import ExplainerWidget
+
+ALGORITHMS = ("ring", "recursive doubling", "tree")
+_IDLE_SECONDS = 0.2
+
+
+class Explainer:
+    """One allreduce, round by round; in a notebook a player, elsewhere text.
+
+    The player may ask for another algorithm, other ranks or another size: then the ranks run it,
+    as soon as they are idle.
+
+    Args:
+        told: what the ranks have run.
+        ranks: returns the ranks to run on again, or raises what there is to say.
+
+    Attributes:
+        told: the run that is shown now.
+    """
+
+    def __init__(self, told: Explained, ranks: Callable[[], Ranks]) -> None:
+        self.told = told
+        self._ranks = ranks
+        self._place = f"allranks-ring-{uuid.uuid4().hex}"
+        self._widget: ExplainerWidget | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._most = ranks().size
+        self._problem = ""
+        self._asked: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        return text(self.told, frames(self.told.run))
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _ipython_display_(self) -> None:
+        from IPython.core.getipython import get_ipython
+        from IPython.display import display
+
+        if getattr(get_ipython(), "kernel", None) is None:
+            print(self)
+            return
+        show: Any = display
+        show(self._bundle(), raw=True, display_id=self._place)
+        if self._widget is None:
+            from allranks.widgets.explainer.widget import ExplainerWidget
+
+            self._loop = asyncio.get_running_loop()
+            self._widget = ExplainerWidget(self.state(), self._clicked)
+
+    def _bundle(self) -> dict[str, str]:
+        return bundle(self.told, frames(self.told.run), self._place)
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a player needs, as JSON carries it."""
+        told = frames(self.told.run)
+        rounds = len(told) - 1
+        return {
+            "place": self._place,
+            "title": title(self.told),
+            "cost": cost(self.told),
+            "problem": self._problem,
+            "algorithms": ALGORITHMS,
+            "algorithm": self.told.run.algorithm,
+            "mostRanks": min(self._most, values.MOST_RANKS),
+            "chunks": chunks(self.told.run),
+            "mostValues": values.MOST_VALUES,
+            "frames": [
+                {
+                    "phase": frame.phase,
+                    "values": [[shown(value) for value in row] for row in frame.values],
+                    "shares": frame.shares,
+                    "messages": [_message(asdict(message)) for message in frame.messages],
+                    "words": frame.words(number, rounds),
+                }
+                for number, frame in enumerate(told)
+            ],
+        }
+
+    def _clicked(self, click: dict[str, Any]) -> None:
+        # Perhaps in another thread, and perhaps while a cell runs: ranks are led from one thread.
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._ask, click)
+
+    def _ask(self, click: dict[str, Any]) -> None:
+        waiting, self._asked = self._asked is not None, click
+        if not waiting:
+            self._run_when_idle()
+
+    def _run_when_idle(self) -> None:
+        assert self._loop is not None
+        try:
+            if self._ranks().busy:
+                self._say("The ranks are running a cell: this is run when it has ended.")
+                self._loop.call_later(_IDLE_SECONDS, self._run_when_idle)
+                return
+        except AllranksError:
+            pass  # said below
+        click, self._asked = self._asked or {}, None
+        try:
+            self.run(str(click["algorithm"]), int(click["ranks"]), int(click["size"]))
+        except (AllranksError, KeyError, TypeError, ValueError) as error:
+            self._say(str(error))
+
+    def run(self, algorithm: str, ranks: int, size: int) -> None:
+        """Has the ranks run another allreduce, and shows that one.
+
+        Args:
+            algorithm: ``ring``, ``recursive doubling`` or ``tree``.
+            ranks: how many.
+            size: how many values each has.
+
+        Raises:
+            UsageError: there is no such algorithm, or there are not so many ranks.
+        """
+        from IPython.display import update_display
+
+        found = self._ranks()
+        self.told = found.explain(algorithm, values.made(ranks, size))
+        self._most = found.size
+        self._say("")
+        update: Any = update_display
+        update(self._bundle(), raw=True, display_id=self._place)
+
+    def _say(self, problem: str) -> None:
+        self._problem = problem
+        if self._widget is not None:
+            self._widget.state = self.state()
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    said = {name: [shown(one) for one in message[name]] for name in ("before", "received", "after")}
+    return {**message, **said}

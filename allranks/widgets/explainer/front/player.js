@@ -1,0 +1,165 @@
+// The player: play, step, scrub, and the choice of what the ranks run.
+
+const PAUSE_MS = 700;
+
+class Player {
+  constructor(model) {
+    this.model = model;
+    this.at = 0;
+    this.playing = false;
+    this.title = make("b", {});
+    this.cost = make("div", { className: "ar-cost" });
+    this.algorithm = this.choice("algorithm", "select");
+    this.ranks = this.choice("ranks", "number");
+    this.size = this.choice("values", "number");
+    this.problem = make("div", { className: "ar-problem", role: "alert" });
+    this.stage = new Stage();
+    this.toggle = this.button("", "", () => this.play(!this.playing));
+    this.scrub = make("input", { type: "range", min: 0, step: 1, "aria-label": "round" });
+    this.scrub.addEventListener("input", () => this.go(Number(this.scrub.value)));
+    this.where = make("span", { className: "ar-said" });
+    const key = (kind, text) => make("span", {}, make("i", { className: `ar-swatch ar-${kind}` }), text);
+    const legend = make("div", { className: "ar-bar" }, key("added", "what came was added"),
+      key("replaced", "what came took its place"), key("share", "of how many ranks a value is the sum"));
+    this.words = make("p", { className: "ar-words", "aria-live": "polite" });
+    const bar = make("div", { className: "ar-bar" },
+      this.button("|◀", "to the start", () => this.go(0)),
+      this.button("◀", "one round back", () => this.go(this.at - 1)),
+      this.toggle,
+      this.button("▶", "one round on", () => this.step()),
+      this.button("▶|", "to the end", () => this.go(this.last)),
+      this.scrub, this.where);
+    this.root = make("div", { className: "ar-dashboard ar-explainer", role: "group", tabIndex: 0,
+      "aria-label": "allreduce, round by round: space plays, arrows step" },
+      make("div", { className: "ar-head" }, this.title, this.algorithm.label, this.ranks.label, this.size.label),
+      this.cost, this.problem, bar, make("div", { className: "ar-wide" }, this.stage.element), legend, this.words);
+    // JupyterLab's own keys must not act on the cell while somebody plays here.
+    this.root.dataset.lmSuppressShortcuts = "true";
+    this.root.addEventListener("keydown", (event) => this.key(event));
+    this.root.addEventListener("focusin", (event) => { this.focused = event.target; });
+    this.root.addEventListener("focusout", (event) => { if (event.relatedTarget) this.focused = null; });
+    new ResizeObserver(() => this.resized()).observe(this.root);
+    model.on("change:state", () => this.take());
+    this.take();
+  }
+
+  get last() { return this.state.frames.length - 1; }
+
+  button(text, title, act) {
+    const element = make("button", { type: "button", className: "ar-button", title, "aria-label": title }, text);
+    element.addEventListener("click", act);
+    return element;
+  }
+
+  choice(name, kind) {
+    const control = kind === "select" ? make("select", {}) : make("input", { type: kind, min: 1 });
+    control.addEventListener("change", () => this.ask());
+    return { control, label: make("label", {}, `${name} `, control) };
+  }
+
+  ask() {
+    this.play(false);
+    const [ranks, size] = [this.ranks, this.size].map(({ control }) => control.valueAsNumber);
+    if (!Number.isInteger(ranks) || !Number.isInteger(size)) return;
+    put(this.cost, "The ranks run it …");
+    this.model.send({ kind: "run", algorithm: this.algorithm.control.value, ranks, size });
+  }
+
+  // The kernel has run something, or has something to say.
+  take() {
+    const { frames, ...state } = this.state = this.model.get("state");
+    const said = JSON.stringify(frames);
+    put(this.title, state.title);
+    put(this.cost, state.cost);
+    put(this.problem, state.problem);
+    const { algorithm, ranks, size } = this;
+    if (!algorithm.control.length) {
+      algorithm.control.append(...state.algorithms.map((name) => make("option", { value: name }, name)));
+    }
+    if (said !== this.said || state.problem === "") {
+      algorithm.control.value = state.algorithm;
+      Object.assign(ranks.control, { min: 2, max: state.mostRanks, value: frames[0].values.length });
+      Object.assign(size.control, { max: state.mostValues, value: frames[0].values[0].length });
+    }
+    if (said === this.said) return;
+    this.said = said;
+    this.scrub.max = this.last;
+    this.go(0);
+  }
+
+  go(at) {
+    this.play(false);
+    this.show(Math.max(0, Math.min(this.last, at)));
+  }
+
+  show(at) {
+    this.at = at;
+    this.stage.draw(this.state.frames[at], this.state.chunks);
+    this.tell();
+  }
+
+  tell() {
+    const frame = this.state.frames[this.at], text = this.at ? `round ${this.at} of ${this.last}: ${frame.phase}` : `start, ${this.last} rounds`;
+    this.scrub.value = this.at;
+    this.scrub.setAttribute("aria-valuetext", text);
+    put(this.where, text);
+    put(this.words, frame.words);
+    put(this.toggle, this.playing ? "pause" : "play");
+    this.toggle.title = this.playing ? "pause (space)" : "play (space)";
+    this.toggle.setAttribute("aria-label", this.toggle.title);
+    this.root.dataset.round = this.at;
+    this.root.dataset.playing = this.playing;
+  }
+
+  // One round with what travels seen flying.
+  async step() {
+    this.play(false);
+    await this.fly();
+  }
+
+  async fly() {
+    if (this.at >= this.last) return false;
+    this.at += 1;
+    this.tell();
+    return this.stage.fly(this.state.frames[this.at]);
+  }
+
+  async play(on) {
+    const turn = this.turn = {};
+    if (this.playing && !on) this.stage.draw(this.state.frames[this.at]);
+    this.playing = on;
+    if (!on) { this.tell(); return; }
+    if (this.at >= this.last) this.show(0);
+    this.tell();
+    while (this.turn === turn && await this.fly()) {
+      await new Promise((done) => setTimeout(done, still() ? 2 * PAUSE_MS : PAUSE_MS));
+    }
+    if (this.turn !== turn) return;
+    this.playing = false;
+    this.tell();
+  }
+
+  key(event) {
+    const { target } = event, typing = target.matches("select, input[type=number]");
+    if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    const act = {
+      " ": target.matches("button") ? null : () => this.play(!this.playing),
+      ArrowRight: () => this.step(),
+      ArrowLeft: () => this.go(this.at - 1),
+      Home: () => this.go(0),
+      End: () => this.go(this.last),
+    }[event.key];
+    if (!act) return;
+    event.preventDefault();
+    event.stopPropagation();
+    act();
+  }
+
+  resized() {
+    if (this.stage.flights.length === 0) this.stage.draw(this.state.frames[this.at]);
+  }
+}
+
+function put(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}

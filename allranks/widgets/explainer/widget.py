@@ -1,0 +1,32 @@
+"""The one widget of an explainer: the front end that plays it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+_FRONT = Path(__file__).parent / "front"
+_SHARED = Path(__file__).parent.parent / "dashboard" / "front"
+_PARTS = (_SHARED / "format.js", _FRONT / "stage.js", _FRONT / "player.js", _FRONT / "main.js")
+_STYLES = (_SHARED / "front.css", _FRONT / "front.css")
+
+
+class ExplainerWidget(anywidget.AnyWidget):
+    """The model behind a player; a page that is loaded anew finds its last state.
+
+    Args:
+        state: what is to be played.
+        clicked: called with what the page says; may be called from another thread.
+    """
+
+    _esm = "\n".join(path.read_text("utf-8") for path in _PARTS)
+    _css = "\n".join(path.read_text("utf-8") for path in _STYLES)
+    state = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, state: dict[str, Any], clicked: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__(state=state)
+        self.on_msg(lambda _widget, content, _buffers: clicked(content))

@@ -1,0 +1,138 @@
+"""What a member costs beside its own work, and how well uneven members fill four ranks.
+
+Each side runs the same small function: a loop on one rank, members of ``%%ensemble``, ipyparallel's
+load-balanced view and ``concurrent.futures``. Members sleep, so that the cores do not matter.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from typing import Any
+
+from benchmarks import frontend, machine, results
+from benchmarks.frontend import FrontEnd
+
+RANKS = 4
+COUNT = 64
+ROUNDS = 5
+#: Seconds: between a twentieth and three quarters, the same in every run.
+_SOURCE = random.Random(7)
+UNEVEN = [round(_SOURCE.uniform(0.05, 0.75), 3) for _ in range(COUNT)]
+WORK = "result = sum(range(x + 1000))"
+
+SET_UP = f"""
+import time
+members, uneven = list(range({COUNT})), {UNEVEN}
+slow = [dict(seconds=seconds) for seconds in uneven]
+
+def work(x):
+    return sum(range(x + 1000))
+
+def sleep(seconds):
+    import time
+    time.sleep(seconds)
+"""
+LOOP = "%%distributed -r 0\nfor x in range({count}):\n    {work}"
+ENSEMBLE = "%%ensemble x=0:{count} --view {view}\n{work}"
+OURS = {
+    "loop": LOOP.format(count=COUNT, work=WORK),
+    "allranks": ENSEMBLE.format(count=COUNT, view="auto", work=WORK),
+    "allranks, plain": ENSEMBLE.format(count=COUNT, view="plain", work=WORK),
+}
+PEERS = {
+    "ipyparallel": ("_view.map_sync(work, members)", "_view.map_sync(sleep, uneven)"),
+    "concurrent.futures": ("list(_pool.map(work, members))", "list(_pool.map(sleep, uneven))"),
+}
+START_POOL = f"""
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+_pool = ProcessPoolExecutor({RANKS}, mp_context=multiprocessing.get_context("fork"))
+list(_pool.map(work, range({RANKS})))
+"""
+LOAD_BALANCED = "_view = _client.load_balanced_view()\n_view.map_sync(work, members)"
+
+
+def main() -> None:
+    """Measures, writes ``results/ensemble.json`` and prints its table."""
+    described = machine.describe()
+    with frontend.front_end() as end:
+        # The pool forks: before there are threads in the kernel.
+        end.do(SET_UP)
+        end.do(START_POOL)
+        end.do(frontend.LOAD)
+        # One rank first: there a member's overhead is all of what it takes beyond the loop's.
+        end.do(frontend.START.format(n=1))
+        alone = _overhead(end, OURS)
+        end.do(f"%distributed restart -n {RANKS}")
+        frontend.start_peer(end, RANKS)
+        end.do(LOAD_BALANCED)
+        measured = {
+            "members": COUNT,
+            "ranks": RANKS,
+            "uneven_seconds": UNEVEN,
+            "ms_a_member": {
+                "1": alone,
+                str(RANKS): _overhead(end, OURS | {p: source for p, (source, _) in PEERS.items()}),
+            },
+            "utilisation": _utilisation(end),
+        }
+        end.do(frontend.STOP_PEER)
+        end.do(frontend.STOP)
+    print(table(results.write("ensemble", described, measured)))
+
+
+def _overhead(end: FrontEnd, sources: dict[str, str]) -> dict[str, list[float]]:
+    """Returns, round by round, what a member takes: of the whole, divided by their number."""
+    for source in sources.values():
+        end.do(source)
+    samples: dict[str, list[float]] = {name: [] for name in sources}
+    for _ in range(ROUNDS):
+        for name, source in sources.items():
+            samples[name].append(1000 * end.do(source).seconds / COUNT)
+    return samples
+
+
+def _utilisation(end: FrontEnd) -> dict[str, list[float]]:
+    """Returns, round by round, which share of the ranks' time the members' own time was."""
+    sources = {
+        "allranks": "%%ensemble slow\nimport time\ntime.sleep(seconds)",
+        **{peer: source for peer, (_, source) in PEERS.items()},
+    }
+    samples: dict[str, list[float]] = {name: [] for name in sources}
+    for _ in range(3):
+        for name, source in sources.items():
+            seconds = end.do(source).seconds
+            samples[name].append(sum(UNEVEN) / (RANKS * seconds))
+    return samples
+
+
+def table(result: dict[str, Any]) -> str:
+    """Returns the figures as markdown."""
+    spent, used, ranks = result["ms_a_member"], result["utilisation"], str(result["ranks"])
+    names = {
+        "loop": "a loop on one rank",
+        "allranks": "`%%ensemble`",
+        "allranks, plain": "`%%ensemble --view plain`",
+    }
+    rows = []
+    for name in spent[ranks]:
+        cells = [names.get(name, f"`{name}`")]
+        for size in ("1", ranks):
+            found = spent[size].get(name)
+            cells.append(results.middle_and_least(found) if found else "–")
+        share = f"{100 * statistics.median(used[name]):.0f} %" if name in used else "–"
+        rows.append([*cells, share])
+    count = result["members"]
+    least, most = min(result["uneven_seconds"]), max(result["uneven_seconds"])
+    rounds = len(spent[ranks]["loop"])
+    return (
+        f"{count} members that do next to nothing: milliseconds a member, median (least) of "
+        f"{rounds}, on one rank and on {ranks}. Then {count} members that sleep between {least:g} "
+        f"and {most:g} s: which share of the time of {ranks} ranks they fill.\n\n"
+        + results.markdown(["", "1 rank", f"{ranks} ranks", "filled"], rows)
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Arrays on a GPU against their peers, in one run: staging by hand, and NCCL called directly.
+
+``python -m benchmarks gpu`` starts mpiexec itself: two and four ranks that share a GPU, against
+plain cupy and mpi4py, and one rank with NCCL against ``cupy.cuda.nccl`` alone. The peers take turns
+within each repetition. Without a GPU it says what is missing, and measures nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import machine as machines
+from benchmarks import results
+
+ROOT = Path(__file__).resolve().parents[1]
+RANK = "ALLRANKS_BENCHMARK_RANK"
+STAGED_BYTES = [1 << 20, 16 << 20, 64 << 20, 256 << 20]
+NCCL_BYTES = [4, 64 << 10, 1 << 20, 64 << 20]
+
+
+def missing() -> str:
+    """What keeps this from being measured; "" where nothing does."""
+    from allranks.cluster import devices
+
+    try:
+        import cupy
+    except ImportError:
+        return "the package cupy is missing: pip install 'allranks[cuda12]'"
+    if not devices.visible_gpus():
+        return f"no GPU is visible here: {devices.why_none()}"
+    return "" if cupy.is_available() else "cupy finds no GPU that it can use"
+
+
+def machine() -> dict[str, Any]:
+    """The machine with its GPU: driver, NCCL and cupy beside the rest."""
+    import cupy
+    import pynvml
+    from cupy.cuda import nccl
+
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    gpu = {
+        "gpu": pynvml.nvmlDeviceGetName(handle),
+        "gpus": pynvml.nvmlDeviceGetCount(),
+        "driver": pynvml.nvmlSystemGetDriverVersion(),
+        "cuda": cupy.cuda.runtime.runtimeGetVersion(),
+        "nccl": nccl.get_version() if nccl.available else None,
+        "cupy": cupy.__version__,
+    }
+    return {"machine": machines.describe(), "gpu": gpu}
+
+
+def taken(
+    comm: Any, peers: dict[str, Callable[[], object]], repeats: int
+) -> dict[str, list[float]]:
+    """Each peer's seconds, the slowest rank's of each repetition."""
+    from mpi4py import MPI
+
+    found: dict[str, list[float]] = {name: [] for name in peers}
+    for turn in range(repeats + 2):
+        for name, call in peers.items():
+            comm.Barrier()
+            began = time.perf_counter()
+            call()
+            if turn >= 2:
+                found[name].append(time.perf_counter() - began)
+    for name, times in found.items():
+        slowest = np.empty(len(times))
+        comm.Allreduce(np.array(times), slowest, MPI.MAX)
+        found[name] = slowest.tolist()
+    return found
+
+
+def staged(c: Any, cupy: Any, comm: Any, nbytes: int) -> dict[str, list[float]]:
+    """Ours against what one writes by hand: down, MPI_Allreduce, up; the last also pinned."""
+    import cupyx
+    from mpi4py import MPI
+
+    mine = cupy.ones(nbytes // 4, np.float32)
+    down, up = (cupyx.empty_pinned(nbytes // 4, np.float32) for _ in range(2))
+
+    def by_hand() -> Any:
+        host = cupy.asnumpy(mine)
+        out = np.empty_like(host)
+        comm.Allreduce(host, out, MPI.SUM)
+        found = cupy.asarray(out)
+        cupy.cuda.get_current_stream().synchronize()
+        return found
+
+    def by_hand_pinned() -> Any:
+        mine.get(out=down)
+        comm.Allreduce(down, up, MPI.SUM)
+        found = cupy.empty_like(mine)
+        found.set(up)
+        cupy.cuda.get_current_stream().synchronize()
+        return found
+
+    peers = {
+        "allranks": lambda: c.allreduce(mine, c.Sum, transport="staged"),
+        "by hand": by_hand,
+        "by hand, pinned": by_hand_pinned,
+    }
+    return taken(comm, peers, 15 if nbytes < 64 << 20 else 7)
+
+
+def nccl_alone(c: Any, cupy: Any, comm: Any, nbytes: int) -> dict[str, list[float]]:
+    """Ours against cupy.cuda.nccl itself, each until the result is there."""
+    from cupy.cuda import nccl
+
+    mine = cupy.ones(max(1, nbytes // 4), np.float32)
+    out = cupy.empty_like(mine)
+    raw = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
+    stream = cupy.cuda.Stream(non_blocking=True)
+
+    def direct() -> None:
+        raw.allReduce(mine.data.ptr, out.data.ptr, mine.size, 7, 0, stream.ptr)
+        stream.synchronize()
+
+    cupy.cuda.get_current_stream().synchronize()
+    peers = {"allranks": lambda: c.allreduce(mine, c.Sum, transport="nccl"), "nccl": direct}
+    found = taken(comm, peers, 50)
+    raw.destroy()
+    return found
+
+
+def on_ranks() -> None:
+    """What every rank runs."""
+    from mpi4py import MPI
+
+    from allranks.engine import pinning
+
+    rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+    pinning.apply(os.environ, pinning.pinning([os.environ[RANK]], rank, size)[1])
+    import cupy
+
+    import allranks.collectives as c
+
+    c.init()
+    comm = MPI.COMM_WORLD
+    if size == 1:
+        rows = {str(n): nccl_alone(c, cupy, comm, n) for n in NCCL_BYTES}
+    else:
+        rows = {str(n): staged(c, cupy, comm, n) for n in STAGED_BYTES}
+    if rank == 0:
+        sys.stdout.write("\n@" + json.dumps(rows) + "\n")
+        sys.stdout.flush()
+
+
+def launch(ranks: int, uuid: str) -> dict[str, Any]:
+    """Runs this file on so many ranks of one GPU."""
+    sys.path.insert(0, str(ROOT / "tests" / "mpi"))
+    from launch import environment
+
+    mpiexec = str(Path(sys.executable).parent / "mpiexec")
+    done = subprocess.run(
+        [mpiexec, "-n", str(ranks), sys.executable, __file__],
+        env=environment(**{RANK: uuid}),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=900,
+        check=True,
+    )
+    line = next(line for line in done.stdout.splitlines() if line.startswith("@"))
+    rows: dict[str, Any] = json.loads(line[1:])
+    return rows
+
+
+def table(result: dict[str, Any]) -> str:
+    """Medians in milliseconds, and how many times longer each peer takes."""
+    lines = []
+    for ranks, rows in result["samples"].items():
+        for nbytes, peers in rows.items():
+            middle = {name: float(np.median(times)) for name, times in peers.items()}
+            said = [f"{time * 1e3:.3f}" for time in middle.values()]
+            ratios = [f"{time / middle['allranks']:.2f}×" for time in list(middle.values())[1:]]
+            lines.append([f"{ranks} × {int(nbytes):,} B", " / ".join(middle), *said, *ratios])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main() -> None:
+    why = missing()
+    if why:
+        print(f"gpu: nothing was measured: {why}")
+        return
+    from allranks.cluster import devices
+
+    uuid = devices.visible_gpus()[0].uuid
+    measured = {"samples": {str(ranks): launch(ranks, uuid) for ranks in (1, 2, 4)}}
+    about = machine()
+    result = results.write("gpu", about["machine"], {"gpu": about["gpu"], **measured})
+    print(table(result))
+
+
+if __name__ == "__main__":
+    if RANK in os.environ:
+        on_ranks()
+    else:
+        main()

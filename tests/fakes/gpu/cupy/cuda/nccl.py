@@ -1,0 +1,226 @@
+"""FAKE cupy.cuda.nccl: what NCCL does, as messages over MPI between real ranks.
+
+A communicator is made when all members have met, and blocks until then, as NCCL does. An operation
+moves on while its stream does, and never ends where a member does not launch it. ``broken`` makes
+`check_async_error` fail; ``slow_seconds`` makes connecting take a while.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+from cupy.cuda import _queue
+
+available = True
+NCCL_VERSION = 22703
+broken: list[int] = []
+slow_seconds: list[float] = []
+launched: list[tuple] = []
+"""Every operation of this rank: name, count, dtype, op."""
+aborted: list[int] = []
+
+_world = MPI.COMM_WORLD.Dup()
+_numbers = itertools.count(1)
+_group: list[tuple] | None = None
+_DTYPES = {
+    0: "int8", 1: "uint8", 2: "int32", 3: "uint32", 4: "int64", 5: "uint64",
+    6: "float16", 7: "float32", 8: "float64",
+}  # fmt: skip
+_OPS = {0: np.add, 1: np.multiply, 2: np.maximum, 3: np.minimum}
+_kept: list = []
+
+
+class NcclError(RuntimeError):
+    pass
+
+
+def get_version():
+    return NCCL_VERSION
+
+
+def get_unique_id():
+    """128 numbers: who the root is, and which of its communicators this is."""
+    return (_world.Get_rank(), next(_numbers), *([-7] * 126))
+
+
+def groupStart():
+    global _group
+    assert _group is None, "groups are not nested here"
+    _group = []
+
+
+def groupEnd():
+    global _group
+    calls, _group = _group, None
+    by_stream = {}
+    for comm, sends, receives, finish, stream in calls:
+        entry = by_stream.setdefault((id(comm), stream), (comm, [], [], [], stream))
+        entry[1].extend(sends)
+        entry[2].extend(receives)
+        entry[3].append(finish)
+    for comm, sends, receives, finishes, stream in by_stream.values():
+        comm._queue(sends, receives, lambda done=finishes: [f() for f in done] and None, stream)
+
+
+class NcclCommunicator:
+    def __init__(self, members, unique, me):
+        assert len(unique) == 128
+        root, number = unique[:2]
+        self.me, self.members, self.tag = me, members, 100 + number * 64 + root
+        time.sleep(slow_seconds.pop() if slow_seconds else 0)
+        mine = np.array([me, _world.Get_rank()])
+        self.ranks = list(range(members))
+        if me == 0:
+            for _ in range(members - 1):
+                member, rank = self._meet(np.zeros(2, int), MPI.ANY_SOURCE)
+                self.ranks[member] = int(rank)
+            self.ranks[0] = _world.Get_rank()
+            table = np.array(self.ranks)
+            for rank in self.ranks[1:]:
+                _kept.append((_world.Isend(table, rank, self.tag), table))
+        elif members > 1:
+            _kept.append((_world.Isend(mine, root, self.tag), mine))
+            self.ranks = self._meet(np.zeros(members, int), root).tolist()
+        else:
+            self.ranks = [_world.Get_rank()]
+        self.dead = False
+
+    def _meet(self, into, source):
+        request = _world.Irecv(into, source, self.tag)
+        while not request.Test():
+            time.sleep(1e-4)
+        return into
+
+    def check_async_error(self):
+        if broken:
+            raise NcclError("NCCL_ERROR_SYSTEM_ERROR: the fake was told to fail")
+
+    def abort(self):
+        assert not self.dead, "aborted twice"
+        self.dead = True
+        aborted.append(self.tag)
+        _queue.drop(self)
+
+    def allReduce(self, send, recv, n, dtype, op, stream):
+        self._reduce("allReduce", send, recv, n, dtype, op, range(self.members), stream)
+
+    def reduce(self, send, recv, n, dtype, op, root, stream):
+        self._reduce("reduce", send, recv, n, dtype, op, [root], stream)
+
+    def _reduce(self, name, send, recv, n, dtype, op, roots, stream):
+        kind = np.dtype(_DTYPES[dtype])
+        launched.append((name, n, dtype, op))
+        mine = _memory(send, n * kind.itemsize).view(kind)
+        parts = [np.empty(n, kind) for _ in range(self.members)]
+        reads = self.me in roots
+
+        def finish():
+            if reads:
+                np.copyto(parts[self.me], mine)
+                total = parts[0].copy()
+                for part in parts[1:]:
+                    _OPS[op](total, part, out=total)
+                np.copyto(_memory(recv, n * kind.itemsize).view(kind), total)
+
+        sends = [(i, mine) for i in roots if i != self.me]
+        receives = [(i, p) for i, p in enumerate(parts) if i != self.me] if reads else []
+        self._launch(sends, receives, finish, stream)
+
+    def broadcast(self, send, recv, n, dtype, root, stream):
+        assert dtype == 1
+        launched.append(("broadcast", n, dtype, -1))
+        mine = _memory(recv, n)
+        others = [i for i in range(self.members) if i != root]
+        if self.me == root:
+            self._launch([(i, mine) for i in others], [], lambda: None, stream)
+        else:
+            self._launch([], [(root, mine)], lambda: None, stream)
+
+    def reduceScatter(self, send, recv, n, dtype, op, stream):
+        kind = np.dtype(_DTYPES[dtype])
+        launched.append(("reduceScatter", n, dtype, op))
+        nbytes = n * kind.itemsize
+        whole = _memory(send, nbytes * self.members).view(kind)
+        mine = [whole[i * n : (i + 1) * n] for i in range(self.members)]
+        parts = [np.empty(n, kind) for _ in range(self.members)]
+
+        def finish():
+            np.copyto(parts[self.me], mine[self.me])
+            total = parts[0].copy()
+            for part in parts[1:]:
+                _OPS[op](total, part, out=total)
+            np.copyto(_memory(recv, nbytes).view(kind), total)
+
+        others = [i for i in range(self.members) if i != self.me]
+        self._launch(
+            [(i, mine[i]) for i in others], [(i, parts[i]) for i in others], finish, stream
+        )
+
+    def allGather(self, send, recv, n, dtype, stream):
+        assert dtype == 1
+        launched.append(("allGather", n, dtype, -1))
+        mine, whole = _memory(send, n), _memory(recv, n * self.members)
+        others = [i for i in range(self.members) if i != self.me]
+        parts = [whole[i * n : (i + 1) * n] for i in range(self.members)]
+        self._launch(
+            [(i, mine) for i in others],
+            [(i, parts[i]) for i in others],
+            lambda: np.copyto(parts[self.me], mine),
+            stream,
+        )
+
+    def send(self, buffer, n, dtype, peer, stream):
+        assert (dtype, peer != self.me) == (1, True)
+        assert _group is not None, "send belongs in a group here"
+        launched.append(("send", n, dtype, -1))
+        self._launch([(peer, _memory(buffer, n))], [], lambda: None, stream)
+
+    def recv(self, buffer, n, dtype, peer, stream):
+        assert (dtype, peer != self.me) == (1, True)
+        assert _group is not None, "recv belongs in a group here"
+        launched.append(("recv", n, dtype, -1))
+        self._launch([], [(peer, _memory(buffer, n))], lambda: None, stream)
+
+    def _launch(self, sends, receives, finish, stream):
+        assert not self.dead, "launched on a communicator that has been aborted"
+        if _group is not None:
+            _group.append((self, sends, receives, finish, stream))
+        else:
+            self._queue(sends, receives, finish, stream)
+
+    def _queue(self, sends, receives, finish, stream):
+        state, kept = [], []
+
+        def work():
+            if not state:
+                # What is sent is read when the stream has come so far, and no earlier.
+                copies = [(self.ranks[i], piece.copy()) for i, piece in sends]
+                state.append([_world.Isend(c, rank, self.tag) for rank, c in copies])
+                # Into memory of our own: what was aborted may still come.
+                kept.extend(np.empty(piece.nbytes, np.uint8) for _, piece in receives)
+                ranks = [self.ranks[i] for i, _ in receives]
+                state.append(
+                    [_world.Irecv(k, rank, self.tag) for k, rank in zip(kept, ranks, strict=True)]
+                )
+                _kept.append((state, copies, kept))
+            if all(request.Test() for requests in state for request in requests):
+                for (_, piece), came in zip(receives, kept, strict=True):
+                    np.copyto(piece.view(np.uint8), came)
+                finish()
+                return None
+            return _queue._AGAIN
+
+        work.owner = self
+        _queue.push(work, _queue.stream_of(stream))
+
+
+def _memory(address, nbytes):
+    """The bytes at an address, which live somewhere in this process."""
+    if not nbytes:
+        return np.empty(0, np.uint8)
+    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)

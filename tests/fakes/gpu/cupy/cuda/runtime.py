@@ -1,0 +1,56 @@
+"""FAKE cupy.cuda.runtime. ``SEAT`` says which GPU this rank has; ``fail`` breaks it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from cupy.cuda import _queue
+
+SEAT = "ALLRANKS_FAKE_GPU"
+PIN = "ALLRANKS_FAKE_PIN"
+failing: list[str] = []
+registered: list[tuple[int, int]] = []
+
+
+class CUDARuntimeError(RuntimeError):
+    pass
+
+
+def getDeviceCount():
+    return 1
+
+
+def getDeviceProperties(device):
+    number = int(deviceGetPCIBusId(device).split(":")[1], 16)
+    return {"name": b"FAKE GPU", "uuid": bytes([0xFA, 0xCE] * 7 + [0, number])}
+
+
+def deviceGetPCIBusId(device):
+    """Each rank its own GPU, or as many ranks on one as the variable says."""
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+    return f"0000:{rank // int(os.environ.get(SEAT, '1')):02x}:00.0"
+
+
+def eventQuery(pointer):
+    if failing:
+        raise CUDARuntimeError(failing[0])
+    _queue.progress()
+    return 0 if _queue._events[pointer].done_at is not None else 600
+
+
+def eventElapsedTime(first, second):
+    one, two = _queue._events[first], _queue._events[second]
+    assert one.timed is two.timed is True, "cudaErrorInvalidResourceHandle: an event without timing"
+    return (two.done_at - one.done_at) * 1e3
+
+
+def memcpyAsync(to, source, nbytes, kind, stream):
+    assert kind in (1, 2)
+    _queue.push(lambda: ctypes.memmove(to, source, nbytes) and None, _queue.stream_of(stream))
+
+
+def hostRegister(address, nbytes, flags):
+    if os.environ.get(PIN) == "no":
+        raise CUDARuntimeError("cudaErrorNotSupported: the fake was told so")
+    registered.append((address, nbytes))

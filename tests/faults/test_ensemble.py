@@ -1,0 +1,267 @@
+"""An ensemble that is disturbed: every finished member's result is intact, and the rest goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+#: Slow enough to be disturbed, and large enough to be left in shared memory.
+BODY = """
+import os, time
+import numpy as np
+with open({ran!r}, "a") as file: file.write(f"{{x}} {{os.getpid()}}\\n")
+for step in range(10):
+    log(step=step, loss=x + 1 / (step + 1))
+    time.sleep({seconds})
+result = {{"x": x, "w": np.full(50_000, float(x))}}
+"""
+INTACT = (
+    "all(m.result['x'] == m.number and (m.result['w'] == m.number).all() for m in {name}.finished)"
+)
+
+
+@pytest.fixture
+def ran(tmp_path: Path) -> Path:
+    """The file that every start of a member is noted in."""
+    return tmp_path / "ran"
+
+
+def starts(ran: Path) -> list[int]:
+    return [int(line.split()[0]) for line in ran.read_text().splitlines()] if ran.exists() else []
+
+
+def pid_of(ran: Path, member: int) -> int:
+    """The process id of the rank that runs a member, once it does."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for line in ran.read_text().splitlines() if ran.exists() else []:
+            if line.split()[0] == str(member):
+                return int(line.split()[1])
+        time.sleep(0.02)
+    raise TimeoutError(f"member {member} has not started")
+
+
+def body(ran: Path, seconds: float = 0.05) -> str:
+    return BODY.format(ran=str(ran), seconds=seconds)
+
+
+def check_whole(notebook, count, name="runs"):
+    assert notebook.value(f"len({name}.finished)") == str(count)
+    assert notebook.value(INTACT.format(name=name)) == "True"
+    losses = f"{{len(m.history['loss'].steps) for m in {name}.finished}}"
+    assert notebook.value(losses) == "{10}"
+
+
+def test_a_rank_that_dies_takes_one_member_with_it_and_that_runs_again(notebook, ran):
+    cell = notebook.start(f"%%ensemble x=0:16\n{body(ran)}")
+    os.kill(pid_of(ran, 9), signal.SIGKILL)
+    cell.wait(60)
+    assert cell.status == "ok", cell.text
+    check_whole(notebook, 16)
+    assert "was killed by signal 9 (SIGKILL" in cell.text
+    assert "it ran member 9, which runs again, once" in cell.text
+    assert "started again ranks 0–3" in cell.text
+    # What had finished before did not run again.
+    assert 17 <= len(starts(ran)) <= 20
+    assert notebook.value("[m.deaths for m in runs if m.deaths]") == "[1]"
+    notebook.note_files()
+
+
+def test_a_member_that_kills_its_rank_twice_has_failed_and_the_others_finish(notebook, ran):
+    deadly = f"import os\nif x == 3: os.kill(os.getpid(), 11)\n{body(ran, 0.02)}"
+    cell = notebook.run(f"%%ensemble x=0:10\n{deadly}", 90)
+    assert cell.status == "ok", cell.text
+    check_whole(notebook, 9)
+    error = notebook.value("runs.failed[0].error")
+    assert "its rank died 2 times: rank" in error
+    assert "was killed by signal 11 (SIGSEGV)" in error
+    assert notebook.value("[m.number for m in runs.failed]") == "[3]"
+    notebook.note_files()
+
+
+def test_a_rank_that_dies_in_a_member_of_two_takes_that_one_only(notebook, ran):
+    cell = notebook.start(f"%%ensemble x=0:6 --ranks-per-member 2\n{body(ran)}")
+    os.kill(pid_of(ran, 2), signal.SIGKILL)
+    assert cell.wait(60).status == "ok", cell.text
+    check_whole(notebook, 6)
+    assert "it ran member 2, which runs again, once" in cell.text
+    notebook.note_files()
+
+
+def test_an_interrupt_keeps_what_has_finished(notebook, ran):
+    cell = notebook.start(f"%%ensemble x=0:40\n{body(ran)}")
+    pid_of(ran, 9)
+    notebook.interrupt()
+    cell.wait(20)
+    assert (cell.status, cell.error_name) == ("error", "CellInterrupted")
+    assert "What has finished is in runs." in cell.error_value
+    finished = int(notebook.value("len(runs.finished)"))
+    assert 5 <= finished < 40
+    check_whole(notebook, finished)
+    assert notebook.value("{m.state for m in runs} == {'finished', 'stopped'}") == "True"
+    # The ranks are as they were, and what has not finished runs when asked.
+    assert notebook.on_ranks("int(allreduce(rank, op=Sum))").text == "ranks 0–3 → 6\n"
+    rest = notebook.run(f"%%ensemble x=0:40 --retry-failed\n{body(ran, 0.005)}")
+    assert rest.status == "ok"
+    assert f"the cell has changed since {finished} members ended" in rest.text
+    check_whole(notebook, 40)
+
+
+def test_a_second_interrupt_ends_ranks_that_do_not_settle_and_keeps_what_has_finished(
+    notebook, ran
+):
+    stubborn = """
+if x >= 4:
+    print("in", flush=True)
+    while True:
+        try: time.sleep(60)
+        except KeyboardInterrupt: print("no", flush=True)
+"""
+    cell = notebook.start(f"%%ensemble x=0:8\n{body(ran, 0.005)}{stubborn}").wait_for("in")
+    notebook.interrupt()
+    cell.wait_for("no")
+    notebook.interrupt()
+    cell.wait(30)
+    assert cell.error_name == "CellInterrupted"
+    assert "interrupted twice: " in cell.error_value
+    check_whole(notebook, 4)
+    assert "started again" in notebook.on_ranks("kept = 10 * rank").text
+    notebook.note_files()
+
+
+def test_a_rank_that_dies_while_it_is_idle_costs_no_member_anything(notebook, ran):
+    pids = notebook.pids()
+    cell = notebook.start(f"%%ensemble x=0:2\n{body(ran, 0.2)}")
+    busy = {pid_of(ran, 0), pid_of(ran, 1)}
+    os.kill(next(pid for pid in pids.values() if pid not in busy), signal.SIGKILL)
+    assert cell.wait(60).status == "ok"
+    check_whole(notebook, 2)
+    assert notebook.value("[m.deaths for m in runs]") == "[0, 0]"
+    assert "interrupted by that, will run again" in cell.text
+    notebook.note_files()
+
+
+def test_a_store_goes_on_after_the_kernel_was_restarted(new_notebook, ran, tmp_path):
+    store = tmp_path / "store"
+    notebook = new_notebook()
+    source = f"%%ensemble x=0:16 -n 4 --store {store}\n{body(ran)}"
+    cell = notebook.start(source)
+    pid_of(ran, 9)
+    notebook.restart()
+    assert cell.status == "aborted"
+    notebook.wait_for_no_children()
+    before = len(list(store.glob("*.member")))
+    assert before >= 5
+    started = len(starts(ran))
+    notebook.run("%load_ext allranks")
+    again = notebook.run(source, 90)
+    assert again.status == "ok", again.text
+    check_whole(notebook, 16)
+    assert len(starts(ran)) == started + 16 - before
+    assert sorted(set(starts(ran))) == list(range(16))
+    # Once more: everything is there, and nothing runs.
+    assert notebook.run(source).status == "ok"
+    assert len(starts(ran)) == started + 16 - before
+    check_whole(notebook, 16)
+    # More values: only those run.
+    assert notebook.run(source.replace("x=0:16", "x=0:18")).status == "ok"
+    assert len(starts(ran)) == started + 18 - before
+    other = notebook.run(source.replace("range(10)", "range(11)"))
+    assert other.error_name == "UsageError"
+    assert f"--store {store} holds 18 members of another cell: line 5 was" in other.error_value
+    assert f"!rm -r {store}" in other.error_value
+    assert len(starts(ran)) == started + 18 - before
+
+
+def test_a_store_survives_a_kernel_that_was_killed(new_notebook, ran, tmp_path):
+    store = tmp_path / "store"
+    first = new_notebook()
+    first.start(f"%%ensemble x=0:16 -n 4 --store {store}\n{body(ran)}")
+    pid_of(ran, 9)
+    first.kill9()
+    first.wait_for_no_children()
+    kept = len(list(store.glob("*.member")))
+    assert kept >= 5
+    second = new_notebook()
+    cell = second.run(f"%%ensemble x=0:16 -n 4 --store {store}\n{body(ran, 0.05)}", 90)
+    assert cell.status == "ok", cell.text
+    check_whole(second, 16)
+    assert len(starts(ran)) <= 20 - kept + 16
+
+
+def test_a_stored_member_that_failed_stays_failed_until_it_is_to_run_again(notebook, tmp_path):
+    flag, store = tmp_path / "mended", tmp_path / "store"
+    source = f"""
+import os
+if x == 2 and not os.path.exists({str(flag)!r}): raise ValueError("no")
+result = x
+"""
+    for expected in ("[2]", "[2]"):
+        assert notebook.run(f"%%ensemble x=0:4 --store {store}\n{source}").status == "ok"
+        assert notebook.value("[m.number for m in runs.failed]") == expected
+    flag.touch()
+    notebook.run(f"%%ensemble x=0:4 --store {store}\n{source}")
+    assert notebook.value("[m.number for m in runs.failed]") == "[2]"
+    notebook.run(f"%%ensemble x=0:4 --store {store} --retry-failed\n{source}")
+    assert notebook.value("[m.result for m in runs]") == "[0, 1, 2, 3]"
+
+
+def test_a_store_that_is_full_stops_the_ensemble_and_says_so(notebook, tmp_path):
+    # What is not to be made bigger stands for a full disk.
+    store = tmp_path / "store"
+    notebook.run("import resource\nlimits = resource.getrlimit(resource.RLIMIT_FSIZE)")
+    notebook.run("import signal; _ = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)")
+    source = "import time, numpy as np\ntime.sleep(0.05)\nresult = np.ones(10_000 * (x > 5))"
+    notebook.run("resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))")
+    try:
+        cell = notebook.run(f"%%ensemble x=0:20 --store {store}\n{source}")
+    finally:
+        notebook.run("resource.setrlimit(resource.RLIMIT_FSIZE, limits)")
+    assert cell.error_name == "UsageError", cell.text
+    assert "cannot be written any more" in cell.error_value
+    assert list(store.glob("*.tmp")) == []
+    assert notebook.run(f"%%ensemble x=0:20 --store {store}\n{source}").status == "ok"
+    assert notebook.value("[m.result.sum() > 0 for m in runs].count(True)") == "14"
+
+
+def test_while_an_ensemble_runs_no_cell_can_be_run_beside_it(notebook):
+    notebook.run("""
+import asyncio
+said = []
+async def meddle():
+    await asyncio.sleep(0.5)
+    cluster = get_ipython().magics_manager.registry["DistributedMagics"].session.running
+    for act in (lambda: cluster.run("1 + 1"), cluster.interrupt):
+        try:
+            said.append(act())
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+task = asyncio.ensure_future(meddle())
+""")
+    cell = notebook.run("%%ensemble x=0:8\nimport time; time.sleep(0.5)")
+    assert cell.error_name == "CellInterrupted"
+    refused, interrupted = notebook.run("print(*said, sep='\\n')").stdout.splitlines()
+    assert refused.startswith("UsageError: expected idle ranks, found them running an ensemble")
+    assert interrupted == "True"
+
+
+def test_large_results_leave_no_file_and_their_memory_goes_with_the_table(notebook):
+    # Held by the notebook outside its own memory, and by nobody once the table is gone.
+    size = (
+        "sum(os.stat(f'/proc/self/fd/{fd}').st_size for fd in os.listdir('/proc/self/fd') "
+        "if 'allranks-results' in os.path.realpath(f'/proc/self/fd/{fd}'))"
+    )
+    forget = "runs = None\n%reset -f out\ngc.collect()"
+    notebook.run(f"import gc, os, psutil\n{forget}")
+    before = int(notebook.value(size))
+    notebook.run("%%ensemble x=0:8 -o runs\nimport numpy as np\nresult = np.ones(1_000_000)")
+    used = int(notebook.value("psutil.Process().memory_info().rss"))
+    assert int(notebook.value(size)) - before >= 64_000_000
+    assert notebook.value("sum(m.result.sum() for m in runs)") == "np.float64(8000000.0)"
+    assert int(notebook.value("psutil.Process().memory_info().rss")) - used < 60_000_000
+    notebook.run(forget)
+    assert int(notebook.value(size)) == before

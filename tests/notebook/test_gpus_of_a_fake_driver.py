@@ -1,0 +1,61 @@
+"""Ranks pinned to the GPUs of a FAKE pynvml: what each rank sees, and what the notebook says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+FAKE = Path(__file__).resolve().parents[1] / "fakes" / "nvml"
+GPUS = json.dumps([{"uuid": f"GPU-{n}", "used": 2**30, "total": 2**31} for n in range(2)])
+SEEN = """%%distributed --view plain{options}
+import os
+print(device, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUPY_GPU_MEMORY_LIMIT"))
+"""
+FULL = """%%distributed -r 2 --view plain
+class OutOfMemoryError(MemoryError):
+    __module__ = "cupy.cuda.memory"
+
+raise OutOfMemoryError("full")
+"""
+
+
+def environment() -> dict[str, str | None]:
+    return {
+        "PYTHONPATH": f"{Path(__file__).resolve().parents[2]}:{FAKE}",
+        "ALLRANKS_FAKE_NVML": GPUS,
+        "CUDA_VISIBLE_DEVICES": "1,0",
+    }
+
+
+def test_each_rank_is_shown_its_own_gpu(new_kernel):
+    kernel = new_kernel(env=environment())
+    kernel.run("%load_ext allranks")
+    text = kernel.run(SEEN.format(options="")).text
+    assert "ranks 0–1 on" in text
+    assert "(2 GPUs, " in text
+    assert "cuda:0 (GPU-1) GPU-1 None" in text
+    assert "cuda:0 (GPU-0) GPU-0 None" in text
+    assert "share" not in text
+
+
+def test_shared_gpus_are_said_and_limited(new_kernel):
+    kernel = new_kernel(env=environment())
+    kernel.run("%load_ext allranks")
+    refused = kernel.run("%distributed start -n 3 --exclusive")
+    assert refused.error_value.startswith("3 ranks need 3 GPUs, this host has 2.")
+    text = kernel.run(SEEN.format(options=" -n 3")).text
+    assert "2 ranks share GPU 0; collectives are staged through the host" in text
+    assert "cuda:0 (GPU-1) GPU-1 45%" in text
+    assert "cuda:0 (GPU-0) GPU-0 None" in text
+    failed = kernel.run(FULL)
+    said = "rank 2 is out of memory on FAKE GPU (GPU-1): 1.0 GiB of 2.0 GiB are in use"
+    assert said in failed.text
+    assert "Also on it: rank 0." in failed.text
+
+
+def test_no_gpus_wanted_are_none_seen(new_kernel):
+    kernel = new_kernel(env=environment())
+    kernel.run("%load_ext allranks")
+    text = kernel.run(SEEN.format(options=" -n 2 --gpus none")).text
+    assert "(CPU, " in text
+    assert "cpu -1 None" in text

@@ -1,0 +1,367 @@
+"""The parts of an ensemble that need no ranks: options, results, stores, estimates, predictions."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import pickle
+import sys
+from array import array
+
+import numpy as np
+import pytest
+
+from allranks.collectives.memory import Segment
+from allranks.engine.member import numbers_of, summary_of
+from allranks.ensemble import early, options, predict
+from allranks.ensemble.arrays import Arena, Shared
+from allranks.ensemble.estimate import remaining_seconds
+from allranks.ensemble.member import FAILED, FINISHED, Member
+from allranks.ensemble.runs import Runs
+from allranks.ensemble.store import Store, key_of
+from allranks.errors import MissingDependency, UsageError
+from allranks.magics.options import Parser
+from allranks.records import packing
+
+
+def parse(line):
+    return options.parse(line, lambda name: Parser(prog=name, add_help=False, allow_abbrev=False))
+
+
+def packed(value):
+    buffers = []
+    head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    parts = [head, *(buffer.raw() for buffer in buffers)]
+    target = bytearray(packing.lay_out(parts)[-1])
+    packing.fill(target, parts)
+    return bytes(target)
+
+
+# ── options ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_options_may_stand_anywhere_on_the_line():
+    made = parse("lr=1,2 -o table --store 'my runs' seed=0:3 --retry-failed --metric loss -n 4")
+    assert made.words == ["lr=1,2", "seed=0:3"]
+    assert (made.name, made.store, made.retry_failed, made.n) == ("table", "my runs", True, 4)
+    assert made.wanted() == ("loss", True)
+    assert len(made.members({})) == 6
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("x=1 --foo", "unrecognized arguments: --foo"),
+        ("x=1 -o 1a", "expected the name of a variable after -o, found '1a'"),
+        ("x=1 --ranks-per-member 0", "expected --ranks-per-member of 1 or more, found 0"),
+        ("x=1 --timeout -1", "expected --timeout in seconds above 0"),
+        ("x=1 --stop halving", "expected --metric too.*--stop halving --metric loss"),
+        ("x=1 --stop best --metric loss", "invalid choice: 'best'"),
+        ("x=1 --grace 3", "--grace expected --stop too"),
+        ("x=1 --metric loss:low", "expected --metric NAME, NAME:min or NAME:max"),
+        ("x=1 --random none", "invalid int value"),
+    ],
+)
+def test_a_line_that_cannot_be_understood_says_what_was_expected(line, said):
+    with pytest.raises(UsageError, match=f"(?s){said}"):
+        parse(line)
+
+
+def test_a_line_without_parameters_is_refused():
+    with pytest.raises(UsageError, match="expected at least one parameter, found none"):
+        parse("-o runs").members({})
+
+
+def test_ranks_that_would_be_left_over_are_refused_with_what_fits():
+    with pytest.raises(UsageError, match=r"3 expected a divisor of the 4 ranks.*1 or 2 or 4"):
+        options.check_size(parse("x=1 --ranks-per-member 3"), 4)
+
+
+# ── results ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_numbers_of_a_result_are_told_and_arrays_are_not():
+    value = {"a": 1, "b": np.float32(0.5), "c": np.array([2.0]), "d": np.ones(3), "e": "x", 7: True}
+    assert numbers_of(value) == {"a": 1, "b": 0.5, "c": 2.0, "7": True}
+    assert numbers_of(0.25) == {"result": 0.25}
+    assert summary_of({"w": np.ones((2, 3)), "acc": 0.5}) == "w array (2, 3) float64, acc 0.5"
+
+
+@pytest.mark.parametrize("value", [None, 3, {"w": np.arange(1e5), "v": [np.ones(3), "x"]}])
+def test_a_packed_value_comes_back_and_can_be_written_to(value):
+    back = packing.unpack(bytearray(packed(value)))
+    assert repr(back) == repr(value)
+    if isinstance(value, dict):
+        back["w"][0] = 5
+
+
+def test_a_result_in_shared_memory_outlives_its_rank():
+    data = packed({"w": np.arange(1e5)})
+    segment = Segment(len(data))
+    segment.memory[: len(data)] = data
+    shared = Shared(segment.address, len(data))
+    segment.memory.close()
+    segment.close()
+    place = Arena().put(shared)
+    assert place.load()["w"].sum() == np.arange(1e5).sum()
+
+
+def test_what_is_no_shared_memory_of_ours_is_refused(tmp_path):
+    (tmp_path / "file").write_bytes(b"x")
+    descriptor = os.open(tmp_path / "file", os.O_RDONLY)
+    with pytest.raises(OSError, match="no shared memory"):
+        Shared(f"/proc/{os.getpid()}/fd/{descriptor}", 1)
+    os.close(descriptor)
+
+
+def test_many_results_need_one_descriptor():
+    arena = Arena()
+    before = len(os.listdir("/proc/self/fd"))
+    places = [arena.put(packed(np.full(10_000, n))) for n in range(50)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert [place.load()[0] for place in places] == list(range(50))
+
+
+# ── stores ───────────────────────────────────────────────────────────────────────────────────
+
+
+def ended(number, **values):
+    member = Member(number, values, state=FINISHED, seconds=1.5, ranks=(2,), numbers={"acc": 0.5})
+    member.log("loss", array("d", [0, 1]), array("d", [3.0, float("nan")]))
+    return member
+
+
+def test_a_stored_member_comes_back_whole(tmp_path):
+    store = Store(str(tmp_path / "s"), "body\n")
+    store.write(ended(0, lr=0.1), packed({"w": np.ones(9)}))
+    store.close()
+    again = Store(str(tmp_path / "s"), "\nbody  \n\n")
+    other, same = Member(0, {"lr": 0.2}), Member(1, {"lr": 0.1})
+    assert again.read([other, same]) == [same]
+    assert (same.state, same.seconds, same.rank, same.metrics["acc"]) == (FINISHED, 1.5, 2, 0.5)
+    assert list(same.history["loss"].steps) == [0, 1]
+    assert same.result["w"].sum() == 9
+    again.close()
+
+
+def test_a_store_of_another_source_is_refused_with_what_to_type(tmp_path):
+    Store(str(tmp_path / "s"), "a = 1\nb = 2").close()
+    with pytest.raises(
+        UsageError, match=r"(?s)line 3 was 'b = 2' there, and is 'b = 3' here.*rm -r"
+    ):
+        Store(str(tmp_path / "s"), "a = 1\nb = 3")
+
+
+def test_a_store_that_is_in_use_is_refused(tmp_path):
+    store = Store(str(tmp_path / "s"), "x")
+    with pytest.raises(UsageError, match="is being written by another notebook"):
+        Store(str(tmp_path / "s"), "x")
+    store.close()
+    Store(str(tmp_path / "s"), "x").close()
+
+
+def test_a_folder_of_other_things_is_refused(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="with other files in it"):
+        Store(str(tmp_path), "x")
+    with pytest.raises(UsageError, match="cannot be written"):
+        Store(str(tmp_path / "thesis.txt"), "x")
+
+
+def test_a_file_that_was_cut_short_is_as_if_it_were_not_there(tmp_path):
+    store = Store(str(tmp_path), "x")
+    store.write(ended(0, lr=0.1), packed(np.ones(100)))
+    (path,) = tmp_path.glob("*.member")
+    path.write_bytes(path.read_bytes()[:-10])
+    assert store.read([Member(0, {"lr": 0.1})]) == []
+    store.close()
+
+
+def test_members_with_the_same_values_are_kept_apart(tmp_path):
+    store = Store(str(tmp_path), "x")
+    for number in range(2):
+        store.write(ended(number, lr=0.1), packed(number))
+    store.close()
+    again = Store(str(tmp_path), "x")
+    assert [m.result for m in again.read([Member(n, {"lr": 0.1}) for n in range(3)])] == [0, 1]
+    again.close()
+
+
+def test_failed_members_are_forgotten_when_they_are_to_run_again(tmp_path):
+    store = Store(str(tmp_path), "x")
+    store.write(ended(0, lr=0.1), b"")
+    store.write(Member(1, {"lr": 0.2}, state=FAILED, error="no"), b"")
+    store.forget_failed()
+    assert [m.number for m in store.read([Member(0, {"lr": 0.1}), Member(1, {"lr": 0.2})])] == [0]
+    assert json.loads((tmp_path / "ensemble.json").read_text())["source"] == "x"
+    store.close()
+
+
+def test_values_have_a_key_that_tells_them_apart_and_ignores_their_order():
+    keys = {key_of({"a": value}) for value in (1, 1.0, True, "1", (1,), [1], None, np.ones(1))}
+    assert len(keys) == 8
+    assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
+    assert key_of({"a": np.ones(3)}) == key_of({"a": np.ones(3)})
+
+
+# ── estimates ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_nothing_is_estimated_from_too_little():
+    assert remaining_seconds([1.0, 2.0], [0.5], 10, 2) is None
+
+
+def test_equal_members_are_estimated_exactly():
+    assert remaining_seconds([2.0] * 5, [1.0, 1.0], 4, 2) == (5.0, 5.0)
+
+
+def test_uneven_members_give_a_span_that_holds_the_mean():
+    low, high = remaining_seconds([1.0, 2.0, 3.0, 2.0], [], 40, 4)
+    assert low < 20 < high
+
+
+def test_a_member_longer_than_any_before_leaves_the_end_open():
+    low, high = remaining_seconds([1.0] * 4, [10.0], 0, 1)
+    assert 0 <= low < high <= 10
+
+
+# ── early stopping ───────────────────────────────────────────────────────────────────────────
+
+
+def test_halving_stops_the_poor_and_leaves_the_best():
+    pytest.importorskip("optuna", reason="pip install 'allranks[early]'")
+    stopper = early.Early("halving", lower=True, grace=10)
+    alive, stopped = set(range(12)), set()
+    for step in range(100):
+        for member in sorted(alive):
+            if stopper.report(member, [(step, 1 / (step + 1) + 0.1 * member)]):
+                alive.discard(member)
+                stopped.add(member)
+                stopper.ended(member, None, pruned=True)
+    assert 0 in alive
+    assert len(stopped) >= 6
+
+
+def test_the_median_stops_what_is_worse_than_those_that_ended():
+    pytest.importorskip("optuna", reason="pip install 'allranks[early]'")
+    stopper = early.Early("median", lower=False, grace=2)
+    for member in range(5):
+        assert not stopper.report(member, [(step, float(member)) for step in range(5)])
+        stopper.ended(member, float(member))
+    assert stopper.report(5, [(step, 0.0) for step in range(5)])
+    assert not stopper.report(6, [(step, 9.0) for step in range(5)])
+
+
+def test_without_optuna_it_is_said_what_to_type(monkeypatch):
+    find = builtins.__import__
+
+    def missing(name, *args, **kwargs):
+        if name == "optuna":
+            raise ImportError(name)
+        return find(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(MissingDependency, match=r"pip install 'allranks\[early\]'"):
+        early.Early("halving", True, None)
+
+
+def test_a_direction_is_guessed_from_the_name_and_can_be_said():
+    assert early.read_metric("val_loss") == ("val_loss", True)
+    assert early.read_metric("accuracy") == ("accuracy", False)
+    assert early.read_metric("score:min") == ("score", True)
+
+
+# ── the table and predictions ────────────────────────────────────────────────────────────────
+
+
+def table(count=3):
+    arena = Arena()
+    members = [ended(n, lr=10.0**-n) for n in range(count)]
+    for member in members:
+        member.numbers = {"accuracy": 0.5 + member.number / 10}
+        member.place = arena.put(
+            packed({"p": np.full(4, float(member.number)), "y": [member.number // 2] * 2})
+        )
+    return Runs([*members, Member(count, {"lr": 9.0}, state=FAILED, error="ValueError: no")])
+
+
+def test_the_best_is_found_by_name_and_direction():
+    runs = table()
+    assert runs.best("accuracy").number == 2
+    assert runs.best("accuracy", mode="min").number == 0
+    assert runs.best().number == 2
+    with pytest.raises(UsageError, match=r"named 'f1' in a finished member, found accuracy, loss"):
+        runs.best("f1")
+
+
+def test_the_table_tells_parameters_metrics_and_errors():
+    runs = table()
+    assert [row["error"] for row in runs.rows()] == ["", "", "", "ValueError: no"]
+    assert runs.rows()[1]["lr"] == 0.1
+    assert [m.number for m in runs.failed] == [3]
+    assert [m.number for m in runs.where(lr=0.1)] == [1]
+    assert runs[-1].result is None
+    assert "0.7 ★" in repr(runs)
+    assert "<b>" not in runs._repr_html_()
+
+
+def test_the_table_is_a_pandas_table_where_there_is_pandas():
+    pytest.importorskip("pandas", reason="pip install pandas")
+    frame = table().to_pandas()
+    assert list(frame["accuracy"][:3]) == [0.5, 0.6, 0.7]
+    assert frame.loc[3, "error"] == "ValueError: no"
+
+
+def test_without_pandas_it_is_said_what_to_use(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingDependency, match=r"pip install pandas, or use runs\.rows\(\)"):
+        table().to_pandas()
+
+
+def test_predictions_are_gathered_averaged_and_voted():
+    runs = table()
+    assert runs.gather("p").shape == (3, 4)
+    assert list(runs.mean("p")) == [1.0] * 4
+    assert list(runs.spread("p")) == [np.std([0, 1, 2])] * 4
+    labels, share = runs.vote("y")
+    assert (list(labels), list(share)) == ([0, 0], [2 / 3, 2 / 3])
+
+
+def test_a_tie_goes_to_the_least_label():
+    labels, share = predict.vote(np.array([["b", "a"], ["a", "a"]]))
+    assert (list(labels), list(share)) == (["a", "a"], [0.5, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("results", "name", "said"),
+    [
+        ([], "p", "expected at least one member that has finished"),
+        ([(0, {"q": 1})], "p", "expected 'p' in the result of every member, found in member 0: q"),
+        ([(0, np.ones(2)), (5, np.ones(3))], None, r"\(2,\) in member 0 and \(3,\) in member 5"),
+    ],
+)
+def test_predictions_that_do_not_fit_together_are_refused(results, name, said):
+    with pytest.raises(UsageError, match=said):
+        predict.gather(results, name)
+
+
+def test_a_vote_of_probabilities_is_refused():
+    with pytest.raises(UsageError, match=r"argmax\(axis=-1\)"):
+        predict.vote(np.ones((2, 3)) / 3)
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda runs: runs.add(lr=1.0), "the ensemble has ended, so nothing can be added"),
+        (lambda runs: runs.stop(), "the ensemble has ended, so nothing can be stopped"),
+        (lambda runs: runs.stop(9), "expected a member between 0 and 3, found 9"),
+        (lambda runs: runs.add(seed=1), "expected values for lr, found seed"),
+        (lambda runs: runs.add(), "expected values, found none"),
+        (lambda runs: runs.add("lr"), "expected name=values"),
+    ],
+)
+def test_what_cannot_be_asked_of_an_ensemble_is_refused(ask, said):
+    with pytest.raises(UsageError, match=said):
+        ask(table())

@@ -1,0 +1,93 @@
+"""What an ensemble shows: its rows, and the table and curves that stay."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from allranks.widgets.dashboard.figures import Figures
+from allranks.widgets.dashboard.tables import Table
+from allranks.widgets.ensemble.rows import Members, Row
+from allranks.widgets.ensemble.still import best_of, bundle
+from tests.unit.test_dashboard_stores import hello, points
+
+
+def row(number, state="finished", metric=0.5, error=""):
+    return Row(number, f"lr={number}", state, 1, metric, 1.5, error)
+
+
+def test_news_hold_what_has_changed_and_no_more():
+    members = Members()
+    members.put(row(0))
+    members.put(row(1, "running", None))
+    assert [one["number"] for one in members.news()["rows"]] == [0, 1]
+    assert members.news() is None
+    members.put(row(1, "running", None))
+    assert members.news() is None
+    members.put(row(1, "running", 0.3))
+    (told,) = members.news()["rows"]
+    assert (told["number"], told["metric"]) == (1, 0.3)
+    assert told["seconds"] >= 0
+    members.said = "1 of 2 finished"
+    assert members.news()["rows"] == []
+    assert len(members.everything()["rows"]) == 2
+
+
+@pytest.mark.parametrize(("lower", "best"), [(True, 2), (False, 1)])
+def test_the_best_is_a_finished_one_with_a_number(lower, best):
+    rows = [row(0, "failed", 0.0), row(1, metric=0.9), row(2, metric=0.2), row(3, metric=None)]
+    rows.append(row(4, metric=float("nan")))
+    assert best_of(rows, lower).number == best
+
+
+def test_the_picture_that_stays_has_curves_rows_and_errors_and_no_script():
+    members = Members()
+    figures = Figures([hello(0)], members)
+    members.metric, members.said = "loss", "1 of 2 finished, 1 failed"
+    members.put(row(0))
+    members.put(row(1, "failed", None, "ValueError: <b>no</b>\nmore"))
+    for number in range(2):
+        record, payload = points(number, "loss", [(0, 3.0), (1, 2.0)])
+        figures.curves.take(record, payload)
+    figures.end()
+    made = bundle(figures)
+    assert set(made) == {"text/html", "text/plain"}
+    assert not re.search("<script|<style|<svg|<b>no", made["text/html"])
+    assert "member 1" in made["text/html"]
+    assert "data:image/svg+xml;base64," in made["text/html"]
+    lines = made["text/plain"].splitlines()
+    assert lines[0].startswith("1 of 2 finished, 1 failed, ")
+    assert re.search(r"0  lr=0 +finished +1 +0.5 ★ +1.5 s$", lines[2])
+    assert lines[3].endswith("ValueError: <b>no</b>")
+
+
+def test_many_members_stay_below_200_kilobytes_and_are_counted():
+    members = Members()
+    figures = Figures([hello(0)], members)
+    for number in range(1000):
+        members.put(row(number))
+        record, payload = points(number, "loss", [(i, float(i)) for i in range(50)])
+        figures.curves.take(record, payload)
+    figures.end()
+    made = bundle(figures)
+    assert sum(len(part.encode()) for part in made.values()) < 200_000
+    assert "800 more members are not in this table" in made["text/html"]
+    assert "960 more members are not in this table" in made["text/plain"]
+
+
+def test_a_member_that_begins_anew_begins_its_curve_anew():
+    figures = Figures([hello(0)], Members())
+    for value in (5.0, 6.0):
+        record, payload = points(3, "loss", [(0, value), (1, value)])
+        figures.curves.take(record, payload)
+        figures.curves.news()
+        if value == 5.0:
+            figures.curves.forget(3)
+    (series,) = figures.curves.series.values()
+    assert list(series.values) == [6.0, 6.0]
+
+
+def test_columns_of_words_stand_to_the_left():
+    text = Table("", ["n", "word"], [["1", "a"], ["20", "bb"]], words=(1,)).text()
+    assert text.splitlines() == ["   n  word", "   1  a", "  20  bb"]

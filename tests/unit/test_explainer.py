@@ -1,0 +1,190 @@
+"""The explainer of an allreduce: from the story to frames, to text and to the still picture."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import re
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from allranks.cluster.explaining import explain_here
+from allranks.collectives.algorithms import explaining
+from allranks.collectives.ring import ALGORITHMS, explain
+from allranks.errors import UsageError
+from allranks.records.explained import Explained
+from allranks.records.predictions import Prediction
+from allranks.widgets import ring
+from allranks.widgets.explainer import ranks, values
+from allranks.widgets.explainer.explainer import ALGORITHMS as OFFERED
+from allranks.widgets.explainer.explainer import Explainer
+from allranks.widgets.explainer.frames import chunks, frames, listed, shown
+from allranks.widgets.explainer.still import bundle
+from allranks.widgets.explainer.text import steps, text
+
+PREDICTION = Prediction("ring", "measured", 64, 4, 1, 3e-3, 1e-6, "these ranks, fitted")
+
+
+def told(arrays, algorithm="ring"):
+    """What ranks would tell, played in this process."""
+    run = explain([np.asarray(array) for array in arrays], algorithm)
+    return Explained(run, 0.0025, 15, PREDICTION)
+
+
+class Cluster:
+    """Three ranks that play in this process."""
+
+    size = 3
+    busy = False
+
+    def explain(self, algorithm, arrays):
+        return told(arrays, algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 16])
+@pytest.mark.parametrize("size", [1, 5, 32])
+def test_the_last_frame_is_the_sum_on_every_rank(algorithm, count, size):
+    arrays = np.random.default_rng(count).integers(-99, 99, (count, size))
+    made = frames(told(arrays, algorithm).run)
+    assert made[0].values == tuple(map(tuple, arrays.tolist()))
+    assert made[-1].values == (tuple(arrays.sum(0).tolist()),) * count
+    assert all(share == count for row in made[-1].shares for share in row)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_message_finds_the_values_of_the_frame_before(algorithm):
+    made = frames(told(values.made(5, 7), algorithm).run)
+    for before, after in pairwise(made):
+        assert after.messages
+        for m in after.messages:
+            part = slice(m.start, m.stop)
+            assert m.received == before.values[m.sender][part]
+            assert m.before == before.values[m.receiver][part]
+            assert m.after == after.values[m.receiver][part]
+
+
+def test_shares_count_the_ranks_in_a_value():
+    made = frames(told(values.made(4, 4)).run)
+    digits = [[str(value).count("0") for value in row] for row in made[2].values]
+    counted = [[len(str(v)) - z for v, z in zip(row, zeros, strict=True)]
+               for row, zeros in zip(made[2].values, digits, strict=True)]  # fmt: skip
+    assert [list(row) for row in made[2].shares] == counted
+
+
+def test_a_frame_says_who_sends_what_to_whom():
+    made = frames(told([[1, 2], [10, 20]]).run)
+    assert made[0].words(0, 2) == "Start: each of 2 ranks has its own array."
+    assert made[1].words(1, 2) == (
+        "Round 1 of 2, reduce-scatter: rank 1 sends chunk 1 (element 1) to rank 0: 2 + 20 = 22; "
+        "rank 0 sends chunk 0 (element 0) to rank 1: 10 + 1 = 11."
+    )
+    assert made[2].words(2, 2).endswith("20 becomes 22. Complete: all ranks.")
+
+
+def test_chunks_without_elements_are_left_out():
+    assert chunks(told([[1], [2], [4]]).run) == [(2, 0, 1)]
+
+
+def test_an_empty_chunk_is_called_empty():
+    assert "chunk 0, which is empty, to rank 1" in frames(told([[1], [2], [4]]).run)[1].words(1, 4)
+
+
+def test_the_text_tells_messages_cost_and_result():
+    found = told([[1, 2], [10, 20]])
+    assert (
+        text(found, frames(found.run))
+        == """\
+ring allreduce of 2 int64 over 2 ranks
+measured: 2.5 ms (median of 15); simulated: 3 ms (model of these ranks, fitted)
+  round  phase           message     chunk  values
+  1      reduce-scatter  rank 1 → 0  1      2 + 20 = 22
+  1      reduce-scatter  rank 0 → 1  0      10 + 1 = 11
+  2      allgather       rank 1 → 0  0      1 becomes 11
+  2      allgather       rank 0 → 1  1      20 becomes 22
+every rank has (11, 22)"""
+    )
+
+
+def test_a_long_text_is_cut_and_says_so():
+    made = frames(told(values.made(16, 16)).run)
+    assert len(steps(made).rows) == 64
+    assert steps(made).note == f"… {16 * 30 - 64} more messages"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("count", "size"), [(2, 1), (4, 8), (16, 32)])
+def test_the_still_picture_is_small_and_needs_no_scripts(algorithm, count, size):
+    found = told(values.made(count, size), algorithm)
+    made = bundle(found, frames(found.run), "place")
+    assert set(made) == {"text/html", "text/plain"}
+    assert not re.search("<script|<style|<svg|widget", made["text/html"])
+    (data,) = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', made["text/html"])
+    drawn = ElementTree.fromstring(base64.b64decode(data))
+    words = [element.text for element in drawn.iter() if element.tag.endswith("text")]
+    assert words.count(str(found.run.result.items[0])) >= count
+    assert sum(len(part.encode()) for part in made.values()) < 120_000
+
+
+def test_a_record_survives_json():
+    found = told(values.made(3, 4))
+    assert Explained.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_what_is_pickled_for_a_rank_is_the_function_there():
+    assert pickle.loads(pickle.dumps(explain_here)) is explaining.explain_here
+
+
+def test_the_algorithms_offered_are_those_that_ranks_have():
+    assert list(OFFERED) == list(ALGORITHMS)
+
+
+def test_a_reader_brings_values_of_their_own():
+    run = ring(Cluster(), values=np.array([[0.5, 1.0], [0.25, 2.0]])).told.run
+    assert run.result.items == (0.75, 3.0)
+    assert (run.size, run.dtype) == (2, "float64")
+
+
+def test_the_player_is_told_what_it_plays():
+    player = ring(Cluster(), "tree", ranks=2, size=2)
+    player.run("ring", 3, 3)
+    state = player.state()
+    assert state["algorithm"] == "ring"
+    assert state["frames"][-1]["values"] == [["111", "222", "333"]] * 3
+    assert json.loads(json.dumps(state))["mostRanks"] == 3
+
+
+def test_values_are_short_in_their_cells():
+    assert [shown(one) for one in (1111, 0.123456, 1e9)] == ["1111", "0.1235", "1e+09"]
+    assert listed(range(9)) == "(0, 1, 2, 3, 4, 5, 6, 7, …)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"algorithm": "star"}, "expected one of ring, recursive doubling, tree, found 'star'"),
+        ({"ranks": 1}, "expected between 2 and 16 ranks to be drawn, found 1"),
+        ({"size": 33}, "expected between 1 and 32 values a rank to be drawn, found 33"),
+        ({"values": 7}, "expected one array of numbers a rank"),
+        ({"values": [[1, 2], [3]]}, r"found arrays of \[1, 2\] values"),
+        ({"values": [[1], ["a"]]}, "found 'a' among them"),
+        ({"values": []}, "found 0"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_before_anything_runs(arguments, said):
+    with pytest.raises(UsageError, match=said):
+        ring(**arguments)
+
+
+def test_without_ranks_it_says_how_to_get_some(monkeypatch):
+    monkeypatch.setattr(ranks, "_session", None)
+    with pytest.raises(UsageError, match="%load_ext allranks"):
+        ring()
+
+
+def test_an_explainer_prints_as_text():
+    assert str(Explainer(told([[1], [2]]), Cluster)).startswith("ring allreduce of 1 int64")

@@ -1,0 +1,135 @@
+"""Where arrays go and by which transport, and what is said where something is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import util
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from allranks.collectives.gpu import api, place, seats
+from allranks.collectives.gpu.device import uuid_text
+from allranks.collectives.gpu.seats import Seat
+from allranks.collectives.reductions import ReduceOp
+from allranks.collectives.transports.nccl_types import wire
+from allranks.errors import MissingDependency, UsageError
+
+ONE, TWO = Seat(0, "0000:01:00.0", "GPU-1", 22703), Seat(0, "0000:02:00.0", "GPU-2", 22703)
+
+
+def test_a_gpu_for_each_rank_is_nccl():
+    assert seats.choose("", (0, 1), [ONE, TWO]) == "nccl"
+    assert seats.choose("", (0, 1), [ONE, ONE._replace(host=1)]) == "nccl"
+    assert seats.choose("", (3,), [ONE]) == "nccl"
+
+
+def test_a_shared_gpu_is_staged():
+    assert seats.choose("", (0, 1), [ONE, ONE]) == "staged"
+    assert seats.choose("staged", (0, 1), [ONE, TWO]) == "staged"
+
+
+def test_slices_of_one_gpu_are_one_to_nccl():
+    slices = [ONE._replace(uuid="MIG-1"), ONE._replace(uuid="MIG-2")]
+    assert seats.choose("", (0, 1), slices) == "staged"
+    with pytest.raises(UsageError, match="ranks 0–1 share slices of one GPU"):
+        seats.choose("nccl", (0, 1), slices)
+
+
+def test_nccl_that_cannot_be_says_why():
+    with pytest.raises(UsageError, match=r"ranks 2, 5 share one GPU \(GPU-1\)\. Leave transport="):
+        seats.choose("nccl", (2, 3, 5), [ONE, TWO, ONE])
+    without = TWO._replace(nccl=0, why="pip install it")
+    assert seats.choose("", (0, 1), [ONE, without]) == "staged"
+    with pytest.raises(UsageError, match=r"rank 1 has none \(pip install it\)"):
+        seats.choose("nccl", (0, 1), [ONE, without])
+    with pytest.raises(UsageError, match="versions differ: 22703, 23004"):
+        seats.choose("nccl", (0, 1), [ONE, TWO._replace(nccl=23004)])
+
+
+def test_a_seat_crosses_the_wire():
+    assert Seat.unpack(ONE._replace(why="no\nlibrary").pack()) == ONE._replace(why="no\nlibrary")
+
+
+def test_a_uuid_reads_as_the_drivers():
+    raw = bytes.fromhex("0123456789abcdef0123456789abcdef")
+    assert uuid_text(raw) == "GPU-01234567-89ab-cdef-0123-456789abcdef"
+    assert uuid_text(b"") == ""
+
+
+@pytest.mark.parametrize("device", ["/cpu:0", "/CPU:0", "cpu", "/device:CPU:0", "CPU:1"])
+def test_a_device_is_read_as_tensorflow_writes_it(device):
+    assert place.way("allreduce", None, device) == place.Way("cpu", "")
+
+
+def test_a_transport_between_hosts_takes_arrays_through_the_host():
+    assert place.way("allreduce", "mpi", "") == place.Way("cpu", "mpi")
+    assert place.way("allreduce", "staged", "/gpu:0") == place.Way("gpu", "staged")
+
+
+def test_every_dtype_has_its_way_over_the_wire():
+    names = [
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float32",
+        "float64",
+    ]
+    for name in names:
+        for op in (ReduceOp.Average, ReduceOp.Sum, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product):
+            assert wire(op, np.dtype(name)) is not None
+    assert wire(ReduceOp.Sum, np.dtype("float16")) is None
+    assert wire(ReduceOp.Product, np.dtype("complex64")) is None
+    found = wire(ReduceOp.Sum, np.dtype("complex128"))
+    assert found is not None
+    assert found.view(np.zeros(3, "complex128")).shape == (6,)
+
+
+def run(code: str, **more: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+PREFACE = "import numpy as np; from allranks.collectives.transports import loopback as l\n"
+PREFACE += "import allranks.collectives as c\n"
+TRY = "try: l.run(1, lambda: {})\nexcept Exception as e: print(type(e).__name__, e)"
+
+
+@pytest.mark.skipif(util.find_spec("cupy") is not None, reason="the package cupy is here")
+def test_without_cupy_a_gpus_path_says_how_to_get_it():
+    for call in ("c.allreduce(np.ones(2), device='/gpu:0')", "c.scatter(None, device='/gpu:0')"):
+        said = run(PREFACE + TRY.format(call))
+        assert said.startswith("MissingDependency arrays on a GPU need the package cupy")
+        assert "pip install 'allranks[cuda12]'" in said
+
+
+def test_without_nccls_library_its_path_says_how_to_get_it(monkeypatch):
+    for name in ("cupy", "cupy.cuda"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    nccl = ModuleType("cupy.cuda.nccl")
+    nccl.available = False
+    monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", nccl)
+    with pytest.raises(MissingDependency, match=r"libnccl\.so\.2.*pip install nvidia-nccl-cu12"):
+        api.load_nccl()
+
+
+def no_driver() -> bool:
+    """Whether the real cupy is here, and no GPU that it can use."""
+    if util.find_spec("cupy") is None:
+        return False
+    return "False" in run("import cupy; print(cupy.is_available())")
+
+
+@pytest.mark.skipif(not no_driver(), reason="needs the package cupy, and no GPU")
+def test_without_a_driver_a_gpus_path_says_so():
+    said = run(PREFACE + TRY.format("c.allreduce(np.ones(2), device='/gpu:0')"))
+    assert said.startswith("MissingDependency arrays on a GPU need NVIDIA's driver, and CUDA says")
+    assert "nvidia-smi" in said
+    assert run(PREFACE + "print(l.run(1, lambda: c.allreduce(2.0)))").strip() == "[2.0]"

@@ -1,0 +1,151 @@
+"""What pins a rank to its GPU, what is told of that GPU, and who is on it when memory runs out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from allranks.engine import pinning
+from allranks.engine.gpu import Gpu, GpuUse, is_out_of_memory
+from allranks.engine.gpu_memory import release
+
+FAKE = str(Path(__file__).resolve().parents[1] / "fakes" / "nvml")
+GIB = 2**30
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(FAKE)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+
+    def put(**gpu: object) -> None:
+        found = [{"uuid": "GPU-1", "slices": ["MIG-1"], **gpu}]
+        monkeypatch.setenv("ALLRANKS_FAKE_NVML", json.dumps(found))
+
+    yield put
+    sys.modules.pop("pynvml", None)
+
+
+def test_ranks_take_gpus_in_turn():
+    devices = ("GPU-a", "GPU-b")
+    pinned = [pinning.pinning(devices, local, 4)[1]["CUDA_VISIBLE_DEVICES"] for local in range(4)]
+    assert pinned == ["GPU-a", "GPU-b", "GPU-a", "GPU-b"]
+    assert pinning.pinning(devices, 1, 4)[0] == "cuda:0 (GPU-b)"
+    assert pinning.sharers(devices, 3, 5) == (1, 3)
+
+
+def test_ranks_on_one_gpu_get_their_share_of_its_memory():
+    alone = pinning.pinning(("GPU-a",), 0, 1)[1]
+    assert "CUPY_GPU_MEMORY_LIMIT" not in alone
+    assert alone["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+    shared = pinning.pinning(("GPU-a",), 1, 3)[1]
+    assert shared["CUPY_GPU_MEMORY_LIMIT"] == "30%"
+    assert shared["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    assert shared["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.30"
+
+
+def test_a_users_own_limits_stay():
+    environment = {"CUPY_GPU_MEMORY_LIMIT": "10%", "CUDA_VISIBLE_DEVICES": "0,1"}
+    pinning.apply(environment, pinning.pinning(("GPU-a",), 0, 2)[1])
+    assert environment["CUPY_GPU_MEMORY_LIMIT"] == "10%"
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-a"
+
+
+def test_ranks_without_gpus_see_none_where_none_are_wanted():
+    assert pinning.pinning((), 0, 2) == ("cpu", {})
+    assert pinning.pinning(("-1",), 1, 2) == ("cpu", {"CUDA_VISIBLE_DEVICES": "-1"})
+
+
+def test_the_launcher_says_which_rank_of_its_host_a_process_is():
+    of_two_hosts = {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+    assert pinning.local_place(of_two_hosts, 5, 8) == (1, 4)
+
+
+def test_on_a_single_host_the_rank_counts():
+    oversubscribed = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
+    assert pinning.local_place(oversubscribed, 2, 3) == (2, 3)
+    assert pinning.local_place({}, 5, 8) == (5, 8)
+
+
+def test_a_gpus_use_is_what_the_driver_tells(nvml):
+    nvml(used=3 * GIB, total=140 * GIB)
+    assert Gpu("cuda:0 (GPU-1)").use() == GpuUse(3 * GIB, 140 * GIB, 87, 54)
+    # A slice has memory of its own, and the thermometer is the whole GPU's.
+    assert Gpu("cuda:0 (MIG-1)").use() == GpuUse(3 * GIB, 140 * GIB, -1, 54)
+
+
+def test_without_a_gpu_or_a_driver_nothing_is_told(nvml, monkeypatch):
+    nvml()
+    assert Gpu("cpu").use() == GpuUse()
+    assert Gpu("cuda:0 (GPU-gone)").use() == GpuUse()
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert Gpu("cuda:0 (GPU-1)").use() == GpuUse()
+
+
+def test_running_out_of_memory_names_rank_gpu_and_who_else_is_there(nvml):
+    mine, other, unknown = 11, os.getpid(), 2**22 + 1
+    nvml(
+        used=139 * GIB,
+        total=140 * GIB,
+        processes=[[mine, 60 * GIB], [12, 70 * GIB], [other, GIB], [unknown, 0]],
+    )
+    said = Gpu("cuda:0 (GPU-1)").out_of_memory(2, mine, {12: 0, 13: 4})
+    assert said.startswith(
+        "rank 2 is out of memory on FAKE GPU (GPU-1): 139.0 GiB of 140.0 GiB are in use. "
+        "Also on it: rank 0 (70.0 GiB), "
+    )
+    assert f"pid {other} (1.0 GiB), pid {unknown}, rank 4." in said
+
+
+def test_alone_on_a_gpu_is_said(nvml):
+    nvml(processes=[[11, GIB]], total=GIB)
+    assert Gpu("cuda:0 (GPU-1)").out_of_memory(0, 11, {}).endswith("Nobody else is.")
+
+
+def test_every_librarys_out_of_memory_is_known():
+    def of(module: str, name: str, text: str = "") -> BaseException:
+        return type(name, (RuntimeError,), {"__module__": module})(text)
+
+    assert is_out_of_memory(of("cupy.cuda.memory", "OutOfMemoryError"))
+    assert is_out_of_memory(of("torch", "OutOfMemoryError"))
+    assert is_out_of_memory(of("tensorflow.python.framework.errors_impl", "ResourceExhaustedError"))
+    assert is_out_of_memory(of("jaxlib", "XlaRuntimeError", "RESOURCE_EXHAUSTED: Out of memory"))
+    assert not is_out_of_memory(of("jaxlib", "XlaRuntimeError", "INTERNAL: failed"))
+    assert not is_out_of_memory(MemoryError())
+
+
+def test_what_a_failed_cells_calls_held_is_let_go(monkeypatch):
+    freed: list[str] = []
+
+    class Pool:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def free_all_blocks(self) -> None:
+            freed.append(self.name)
+
+    class FakeCupy:
+        is_available = staticmethod(lambda: True)
+        get_default_memory_pool = staticmethod(lambda: Pool("gpu"))
+        get_default_pinned_memory_pool = staticmethod(lambda: Pool("pinned"))
+
+    class Array:
+        def __del__(self) -> None:
+            freed.append("array")
+
+    def cell() -> None:
+        array = Array()
+        raise ValueError(repr(array)[:0])
+
+    monkeypatch.setitem(sys.modules, "cupy", FakeCupy)
+    try:
+        cell()
+    except ValueError as error:
+        failed = error
+    assert freed == []
+    release(failed)
+    assert freed == ["array", "gpu", "pinned"]

@@ -1,0 +1,90 @@
+"""``import horovod`` finds allranks where there is no Horovod, and the real one where there is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from allranks.horovod import alias
+from allranks.horovod.common import util
+
+
+def python(source: str, **env: str) -> str:
+    answer = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, env={**os.environ, **env}
+    )
+    return answer.stdout + answer.stderr.splitlines()[-1] if answer.stderr else answer.stdout
+
+
+def test_one_import_makes_the_name_known():
+    said = python("import allranks.horovod, horovod; print(horovod is allranks.horovod)")
+    assert said == "True\n"
+
+
+def test_a_real_horovod_is_never_shadowed(tmp_path):
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "__init__.py").write_text("real = True")
+    source = "import allranks.horovod, horovod; print(horovod.real)\nimport horovod.tensorflow"
+    said = python(source, PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    assert said.startswith("True\n")
+    assert said.endswith("No module named 'horovod.tensorflow'")
+
+
+def test_it_can_be_switched_off():
+    said = python("import allranks.horovod, horovod", ALLRANKS_HOROVOD="off")
+    assert said.endswith("No module named 'horovod'")
+
+
+def test_other_frameworks_are_said_not_to_be_here():
+    said = python("import allranks.horovod, horovod.torch")
+    assert "found horovod.torch, which is for PyTorch" in said
+
+
+def test_parts_of_horovod_have_their_places():
+    from_common = "from horovod.common.exceptions import HorovodInternalError as E"
+    said = python(f"import allranks.horovod\n{from_common}\nprint(E.__mro__[1].__name__)")
+    assert said == "RuntimeError\n"
+    assert alias.place_of("horovod.keras.callbacks") == "allranks.tensorflow.keras.callbacks"
+    assert alias.place_of("horovodrun") is None
+
+
+def test_a_script_is_run_as_it_is(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import sys, horovod\nprint(__name__, sys.argv[1:], horovod.__version__)")
+    ended = subprocess.run(
+        [sys.executable, "-m", "allranks.horovod", script, "--lr", "1"],
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stdout == "__main__ ['--lr', '1'] 0.28.1\n"
+
+
+def test_a_script_that_is_not_there_is_named():
+    ended = subprocess.run(
+        [sys.executable, "-m", "allranks.horovod", "none.py"], capture_output=True, text=True
+    )
+    assert "expected a script, found 'none.py'" in ended.stderr
+
+
+def test_the_environment_is_put_back(monkeypatch):
+    monkeypatch.setenv("ALLRANKS_A", "old")
+    with util.env(ALLRANKS_A=None, ALLRANKS_B="new"):
+        assert "ALLRANKS_A" not in os.environ
+        assert os.environ["ALLRANKS_B"] == "new"
+    assert os.environ["ALLRANKS_A"] == "old"
+    assert "ALLRANKS_B" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("items", "parts", "cut"), [([1, 2, 3, 4, 5], 2, [[1, 2, 3], [4, 5]]), ([1], 2, [[1], []])]
+)
+def test_a_list_is_cut_evenly(items, parts, cut):
+    assert util.split_list(items, parts) == cut
+
+
+def test_versions_compare_by_their_numbers():
+    assert util.is_version_greater_equal_than("2.21.0-rc1", "2.16.0")
+    assert not util.is_version_greater_equal_than("2.9", "2.16.0")
