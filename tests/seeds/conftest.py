@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,11 +52,17 @@ def said(cell: Cell, pattern: str) -> list[str]:
     return re.findall(pattern, cell.text)
 
 
+def need_packages() -> None:
+    """Skips a test where a package is missing that its script needs; imports none of them."""
+    for package, extra in (("tensorflow", "tensorflow"), ("sklearn", "lab")):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"no {package}: pip install 'allranks[{extra}]'")
+
+
 @pytest.fixture(scope="module")
 def new_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ranks]]:
     """Starts one set of ranks after the other, ``new_ranks(2, ALLRANKS_TENSORFLOW="1")``."""
-    pytest.importorskip("tensorflow", reason="no TensorFlow: pip install 'allranks[tensorflow]'")
-    pytest.importorskip("sklearn", reason="no scikit-learn: pip install 'allranks[lab]'")
+    need_packages()
     opened: list[Kernel] = []
 
     def start(size: int, **env: str | None) -> Ranks:
