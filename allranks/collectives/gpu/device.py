@@ -94,7 +94,12 @@ class Device:
     def mark(self) -> Event:
         """An event behind all that the caller's stream holds now."""
         if self._held:
-            self._held = [it for it in self._held if not all(map(self.happened, it[0]))]
+            # Where no events could be recorded the GPU has failed: these are kept for ever.
+            self._held = [
+                (events, call)
+                for events, call in self._held
+                if not events or not all(map(self.happened, events))
+            ]
         event: Event = self.cupy.cuda.Event(disable_timing=True)
         event.record(self.cupy.cuda.get_current_stream())
         return event

@@ -1,7 +1,7 @@
 """What the transports of GPUs promise beside the contract: who is chosen, and how calls are left.
 
-Runs on GPUs, and where there are none on the fake cupy of tests/fakes, which is named as such in
-the header; tests that break something on purpose need the fake.
+Runs on GPUs, and where there are none on the FAKE cupy of tests/fakes; tests that break something
+on purpose need the fake.
 """
 
 from __future__ import annotations
