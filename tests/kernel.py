@@ -161,12 +161,12 @@ class Kernel:
         self._cells[msg_id] = cell
         return cell
 
-    def complete(self, source: str, timeout: float = 10) -> list[str]:
+    def complete(self, source: str, timeout: float = 60) -> list[str]:
         """Returns the completions at the end of ``source``."""
         reply = self._client.complete(source, reply=True, timeout=timeout)
         return list(reply["content"]["matches"])
 
-    def inspect(self, source: str, timeout: float = 10) -> str:
+    def inspect(self, source: str, timeout: float = 60) -> str:
         """Returns what ``?`` shows for the name at the end of ``source``, or ''."""
         reply = self._client.inspect(source, reply=True, timeout=timeout)
         return str(reply["content"].get("data", {}).get("text/plain", ""))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _ASK_BEFORE_SECONDS = 0.6
 _ASKED_AT_ONCE = 8
+_ARRIVING_SECONDS = 0.3
 
 
 class Watch:
@@ -56,7 +57,9 @@ class Watch:
         if left and (call.ordered or len(left) == len(wanted)):
             if call.left_at < 0:
                 call.left_at = waited
-            if waited - call.left_at >= call.grace:
+            # Others may be about to arrive, or to leave: then the report names them all.
+            arriving = 0.0 if len(left) == len(wanted) else _ARRIVING_SECONDS
+            if waited - call.left_at >= max(call.grace, arriving):
                 _, rank, why = min(left)
                 raise RankLeft(self._left_text(call, rank, why))
         if missing:
