@@ -41,6 +41,7 @@ class Early:
         self._trials: dict[int, Any] = {}
         self._last: dict[int, int] = {}
         pruners = optuna.pruners
+        pruner: optuna.pruners.BasePruner
         if kind == "halving":
             resource = "auto" if grace is None else grace
             pruner = pruners.SuccessiveHalvingPruner(min_resource=resource, reduction_factor=3)
