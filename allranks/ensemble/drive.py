@@ -158,7 +158,8 @@ class Drive:
         for _ in range(presses):
             self._press(crew)
         self._grant(crew)
-        if self.ledger.problem is not None:
+        if self.ledger.problem is not None and not self.ledger.closed:
+            self.ledger.closed = True
             self._stop_all(crew)
         if self.cluster.state == "running" and not crew.dying():
             self._interrupt_late(crew)
@@ -203,9 +204,6 @@ class Drive:
         self._presses += 1
         self.ledger.closed = True
         if self._presses == 1:
-            for slot in crew.busy():
-                if slot.member in self.ledger.why:  # it has not listened to the first one
-                    crew.interrupt(slot)
             self._stop_all(crew)
         elif self.cluster.state == "running":
             pending = [rank for slot in crew.busy() for rank in slot.ranks]

@@ -34,6 +34,7 @@ from allranks.widgets.dashboard.numbers import seconds
 from allranks.widgets.ensemble.view import EnsembleView
 
 _ESTIMATE_SECONDS = 1.0
+_AGAIN_SECONDS = 5.0
 
 
 class Ledger:
@@ -73,6 +74,7 @@ class Ledger:
         #: Why nothing more can be kept.
         self.problem: UsageError | None = None
         self._results: dict[int, tuple[Result, list[bytes]]] = {}
+        self._interrupted: dict[int, float] = {}
         self._taken: list[float] = []
         self._wanted = runs.metric()
         self._estimated = (0.0, "")
@@ -265,10 +267,16 @@ class Ledger:
         return self.counts() + (f"; {said} left" if said else "")
 
     def interrupt(self, crew: Crew, slot: Slot, why: str) -> None:
-        """Interrupts a member once; ``why`` says what becomes of it."""
-        if slot.member is not None and slot.member not in self.why:
-            self.why[slot.member] = why
-            crew.interrupt(slot)
+        """Interrupts a member; ``why`` says what becomes of it.
+
+        Where it was before, and goes on all the same, it is again: a library may have caught that.
+        """
+        now = time.monotonic()
+        if slot.member is None or now - self._interrupted.get(slot.cell, 0.0) < _AGAIN_SECONDS:
+            return
+        self.why.setdefault(slot.member, why)
+        self._interrupted[slot.cell] = now
+        crew.interrupt(slot)
 
 
 def _own(slot: Slot, reports: Sequence[Report]) -> list[Report]:

@@ -157,8 +157,10 @@ def test_members_are_added_and_stopped_from_the_panel(sweep, lab):
     table = sweep(pause=0.1)
     table.nth(23).get_by_role("button", name="stop member 23").click()
     expect(table.nth(23)).to_have_attribute("data-state", "stopped", timeout=10_000)
+    # It imports first, for a while: what it logs says that it runs.
+    expect(table.nth(0).locator("td").nth(4)).to_have_text(re.compile(r"\d"), timeout=60_000)
     table.nth(0).get_by_role("button", name="stop member 0").click()
-    expect(table.nth(0)).to_have_attribute("data-state", "stopped", timeout=10_000)
+    expect(table.nth(0)).to_have_attribute("data-state", "stopped", timeout=30_000)
 
     field = lab.output(1).get_by_role("textbox", name="values of members to add")
     field.fill("lr=0.3 seed=")
