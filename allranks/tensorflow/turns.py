@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 from allranks import collectives
 from allranks.collectives import ProcessSet
 from allranks.collectives.interrupts import ear
+from allranks.collectives.world import World, current
 from allranks.errors import CollectiveMismatch
 
 _LOOK_SECONDS = 0.05
@@ -86,12 +88,14 @@ class Turns:
         return self._named is not None and self._named not in self._ready
 
 
-_turns: dict[int | None, Turns] = {}
+_turns: WeakKeyDictionary[World, dict[int | None, Turns]] = WeakKeyDictionary()
+"""By world as well: the members of an ensemble have worlds of their own, which count anew."""
 
 
 def of(process_set: ProcessSet) -> Turns:
     """The turns of a process set's members."""
-    return _turns.setdefault(process_set.process_set_id, Turns(process_set))
+    here = _turns.setdefault(current(), {})
+    return here.setdefault(process_set.process_set_id, Turns(process_set))
 
 
 def forget() -> None:
