@@ -22,13 +22,13 @@ SETTING = "ALLRANKS_HOROVOD"
 
 #: Where the parts of Horovod are found; what lies below one of them is found below its place.
 PLACES = {
-    "horovod.tensorflow.compression": "allranks.tensorflow",
     "horovod.tensorflow.functions": "allranks.tensorflow",
     "horovod.tensorflow.mpi_ops": "allranks.tensorflow",
     "horovod.tensorflow.sync_batch_norm": "allranks.tensorflow",
-    "horovod.tensorflow.util": "allranks.tensorflow",
     "horovod.tensorflow": "allranks.tensorflow",
     "horovod.keras": "allranks.tensorflow.keras",
+    "horovod.common.elastic": "allranks.tensorflow.elastic",
+    "horovod.common.process_sets": "allranks.collectives",
     "horovod.runner": "allranks.horovod",
     "horovod": "allranks.horovod",
 }
