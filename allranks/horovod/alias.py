@@ -43,6 +43,10 @@ _ELSEWHERE = {
 _OLD_SCRIPTS = ("horovod.tensorflow", "horovod.keras")
 
 
+class NotHere(MissingDependency, ModuleNotFoundError):
+    """A part of Horovod that is not to be had in this process; who asks if it is there hears no."""
+
+
 class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds ``horovod`` and what is below it in allranks.
 
@@ -63,13 +67,13 @@ class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         top = ".".join(name.split(".")[:2])
         if top in _ELSEWHERE:
-            raise MissingDependency(
+            raise NotHere(
                 f"allranks has Horovod's functions for TensorFlow and Keras, found {name}, which "
                 f"is for {_ELSEWHERE[top]}. For arrays of any kind there are: "
                 "from allranks.collectives import allreduce, broadcast"
             )
         if top in _OLD_SCRIPTS and self.in_notebook:
-            raise MissingDependency(
+            raise NotHere(
                 f"{name} runs on ranks, and this is the notebook. "
                 "Begin the cell with: %%distributed"
             )
