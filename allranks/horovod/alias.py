@@ -22,13 +22,13 @@ SETTING = "ALLRANKS_HOROVOD"
 
 #: Where the parts of Horovod are found; what lies below one of them is found below its place.
 PLACES = {
-    "horovod.tensorflow.compression": "allranks.tensorflow",
     "horovod.tensorflow.functions": "allranks.tensorflow",
     "horovod.tensorflow.mpi_ops": "allranks.tensorflow",
     "horovod.tensorflow.sync_batch_norm": "allranks.tensorflow",
-    "horovod.tensorflow.util": "allranks.tensorflow",
     "horovod.tensorflow": "allranks.tensorflow",
     "horovod.keras": "allranks.tensorflow.keras",
+    "horovod.common.elastic": "allranks.tensorflow.elastic",
+    "horovod.common.process_sets": "allranks.collectives",
     "horovod.runner": "allranks.horovod",
     "horovod": "allranks.horovod",
 }
@@ -41,6 +41,10 @@ _ELSEWHERE = {
 }
 #: Scripts that come by the name horovod were written for an older TensorFlow.
 _OLD_SCRIPTS = ("horovod.tensorflow", "horovod.keras")
+
+
+class NotHere(MissingDependency, ModuleNotFoundError):
+    """A part of Horovod that is not to be had in this process; who asks if it is there hears no."""
 
 
 class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -63,13 +67,13 @@ class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         top = ".".join(name.split(".")[:2])
         if top in _ELSEWHERE:
-            raise MissingDependency(
+            raise NotHere(
                 f"allranks has Horovod's functions for TensorFlow and Keras, found {name}, which "
                 f"is for {_ELSEWHERE[top]}. For arrays of any kind there are: "
                 "from allranks.collectives import allreduce, broadcast"
             )
         if top in _OLD_SCRIPTS and self.in_notebook:
-            raise MissingDependency(
+            raise NotHere(
                 f"{name} runs on ranks, and this is the notebook. "
                 "Begin the cell with: %%distributed"
             )

@@ -42,5 +42,14 @@ def test_training_on_ranks_is_training_on_the_joined_batch() -> None:
     passes(2, "tf_ops", "tf_training")
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_callbacks_states_and_layers_of_keras(ranks: int) -> None:
+    passes(ranks, "tf_keras")
+
+
+def test_older_lines_are_mended() -> None:
+    passes(1, "tf_older")
+
+
 def test_mistakes_in_graphs_end_with_the_right_error() -> None:
     passes(2, "tf_mistakes")

@@ -32,7 +32,9 @@ class Ranks:
         self.kernel = kernel
         loaded = kernel.run("%load_ext allranks")
         assert loaded.status == "ok", loaded.text
-        begin = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        begin = (
+            f"import sys\nprint('tensorflow' in sys.modules)\nsys.path.insert(0, {str(ROOT)!r})\n"
+        )
         begin += "from tests.seeds import digits\ndigits.use()\ndel sys.path[0]"
         self.start = kernel.run(f"%%distributed -n {size} --preload tensorflow\n{begin}", 120)
         assert self.start.status == "ok", self.start.text

@@ -35,6 +35,10 @@ def without_gpu(ranks: Ranks) -> bool:
     return "ranks 0–1 → 0" in cell.text
 
 
+def test_tensorflow_is_there_before_the_first_cell(two):
+    assert "ranks 0–1 │ True\n" in two.start.text
+
+
 def test_ranks_and_their_gpus_are_listed(two):
     cell = two.run("list_gpus")
     for rank in range(2):

@@ -41,6 +41,8 @@ def test_it_can_be_switched_off():
 def test_other_frameworks_are_said_not_to_be_here():
     said = python("import allranks.horovod, horovod.torch")
     assert "found horovod.torch, which is for PyTorch" in said
+    asked = "import allranks.horovod\ntry:\n    import horovod.torch\nexcept ModuleNotFoundError:\n"
+    assert python(asked + "    print('no')") == "no\n"
 
 
 def test_parts_of_horovod_have_their_places():

@@ -6,17 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
-import allranks.collectives as c
-import allranks.tensorflow.keras as hvd
-from allranks.engine import metrics
-from allranks.errors import CollectiveMismatch, UsageError
-from allranks.tensorflow import elastic, pinning
+tf = pytest.importorskip("tensorflow", reason="no TensorFlow: pip install 'allranks[tensorflow]'")
+import keras  # noqa: E402
 
+import allranks.collectives as c  # noqa: E402
+import allranks.tensorflow.keras as hvd  # noqa: E402
+from allranks.engine import metrics  # noqa: E402
+from allranks.errors import CollectiveMismatch, UsageError  # noqa: E402
+from allranks.tensorflow import elastic, pinning  # noqa: E402
+
+# Keras' own, where it saves a model with numpy 2.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 RANK, SIZE = c.rank(), c.size()
 
 

@@ -35,7 +35,7 @@ K.set_session(tf.Session(config=config))
 (x_train, y_train), (x_test, y_test) = cifar10.load_data()
 x_train, x_test = x_train.astype("float32") / 255, x_test.astype("float32") / 255
 y_train, y_test = to_categorical(y_train, 10), to_categorical(y_test, 10)
-x_train, y_train = x_train[hvd.rank() :: size], y_train[hvd.rank() :: size]
+train = tf.data.Dataset.from_tensor_slices((x_train, y_train)).repeat().shuffle(1500)
 
 model = Sequential()
 model.add(Conv2D(8, (3, 3), strides=2, padding="same", input_shape=(32, 32, 3)))
@@ -74,10 +74,8 @@ if hvd.rank() == 0:
 
 # Change 7: each process takes its part of the steps of an epoch
 model.fit(
-    x_train,
-    y_train,
-    batch_size=args.batch_size,
-    steps_per_epoch=len(x_train) // args.batch_size,
+    train.batch(args.batch_size),
+    steps_per_epoch=(len(x_train) // args.batch_size) // size,
     epochs=args.epochs,
     callbacks=callbacks,
     verbose=0,
