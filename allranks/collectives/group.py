@@ -128,7 +128,9 @@ class Group:
     def missing(self, call: Call) -> tuple[int, ...]:
         """The ranks that have not arrived where this one is."""
         if self.channel is None:
-            return self.world.missing_by_messages(self, call)
+            # Once data moves everybody has arrived; who has not finished is no reason to suspect
+            # that ranks wait for each other.
+            return () if call.moving else self.world.missing_by_messages(self, call)
         return tuple(self.ranks[index] for index in self.channel.behind())
 
     def unfinished(self, call: Call) -> tuple[int, ...]:

@@ -44,6 +44,12 @@ def test_a_mismatch_across_hosts_leaves_the_epoch_clean():
     assert c.epoch() == before
 
 
+def test_a_long_transfer_between_hosts_is_no_deadlock():
+    for _ in range(3):
+        found = c.allreduce(np.ones(8_000_000), c.Sum)
+        assert found[0] == found[-1] == c.size()
+
+
 def test_a_rank_of_another_host_that_left_is_named():
     def fails():
         if c.rank() == c.size() - 1:

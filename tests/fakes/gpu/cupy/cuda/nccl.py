@@ -88,7 +88,7 @@ class NcclCommunicator:
             self.ranks = self._meet(np.zeros(members, int), root).tolist()
         else:
             self.ranks = [_world.Get_rank()]
-        self.dead = False
+        self.dead = self.used = False
 
     def _meet(self, into, source):
         request = _world.Irecv(into, source, self.tag)
@@ -104,7 +104,9 @@ class NcclCommunicator:
         assert not self.dead, "aborted twice"
         self.dead = True
         aborted.append(self.tag)
-        _queue.drop(self)
+        if self.used:
+            # One that was made too late is ended by the thread that made it, and never used.
+            _queue.drop(self)
 
     def allReduce(self, send, recv, n, dtype, op, stream):
         self._reduce("allReduce", send, recv, n, dtype, op, range(self.members), stream)
@@ -215,7 +217,7 @@ class NcclCommunicator:
                 return None
             return _queue._AGAIN
 
-        work.owner = self
+        work.owner, self.used = self, True
         _queue.push(work, _queue.stream_of(stream))
 
 
