@@ -1,16 +1,20 @@
 """Runs a notebook without a browser and prints what each cell says as soon as it has ended.
 
 python notebooks/run.py notebooks/01_ranks.ipynb
+python notebooks/run.py --write notebooks/01_ranks.ipynb    # keeps what they say in the file
 
-Exits with 1 as soon as a cell fails, as "Run all" stops there.
+Exits with 1 as soon as a cell fails, as "Run all" stops there; nothing is written then.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import re
+import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
@@ -18,17 +22,24 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+EMBEDDED = re.compile(r"(data:[^\"']*)")
+LOGS = re.compile(r"[^\s<>]*/(?=allranks/\d{8}-\d{6}-\w+)")
 
 
-def run(path: Path, timeout: float) -> int:
+def run(path: Path, timeout: float, write: bool = False) -> int:
     """Runs the notebook's cells in order, and returns the process's exit status."""
     notebook = nbformat.read(path, as_version=4)
+    metadata = copy.deepcopy(notebook.metadata)
     client = NotebookClient(
         notebook,
         timeout=timeout,
         kernel_name="python3",
         # Every start warns that 127.0.0.1 is not encrypted: nothing that a reader could act on.
         extra_arguments=["--IPKernelApp.log_level=40"],
+        # What a reader does not see stays out of the file.
+        record_timing=False,
+        store_widget_state=False,
+        coalesce_streams=True,
         resources={"metadata": {"path": str(path.parent)}},
     )
     with client.setup_kernel():
@@ -47,7 +58,32 @@ def run(path: Path, timeout: float) -> int:
                 say(said(cell))
                 return fail(f"{path}: {error}")
             say(said(cell))
+    if write:
+        notebook.metadata = metadata
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                cell.outputs = [anonymous(output) for output in cell.outputs]
+        nbformat.write(notebook, path)
     return 0
+
+
+def anonymous(value: Any) -> Any:
+    """An output, or a part of one, without this host's name and this user's folders."""
+    if isinstance(value, dict):
+        parts = ((k, v if k.startswith("image/") else anonymous(v)) for k, v in value.items())
+        return type(value)(parts)
+    if isinstance(value, list):
+        return [anonymous(part) for part in value]
+    if not isinstance(value, str):
+        return value
+    pieces = EMBEDDED.split(value)
+    return "".join(piece if EMBEDDED.match(piece) else anonymous_text(piece) for piece in pieces)
+
+
+def anonymous_text(text: str) -> str:
+    """A text that names a laptop, whatever host it came from."""
+    text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "laptop", text)
+    return LOGS.sub("~/.local/state/", text).replace(str(Path.home()), "~")
 
 
 def headings(markdown: str) -> str:
@@ -94,11 +130,12 @@ def main() -> int:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("notebook", type=Path)
+    parser.add_argument("--write", action="store_true", help="write the outputs into the file")
     parser.add_argument("--timeout", type=float, default=600, help="seconds a cell (600)")
     options = parser.parse_args()
     if not options.notebook.is_file():
         parser.error(f"there is no notebook {options.notebook}")
-    return run(options.notebook, options.timeout)
+    return run(options.notebook, options.timeout, options.write)
 
 
 if __name__ == "__main__":

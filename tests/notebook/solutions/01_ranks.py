@@ -1,0 +1,15 @@
+# %% 1
+most = allreduce(np.bincount(labels, minlength=10).max(), op=Max)
+
+# %% 2
+ink = np.bincount(labels, weights=images.sum(axis=(1, 2)), minlength=10)
+inkiest = (allreduce(ink, op=Sum) / allreduce(np.bincount(labels, minlength=10), op=Sum)).argmax()
+
+# %% left-behind
+import json
+
+left = {
+    "counts": [counts.tolist() for counts in all_counts],
+    "means": [all_means[r].tolist() for r in sorted(all_means)],
+}
+print(json.dumps(left))
