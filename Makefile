@@ -1,6 +1,6 @@
 # Everything is run from .venv, which these targets make and keep up to date by themselves.
 #
-#   make lab     JupyterLab on the first lab
+#   make lab     JupyterLab on the first lab; LAB=02_allreduce chooses another
 #   make demo    the same lab without a browser, printing what each rank said
 #   make test    every check and every test
 #   make test-gpu   what needs a GPU; CUDA=cuda13 where the driver is for CUDA 13
@@ -11,7 +11,8 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 
-LAB := notebooks/01_ranks.ipynb
+LAB ?= 01_ranks
+NOTEBOOK = notebooks/$(basename $(notdir $(LAB))).ipynb
 VENV := .venv
 MPICH := .venv-mpich
 BIN := $(VENV)/bin
@@ -32,10 +33,10 @@ help:
 
 lab: $(VENV)/.lab
 	$(BIN)/python -m jupyterlab $(ALLOW_ROOT) --ServerApp.root_dir=. \
-	    --LabApp.default_url=/lab/tree/$(LAB) $(LAB_ARGS)
+	    --LabApp.default_url=/lab/tree/$(NOTEBOOK) $(LAB_ARGS)
 
 demo: $(VENV)/.lab
-	$(BIN)/python notebooks/run.py $(LAB)
+	$(BIN)/python notebooks/run.py $(NOTEBOOK)
 
 test: lint types contract browser $(MPICH)/.made
 	ALLRANKS_TEST_PYTHONS=$(abspath $(MPICH)/bin/python) $(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -89,7 +90,7 @@ clean:
 # One stamp for each set of packages: a changed pyproject.toml or constraints.txt installs again.
 
 $(VENV)/.test: EXTRAS = lab,tensorflow,early,test,dev
-$(VENV)/.lab: EXTRAS = lab
+$(VENV)/.lab: EXTRAS = lab,tensorflow
 $(VENV)/.gpu-$(CUDA): EXTRAS = test,$(CUDA)
 
 $(VENV)/.lab $(VENV)/.test $(VENV)/.gpu-$(CUDA): $(VENV)/.made pyproject.toml constraints.txt

@@ -25,7 +25,7 @@ CHANGES = (
 )
 """What differs: logs, hosts, processes, versions, memory, time, and the cells' numbers."""
 
-LATE = re.compile(r"^[^\n]* · [^\n]*(has waited|is at)[^\n]*\n?", re.MULTILINE)
+LATE = re.compile(r"^[^\n]* · [^\n]*(has waited|waits in|is at)[^\n]*\n?", re.MULTILINE)
 """A busy machine may say that a rank is late."""
 
 
