@@ -10,16 +10,19 @@ from __future__ import annotations
 import importlib.util
 import statistics
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks import frontend, machine, results
+from benchmarks import frontend, machine, report, results
 from benchmarks.frontend import FrontEnd
 
-SIZES = (2, 4)
-STUDENTS = (1, 3)
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "teaching.md"
+CLASSES = ((1, 2), (3, 2), (1, 4))
+"""How many students, and how many ranks each."""
 DIGITS = """%%distributed
 import numpy as np
 import matplotlib.pyplot as plt
@@ -27,23 +30,31 @@ from sklearn.datasets import load_digits
 digits = load_digits()
 """
 TENSORFLOW = "%%distributed\nimport tensorflow as tf"
-STEPS = {"started": None, "digits": DIGITS, "tensorflow": TENSORFLOW}
+STEPS = {"started": "", "digits": DIGITS, "tensorflow": TENSORFLOW, "preloaded": TENSORFLOW}
 WORDS = {
     "started": "ranks started",
-    "digits": "numpy, matplotlib, scikit-learn imported on every rank",
+    "digits": "numpy, matplotlib, scikit-learn on every rank",
     "tensorflow": "and TensorFlow",
+    "preloaded": "TensorFlow, with `--preload tensorflow`",
 }
+LIGHT, HEAVY = ("started", "digits"), ("tensorflow",)
 _SETTLE_SECONDS, _WATCHED_SECONDS = 1.0, 5.0
 
 
 def main() -> None:
-    """Measures, writes ``results/students.json`` and prints its table."""
+    """Measures, writes ``results/students.json`` and the table of docs/teaching.md."""
     described = machine.describe()
-    steps = [step for step in STEPS if step != "tensorflow" or _has_tensorflow()]
-    samples = [
-        sample for n in SIZES for students in STUDENTS for sample in _class(n, students, steps)
-    ]
-    print(table(results.write("students", described, {"samples": samples})))
+    heavy = importlib.util.find_spec("tensorflow") is not None
+    samples = []
+    for students, n in CLASSES:
+        samples += _class(students, n, "", LIGHT + HEAVY if heavy else LIGHT)
+        if heavy:
+            samples += _class(students, n, "--preload tensorflow", ("preloaded",))
+    result = results.write("students", described, {"samples": samples})
+    measured_on = f"Measured {result['date']} on {machine.sentence(described)}."
+    figures = f"{table(result)}\n\n{measured_on}"
+    PAGE.write_text(report.insert(PAGE.read_text(), figures))
+    print(figures)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -58,12 +69,12 @@ def table(result: dict[str, Any]) -> str:
     return "What one of several students takes, kernel and all.\n\n" + results.markdown(head, rows)
 
 
-def _class(n: int, students: int, steps: list[str]) -> list[dict[str, Any]]:
+def _class(students: int, n: int, options: str, steps: Iterable[str]) -> list[dict[str, Any]]:
     with ExitStack() as stack:
         ends = [stack.enter_context(frontend.front_end()) for _ in range(students)]
         for end in ends:
             end.do(frontend.LOAD)
-            end.do(frontend.START.format(n=n))
+            end.do(f"{frontend.START.format(n=n)} {options}")
         return [_measure(ends, n, step) for step in steps]
 
 
@@ -93,10 +104,6 @@ def _processes(end: FrontEnd) -> list[psutil.Process]:
 
 def _cpu_seconds(processes: list[psutil.Process]) -> float:
     return sum(statistics.fsum(process.cpu_times()[:2]) for process in processes)
-
-
-def _has_tensorflow() -> bool:
-    return importlib.util.find_spec("tensorflow") is not None
 
 
 if __name__ == "__main__":
