@@ -138,7 +138,7 @@ def _through_block(call: Call, plan: Plan, channel: Channel, array: Array, out: 
         _wait(call, channel)
     group.compare(call, plan.fingerprint)
     if plan.pair is not None:
-        plan.pair(parts[0], parts[1], out)
+        plan.pair(parts[0], parts[1], out=out)
     else:
         plan.how.combine(parts, out)
 

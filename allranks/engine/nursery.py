@@ -70,6 +70,7 @@ class Nursery:
         self.door.listen(self.config.size + 8)
         try:
             self._launch(address)
+            processes.share_cores(self.config.size)
             for name in _IMPORTS:
                 importlib.import_module(name)
             self._preload()

@@ -31,6 +31,17 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def share_cores(ranks: int) -> str:
+    """Limits numeric libraries to one rank's share of this host's cores; returns the number.
+
+    They read ``OMP_NUM_THREADS`` as they are loaded: what is loaded before a fork needs it there.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    share = str(max(1, (cores or 1) // ranks))
+    os.environ.setdefault("OMP_NUM_THREADS", share)
+    return share
+
+
 def close_all_but(kept: set[int]) -> None:
     """Closes every descriptor of this process except those."""
     highest = max([int(name) for name in os.listdir("/dev/fd") if name.isdigit()], default=255)

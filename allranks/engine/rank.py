@@ -14,7 +14,7 @@ from typing import Any
 
 from allranks import collectives
 from allranks.collectives.totals import Totals
-from allranks.engine import metrics, namespace, pinning
+from allranks.engine import metrics, namespace, pinning, processes
 from allranks.engine.cell import CellRunner, ignore_interrupt
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.ipengine import RankEngine
@@ -189,9 +189,7 @@ def log_path(config: NurseryConfig, rank: int) -> str:
 
 def _pin(config: NurseryConfig, rank: int) -> str:
     """Shows this process its own GPU only, before anything can open CUDA; returns its name."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    share = str(max(1, (cores or 1) // config.size))
-    os.environ.setdefault("OMP_NUM_THREADS", share)
+    share = processes.share_cores(config.size)
     # TensorFlow's own threads: without these every rank makes one a core, twice.
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", share)
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")

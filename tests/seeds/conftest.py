@@ -40,12 +40,12 @@ class Ranks:
         assert self.start.status == "ok", self.start.text
 
     def run(self, name: str) -> Cell:
-        """Runs a script in a cell, as it is."""
-        return self.cell(source(name))
+        """Runs a script in a cell, as it is; what several ranks say alike is there from each."""
+        return self.cell(source(name), "--no-fold")
 
-    def cell(self, text: str) -> Cell:
+    def cell(self, text: str, options: str = "") -> Cell:
         """Runs a cell on all ranks."""
-        return self.kernel.run(f"%%distributed\n{text}", 200)
+        return self.kernel.run(f"%%distributed {options}\n{text}", 200)
 
 
 def said(cell: Cell, pattern: str) -> list[str]:

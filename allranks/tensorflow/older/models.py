@@ -29,6 +29,8 @@ def mend() -> None:
     def fit_generator(
         self: Any, generator: Any, steps_per_epoch: int | None = None, epochs: int = 1, **rest: Any
     ) -> Any:
+        # A generator shuffles what it yields itself, or not at all.
+        rest = {**rest, "shuffle": False}
         return fit(self, generator, steps_per_epoch=steps_per_epoch, epochs=epochs, **rest)
 
     def evaluate_generator(self: Any, generator: Any, steps: int | None = None, **rest: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-_BACKEND = ("get_value", "set_value", "constant", "name_scope", "learning_phase")
+_BACKEND = ("get_value", "constant", "name_scope", "learning_phase")
 
 
 def mend() -> None:
@@ -28,6 +28,7 @@ def mend() -> None:
             if not hasattr(backend, name) and hasattr(tf.keras.backend, name):
                 setattr(backend, name, getattr(tf.keras.backend, name))
         backend.set_session = _set_session
+        backend.set_value = _set_value
 
 
 def _fall_back(module: ModuleType, older: ModuleType) -> None:
@@ -40,6 +41,11 @@ def _fall_back(module: ModuleType, older: ModuleType) -> None:
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
     vars(module)["__getattr__"] = find
+
+
+def _set_value(variable: Any, value: Any) -> None:
+    """Gives a variable of TensorFlow or Keras a value."""
+    variable.assign(value)
 
 
 def _set_session(session: Any) -> None:
