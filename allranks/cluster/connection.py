@@ -21,6 +21,7 @@ from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
 from allranks.records.wire import Answer, Ask, Hello, Output, Record, Reply, Result
 
 _START_SECONDS = 60.0
+_PRELOAD_SECONDS = 120.0
 _ASK_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 
@@ -91,6 +92,8 @@ class Connection:
         # Runs when the kernel exits, too.
         self._finalizer = weakref.finalize(self, _end, nursery, self._wire, self._session_dir)
         deadline = time.monotonic() + _START_SECONDS + self.size
+        if self._config.preload:
+            deadline += _PRELOAD_SECONDS
         try:
             with self.inbox.hearing_interrupts():
                 while len(self.hellos) < self.size:

@@ -82,9 +82,14 @@ class CellRunner:
         if isinstance(value, _NOT_OUR_FRAMES):
             without_own_frames(tb)
         without_middle(tb)
-        lines: list[str] = shell.InteractiveTB.structured_traceback(
-            etype, value, tb, tb_offset=tb_offset
-        )
+        # The cell has ended: an interrupt that comes now would end its report.
+        before = signal.signal(signal.SIGINT, ignore_interrupt)
+        try:
+            lines: list[str] = shell.InteractiveTB.structured_traceback(
+                etype, value, tb, tb_offset=tb_offset
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
         self._keep_traceback(etype, value, lines)
         return lines
 

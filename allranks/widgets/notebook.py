@@ -14,8 +14,9 @@ from allranks.widgets.shown import Shown, deal
 from allranks.widgets.text import hidden_note
 
 _REFRESH_SECONDS = 0.1
-#: A long text is sent less often: it is sent whole each time.
+#: A long text is sent less often, as it is sent whole each time; and the less, the more was sent.
 _NBYTES_A_SECOND = 200_000
+_SLOWER_NBYTES = 500_000
 
 
 class _Stretch:
@@ -52,6 +53,7 @@ class NotebookView(Quiet):
         self.fold = fold
         self._hidden: dict[int, tuple[int, int]] = {}
         self._next_refresh = 0.0
+        self._sent_nbytes = 0
         self._changed = False
         self._slots: list[Shown] = []
         self._panel = Shown(self._slots)
@@ -130,7 +132,9 @@ class NotebookView(Quiet):
         now = time.monotonic()
         if self._changed and now >= self._next_refresh:
             nbytes = self._flush()
-            self._next_refresh = now + max(_REFRESH_SECONDS, nbytes / _NBYTES_A_SECOND)
+            self._sent_nbytes += nbytes
+            slower = 1 + self._sent_nbytes / _SLOWER_NBYTES
+            self._next_refresh = now + max(_REFRESH_SECONDS, slower * nbytes / _NBYTES_A_SECOND)
 
     def finish(self) -> None:
         """Shows everything, in an order that does not depend on who was faster."""
