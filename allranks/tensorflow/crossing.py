@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
@@ -56,7 +57,7 @@ def cross(
         [spec.dtype for spec in outputs],
         name=None if name is None else _in_graph(name),
     )
-    names += [f"{getattr(r.graph, 'name', '')}/{r.op.name}" for r in results[:1]]
+    names += [_numbered(result) for result in results[:1]]
     for result, spec in zip(results, outputs, strict=True):
         result.set_shape(spec.shape)
     return list(results)
@@ -89,6 +90,21 @@ def to_tensor(array: Any, device: str = "") -> Any:
             return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     with tf.device(device or None):
         return tf.convert_to_tensor(array)
+
+
+def _numbered(tensor: Any) -> str:
+    """An operation's name and number in the graph that is run: the same on every rank.
+
+    Functions inside a graph have names that depend on all that the process has traced before.
+    """
+    graph = tensor.graph
+    while getattr(graph, "outer_graph", None) is not None:
+        graph = graph.outer_graph
+    number = _crossings[graph] = _crossings.get(graph, 0) + 1
+    return f"{tensor.op.name} ({number})"
+
+
+_crossings: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 def _in_graph(name: str) -> str:

@@ -39,6 +39,8 @@ def main() -> int:
     suites = [str(RANKS / f"{name}_suite.py") for name in chosen] or [str(RANKS)]
     sys.path.insert(0, str(RANKS))
     c.init()
+    # Past pytest, which keeps what is written until a test has ended.
+    os.environ["ALLRANKS_TEST_STDERR"] = str(os.dup(2))
     if "ALLRANKS_TEST_REPORT" in os.environ:
         options.append(f"--junitxml={os.environ['ALLRANKS_TEST_REPORT']}{c.rank()}.xml")
     said = io.StringIO()

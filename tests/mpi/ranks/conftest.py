@@ -16,6 +16,7 @@ import allranks.collectives as c
 TRACE = "ALLRANKS_TEST_TRACE" in os.environ
 """Says which test each rank runs: what hangs is named last."""
 
+_STDERR = int(os.environ.get("ALLRANKS_TEST_STDERR", "2"))
 _STUCK_SECONDS = 50
 """After so long in one test a rank says where it is: the others give up soon."""
 
@@ -34,7 +35,7 @@ def everybody(flag: bool, seconds: float = 60) -> bool:
     end = time.monotonic() + seconds
     while not request.Test():
         if time.monotonic() > end:
-            os.write(2, f"rank {c.rank()} gave up: another did not end its test\n".encode())
+            os.write(_STDERR, f"rank {c.rank()} gave up: another did not end its test\n".encode())
             time.sleep(1)  # What is written in the moment of an abort is lost.
             MPI.COMM_WORLD.Abort(3)
         time.sleep(1e-4)
@@ -56,8 +57,8 @@ def settle() -> None:
 @pytest.fixture(autouse=True)
 def cell(request: pytest.FixtureRequest) -> Iterator[None]:
     if TRACE:
-        os.write(2, f"rank {c.rank()}: {request.node.name}\n".encode())
-    faulthandler.dump_traceback_later(_STUCK_SECONDS)
+        os.write(_STDERR, f"rank {c.rank()}: {request.node.name}\n".encode())
+    faulthandler.dump_traceback_later(_STUCK_SECONDS, file=_STDERR)
     enter()
     yield
     c.scope.leave("it ended")

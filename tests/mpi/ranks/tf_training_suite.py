@@ -399,9 +399,11 @@ sys.modules["allranks"] = None  # whoever imports it fails
 import keras, numpy as np
 model = keras.models.load_model(sys.argv[1])
 np.save(sys.argv[2], model.predict(np.ones((2, 5), "float32"), verbose=0))
-model.fit(np.ones((4, 5)), np.ones((4, 1)), verbose=0)
 assert type(model.optimizer) is keras.optimizers.Adam, type(model.optimizer)
-assert model.optimizer.iterations == 2
+assert model.optimizer.iterations == 1
+if sys.argv[1].endswith(".keras"):  # Keras 3.15 trains no model on that it has read from HDF5
+    model.fit(np.ones((4, 5)), np.ones((4, 1)), verbose=0)
+    assert model.optimizer.iterations == 2
 """
 
 

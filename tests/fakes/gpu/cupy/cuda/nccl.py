@@ -92,7 +92,7 @@ class NcclCommunicator:
 
     def _meet(self, into, source):
         request = _world.Irecv(into, source, self.tag)
-        while not request.Test():
+        while not _has_come(request):
             time.sleep(1e-4)
         return into
 
@@ -210,7 +210,7 @@ class NcclCommunicator:
                     [_world.Irecv(k, rank, self.tag) for k, rank in zip(kept, ranks, strict=True)]
                 )
                 _kept.append((state, copies, kept))
-            if all(request.Test() for requests in state for request in requests):
+            if all(_has_come(request) for requests in state for request in requests):
                 for (_, piece), came in zip(receives, kept, strict=True):
                     np.copyto(piece.view(np.uint8), came)
                 finish()
@@ -219,6 +219,13 @@ class NcclCommunicator:
 
         work.owner, self.used = self, True
         _queue.push(work, _queue.stream_of(stream))
+
+
+def _has_come(request):
+    """Whether a message has come; where the process ends, it never will: threads end as well."""
+    if MPI.Is_finalized():
+        raise SystemExit
+    return request.Test()
 
 
 def _memory(address, nbytes):
