@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _AFTER_FAILURE_SECONDS = 10.0
 _NOTEBOOK_SECONDS = 2.0
 _FINALIZE_SECONDS = 5.0
+_FINALIZE_SCRIPT_SECONDS = 30.0
+"""A rank that ends without MPI_Finalize makes mpiexec say that its job has failed."""
 _installed: list[World] = []
 
 
@@ -52,7 +54,8 @@ def finish() -> None:
         if world.notebook:
             os._exit(code)
         MPI.COMM_WORLD.Abort(code or 1)
-    watchdog = threading.Timer(_FINALIZE_SECONDS, _exit, [code])
+    patience = _FINALIZE_SECONDS if world.notebook else _FINALIZE_SCRIPT_SECONDS
+    watchdog = threading.Timer(patience, _exit, [code])
     watchdog.daemon = True
     watchdog.start()
     # Not before everybody is through: what this rank has sent may still be on its way.
