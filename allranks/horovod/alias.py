@@ -1,7 +1,7 @@
 """Has ``import horovod.tensorflow`` find allranks where Horovod itself is not installed.
 
-The finder stands behind all others, so that it is asked only for what they have not found: an
-installed Horovod always wins.
+An installed Horovod always wins: the name is taken where no other finder knows it. What lies below
+it is found here first, because another finder would load a second copy of what allranks has loaded.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         place = place_of(name)
         if place is None or _is_anothers(sys.modules.get("horovod")):
             return None
+        if name == "horovod" and self._is_installed(path, target):
+            return None
         top = ".".join(name.split(".")[:2])
         if top in _ELSEWHERE:
             raise NotHere(
@@ -82,6 +84,10 @@ class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         is_package = own.submodule_search_locations is not None
         return importlib.util.spec_from_loader(name, self, origin=place, is_package=is_package)
+
+    def _is_installed(self, path: Sequence[str] | None, target: ModuleType | None) -> bool:
+        others = [finder for finder in sys.meta_path if not isinstance(finder, Alias)]
+        return any(other.find_spec("horovod", path, target) is not None for other in others)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Returns allranks' own module, under its second name."""
@@ -126,7 +132,7 @@ def install(in_notebook: bool | None = None) -> bool:
     found = next((finder for finder in sys.meta_path if isinstance(finder, Alias)), None)
     if found is None:
         found = Alias()
-        sys.meta_path.append(found)
+        sys.meta_path.insert(0, found)
     if in_notebook is not None:
         found.in_notebook = in_notebook
     return True

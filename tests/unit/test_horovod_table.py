@@ -22,6 +22,7 @@ LOOK = """
 import importlib, json, sys
 import allranks.horovod
 modules = {name: importlib.import_module(name) for name in sys.argv[1:]}
+assert not [n for n, m in sys.modules.items() if getattr(m, "__name__", "")[:8] == "horovod."]
 print(json.dumps({name: sorted(dir(module)) for name, module in modules.items()}))
 """
 

@@ -81,5 +81,5 @@ model.fit(
     verbose=0,
 )
 score = model.evaluate(x_test, y_test, verbose=0)
-print(f"accuracy {score[1]:.2f}, learning rate {float(K.get_value(opt.lr)):.3f}")
+print(f"rank {hvd.rank()}: accuracy {score[1]:.2f}, learning rate {float(K.get_value(opt.lr)):.3f}")
 print("checkpoints:", len(os.listdir(folder)))

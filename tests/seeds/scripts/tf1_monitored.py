@@ -51,6 +51,8 @@ with tf.train.MonitoredTrainingSession(
             feed_dict={images: x_train[chosen], labels: y_train[chosen]},
         )
 
-print(f"step {step}, accuracy {accuracy:.2f}, weights {float(np.abs(final).sum()):.4f}")
+print(
+    f"rank {hvd.rank()}: step {step}, accuracy {accuracy:.2f}, weights {float(np.abs(final).sum()):.4f}"
+)
 if checkpoint_dir is not None:
     print("checkpoint:", os.path.basename(tf.train.latest_checkpoint(checkpoint_dir)))

@@ -57,7 +57,7 @@ for batch, (images, labels) in enumerate(dataset.take(200 // hvd.size())):
     loss_value = training_step(images, labels, batch == 0)
 
 total = sum(float(np.abs(v.numpy()).sum()) for v in model.trainable_variables)
-print(f"loss {float(loss_value):.2f}, weights {total:.4f}")
+print(f"rank {hvd.rank()}: loss {float(loss_value):.2f}, weights {total:.4f}")
 if hvd.rank() == 0:
     checkpoint.save(checkpoint_dir)
     print(
