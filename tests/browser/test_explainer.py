@@ -29,7 +29,7 @@ def explained(lab, server):
         lab.wait_idle()
         lab.run_cell(1)
         player = lab.output(1).locator(".ar-explainer")
-        expect(player).to_have_count(1, timeout=30_000)
+        expect(player).to_have_count(1, timeout=60_000)
         lab.wait_idle()
         return player
 
