@@ -28,6 +28,11 @@ def pytest_report_header() -> str:
     return f"rank {c.rank()} of {c.size()}, {library}"
 
 
+def pytest_exception_interact(node: pytest.Item, report: pytest.TestReport) -> None:
+    """Tells of a failure at once: the other ranks may wait for this one, and give up."""
+    os.write(_STDERR, f"rank {c.rank()}: {node.name} failed\n{report.longreprtext}\n".encode())
+
+
 def everybody(flag: bool, seconds: float = 60) -> bool:
     """True where the flag is set on any rank; what an engine does between two cells."""
     mine, total = np.array([flag], np.uint8), np.zeros(1, np.uint8)

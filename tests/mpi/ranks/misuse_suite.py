@@ -51,13 +51,18 @@ def next_cell_works() -> None:
     settle()
 
 
+def agreed_moment(seconds: float) -> float:
+    """A moment on the clock that the ranks of a host share. Collective over all ranks."""
+    return MPI.COMM_WORLD.bcast(time.monotonic() + seconds)
+
+
 @contextmanager
 def interrupted_after(seconds: float) -> Iterator[None]:
     """Sends this process a SIGINT, as a notebook's interrupt does."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGINT])
-    timer.start()
     try:
+        timer.start()
         yield
     finally:
         timer.cancel()
@@ -248,17 +253,17 @@ def test_a_late_rank_costs_little_time_of_a_core():
 
 @pytest.mark.parametrize("what", WAITING)
 def test_an_interrupt_is_heard_inside_a_collective(what):
-    def waits():
-        if odd():
-            # Interrupted as well, as a notebook's interrupt reaches every rank.
-            with interrupted_after(0.05):
-                time.sleep(5)
-        with interrupted_after(0.03):
-            WAITING[what]()
+    def waits(moment):
+        # A notebook's interrupt reaches every rank, and all at once: a rank that comes later to
+        # it may be told before that the others have left.
+        with interrupted_after(moment - time.monotonic()):
+            if not odd():
+                WAITING[what]()
             time.sleep(5)
 
     for _ in range(TIMES):
-        error = in_a_cell(waits)
+        moment = agreed_moment(0.05)
+        error = in_a_cell(lambda: waits(moment))
         assert isinstance(error, KeyboardInterrupt)
         next_cell_works()
 
