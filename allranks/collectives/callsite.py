@@ -10,6 +10,8 @@ import threading
 from types import CodeType, FrameType, TracebackType
 from typing import NamedTuple
 
+from allranks.collectives import frames
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -109,7 +111,7 @@ def here(depth: int = 1) -> Site:
 def _outermost(frame: FrameType) -> Site:
     user, library = _found(frame)
     if user is None and threading.current_thread() is not threading.main_thread():
-        user, _ = _found(sys._current_frames().get(threading.main_thread().ident or 0))
+        user, _ = _found(frames.of_main_thread())
     return user or library or Site("<unknown>", 0)
 
 

@@ -5,11 +5,11 @@ It reads and writes the board four times a second and never touches MPI.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 
 from allranks.collectives import board as fields
+from allranks.collectives import frames
 from allranks.collectives.board import Board
 from allranks.collectives.callsite import of_frame
 
@@ -34,7 +34,7 @@ class Watcher(threading.Thread):
         asked = self.board.get(self.rank, fields.ASKED)
         if asked == self.board.get(self.rank, fields.ANSWERED):
             return
-        frame = sys._current_frames().get(self.thread)
+        frame = frames.of_threads().get(self.thread)
         self.board.write(fields.LINE, str(of_frame(frame)))
         self.board.put(fields.ANSWERED, asked or time.monotonic_ns())
 

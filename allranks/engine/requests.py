@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import psutil
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks import collectives
+from allranks.collectives import frames
 from allranks.engine import namespace
 from allranks.engine.ipengine import CELL_FILE
 from allranks.engine.report import PACKAGE
@@ -111,7 +111,7 @@ class Requests:
 
 def current_line() -> str:
     """Returns ``file:line  source`` of the innermost frame of the main thread outside allranks."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = frames.of_main_thread()
     stack = traceback.extract_stack(frame) if frame else []
     own = [entry for entry in stack if entry.filename.startswith(CELL_FILE)]
     outside = [entry for entry in stack if not entry.filename.startswith(PACKAGE)]
@@ -123,7 +123,7 @@ def current_line() -> str:
 def _stack() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
-    for ident, frame in sys._current_frames().items():
+    for ident, frame in frames.of_threads().items():
         parts.append(f"thread {names.get(ident, ident)}\n")
         parts.extend(traceback.format_stack(frame))
     return "".join(parts)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -262,8 +263,7 @@ def test_an_interrupt_is_heard_inside_a_collective(what):
             time.sleep(5)
 
     for _ in range(TIMES):
-        moment = agreed_moment(0.05)
-        error = in_a_cell(lambda: waits(moment))
+        error = in_a_cell(partial(waits, agreed_moment(0.05)))
         assert isinstance(error, KeyboardInterrupt)
         next_cell_works()
 

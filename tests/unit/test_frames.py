@@ -1,0 +1,65 @@
+"""Where the threads are is told without harm to the process."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+
+from allranks.collectives import frames
+
+# Frees a threading.local in a garbage collection that begins at each point in turn.
+COLLECTED = """
+    import faulthandler
+    import gc
+    import threading
+
+    from allranks.collectives import frames
+
+    class Cycle:
+        pass
+
+    def leave_garbage():
+        one = Cycle()
+        one.itself, one.local = one, threading.local()
+        one.local.value = 1
+
+    faulthandler.dump_traceback_later(20, exit=True)
+    gc.disable()
+    for allocations in range(40):
+        end = threading.Event()
+        threads = [threading.Thread(target=end.wait) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        gc.collect()
+        leave_garbage()
+        gc.set_threshold(gc.get_count()[0] + allocations)
+        gc.enable()
+        frames.of_threads()
+        assert gc.isenabled()
+        gc.disable()
+        end.set()
+        for thread in threads:
+            thread.join()
+    frames.of_threads()
+    assert not gc.isenabled()
+    print("went on")
+"""
+
+
+def test_a_garbage_collection_does_not_end_the_asking():
+    program = [sys.executable, "-c", textwrap.dedent(COLLECTED)]
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert (ran.stdout, ran.returncode) == ("went on\n", 0), ran.stderr
+
+
+def test_the_main_thread_is_told_from_others():
+    found = []
+    other = threading.Thread(target=lambda: found.append(frames.of_main_thread()))
+    other.start()
+    other.join()
+    main = found[0]
+    names = []
+    while main is not None:
+        names.append(main.f_code.co_name)
+        main = main.f_back
+    assert "test_the_main_thread_is_told_from_others" in names
