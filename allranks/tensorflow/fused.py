@@ -14,7 +14,7 @@ from allranks import collectives
 from allranks.collectives import Adasum, ProcessSet, ReduceOp, world
 
 Array = NDArray[Any]
-Structure = tuple[tuple[tuple[int, ...], str], ...]
+Structure = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
 _LINE = 64
 """Bytes: arrays begin on such a boundary, so that TensorFlow can take their memory over."""
 _KEPT = 4
@@ -112,7 +112,7 @@ def allreduce(
     if not arrays:
         return []
     options["process_set"] = process_set
-    structure = tuple((array.shape, array.dtype.str) for array in arrays)
+    structure = tuple([(array.shape, array.dtype) for array in arrays])
     number = None if process_set is None else process_set.process_set_id
     known = structure, op, number, options.get("prescale_factor"), options.get("postscale_factor")
     when = collectives.epoch(), world.current().scope.number
