@@ -7,7 +7,7 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from allranks.cluster import deaths, folders
 from allranks.cluster.inbox import Event, FromNursery, FromRank, Inbox, Pressed
@@ -20,9 +20,13 @@ from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
 from allranks.records.wire import Answer, Ask, Hello, Output, Record, Reply, Result
 
+if TYPE_CHECKING:
+    import ipyparallel
+
 _START_SECONDS = 60.0
 _PRELOAD_SECONDS = 120.0
 _ASK_SECONDS = 30.0
+_CLIENT_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 
 Answers = dict[int, tuple[dict[str, Any], list[bytes]]]
@@ -54,8 +58,10 @@ class Connection:
         self.inbox = Inbox()
         self.hellos: dict[int, Hello] = {}
         self.ends: list[deaths.End] = []
+        self.closed = False
+        self._client: ipyparallel.Client | None = None
         self.launcher_text = ""
-        self.ipyparallel: dict[str, Any] | None = None
+        self._ipyparallel: dict[str, Any] | None = None
         self._of_cell = of_cell
         self._offsets: dict[int, int] = {}
         self._requests = 0
@@ -122,6 +128,10 @@ class Connection:
 
     def close(self) -> None:
         """Ends the ranks; returns when every process of theirs is gone."""
+        self.closed = True
+        if self._client is not None:
+            self._client.close()
+            self._client = None
         self._finalizer()
         self.step(0)
 
@@ -184,6 +194,15 @@ class Connection:
         self._awaited[self._requests] = deliver
         self.send(ranks, Ask(self._requests, name, arguments))
 
+    def client(self) -> ipyparallel.Client:
+        """Returns an ipyparallel client of the ranks, which closes with this connection."""
+        import ipyparallel
+
+        if self._client is None:
+            self._client = ipyparallel.Client(self._ipyparallel)
+            self._client.wait_for_engines(self.size, timeout=_CLIENT_SECONDS, interactive=False)
+        return self._client
+
     def _handle(self, event: Event) -> None:
         if isinstance(event, FromRank):
             record = event.record
@@ -200,7 +219,7 @@ class Connection:
                 self._of_cell(record, event.payloads)
         elif isinstance(event, FromNursery):
             if event.name == "connection":
-                self.ipyparallel = event.fields["info"]
+                self._ipyparallel = event.fields["info"]
             elif event.name == "launcher":
                 self.launcher_text = (self.launcher_text + event.fields["text"])[-20_000:]
             elif event.name in ("exit", "launcher_exit", "nursery_exit"):

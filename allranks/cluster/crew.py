@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
-
 from allranks.cluster import deaths
 from allranks.cluster.connection import CellRecord, Connection
-from allranks.errors import UsageError
+from allranks.cluster.variables import pack
 from allranks.records.wire import Interrupt, Reply, RunMember
 
 
@@ -79,10 +76,7 @@ class Crew:
         Raises:
             UsageError: its values cannot be pickled.
         """
-        try:
-            payload = cloudpickle.dumps(values, protocol=5)
-        except Exception as error:
-            raise UsageError(f"{', '.join(values)} cannot be sent to a rank: {error}") from error
+        payload = pack(values, "a rank")
         slot.epoch += slot.dirty
         slot.dirty = False
         self.cells += 1
@@ -132,16 +126,8 @@ class Crew:
         with self._ranks.inbox.waking() as next_event:
 
             async def attend(seconds: float) -> int:
-                presses = 0
-                try:
-                    await next_event(seconds)
-                except asyncio.CancelledError:
-                    # What an interrupt becomes where the kernel's own handler hears it.
-                    task = asyncio.current_task()
-                    if task is not None:
-                        task.uncancel()
-                    presses = 1
-                return presses + self.attend(0)
+                await next_event(seconds)
+                return self.attend(0)
 
             yield attend
 

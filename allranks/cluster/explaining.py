@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+from allranks.errors import UsageError
+from allranks.records.explained import Explained
 from allranks.records.wire import Output
+
+if TYPE_CHECKING:
+    from allranks.cluster.cluster import Cluster
+
+_EXPLAIN_SECONDS = 30.0
 
 
 class OnRank:
@@ -59,3 +66,33 @@ class Aside:
 
     def finish(self) -> None:
         """Shows nothing."""
+
+
+def explain(
+    cluster: Cluster,
+    algorithm: str,
+    values: Sequence[Sequence[float]],
+    keep: Callable[[Output], object],
+) -> Explained:
+    """Has the first ranks do what ``Cluster.explain`` says.
+
+    Args:
+        keep: takes in what ranks write meanwhile.
+    """
+    if cluster.busy:
+        raise UsageError("the ranks run a cell. Ask again when it has ended.")
+    if not 2 <= len(values) <= cluster.size:
+        raise UsageError(
+            f"an allreduce needs 2 ranks or more, and no more than run: found {len(values)}, "
+            f"and {cluster.size} {'runs' if cluster.size == 1 else 'run'}. Type for example: "
+            f"%distributed restart -n {max(2, len(values))}"
+        )
+    told, *_ = cluster.run(
+        explain_here,
+        algorithm,
+        values,
+        ranks=range(len(values)),
+        timeout=_EXPLAIN_SECONDS,
+        view=Aside(keep),
+    )
+    return Explained.from_dict(told)

@@ -98,3 +98,11 @@ def ending(code: int) -> str:
         name = "unknown"
     hint = ": often the system, out of memory" if name == "SIGKILL" else ""
     return f"was killed by signal {-code} ({name}{hint})"
+
+
+def stubborn(pending: Iterable[int], size: int) -> str:
+    """Returns what is said when ranks were ended because they did not react to an interrupt."""
+    return (
+        f"interrupted twice: {label(pending)} did not settle, so all {size} ranks were ended and "
+        "their variables are lost. The next cell starts a fresh cluster."
+    )

@@ -80,6 +80,12 @@ class Inbox:
                 await asyncio.wait_for(came.wait(), seconds)
             except TimeoutError:
                 pass  # an interrupt does not wake a sleeping loop: the caller looks again
+            except asyncio.CancelledError:
+                # What an interrupt becomes where the kernel's own handler hears it.
+                task = asyncio.current_task()
+                if task is not None:
+                    task.uncancel()
+                self.put(Pressed())
             came.clear()
 
         def wake() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from allranks.cluster import failures
+from allranks.cluster.connection import Connection
 from allranks.errors import CellFailed, CellInterrupted, CellTimeout, UsageError
+from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
-from allranks.records.wire import Output, Reply
+from allranks.records.wire import Interrupt, Output, Reply
 
 
 class View(Protocol):
@@ -41,18 +43,27 @@ class Run:
     Args:
         cell: the cell's number in its cluster.
         ranks: the ranks that run it.
-        size: how many ranks the cluster has.
+        connection: to all ranks of the cluster.
         view: what shows its output.
         timeout: seconds after which the ranks are interrupted, or None.
+        give_up: ends the ranks, and takes why.
     """
 
     def __init__(
-        self, cell: int, ranks: Sequence[int], size: int, view: View, timeout: float | None
+        self,
+        cell: int,
+        ranks: Sequence[int],
+        connection: Connection,
+        view: View,
+        timeout: float | None,
+        give_up: Callable[[str], None],
     ) -> None:
         self.cell = cell
         self.ranks = tuple(ranks)
-        self.size = size
+        self.size = connection.size
         self.view = view
+        self._connection = connection
+        self._give_up = give_up
         self.replies: dict[int, Reply] = {}
         self.presses = 0
         self.timed_out = False
@@ -70,13 +81,40 @@ class Run:
         """Whether communicators must be renewed before the next cell."""
         return any(reply.dirty for reply in self.replies.values())
 
-    def overdue(self) -> bool:
-        """Whether the time-out has passed; true once."""
-        if self._deadline is None or time.monotonic() < self._deadline:
-            return False
-        self._deadline = None
-        self.timed_out = True
-        return True
+    def step(self, seconds: float) -> None:
+        """Handles what comes within ``seconds``, and shows it."""
+        for _ in self._connection.step(seconds):
+            self.press()
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._deadline = None
+            self.timed_out = True
+            self.view.notice(
+                f"the time of {self.timeout:g} s is over: interrupting {label(self.pending)}"
+            )
+            self._interrupt()
+        self.view.refresh()
+
+    def settled(self) -> bool:
+        """Whether every rank has left the cell, or can never leave it."""
+        return not self.pending or self.cut_off or self._connection.over()
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether its ranks were ended, by a second interrupt or a stop."""
+        return self._connection.closed
+
+    def press(self) -> None:
+        """Interrupts the cell; the second time, ends the ranks that did not settle."""
+        if self.cut_off:
+            return
+        self.presses += 1
+        if self.presses == 1:
+            self._interrupt()
+        else:
+            self._give_up(failures.stubborn(self.pending, self.size))
+
+    def _interrupt(self) -> None:
+        self._connection.send(self.pending, Interrupt(self.cell))
 
     def take(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:
         """Takes in a record of this cell."""
@@ -89,6 +127,15 @@ class Run:
             self.replies[record.rank] = record
             if record.has_value:
                 self._values[record.rank] = payloads[0]
+
+    def lose(self) -> None:
+        """Ranks died: shows what each wrote and did not get to send."""
+        for rank in self.ranks:
+            text = self._connection.unseen(rank)
+            if rank in self.pending:
+                self.view.left(rank, "lost")
+            if text:
+                self.view.output(Output(rank, self.cell, (["out", text],), 0, 0, 0))
 
     def check(self) -> None:
         """Raises what the cell ended with, if it did not end well.

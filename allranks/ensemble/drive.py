@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from allranks.cluster.cluster import Cluster, stubborn
+from allranks.cluster.cluster import Cluster
 from allranks.cluster.crew import Crew, Slot
+from allranks.cluster.failures import stubborn
 from allranks.ensemble.early import Early
 from allranks.ensemble.ledger import Ledger
 from allranks.ensemble.member import FAILED, RUNNING, STOPPED, STOPPED_EARLY, WAITING, Member

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from allranks.cluster.options import ClusterOptions
 from allranks.ensemble import grid
 from allranks.ensemble.early import KINDS, read_metric
 from allranks.ensemble.words import unquoted, words
@@ -18,9 +19,7 @@ class Options:
     """What stands behind ``%%ensemble``; ``words`` are those that are no options."""
 
     words: list[str] = field(default_factory=list)
-    n: int | None = None
-    gpus: str | None = None
-    on: str | None = None
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
     out: str = ""
     ranks_each: int = 1
     store: str | None = None
@@ -70,9 +69,7 @@ def parse(line: str, make_parser: Callable[[str], argparse.ArgumentParser]) -> O
     """
     parser = make_parser("%%ensemble")
     parser.add_argument("words", nargs="*", metavar="NAME=VALUES")
-    parser.add_argument("-n", type=int)
-    parser.add_argument("--gpus")
-    parser.add_argument("--on", metavar="LAUNCHER")
+    ClusterOptions.add_to(parser)
     parser.add_argument("-o", "--out", metavar="NAME")
     parser.add_argument("--ranks-per-member", dest="ranks_each", type=int, metavar="K")
     parser.add_argument("--store", metavar="FOLDER")
@@ -87,13 +84,14 @@ def parse(line: str, make_parser: Callable[[str], argparse.ArgumentParser]) -> O
     parser.add_argument("--view", choices=("full", "auto", "plain"))
     given, options = _sorted(words(line))
     made = parser.parse_args([*options, *given], namespace=Options())
+    made.cluster = ClusterOptions.take_from(vars(made))
     _check(made)
     return made
 
 
 def _sorted(found: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns the words of the grid, and the options: argparse wants them apart."""
-    flags = {"--retry-failed", "--no-fold"}
+    flags = {"--retry-failed", "--no-fold", "--exclusive"}
     given: list[str] = []
     options: list[str] = []
     rest = iter(found)

@@ -70,9 +70,7 @@ class DistributedMagics(Magics):
             source.check(text)
         except SyntaxError as error:
             raise InvalidCell(source.explain(error, number)) from None
-        cluster = self.session.cluster(
-            options.n, options.gpus, options.on, options.preload, exclusive=options.exclusive
-        )
+        cluster = self.session.cluster(options.cluster)
         chosen = rank_lists.parse(options.ranks or "all", cluster.size)
         run = cluster.submit(
             text,
@@ -112,13 +110,9 @@ class DistributedMagics(Magics):
         name, options = parse_command(line)
         session = self.session
         if name == "start":
-            session.cluster(
-                options.n, options.gpus, options.on, options.preload, exclusive=options.exclusive
-            )
+            session.cluster(options.cluster)
         elif name == "restart":
-            session.restart(
-                options.n, options.gpus, options.on, options.preload, exclusive=options.exclusive
-            )
+            session.restart(options.cluster)
         elif name == "stop":
             print("The ranks are stopped." if session.stop() else "No ranks are running.")
         elif name == "on":

@@ -44,8 +44,8 @@ class EnsembleMagics(Magics):
 
         ``%%ensemble NAME=VALUES … [-o NAME] [--ranks-per-member K] [--store FOLDER]
         [--retry-failed] [--random COUNT] [--seed S] [--metric NAME[:min|max]]
-        [--stop halving|median] [--grace STEPS] [--timeout S] [-n N] [--gpus G] [--on LAUNCHER]
-        [--no-fold] [--view full|auto|plain]``
+        [--stop halving|median] [--grace STEPS] [--timeout S] [-n N] [--gpus G] [--exclusive]
+        [--on LAUNCHER] [--preload MODULES] [--no-fold] [--view full|auto|plain]``
         """
         drive = self._prepare(line, cell)
         if is_awaited():
@@ -73,7 +73,7 @@ class EnsembleMagics(Magics):
         try:
             if store is not None and options.retry_failed:
                 store.forget_failed()
-            cluster = self.session.cluster(options.n, options.gpus, options.on)
+            cluster = self.session.cluster(options.cluster)
             check_size(options, cluster.size)
         except BaseException:
             if store is not None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from allranks.cluster.options import ClusterOptions
 from allranks.errors import UsageError
 
 COMMANDS = (
@@ -19,14 +20,10 @@ COMMANDS = (
 class CellOptions:
     """What stands behind ``%%distributed``."""
 
-    n: int | None = None
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
     ranks: str | None = None
     out: str | None = None
     timeout: float | None = None
-    gpus: str | None = None
-    on: str | None = None
-    exclusive: bool = False
-    preload: str | None = None
     fold: bool = True
     view: str = "auto"
 
@@ -35,12 +32,8 @@ class CellOptions:
 class CommandOptions:
     """What stands behind ``%distributed COMMAND``."""
 
-    n: int | None = None
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
     ranks: str | None = None
-    gpus: str | None = None
-    on: str | None = None
-    exclusive: bool = False
-    preload: str | None = None
     names: list[str] = field(default_factory=list)
 
 
@@ -55,12 +48,8 @@ class Parser(argparse.ArgumentParser):
 
 def _parser(program: str) -> Parser:
     parser = Parser(prog=program, add_help=False, allow_abbrev=False)
-    parser.add_argument("-n", type=int)
+    ClusterOptions.add_to(parser)
     parser.add_argument("-r", "--ranks", metavar="RANKS")
-    parser.add_argument("--gpus")
-    parser.add_argument("--exclusive", action="store_true")
-    parser.add_argument("--on", metavar="LAUNCHER")
-    parser.add_argument("--preload", metavar="MODULES")
     return parser
 
 
@@ -91,6 +80,7 @@ def parse_cell(line: str) -> CellOptions:
     parser.add_argument("--no-fold", dest="fold", action="store_false")
     parser.add_argument("--view", choices=("full", "auto", "plain"))
     options = parser.parse_args(_split(line), namespace=CellOptions())
+    options.cluster = ClusterOptions.take_from(vars(options))
     if options.out is not None and not options.out.isidentifier():
         raise UsageError(f"expected the name of a variable after -o, found {options.out!r}")
     if options.timeout is not None and options.timeout <= 0:
@@ -111,6 +101,7 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
     parser = _parser(f"%distributed {words[0]}")
     parser.add_argument("names", nargs="*", metavar="NAMES")
     options = parser.parse_args(_with_names_first(words[1:]), namespace=CommandOptions())
+    options.cluster = ClusterOptions.take_from(vars(options))
     options.names = [name for part in options.names for name in part.split(",") if name]
     needs_names = words[0] in ("push", "pull")
     if needs_names != bool(options.names):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from allranks.cluster import devices
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.horovod_run import share
+from allranks.cluster.options import TYPED, ClusterOptions
 from allranks.errors import UsageError
 from allranks.records.ranks import label
 
 _LEFT_AWAY = {"--gpus": "all", "--preload": "none"}
 _NAMES = "rank, size, local_rank, local_size, comm, device, allreduce, broadcast, barrier …"
-_DEFAULT: tuple[int | None, str | None, str, str] = (None, None, "local", "")
+_NOTHING = ClusterOptions()
+_DEFAULT = ClusterOptions(launcher="local", preload="")
 
 
 class Session:
@@ -28,20 +31,11 @@ class Session:
         cluster = self._cluster
         return cluster if cluster is not None and cluster.state == "running" else None
 
-    def cluster(
-        self,
-        n: int | None = None,
-        gpus: str | None = None,
-        launcher: str | None = None,
-        preload: str | None = None,
-        *,
-        exclusive: bool = False,
-    ) -> Cluster:
+    def cluster(self, options: ClusterOptions = _NOTHING) -> Cluster:
         """Returns the running cluster, started now if need be.
 
         Args:
-            n, gpus, launcher, preload: what the line asks for; None where it does not say.
-            exclusive: whether each rank must have a GPU of its own.
+            options: what the line asks for.
 
         Raises:
             UsageError: another number of ranks, other GPUs, another launcher or other modules
@@ -49,24 +43,15 @@ class Session:
         """
         running = self.running
         if running is not None and running.is_up():
-            self._check(running, n, gpus, launcher, preload)
-            if exclusive:
-                devices.check_exclusive(running.gpus, running.size)
+            self._check(running, options)
             return running
         if running is not None:
             print(running.lost_because.splitlines()[0])
         lost = self._cluster is not None and self._cluster.state == "lost"
-        before = self._asked
-        modules = before[3] if preload is None else preload
-        cluster = Cluster(
-            before[0] if n is None else n,
-            gpus=gpus or before[1],
-            launcher=launcher or before[2],
-            preload=modules,
-            exclusive=exclusive,
-        )
+        wanted = options.over(self._asked)
+        cluster = wanted.make()
         # What was asked for holds until it is stopped: after a start that failed, or a loss, too.
-        self._asked = (cluster.size, gpus or before[1], launcher or before[2], modules)
+        self._asked = replace(wanted, n=cluster.size)
         started = time.monotonic()
         self._cluster = cluster.start()
         share(cluster)
@@ -75,21 +60,16 @@ class Session:
             print(line)
         return cluster
 
-    def _check(
-        self,
-        running: Cluster,
-        n: int | None,
-        gpus: str | None,
-        launcher: str | None,
-        preload: str | None,
-    ) -> None:
-        now = (running.size, *self._asked[1:])
-        for option, asked, have in zip(
-            ("-n", "--gpus", "--on", "--preload"), (n, gpus, launcher, preload), now, strict=True
-        ):
+    def of_size(self, n: int | None) -> Cluster:
+        """Returns the running cluster, started now with so many ranks if need be."""
+        return self.cluster(ClusterOptions(n))
+
+    def _check(self, running: Cluster, options: ClusterOptions) -> None:
+        for name, option in TYPED.items():
+            asked, have = getattr(options, name), getattr(self._asked, name)
             if asked is not None and asked != have:
                 # What cannot be started at all is not offered as a restart.
-                Cluster(n, gpus=gpus, launcher=launcher or "local", preload=preload or ())
+                replace(options, exclusive=False).make()
                 found = have or _LEFT_AWAY[option]
                 what = f"{have} ranks are" if option == "-n" else f"{option} {found} is"
                 raise UsageError(
@@ -97,30 +77,15 @@ class Session:
                     f"type: %distributed restart {option} {asked}   (this forgets all variables "
                     "of the ranks)"
                 )
+        if options.exclusive:
+            devices.check_exclusive(running.gpus, running.size)
 
-    def restart(
-        self,
-        n: int | None = None,
-        gpus: str | None = None,
-        launcher: str | None = None,
-        preload: str | None = None,
-        *,
-        exclusive: bool = False,
-    ) -> None:
+    def restart(self, options: ClusterOptions = _NOTHING) -> None:
         """Ends the ranks and starts others, of the same kind where nothing else is asked."""
-        asked = self._asked
-        size = asked[0] if n is None else n
-        modules = asked[3] if preload is None else preload
-        # Refuses what cannot be started before anything is lost.
-        Cluster(
-            size,
-            gpus=gpus or asked[1],
-            launcher=launcher or asked[2],
-            preload=modules,
-            exclusive=exclusive,
-        )
+        wanted = options.over(self._asked)
+        wanted.make()  # Refuses what cannot be started before anything is lost.
         self.stop()
-        self.cluster(size, gpus or asked[1], launcher or asked[2], modules, exclusive=exclusive)
+        self.cluster(wanted)
 
     def stop(self) -> bool:
         """Ends the ranks; returns whether there were any."""

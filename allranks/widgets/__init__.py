@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from allranks.records.wire import Hello
+    from allranks.widgets.dashboard.clicks import Ask
     from allranks.widgets.dashboard.terminal import TerminalDashboard
-    from allranks.widgets.dashboard.view import Ask, Dashboard
+    from allranks.widgets.dashboard.view import Dashboard
     from allranks.widgets.explainer.explainer import Explainer
     from allranks.widgets.explainer.ranks import Ranks
     from allranks.widgets.notebook import NotebookView

@@ -33,3 +33,12 @@ def test_a_module_that_cannot_be_imported_says_so_in_its_cell(kernel):
     kernel.run("%load_ext allranks\nimport os, sys\nos.environ['PYTHONPATH'] += ':' + os.getcwd()")
     cell = kernel.run("%%distributed -n 1 --preload broken_module\nimport broken_module")
     assert "RuntimeError: broken by itself" in cell.text
+
+
+def test_the_members_of_an_ensemble_begin_with_them_too(kernel):
+    kernel.run("%load_ext allranks")
+    cell = kernel.run(
+        "%%ensemble x=0:2 -n 2 --preload mailbox\nimport sys\nresult = 'mailbox' in sys.modules"
+    )
+    assert cell.status == "ok", cell.text
+    assert kernel.run("print([member.result for member in runs])").text.strip() == "[True, True]"

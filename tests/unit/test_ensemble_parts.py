@@ -12,6 +12,7 @@ from array import array
 import numpy as np
 import pytest
 
+from allranks.cluster.options import ClusterOptions
 from allranks.collectives.memory import Segment
 from allranks.engine.member import numbers_of, summary_of
 from allranks.ensemble import early, options, predict
@@ -21,7 +22,7 @@ from allranks.ensemble.member import FAILED, FINISHED, Member
 from allranks.ensemble.runs import Runs
 from allranks.ensemble.store import Store, key_of
 from allranks.errors import MissingDependency, UsageError
-from allranks.magics.options import Parser
+from allranks.magics.options import Parser, parse_cell
 from allranks.records import packing
 
 
@@ -44,9 +45,23 @@ def packed(value):
 def test_options_may_stand_anywhere_on_the_line():
     made = parse("lr=1,2 -o table --store 'my runs' seed=0:3 --retry-failed --metric loss -n 4")
     assert made.words == ["lr=1,2", "seed=0:3"]
-    assert (made.name, made.store, made.retry_failed, made.n) == ("table", "my runs", True, 4)
+    assert (made.name, made.store, made.retry_failed, made.cluster.n) == (
+        "table",
+        "my runs",
+        True,
+        4,
+    )
     assert made.wanted() == ("loss", True)
     assert len(made.members({})) == 6
+
+
+def test_what_is_asked_of_the_cluster_is_what_a_cell_may_ask_of_it():
+    asked = "-n 4 --gpus 0,1 --on local --preload math,json --exclusive"
+    made = parse(f"lr=1,2 {asked} seed=0:3")
+    assert made.words == ["lr=1,2", "seed=0:3"]
+    assert made.cluster == ClusterOptions(4, "0,1", "local", "math,json", exclusive=True)
+    assert made.cluster == parse_cell(asked).cluster
+    assert parse("x=1").cluster == ClusterOptions()
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import util
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -17,6 +19,7 @@ from allranks.collectives.reductions import ReduceOp
 from allranks.collectives.transports.nccl_types import wire
 from allranks.errors import MissingDependency, UsageError
 
+FAKE = str(Path(__file__).resolve().parents[1] / "fakes" / "gpu")
 ONE, TWO = Seat(0, "0000:01:00.0", "GPU-1", 22703), Seat(0, "0000:02:00.0", "GPU-2", 22703)
 
 
@@ -93,7 +96,8 @@ def test_every_dtype_has_its_way_over_the_wire():
 
 
 def run(code: str, **more: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command, environment = [sys.executable, "-c", code], {**os.environ, **more}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return done.stdout
 
 
@@ -127,9 +131,28 @@ def no_driver() -> bool:
     return "False" in run("import cupy; print(cupy.is_available())")
 
 
+def asked_for_a_gpu(**more: str) -> str:
+    """What is said of it; without one, numbers of host memory are reduced as ever."""
+    assert run(PREFACE + "print(l.run(1, lambda: c.allreduce(2.0)))", **more).strip() == "[2.0]"
+    return run(PREFACE + TRY.format("c.allreduce(np.ones(2), device='/gpu:0')"), **more)
+
+
 @pytest.mark.skipif(not no_driver(), reason="needs the package cupy, and no GPU")
 def test_without_a_driver_a_gpus_path_says_so():
-    said = run(PREFACE + TRY.format("c.allreduce(np.ones(2), device='/gpu:0')"))
+    said = asked_for_a_gpu()
     assert said.startswith("MissingDependency arrays on a GPU need NVIDIA's driver, and CUDA says")
     assert "nvidia-smi" in said
-    assert run(PREFACE + "print(l.run(1, lambda: c.allreduce(2.0)))").strip() == "[2.0]"
+
+
+@pytest.mark.parametrize(
+    ("missing", "needs"),
+    [
+        ("no driver", "NVIDIA's driver, and CUDA says cudaErrorInsufficientDriver"),
+        ("no GPU", "one that this process may see: CUDA says cudaErrorNoDevice"),
+    ],
+)
+def test_what_a_fake_cupy_lacks_is_said(missing, needs):
+    path = os.pathsep.join(filter(None, [FAKE, os.environ.get("PYTHONPATH")]))
+    said = asked_for_a_gpu(PYTHONPATH=path, ALLRANKS_FAKE_GPU=missing)
+    assert said.startswith(f"MissingDependency arrays on a GPU need {needs}")
+    assert "nvidia-smi" in said

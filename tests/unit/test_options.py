@@ -8,7 +8,7 @@ from allranks.magics.options import parse_cell, parse_command
 
 def test_a_cells_options_are_read() -> None:
     options = parse_cell("-n 4 -r [0, 2-3] -o runs --timeout 2.5 --no-fold")
-    assert (options.n, options.ranks, options.out) == (4, "[0,2-3]", "runs")
+    assert (options.cluster.n, options.ranks, options.out) == (4, "[0,2-3]", "runs")
     assert (options.timeout, options.fold) == (2.5, False)
 
 

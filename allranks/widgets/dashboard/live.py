@@ -13,6 +13,7 @@ from allranks.widgets.dashboard.logs import Logs
 if TYPE_CHECKING:
     from allranks.widgets.dashboard.widget import DashboardWidget
 
+_WIDGET = "application/vnd.jupyter.widget-view+json"
 _NEWS_SECONDS = 0.1
 _TIMINGS_SECONDS = 0.5
 #: Until a page has said that it listens, news go less often, and nothing of the logs.
@@ -48,6 +49,11 @@ class Live:
 
             self._widget = DashboardWidget(self.snapshot, self.clicks.append)
         return self._widget
+
+    def panel(self, text: str) -> dict[str, Any]:
+        """Returns the widget as a display's data, with a text for pages that show no widgets."""
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget().model_id}
+        return {_WIDGET: view, "text/plain": text}
 
     def close(self) -> None:
         """Ends the widget on every page."""

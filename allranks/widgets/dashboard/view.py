@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from allranks.records import requests
 from allranks.records.telemetry import Telemetry
-from allranks.records.wire import Answer, Hello, Output
+from allranks.records.wire import Hello, Output
+from allranks.widgets.dashboard.clicks import Ask, act
 from allranks.widgets.dashboard.figures import Figures
 from allranks.widgets.dashboard.live import Live
 from allranks.widgets.dashboard.logs import Logs
-from allranks.widgets.dashboard.saving import save
 from allranks.widgets.dashboard.still import bundle
 from allranks.widgets.dashboard.tables import summary
 from allranks.widgets.notebook import NotebookView
 
-Ask = Callable[[str, dict[str, Any], Callable[[Answer], None], Iterable[int]], None]
-
 #: A cell that writes more than is shown, for longer than this, has a panel to search it.
 _MUCH_TEXT_SECONDS = 1.0
-_WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class Dashboard:
@@ -67,11 +61,11 @@ class Dashboard:
         """Shows what is new, and does what was clicked."""
         if not self._shown and self._has_something():
             self._shown = True
-            self._text.show_panel({_WIDGET: self._view(), "text/plain": summary(self.figures)})
+            self._text.show_panel(self._live.panel(summary(self.figures)))
         self._text.refresh()
         if self._shown:
             while self._live.clicks:
-                self._act(self._live.clicks.popleft())
+                act(self._live.clicks.popleft(), self._live, self._ask)
             self._live.refresh()
 
     def finish(self) -> None:
@@ -86,23 +80,3 @@ class Dashboard:
     def _has_something(self) -> bool:
         much = self._hidden and self.figures.elapsed >= _MUCH_TEXT_SECONDS
         return self._full or much or self.figures.worth_showing()
-
-    def _view(self) -> dict[str, Any]:
-        model = self._live.widget().model_id
-        return {"version_major": 2, "version_minor": 0, "model_id": model}
-
-    def _act(self, click: dict[str, Any]) -> None:
-        kind = click.get("kind")
-        if kind == "ready":
-            self._live.greet()
-        elif kind == "where":
-            for name in (requests.STATUS, requests.STACK):
-                self._ask(name, {}, lambda a, n=name: self._answered(n, a), self.figures.ranks)  # type: ignore[misc]
-        elif kind == "save":
-            self._live.say(saved=save(self.figures, self._logs))
-        elif kind == "interrupt":
-            # From pages that cannot ask the server to interrupt the kernel.
-            signal.raise_signal(signal.SIGINT)
-
-    def _answered(self, name: str, answer: Answer) -> None:
-        self._live.say(where={"rank": answer.rank, "what": name, **answer.content})

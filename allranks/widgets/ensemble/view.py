@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from allranks.records import requests
 from allranks.records.telemetry import Points, Pulse
-from allranks.records.wire import Answer, Hello, Output
+from allranks.records.wire import Hello, Output
 from allranks.widgets.dashboard.figures import Figures
 from allranks.widgets.dashboard.numbers import seconds
 from allranks.widgets.dashboard.ranks import Tiles
@@ -18,13 +16,12 @@ from allranks.widgets.ensemble.rows import Members, Row
 from allranks.widgets.ensemble.still import bundle
 
 if TYPE_CHECKING:
-    from allranks.widgets.dashboard.view import Ask
+    from allranks.widgets.dashboard.clicks import Ask
     from allranks.widgets.notebook import NotebookView
     from allranks.widgets.terminal import TerminalView
 
 #: What is done about a click: ``add`` or ``stop``, and what; returns what is said of it.
 Act = Callable[[str, Any], str]
-_WIDGET = "application/vnd.jupyter.widget-view+json"
 _SHOW_AFTER_SECONDS = 0.3
 
 
@@ -154,8 +151,7 @@ class NotebookEnsemble(TextEnsemble):
 
         super().__init__(text, table=False)
         self._act, self._ask = act, ask
-        self._logs = Logs([])
-        self._live = Live(self.figures, self._logs, mode)
+        self._live = Live(self.figures, Logs([]), mode)
         self._shown = False
         self._show_at = time.monotonic() + _SHOW_AFTER_SECONDS
 
@@ -164,9 +160,7 @@ class NotebookEnsemble(TextEnsemble):
         # An ensemble that is over in a moment needs no panel.
         if not self._shown and time.monotonic() >= self._show_at:
             self._shown = True
-            model = self._live.widget().model_id
-            view = {"version_major": 2, "version_minor": 0, "model_id": model}
-            self._text.show_panel({_WIDGET: view, "text/plain": self.members.said})
+            self._text.show_panel(self._live.panel(self.members.said))
         self._text.refresh()
         if self._shown:
             while self._live.clicks:
@@ -181,23 +175,13 @@ class NotebookEnsemble(TextEnsemble):
         self._live.close()
 
     def _clicked(self, click: dict[str, Any]) -> None:
+        from allranks.widgets.dashboard.clicks import act
+
         kind = click.get("kind")
-        if kind == "ready":
-            self._live.greet()
-        elif kind in ("add", "stop"):
+        if kind in ("add", "stop"):
             self._live.say(answer=self._act(kind, click.get("what")))
-        elif kind == "where":
-            for name in (requests.STATUS, requests.STACK):
-                self._ask(name, {}, lambda a, n=name: self._answered(n, a), self.figures.ranks)  # type: ignore[misc]
-        elif kind == "save":
-            from allranks.widgets.dashboard.saving import save
-
-            self._live.say(saved=save(self.figures, self._logs))
-        elif kind == "interrupt":
-            signal.raise_signal(signal.SIGINT)
-
-    def _answered(self, name: str, answer: Answer) -> None:
-        self._live.say(where={"rank": answer.rank, "what": name, **answer.content})
+        else:
+            act(click, self._live, self._ask)
 
 
 def ensemble_view(mode: str, act: Act, ask: Ask, *, fold: bool = True) -> TextEnsemble:

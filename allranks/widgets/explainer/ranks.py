@@ -29,8 +29,8 @@ class Session(Protocol):
     def running(self) -> Ranks | None:
         """The notebook's cluster, if its ranks are up."""
 
-    def cluster(self, n: int | None = None) -> Ranks:
-        """The notebook's cluster, started now if need be."""
+    def of_size(self, n: int | None) -> Ranks:
+        """The notebook's cluster, started now with so many ranks if need be."""
 
 
 _session: Session | None = None
@@ -55,7 +55,7 @@ def wanted(cluster: Ranks | None, ranks: int | None) -> Ranks:
             "an explainer needs ranks to run on, and this notebook has none. Type: "
             "%load_ext allranks   (or pass cluster=allranks.Cluster(4).start())"
         )
-    return _session.cluster(None if _session.running else ranks)
+    return _session.of_size(None if _session.running else ranks)
 
 
 def present(cluster: Ranks | None) -> Ranks:

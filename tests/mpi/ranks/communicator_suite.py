@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from misuse_suite import in_a_cell, next_cell_works, odd
+from conftest import in_a_cell, next_cell_works, odd
 from mpi4py import MPI
 
 import allranks.collectives as c

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import allranks.collectives as c
+
+pytest.register_assert_rewrite("libraries")
+
+ODD = 1
+"""The rank that errs where one does."""
 
 TRACE = "ALLRANKS_TEST_TRACE" in os.environ
 """Says which test each rank runs: what hangs is named last."""
@@ -57,6 +65,53 @@ def settle() -> None:
     """Ends a cell as an engine does: where a rank needs a new epoch, all get one."""
     if everybody(c.dirty()):
         c.renew()
+
+
+def in_a_cell(do: Callable[[], object]) -> BaseException | None:
+    """What a cell raised; afterwards every rank has left it, as an engine would have it."""
+    enter()
+    try:
+        do()
+    except BaseException as error:
+        c.scope.leave(f"{type(error).__name__}: {error}", failed=True, where="cell:1")
+        return error
+    else:
+        c.scope.leave("it ended")
+        return None
+    finally:
+        settle()
+
+
+def next_cell_works() -> None:
+    enter()
+    assert c.allreduce(np.ones(3), c.Sum)[0] == c.size()
+    assert c.comm().allreduce(1) == c.size()
+    c.scope.leave("it ended")
+    settle()
+
+
+def odd() -> bool:
+    """True on the rank that errs."""
+    return c.rank() == ODD
+
+
+def agreed_moment(seconds: float) -> float:
+    """A moment on the clock that the ranks of a host share. Collective over all ranks."""
+    return MPI.COMM_WORLD.bcast(time.monotonic() + seconds)
+
+
+@contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """Sends this process a SIGINT, as a notebook's interrupt does."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGINT])
+    try:
+        timer.start()
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

@@ -5,14 +5,12 @@ Needs a GPU. A library that is missing, or that sees no GPU, is skipped and name
 
 from __future__ import annotations
 
-import importlib
 import os
-import warnings
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
+from libraries import BFLOAT16, equal, package, total, values
 
 import allranks.collectives as c
 from allranks.collectives.gpu import kinds
@@ -29,15 +27,6 @@ if hasattr(cupy, "FAKE"):
     pytest.skip("other libraries know nothing of the fake", allow_module_level=True)
 
 COMMON = ["int32", "float32", "float64", "float16", "bfloat16"]
-
-
-def package(name: str) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return importlib.import_module(name)
-        except ImportError:
-            pytest.skip(f"the package {name} is missing: pip install {name}, built for CUDA")
 
 
 def no_gpu(name: str) -> Any:
@@ -66,18 +55,18 @@ class Torch(Cupy):
     dtypes = (*COMMON, "int16", "bool", "complex64")
 
     def __init__(self) -> None:
-        self.library = package("torch")
+        self.library = package("torch", "torch, built for CUDA")
         if not self.library.cuda.is_available():
             no_gpu("torch")
 
     def make(self, array: np.ndarray) -> Any:
-        if array.dtype == ml_dtypes.bfloat16:
+        if array.dtype == BFLOAT16:
             return self.library.tensor(array.astype("float32")).cuda().bfloat16()
         return self.library.tensor(array).cuda()
 
     def back(self, found: Any) -> np.ndarray:
         if found.dtype == self.library.bfloat16:
-            return found.float().cpu().numpy().astype(ml_dtypes.bfloat16)
+            return found.float().cpu().numpy().astype(BFLOAT16)
         return found.cpu().numpy()
 
     def pointer(self, found: Any) -> int:
@@ -88,7 +77,7 @@ class Jax(Cupy):
     dtypes = ("int32", "float32", "float16", "bfloat16", "bool", "complex64")
 
     def __init__(self) -> None:
-        self.library = package("jax")
+        self.library = package("jax", "jax, built for CUDA")
         if self.library.default_backend() != "gpu":
             no_gpu("jax")
 
@@ -107,7 +96,7 @@ class TensorFlow(Cupy):
     dtypes = ("int64", "float32", "float64", "float16", "bfloat16", "bool")
 
     def __init__(self) -> None:
-        self.library = package("tensorflow")
+        self.library = package("tensorflow", "tensorflow, built for CUDA")
         if not self.library.config.list_physical_devices("GPU"):
             no_gpu("tensorflow")
 
@@ -125,23 +114,6 @@ class TensorFlow(Cupy):
 
 KINDS = [Cupy, Torch, Jax, TensorFlow]
 CASES = [(kind, dtype) for kind in KINDS for dtype in kind.dtypes]
-
-
-def values(rank: int, shape: tuple[int, ...], name: str) -> np.ndarray:
-    dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
-    base = (np.arange(int(np.prod(shape))) * 7 + rank * 3) % 11
-    return (base > 4 if dtype.kind == "b" else base).astype(dtype).reshape(shape)
-
-
-def total(shape: tuple[int, ...], name: str) -> np.ndarray:
-    parts = np.stack([values(r, shape, name) for r in range(c.size())])
-    return parts.any(axis=0) if name == "bool" else parts.sum(axis=0, dtype=parts.dtype)
-
-
-def equal(found: np.ndarray, wanted: np.ndarray) -> None:
-    assert found.dtype == wanted.dtype
-    assert found.shape == wanted.shape
-    assert (found == wanted).all()
 
 
 @pytest.fixture(params=CASES, ids=[f"{kind.__name__}-{dtype}" for kind, dtype in CASES])

@@ -7,14 +7,12 @@ on purpose need the fake.
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import enter, settle
+from conftest import in_a_cell, interrupted_after, odd
 
 import allranks.collectives as c
 from allranks.collectives import world
@@ -39,7 +37,6 @@ fake_only = pytest.mark.skipif(not FAKE, reason="breaks the GPU's library on pur
 two = pytest.mark.skipif(c.size() < 2, reason="takes two ranks")
 own_gpu = pytest.mark.skipif(SHARED, reason="NCCL needs a GPU for each rank")
 shares_gpu = pytest.mark.skipif(not SHARED, reason="needs two ranks on one GPU")
-ODD = 1
 
 
 def ones(count: int = 4, dtype: str = "float32") -> Any:
@@ -51,30 +48,12 @@ def host(array: Any) -> np.ndarray:
     return cupy.asnumpy(array)
 
 
-def in_a_cell(do) -> BaseException | None:
-    enter()
-    try:
-        do()
-    except BaseException as error:
-        c.scope.leave(f"{type(error).__name__}: {error}", failed=True, where="cell:1")
-        return error
-    else:
-        c.scope.leave("it ended")
-        return None
-    finally:
-        settle()
-
-
 def next_cell_works() -> None:
     def cell() -> None:
         assert (host(c.allreduce(ones(), c.Sum)) == c.size()).all()
         assert c.allreduce(1, c.Sum) == c.size()
 
     assert in_a_cell(cell) is None
-
-
-def odd() -> bool:
-    return c.rank() == ODD
 
 
 def launched() -> list[tuple]:
@@ -298,20 +277,12 @@ def test_a_rank_that_left_is_named_and_the_next_cell_works(what):
 @two
 def test_an_interrupt_at_any_moment_leaves_the_next_cell_whole():
     def busy() -> None:
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        delay = 0.02 + 0.05 * np.random.default_rng().random()
-        timer = threading.Timer(delay, os.kill, [os.getpid(), signal.SIGINT])
-        timer.start()
-        try:
+        with interrupted_after(0.02 + 0.05 * np.random.default_rng().random()):
             while True:
                 c.allreduce(ones())
                 c.allreduce(ones(1_500_000), c.Sum, transport="staged")
                 c.allgather(ones(1 + c.rank()))
                 c.allreduce(ones(100, "float16"), c.Sum)
-        finally:
-            timer.cancel()
-            timer.join()
-            signal.signal(signal.SIGINT, before)
 
     for _ in range(6):
         assert isinstance(in_a_cell(busy), KeyboardInterrupt | RankLeft)
@@ -428,14 +399,8 @@ def test_connecting_can_be_left():
     def slow() -> None:
         if odd():
             nccl.slow_seconds.append(1.5)
-            before = signal.signal(signal.SIGINT, signal.default_int_handler)
-            timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
-            timer.start()
-            try:
+            with interrupted_after(0.3):
                 c.allreduce(ones())
-            finally:
-                timer.join()
-                signal.signal(signal.SIGINT, before)
         else:
             c.allreduce(ones())
 

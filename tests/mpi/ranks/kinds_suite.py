@@ -5,15 +5,15 @@ A library that is not installed is skipped. The GPU's own arrays need a GPU and 
 
 from __future__ import annotations
 
-import importlib
 import os
-import warnings
 from collections.abc import Callable, Iterator
+from importlib import util
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from libraries import BFLOAT16, equal, package, total, values
 
 import allranks.collectives as c
 from allranks.errors import MissingDependency
@@ -25,19 +25,7 @@ os.environ.update(
     TF_CPP_MIN_LOG_LEVEL="3",
     XLA_FLAGS="--xla_force_host_platform_device_count=2",
 )
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-INSTALL = {"array_api_strict": "array-api-strict", "torch": "torch", "jax": "jax"}
 SHAPES = [(), (1,), (0,), (3, 0, 2), (4, 3), (300, 301)]
-
-
-def package(name: str) -> Any:
-    """A library; skips the test where it is missing."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return importlib.import_module(name)
-        except ImportError:
-            pytest.skip(f"the package {name} is missing: pip install {INSTALL.get(name, name)}")
 
 
 class Kind:
@@ -103,7 +91,7 @@ class Strict(Kind):
     dtypes = ("int32", "float32", "float64", "bool", "complex64")
 
     def __init__(self) -> None:
-        self.library = package("array_api_strict")
+        self.library = package("array_api_strict", "array-api-strict")
 
     def make(self, array: np.ndarray) -> Any:
         return self.library.asarray(array, copy=True)
@@ -168,26 +156,6 @@ def cases() -> Any:
     return pytest.mark.parametrize(
         ("make_kind", "name"), CASES, ids=[f"{kind.__name__}-{dtype}" for kind, dtype in CASES]
     )
-
-
-def values(rank: int, shape: tuple[int, ...], name: str) -> np.ndarray:
-    """What a rank brings: small whole numbers, whose sums every dtype holds exactly."""
-    dtype = BFLOAT16 if name == "bfloat16" else np.dtype(name)
-    base = (np.arange(int(np.prod(shape))) * 7 + rank * 3) % 11
-    if dtype.kind == "b":
-        return (base > 4).reshape(shape)
-    return (base + (1j * rank if dtype.kind == "c" else 0)).astype(dtype).reshape(shape)
-
-
-def equal(found: np.ndarray, wanted: np.ndarray) -> None:
-    assert found.dtype == wanted.dtype
-    assert found.shape == wanted.shape
-    assert (found == wanted).all()
-
-
-def total(shape: tuple[int, ...], name: str) -> np.ndarray:
-    parts = np.stack([values(r, shape, name) for r in range(c.size())])
-    return parts.any(axis=0) if name == "bool" else parts.sum(axis=0, dtype=parts.dtype)
 
 
 def results(kind: Kind, mine: Any, other: Any, name: str) -> Iterator[tuple[Any, np.ndarray]]:
@@ -301,7 +269,7 @@ def test_masked_arrays_are_refused():
 
 
 def test_arrays_on_a_gpu_need_cupy():
-    if importlib.util.find_spec("cupy"):
+    if util.find_spec("cupy"):
         pytest.skip("the package cupy is here, and is what this test does without")
 
     class Only:

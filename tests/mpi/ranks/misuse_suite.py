@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import pytest
-from conftest import enter, settle
+from conftest import ODD, agreed_moment, in_a_cell, interrupted_after, next_cell_works, odd
 from mpi4py import MPI
 
 import allranks.collectives as c
@@ -21,56 +18,6 @@ from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle
 
 pytestmark = pytest.mark.skipif(c.size() < 2, reason="a mistake takes two ranks")
 TIMES = int(os.environ.get("ALLRANKS_TEST_TIMES", "5"))
-ODD = 1
-
-
-def odd() -> bool:
-    """True on the rank that errs."""
-    return c.rank() == ODD
-
-
-def in_a_cell(do: Callable[[], object]) -> BaseException | None:
-    """What a cell raised; afterwards every rank has left it, as an engine would have it."""
-    enter()
-    try:
-        do()
-    except BaseException as error:
-        c.scope.leave(f"{type(error).__name__}: {error}", failed=True, where="cell:1")
-        return error
-    else:
-        c.scope.leave("it ended")
-        return None
-    finally:
-        settle()
-
-
-def next_cell_works() -> None:
-    enter()
-    assert c.allreduce(np.ones(3), c.Sum)[0] == c.size()
-    assert c.comm().allreduce(1) == c.size()
-    c.scope.leave("it ended")
-    settle()
-
-
-def agreed_moment(seconds: float) -> float:
-    """A moment on the clock that the ranks of a host share. Collective over all ranks."""
-    return MPI.COMM_WORLD.bcast(time.monotonic() + seconds)
-
-
-@contextmanager
-def interrupted_after(seconds: float) -> Iterator[None]:
-    """Sends this process a SIGINT, as a notebook's interrupt does."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGINT])
-    try:
-        timer.start()
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-        signal.signal(signal.SIGINT, before)
-
-
 X = np.ones(4)
 MISMATCHES: dict[str, Callable[[], object]] = {
     "shape": lambda: c.allreduce(np.ones(4 if odd() else 5)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from misuse_suite import in_a_cell, interrupted_after, next_cell_works
+from conftest import ODD, in_a_cell, interrupted_after, next_cell_works, odd
 
 tf = pytest.importorskip("tensorflow", reason="no TensorFlow: pip install 'allranks[tensorflow]'")
 import keras  # noqa: E402
@@ -19,7 +19,6 @@ from allranks.errors import CollectiveMismatch, RankLeft  # noqa: E402
 
 hvd.init()
 R, N = hvd.rank(), hvd.size()
-ODD = 1
 pytestmark = pytest.mark.skipif(N < 2, reason="a mistake takes two ranks")
 X, Y = np.ones((24, 3), np.float32), np.ones((24, 1), np.float32)
 
@@ -34,7 +33,7 @@ def model(units: int = 2, **compiled: Any) -> Any:
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_a_mismatch_in_a_function_is_itself_and_tensorflows(eagerly: bool) -> None:
     def reduce() -> Any:
-        return hvd.allreduce(tf.ones([4 + (R == ODD)]))
+        return hvd.allreduce(tf.ones([4 + odd()]))
 
     run = reduce if eagerly else tf.function(reduce)
     error = in_a_cell(lambda: run())
@@ -48,7 +47,7 @@ def test_a_mismatch_in_a_function_is_itself_and_tensorflows(eagerly: bool) -> No
 
 
 def test_models_that_differ_are_a_mismatch_in_fit() -> None:
-    mine = model(units=2 + (R == ODD))
+    mine = model(units=2 + odd())
     error = in_a_cell(lambda: mine.fit(X, Y, verbose=0))
     assert isinstance(error, CollectiveMismatch)
     assert "rank 1" in str(error)
@@ -58,7 +57,7 @@ def test_models_that_differ_are_a_mismatch_in_fit() -> None:
 
 def test_models_of_as_many_weights_in_another_order_are_a_mismatch() -> None:
     variables = [tf.Variable(tf.ones([2, 3])), tf.Variable(tf.ones([3, 2]))]
-    if R == ODD:
+    if odd():
         variables.reverse()
 
     def step() -> Any:
@@ -71,10 +70,10 @@ def test_models_of_as_many_weights_in_another_order_are_a_mismatch() -> None:
 
 
 def test_unequal_steps_end_with_who_left() -> None:
-    rows = 24 if R == ODD else 16
+    rows = 24 if odd() else 16
     mine = model()
     error = in_a_cell(lambda: mine.fit(X[:rows], Y[:rows], batch_size=8, verbose=0))
-    if R == ODD:
+    if odd():
         assert isinstance(error, RankLeft)
         assert isinstance(error, tf.errors.UnknownError)
         assert "rank 0 " in str(error)
@@ -88,12 +87,12 @@ def test_unequal_steps_end_with_who_left() -> None:
 def test_a_rank_that_raises_in_fit_is_named_by_the_others(eagerly: bool) -> None:
     class Raises(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            if R == ODD and batch == 1:
+            if odd() and batch == 1:
                 raise ValueError("bad batch")
 
     mine = model(run_eagerly=eagerly)
     error = in_a_cell(lambda: mine.fit(X, Y, batch_size=8, verbose=0, callbacks=[Raises()]))
-    if R == ODD:
+    if odd():
         assert isinstance(error, ValueError)
     else:
         assert isinstance(error, RankLeft)
@@ -105,13 +104,13 @@ def test_a_rank_that_raises_in_fit_is_named_by_the_others(eagerly: bool) -> None
 def test_data_that_raises_in_fit_is_named_by_the_others() -> None:
     def batches() -> Any:
         for i in range(4):
-            if R == ODD and i == 2:
+            if odd() and i == 2:
                 raise RuntimeError("no such file")
             yield X[:8], Y[:8]
 
     mine = model()
     error = in_a_cell(lambda: mine.fit(batches(), steps_per_epoch=4, shuffle=False, verbose=0))
-    if R == ODD:
+    if odd():
         assert "no such file" in str(error)
     else:
         assert isinstance(error, RankLeft)
@@ -121,7 +120,7 @@ def test_data_that_raises_in_fit_is_named_by_the_others() -> None:
 def test_an_interrupt_is_heard_while_fit_waits_for_a_rank() -> None:
     class Waits(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            if R == ODD and batch == 1:
+            if odd() and batch == 1:
                 held.acquire()
 
     held = threading.Lock()
@@ -131,7 +130,7 @@ def test_an_interrupt_is_heard_while_fit_waits_for_a_rank() -> None:
     def fit() -> None:
         mine.fit(X, Y, batch_size=8, verbose=0, callbacks=[Waits()])
 
-    if R == ODD:
+    if odd():
         # Were it interrupted as well, the others would hear that it has left.
         with interrupted_after(6.0):
             error = in_a_cell(fit)
@@ -150,7 +149,7 @@ def test_an_interrupt_that_was_heard_ends_nothing_later() -> None:
 
     class Late(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            if R == ODD and batch == 1:
+            if odd() and batch == 1:
                 time.sleep(0.3)
 
     assert in_a_cell(lambda: mine.fit(X, Y, batch_size=8, verbose=0, callbacks=[Late()])) is None
@@ -163,7 +162,7 @@ def test_an_interrupt_during_the_steps_of_fit() -> None:
     def fit() -> None:
         mine.fit(data, steps_per_epoch=10**9, shuffle=False, verbose=0)
 
-    if R == ODD:
+    if odd():
         with interrupted_after(1.0):
             error = in_a_cell(fit)
         assert isinstance(error, KeyboardInterrupt)
@@ -182,7 +181,7 @@ def test_a_type_that_cannot_be_averaged_says_so_from_a_graph() -> None:
 def test_training_goes_on_after_a_failed_cell() -> None:
     mine = model()
     error = in_a_cell(lambda: mine.fit(X[: 8 * (2 + R % 2)], Y[: 8 * (2 + R % 2)], 8, verbose=0))
-    assert (error is None) == (R != ODD)
+    assert (error is None) == (not odd())
     assert in_a_cell(lambda: hvd.broadcast_variables(mine.variables, 0)) is None
     assert in_a_cell(lambda: mine.fit(X, Y, batch_size=8, verbose=0)) is None
     weights = c.allgather_object([v.numpy() for v in mine.variables])

@@ -10,6 +10,8 @@ Put this folder's parent on PYTHONPATH before anything imports cupy.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from cupy import cuda
@@ -44,7 +46,7 @@ def from_dlpack(array):
 
 
 def is_available():
-    return True
+    return os.environ.get(cuda.runtime.SEAT) not in cuda.runtime.MISSING
 
 
 def _rubbish(dtype):

@@ -1,4 +1,4 @@
-"""FAKE cupy.cuda.runtime. ``SEAT`` says which GPU this rank has; ``fail`` breaks it."""
+"""FAKE cupy.cuda.runtime. ``SEAT`` says which GPU this rank has, if any; ``failing`` breaks it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import os
 from cupy.cuda import _queue
 
 SEAT = "ALLRANKS_FAKE_GPU"
+MISSING = {
+    "no driver": "cudaErrorInsufficientDriver: CUDA driver version is insufficient for its runtime",
+    "no GPU": "cudaErrorNoDevice: no CUDA-capable device is detected",
+}
 PIN = "ALLRANKS_FAKE_PIN"
 failing: list[str] = []
 registered: list[tuple[int, int]] = []
@@ -18,6 +22,9 @@ class CUDARuntimeError(RuntimeError):
 
 
 def getDeviceCount():
+    missing = MISSING.get(os.environ.get(SEAT, ""))
+    if missing:
+        raise CUDARuntimeError(missing)
     return 1
 
 

@@ -1,0 +1,137 @@
+"""What the ranks of a cluster are given to run: one cell after the other, or a crew's members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from allranks.cluster.connection import CellRecord, Connection
+from allranks.cluster.crew import Crew
+from allranks.cluster.explaining import Aside
+from allranks.cluster.inbox import Pressed
+from allranks.cluster.run import Run, View
+from allranks.errors import UsageError
+from allranks.records import requests
+from allranks.records.wire import Output, Result, RunCell
+
+_rank_of = attrgetter("rank")
+
+
+class Cells:
+    """Numbers the cells, sends them, and hands on what ranks tell of the one that runs.
+
+    Between a cell that has left its communicator unusable and the next one, the ranks move to a
+    fresh one. What is written when its cell has ended is shown with the next one.
+    """
+
+    _ranks: Connection
+
+    def __init__(self) -> None:
+        self.late: list[Output] = []
+        self._running: Run | None = None
+        self._crew: Crew | None = None
+        self._number = 0
+        self._epoch = 0
+        self._dirty = False
+
+    def begin(self, ranks: Connection) -> None:
+        """Takes in that these ranks, which are new, run what follows."""
+        self._ranks = ranks
+        self._epoch, self._dirty = 0, False
+        self.late.clear()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a cell or a crew is under way."""
+        return self._running is not None or self._crew is not None
+
+    def check_idle(self) -> None:
+        """Raises where the event loop of an awaited ensemble is used to run a cell beside it."""
+        if self._crew is not None:
+            raise UsageError(
+                "expected idle ranks, found them running an ensemble. Wait for its end, or type: "
+                "runs.stop()"
+            )
+
+    def prepare(self, view: View) -> int:
+        """Makes the ranks ready for another cell, shown in ``view``; returns its number."""
+        if not isinstance(view, Aside):
+            self._show_late(view)
+        self._renew()
+        self._number += 1
+        return self._number
+
+    def send(self, cell: RunCell, run: Run, *payloads: bytes) -> None:
+        """Sends a cell to the ranks of ``run``, all of them or none."""
+        self._running = run
+        self._ranks.send(run.ranks, cell, *payloads)
+
+    def end(self, run: Run) -> None:
+        """Takes in that a cell has ended, however it did."""
+        self._running = None
+        self._dirty = self._dirty or run.dirty
+
+    @contextmanager
+    def crew(self, ranks_each: int) -> Iterator[Crew]:
+        """Within, members of an ensemble run side by side, each on ``ranks_each`` ranks in a row.
+
+        Raises:
+            UsageError: the ranks run another ensemble.
+        """
+        self.check_idle()
+        self._renew()
+        told = self._ask(requests.MEMBERS, {"ranks_each": ranks_each})
+        self._crew = Crew(self._ranks, self._number, ranks_each)
+        for slot in self._crew.slots:
+            slot.epoch = max(told[rank]["epoch"] for rank in slot.ranks)
+            slot.dirty = any(told[rank]["dirty"] for rank in slot.ranks)
+        try:
+            yield self._crew
+        finally:
+            self._number = self._crew.cells
+            self._crew = None
+            if not self._ranks.closed:
+                self._ranks.ask_soon(
+                    requests.MEMBERS, {"ranks_each": 0}, lambda _: None, range(self._ranks.size)
+                )
+
+    def interrupt(self) -> bool:
+        """Interrupts what is under way; returns whether something was."""
+        if self._crew is not None:
+            self._ranks.inbox.put(Pressed())
+            return True
+        if self._running is None:
+            return False
+        self._running.press()
+        return True
+
+    def take(self, record: CellRecord, payloads: list[bytes]) -> None:
+        """Takes in what a rank tells of a cell."""
+        if self._crew is not None and self._crew.take(record, payloads):
+            return
+        if self._running is not None and record.cell == self._running.cell:
+            if not isinstance(record, Result):
+                self._running.take(record, payloads)
+        elif isinstance(record, Output) and record.entries:
+            self.late.append(record)
+
+    def _show_late(self, view: View) -> None:
+        for rank, batches in groupby(sorted(self.late, key=_rank_of), key=_rank_of):
+            notice: list[Any] = ["notice", "written after its cell had ended:"]
+            late = [notice, *(entry for batch in batches for entry in batch.entries)]
+            view.output(Output(rank, 0, tuple(late), 0, 0, 0))
+        self.late.clear()
+
+    def _renew(self) -> None:
+        """Moves the ranks to a fresh communicator where a cell has left the old one unusable."""
+        if self._dirty:
+            self._epoch += 1
+            self._ask(requests.RENEW, {"epoch": self._epoch})
+            self._dirty = False
+
+    def _ask(self, name: str, arguments: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        answers = self._ranks.ask(name, arguments, ranks=range(self._ranks.size))
+        return {rank: content for rank, (content, _) in answers.items()}

@@ -1,0 +1,66 @@
+"""What a line asks of a cluster: behind a cell's magic, an ensemble's, or a command."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, fields
+from typing import Any
+
+from allranks.cluster.cluster import Cluster
+
+#: The options that take a value, by their fields.
+TYPED = {"n": "-n", "gpus": "--gpus", "launcher": "--on", "preload": "--preload"}
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """What is asked of a cluster; None where nothing is said.
+
+    ``n`` is the number of ranks, ``launcher`` the name of what starts them, ``preload`` the names
+    of modules with commas between; where ``exclusive``, each rank needs a GPU of its own.
+    """
+
+    n: int | None = None
+    gpus: str | None = None
+    launcher: str | None = None
+    preload: str | None = None
+    exclusive: bool = False
+
+    def over(self, before: ClusterOptions) -> ClusterOptions:
+        """Returns the same, with what was asked ``before`` where nothing is said now."""
+        return ClusterOptions(
+            before.n if self.n is None else self.n,
+            self.gpus or before.gpus,
+            self.launcher or before.launcher,
+            before.preload if self.preload is None else self.preload,
+            self.exclusive,
+        )
+
+    def make(self) -> Cluster:
+        """Returns such a cluster, not started.
+
+        Raises:
+            UsageError: there can be none here.
+            MissingDependency: a module to preload is not installed.
+        """
+        return Cluster(
+            self.n,
+            gpus=self.gpus,
+            launcher=self.launcher or "local",
+            preload=self.preload or (),
+            exclusive=self.exclusive,
+        )
+
+    @staticmethod
+    def add_to(parser: argparse.ArgumentParser) -> None:
+        """Has a parser read these options, each into the attribute of its field."""
+        parser.add_argument("-n", type=int)
+        parser.add_argument("--gpus")
+        parser.add_argument("--exclusive", action="store_true")
+        parser.add_argument("--on", dest="launcher", metavar="LAUNCHER")
+        parser.add_argument("--preload", metavar="MODULES")
+
+    @classmethod
+    def take_from(cls, parsed: dict[str, Any]) -> ClusterOptions:
+        """Returns the options that a parser has read, and removes them from ``parsed``."""
+        return cls(**{field.name: parsed.pop(field.name) for field in fields(cls)})

@@ -1,0 +1,38 @@
+"""An operation on tensors and the one that makes its gradient. Runs in every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from allranks.collectives import ProcessSet
+from allranks.tensorflow.crossing import cross
+
+Function = Callable[..., Sequence[Any]]
+
+
+def differentiable(
+    move: Function,
+    back: Callable[..., Any],
+    tensors: Sequence[Any],
+    specs: Sequence[Any],
+    name: str | None,
+    process_set: ProcessSet,
+) -> list[Any]:
+    """The tensors that ``move`` makes; ``back`` makes the inputs' gradients from theirs."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def run(*inputs: Any) -> Any:
+        return cross(move, inputs, specs, name, process_set), back
+
+    return list(run(*tensors))
+
+
+def like(tensor: Any, *, open_rows: bool = False) -> Any:
+    """The shape and dtype of a tensor; ``open_rows`` leaves its first dimension open."""
+    shape = tensor.shape
+    if open_rows and shape.rank:
+        shape = tf.TensorShape([None]).concatenate(shape[1:])
+    return tf.TensorSpec(shape, tensor.dtype)
