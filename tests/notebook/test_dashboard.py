@@ -104,7 +104,7 @@ def test_the_explainer_leaves_a_still_picture_and_text(notebook):
 
 
 def test_the_explainer_names_ranks_that_are_not_there(notebook):
-    cell = notebook.run("ring(ranks=3)")
+    cell = notebook.run("from allranks.widgets import ring\nring(ranks=3)")
     assert cell.error_name == "UsageError"
     assert "found 3, and 2 run. Type for example: %distributed restart -n 3" in cell.error_value
 
@@ -113,7 +113,7 @@ def test_the_explainer_keeps_what_ranks_write_for_the_next_cell(notebook):
     notebook.run(
         "%%distributed -r 0\nimport threading; threading.Timer(0.3, print, ['late']).start()"
     )
-    notebook.run("import time; time.sleep(1); _ = ring()")
+    notebook.run("import time; from allranks.widgets import ring; time.sleep(1); _ = ring()")
     cell = notebook.run("%%distributed -r 0\n1")
     assert cell.text == "rank 0 · written after its cell had ended:\n       │ late\n       → 1\n"
 
