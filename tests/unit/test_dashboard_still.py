@@ -116,6 +116,17 @@ def test_numbers_are_as_people_read_them(said, expected):
     assert said == expected
 
 
+def test_the_last_label_of_an_axis_is_inside_the_picture():
+    made = Figures([hello(0)])
+    record, values = points(0, "busbw", [(1_024, 0.1), (1_048_576, 0.9)])
+    made.take(record, [values])
+    made.end()
+    [drawn] = images(bundle(made)["text/html"])
+    label = next(text for text in drawn.findall("{*}text") if text.text == "1,000,000")
+    assert label.get("text-anchor") == "middle"
+    assert float(label.get("x")) + 3.5 * len(label.text) <= float(drawn.get("width"))
+
+
 def test_ticks_are_round_and_inside():
     assert svg.ticks(0.13, 0.97, 4) == [0.5]
     assert svg.ticks(0, 160, 4) == [0, 50, 100, 150]

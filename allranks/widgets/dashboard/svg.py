@@ -19,6 +19,8 @@ INK = "#808080"
 WAIT, TRANSFER = "#d98200", "#1f83c9"
 _WIDTH, _HEIGHT = 420, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 24, 24
+#: How wide a letter of a label is, at most.
+_LETTER = 7
 #: More ranks than this are drawn as their mean, between the least and the greatest.
 MANY = 16
 
@@ -139,7 +141,9 @@ class _Frame:
             body += f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="{INK}" opacity="0.35"/>'
             body += _text(_LEFT - 6, y + 4, number(shown), "end")
         for value in ticks(self.x0, self.x1, 4):
-            body += _text(self.x(value), _HEIGHT - 8, number(value), "middle")
+            words = number(value)
+            middle = min(self.x(value), _WIDTH - len(words) * _LETTER / 2)
+            body += _text(middle, _HEIGHT - 8, words, "middle")
         return body
 
 

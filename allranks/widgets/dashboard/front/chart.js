@@ -88,7 +88,9 @@ function drawAxes(paint, scale, width, height, log, ink, grid) {
   }
   paint.textAlign = "center";
   for (const tick of ticks(scale.x0, scale.x1, Math.max(2, Math.min(6, width / 90)))) {
-    paint.fillText(formatNumber(Number(tick.toPrecision(8))), scale.x(tick), height - 9);
+    const words = formatNumber(Number(tick.toPrecision(8)));
+    const middle = Math.min(scale.x(tick), width - paint.measureText(words).width / 2);
+    paint.fillText(words, middle, height - 9);
   }
 }
 
