@@ -8,6 +8,8 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from allranks.records.telemetry import Timings
 from allranks.widgets.dashboard import svg
@@ -127,6 +129,11 @@ def test_the_last_label_of_an_axis_is_inside_the_picture():
     assert float(label.get("x")) + 3.5 * len(label.text) <= float(drawn.get("width"))
 
 
+@given(low=st.floats(-1e6, 1e6), exponent=st.floats(-3, 6))
+def test_an_axis_has_a_few_ticks_and_never_a_single_one(low, exponent):
+    assert 2 <= len(svg.ticks(low, low + 10**exponent, 3.5)) <= 6
+
+
 def test_ticks_are_round_and_inside():
-    assert svg.ticks(0.13, 0.97, 4) == [0.5]
+    assert svg.ticks(0.13, 0.97, 4) == [0.2, 0.4, 0.6, 0.8]
     assert svg.ticks(0, 160, 4) == [0, 50, 100, 150]
