@@ -9,6 +9,7 @@ less than the first. Linux only.
 from __future__ import annotations
 
 import importlib.util
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -63,9 +64,10 @@ def main() -> None:
 
 def section(result: dict[str, Any]) -> str:
     """Returns the table, and what it was measured on."""
+    loads = [sample["load_before"] for sample in result["samples"]]
     measured_on = (
         f"Measured {result['date']} on {machine.sentence(result['machine'])}. "
-        f"Load of the machine before: {result['machine']['load_before'][0]:.1f}."
+        f"Load of the machine before: {min(loads):.1f} to {max(loads):.1f}."
     )
     return f"{table(result)}\n\n{measured_on}"
 
@@ -100,11 +102,12 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _class(students: int, n: int, options: str, steps: Iterable[str]) -> list[dict[str, Any]]:
+    load = round(os.getloadavg()[0], 2)
     with ExitStack() as stack:
         ends = [stack.enter_context(frontend.front_end()) for _ in range(students)]
         _together(ends, frontend.LOAD)
         started = _together(ends, f"{frontend.START.format(n=n)} {options}")
-        return [_measure(ends, n, step, started) for step in steps]
+        return [_measure(ends, n, step, started) | {"load_before": load} for step in steps]
 
 
 def _measure(ends: list[FrontEnd], n: int, step: str, started: float) -> dict[str, Any]:
