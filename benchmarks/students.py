@@ -67,7 +67,7 @@ def section(result: dict[str, Any]) -> str:
     loads = [sample["load_before"] for sample in result["samples"]]
     measured_on = (
         f"Measured {result['date']} on {machine.sentence(result['machine'])}. "
-        f"Load of the machine before: {min(loads):.1f} to {max(loads):.1f}."
+        f"Load of the machine before each class: {min(loads):.1f} to {max(loads):.1f}."
     )
     return f"{table(result)}\n\n{measured_on}"
 
