@@ -1,17 +1,20 @@
-"""What students cost a host: memory, idle processor time and processes of a notebook with ranks.
+"""What students cost a host: memory, processor time and processes of their notebooks with ranks.
 
-Memory is the proportional set size: pages that processes share count once, divided among them. So
-the sum over all processes is what the host is short of, and a second student costs less than
-the first. Linux only.
+Every student has a kernel and ranks of their own, and all of them do each step at the same moment,
+as in class. Memory is the proportional set size: pages that processes share count once, divided
+among them. So the sum over all processes is what the host is short of, and a second student costs
+less than the first. Linux only.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import statistics
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,8 @@ from benchmarks import frontend, machine, report, results
 from benchmarks.frontend import FrontEnd
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "teaching.md"
-CLASSES = ((1, 2), (3, 2), (1, 4))
-"""How many students, and how many ranks each."""
+CLASSES = ((1, 2), (2, 2), (4, 2), (1, 4), (2, 4), (4, 4))
+"""How many students at once, and how many ranks each has."""
 DIGITS = """%%distributed
 import numpy as np
 import matplotlib.pyplot as plt
@@ -33,17 +36,20 @@ TENSORFLOW = "%%distributed\nimport tensorflow as tf"
 STEPS = {"started": "", "digits": DIGITS, "tensorflow": TENSORFLOW, "preloaded": TENSORFLOW}
 WORDS = {
     "started": "ranks started",
-    "digits": "numpy, matplotlib, scikit-learn on every rank",
-    "tensorflow": "and TensorFlow",
-    "preloaded": "TensorFlow, with `--preload tensorflow`",
+    "digits": "+ numpy, matplotlib, scikit-learn",
+    "tensorflow": "+ TensorFlow",
+    "preloaded": "ranks started with `--preload tensorflow`, TensorFlow",
 }
 LIGHT, HEAVY = ("started", "digits"), ("tensorflow",)
-_SETTLE_SECONDS, _WATCHED_SECONDS = 1.0, 5.0
+_SETTLE_SECONDS, _WATCHED_SECONDS, _CELL_SECONDS = 1.0, 5.0, 300.0
 
 
 def main() -> None:
     """Measures, writes ``results/students.json`` and the table of docs/teaching.md."""
     described = machine.describe()
+    for package in ("matplotlib", "scikit-learn", "tensorflow"):
+        with suppress(metadata.PackageNotFoundError):
+            described["versions"][package] = metadata.version(package)
     heavy = importlib.util.find_spec("tensorflow") is not None
     samples = []
     for students, n in CLASSES:
@@ -51,37 +57,61 @@ def main() -> None:
         if heavy:
             samples += _class(students, n, "--preload tensorflow", ("preloaded",))
     result = results.write("students", described, {"samples": samples})
-    measured_on = f"Measured {result['date']} on {machine.sentence(described)}."
-    figures = f"{table(result)}\n\n{measured_on}"
+    figures = section(result)
     PAGE.write_text(report.insert(PAGE.read_text(), figures))
     print(figures)
 
 
+def section(result: dict[str, Any]) -> str:
+    """Returns the table, and what it was measured on."""
+    loads = [sample["load_before"] for sample in result["samples"]]
+    measured_on = (
+        f"Measured {result['date']} on {machine.sentence(result['machine'])}. "
+        f"Load of the machine before each class: {min(loads):.1f} to {max(loads):.1f}."
+    )
+    return f"{table(result)}\n\n{measured_on}"
+
+
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures as markdown."""
-    rows = []
-    for s in result["samples"]:
-        each = s["pss_nbytes"] / s["students"] / 1e6
-        idle = 100 * s["idle_cpu_seconds"] / s["watched_seconds"] / s["students"]
-        counts = [s["ranks"], s["students"], s["processes"] // s["students"]]
-        rows.append([WORDS[s["step"]], *map(str, counts), f"{each:,.0f}", f"{idle:.1f}"])
-    head = ["after", "ranks", "students", "processes each", "MB each", "idle, % of a core each"]
-    return "What one of several students takes, kernel and all.\n\n" + results.markdown(head, rows)
+    """Returns the figures as markdown: memory, then seconds, a row for each class."""
+    classes: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
+    for sample in result["samples"]:
+        of_class = classes.setdefault((sample["ranks"], sample["students"]), {})
+        of_class[sample["step"]] = sample
+    steps = [step for step in WORDS if any(step in of_class for of_class in classes.values())]
+    head = ["ranks each", "students", *(WORDS[step] for step in steps)]
+
+    def rows(figure: Callable[[dict[str, Any]], str]) -> str:
+        body = [
+            [*map(str, of), *(figure(found[step]) if step in found else "–" for step in steps)]
+            for of, found in sorted(classes.items())
+        ]
+        return results.markdown(head, body)
+
+    idle = max(
+        100 * s["idle_cpu_seconds"] / s["watched_seconds"] / s["students"]
+        for s in result["samples"]
+    )
+    return (
+        "Memory of a student's kernel, ranks and all that belongs to them, in MB, after\n\n"
+        f"{rows(lambda s: format(s['pss_nbytes'] / s['students'] / 1e6, ',.0f'))}\n\n"
+        "Seconds, where all students do it at the same moment, until the last one has\n\n"
+        f"{rows(lambda s: format(s['seconds'], '.1f'))}\n\n"
+        f"Ranks that have nothing to do took at most {idle:.1f} % of one core, a student."
+    )
 
 
 def _class(students: int, n: int, options: str, steps: Iterable[str]) -> list[dict[str, Any]]:
+    load = round(os.getloadavg()[0], 2)
     with ExitStack() as stack:
         ends = [stack.enter_context(frontend.front_end()) for _ in range(students)]
-        for end in ends:
-            end.do(frontend.LOAD)
-            end.do(f"{frontend.START.format(n=n)} {options}")
-        return [_measure(ends, n, step) for step in steps]
+        _together(ends, frontend.LOAD)
+        started = _together(ends, f"{frontend.START.format(n=n)} {options}")
+        return [_measure(ends, n, step, started) | {"load_before": load} for step in steps]
 
 
-def _measure(ends: list[FrontEnd], n: int, step: str) -> dict[str, Any]:
-    if STEPS[step]:
-        for end in ends:
-            end.do(STEPS[step])
+def _measure(ends: list[FrontEnd], n: int, step: str, started: float) -> dict[str, Any]:
+    took = _together(ends, STEPS[step]) if STEPS[step] else 0.0
     time.sleep(_SETTLE_SECONDS)
     processes = [process for end in ends for process in _processes(end)]
     before = _cpu_seconds(processes)
@@ -91,11 +121,23 @@ def _measure(ends: list[FrontEnd], n: int, step: str) -> dict[str, Any]:
         "ranks": n,
         "students": len(ends),
         "processes": len(processes),
+        # With --preload the import is a part of the start.
+        "seconds": took + (started if step in ("started", "preloaded") else 0.0),
         "pss_nbytes": sum(process.memory_full_info().pss for process in processes),
         "rss_nbytes": sum(process.memory_info().rss for process in processes),
         "idle_cpu_seconds": _cpu_seconds(processes) - before,
         "watched_seconds": _WATCHED_SECONDS,
     }
+
+
+def _together(ends: list[FrontEnd], source: str) -> float:
+    """Has all students run the cell at once; returns the seconds until the last one is done."""
+    began = time.perf_counter()
+    cells = [end.start(source) for end in ends]
+    for cell in cells:
+        if cell.wait(_CELL_SECONDS).status != "ok":
+            raise frontend.Failed(f"{source}\n{cell.text}")
+    return time.perf_counter() - began
 
 
 def _processes(end: FrontEnd) -> list[psutil.Process]:

@@ -55,7 +55,7 @@ class Session:
         started = time.monotonic()
         self._cluster = cluster.start()
         share(cluster)
-        print(start_line(cluster, time.monotonic() - started, again=lost))
+        print(start_text(cluster, time.monotonic() - started, again=lost))
         for line in cluster.gpu_notices:
             print(line)
         return cluster
@@ -96,8 +96,8 @@ class Session:
         return running is not None
 
 
-def start_line(cluster: Cluster, seconds: float, again: bool = False) -> str:
-    """Returns the line that says what was started, and which names every rank has."""
+def start_text(cluster: Cluster, seconds: float, again: bool = False) -> str:
+    """Returns the lines that say what was started, and which names every rank has."""
     hellos = list(cluster.hellos.values())
     hosts = ", ".join(sorted({hello.host for hello in hellos}))
     gpus = sorted({hello.device for hello in hellos} - {"cpu"})
@@ -105,5 +105,5 @@ def start_line(cluster: Cluster, seconds: float, again: bool = False) -> str:
     what = "started again" if again else "started"
     return (
         f"allranks {what} {label(range(cluster.size))} on {hosts} ({where}, {hellos[0].mpi}) in "
-        f"{seconds:.1f} s. Each has: {_NAMES}"
+        f"{seconds:.1f} s.\nEach has: {_NAMES}"
     )

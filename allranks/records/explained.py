@@ -17,7 +17,7 @@ class Explained:
     run: Run
     """Every message, as the ranks recorded it."""
     seconds: float
-    """Median time of the same allreduce without a recorder, each as long as its slowest rank."""
+    """Shortest time of the same allreduce without a recorder, each as long as its slowest rank."""
     repeats: int
     """How many were timed."""
     prediction: Prediction

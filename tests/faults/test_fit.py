@@ -109,5 +109,5 @@ def test_different_numbers_of_batches_are_told_before_training(training):
         "rows = 64 if rank == 0 else 40\n"
         "model.fit(x[:rows], y[:rows], batch_size=8, verbose=0, callbacks=[begin])"
     )
-    assert "found rank 0 1 epochs of 8 steps, rank 1 1 epochs of 5 steps" in cell.text
+    assert "found 1 epochs of 8 steps on rank 0, 1 epochs of 5 steps on rank 1" in cell.text
     assert "ranks 0–1" in cell.error_value

@@ -18,7 +18,7 @@ CHANGES = (
     (r"(?<=: )[\d.]+ (s|ms|µs)\b", "SECONDS"),
     (r"(?<=finished, )[\d.]+ (s|ms|µs)$", "SECONDS"),
     (r"\b\d+\.\d+ s\b", "SECONDS"),
-    (r"median of \d+", "median of TIMES"),
+    (r"shortest of \d+", "shortest of TIMES"),
     (r"within [\d.]+%", "within PERCENT"),
     (r"In\[\d+\]", "In[N]"),
     (r"<ipython-input-[\w-]+>", "In[N]"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cells, ensemble, machine, output, report, start
+from benchmarks import cells, ensemble, machine, output, report, start, students
 
 MACHINE = {
     "processor": "A processor",
@@ -75,6 +75,23 @@ def test_an_ensemble_is_told_by_what_a_member_takes_and_how_much_is_filled() -> 
     assert "| `%%ensemble` | 9.0 (8.0) | 4.5 (4.0) | 95 % |" in told
     assert told.endswith("| `ipyparallel` | – | 7.0 (6.0) | 92 % |")
     assert "64 members that sleep between 0.1 and 0.7 s" in told
+
+
+SAMPLE = {"processes": 18, "idle_cpu_seconds": 0.2, "watched_seconds": 5.0, "load_before": 0.3}
+STUDENTS = result(
+    "students",
+    samples=[
+        SAMPLE | {"ranks": 2, "students": 2, "step": step, "seconds": seconds, "pss_nbytes": nbytes}
+        for step, seconds, nbytes in (("started", 4.0, 400e6), ("digits", 20.0, 2400e6))
+    ],
+)
+
+
+def test_a_class_of_students_is_told_by_what_one_of_them_takes() -> None:
+    table = students.table(STUDENTS)
+    assert "| 2 | 2 | 200 | 1,200 |" in table
+    assert "| 2 | 2 | 4.0 | 20.0 |" in table
+    assert table.endswith("took at most 2.0 % of one core, a student.")
 
 
 def test_results_of_one_machine_name_it_once() -> None:

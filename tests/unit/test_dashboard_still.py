@@ -8,6 +8,8 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from allranks.records.telemetry import Timings
 from allranks.widgets.dashboard import svg
@@ -102,7 +104,8 @@ def test_peaks_survive_thinning():
     [
         (number(0.000123456), "0.0001235"),
         (number(12345), "12,345"),
-        (number(1.5e9), "1.500e+09"),
+        (number(1.5e9), "1.5e+09"),
+        (number(123_456.7), "1.235e+05"),
         (number(math.nan), "nan"),
         (seconds(75), "1 min 15 s"),
         (seconds(0.00123), "1.23 ms"),
@@ -116,6 +119,22 @@ def test_numbers_are_as_people_read_them(said, expected):
     assert said == expected
 
 
+def test_the_last_label_of_an_axis_is_inside_the_picture():
+    made = Figures([hello(0)])
+    record, values = points(0, "busbw", [(1_024, 0.1), (1_048_576, 0.9)])
+    made.take(record, [values])
+    made.end()
+    [drawn] = images(bundle(made)["text/html"])
+    label = next(text for text in drawn.findall("{*}text") if text.text == "1,000,000")
+    assert label.get("text-anchor") == "middle"
+    assert float(label.get("x")) + 3.5 * len(label.text) <= float(drawn.get("width"))
+
+
+@given(low=st.floats(-1e6, 1e6), exponent=st.floats(-3, 6))
+def test_an_axis_has_a_few_ticks_and_never_a_single_one(low, exponent):
+    assert 2 <= len(svg.ticks(low, low + 10**exponent, 3.5)) <= 6
+
+
 def test_ticks_are_round_and_inside():
-    assert svg.ticks(0.13, 0.97, 4) == [0.5]
+    assert svg.ticks(0.13, 0.97, 4) == [0.2, 0.4, 0.6, 0.8]
     assert svg.ticks(0, 160, 4) == [0, 50, 100, 150]

@@ -9,7 +9,7 @@ import pytest
 from allranks.widgets.dashboard.figures import Figures
 from allranks.widgets.dashboard.tables import Table
 from allranks.widgets.ensemble.rows import Members, Row
-from allranks.widgets.ensemble.still import best_of, bundle
+from allranks.widgets.ensemble.still import best_of, bundle, table_html
 from tests.unit.test_dashboard_stores import hello, points
 
 
@@ -86,6 +86,18 @@ def test_a_member_that_begins_anew_begins_its_curve_anew():
             figures.curves.forget(3)
     (series,) = figures.curves.series.values()
     assert list(series.values) == [6.0, 6.0]
+
+
+def test_a_metric_of_any_name_stands_to_the_right():
+    html = table_html([row(0)], "error", True)
+    assert re.findall(r'<th style="text-align: (\w+)">(\w+)</th>', html) == [
+        ("right", "member"),
+        ("left", "values"),
+        ("left", "state"),
+        ("right", "rank"),
+        ("right", "error"),
+        ("right", "time"),
+    ]
 
 
 def test_columns_of_words_stand_to_the_left():

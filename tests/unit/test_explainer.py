@@ -100,7 +100,7 @@ def test_the_text_tells_messages_cost_and_result():
         text(found, frames(found.run))
         == """\
 ring allreduce of 2 int64 over 2 ranks
-measured: 2.5 ms (median of 15); simulated: 3 ms (model of these ranks, fitted)
+measured: 2.5 ms (shortest of 15); simulated: 3 ms (model of these ranks, fitted)
   round  phase           message     chunk  values
   1      reduce-scatter  rank 1 → 0  1      2 + 20 = 22
   1      reduce-scatter  rank 0 → 1  0      10 + 1 = 11

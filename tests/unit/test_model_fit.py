@@ -80,6 +80,13 @@ def test_latencies_inside_a_host_are_not_guessed_from_one_rank_a_host():
         predict(4, 16, 4, "ring", fabric)
 
 
+def test_bytes_that_cost_nothing_measurable_are_free_and_the_error_says_so():
+    fabric = fit([(64, 2e-3), (2**20, 1e-3)], ranks=4)
+    alone = predict(64, 4, 1, "ring", fabric).seconds
+    assert predict(2**20, 4, 1, "ring", fabric).seconds == pytest.approx(alone)
+    assert fabric.relative_error > 0.3
+
+
 def test_a_fit_names_its_measurements_and_its_error():
     fabric = fit(measure(2e-6, 5e9, 4), 4, name="two desktops")
     assert fabric.name == "two desktops, fitted to 6 measurements within 0.0%"

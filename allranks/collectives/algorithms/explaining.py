@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -22,8 +21,8 @@ _FITTED_NBYTES = (4 << 10, 64 << 10, 512 << 10)
 """What the model is fitted to: never the array at hand, so that its prediction can fail."""
 _REPEATS = 15
 _LEAST_REPEATS = 3
-_SECONDS = 0.15
-"""For each size; a slow machine times fewer allreduces."""
+_SECONDS = 0.6
+"""For all sizes together; a slow machine times fewer allreduces."""
 
 
 def explain_here(algorithm: str, values: Sequence[Sequence[float]]) -> dict[str, Any] | None:
@@ -41,13 +40,13 @@ def explain_here(algorithm: str, values: Sequence[Sequence[float]]) -> dict[str,
     recorder = Recorder(limit=max(array.size, 1))
     allreduce(array, link, "sum", recorder)
     run = collect(recorder, link)
-    seconds, repeats = _time(allreduce, array, link)
+    others = [np.zeros(nbytes, np.uint8) for nbytes in _FITTED_NBYTES]
+    (seconds, *times), repeats = _time(allreduce, [array, *others], link)
     hosts = len(set(world.current().hosts[: link.size]))
     measured = [
-        Measurement(nbytes, _time(allreduce, np.zeros(nbytes, np.uint8), link)[0], link.size, hosts,
-                    algorithm)
-        for nbytes in _FITTED_NBYTES
-    ]  # fmt: skip
+        Measurement(nbytes, taken, link.size, hosts, algorithm)
+        for nbytes, taken in zip(_FITTED_NBYTES, times, strict=True)
+    ]
     if run is None:
         return None
     fabric = fit(measured, name="these ranks")
@@ -55,14 +54,25 @@ def explain_here(algorithm: str, values: Sequence[Sequence[float]]) -> dict[str,
     return Explained(run, seconds, repeats, prediction).to_dict()
 
 
-def _time(allreduce: Algorithm, array: Array, link: CellLink) -> tuple[float, int]:
-    """The median of a few allreduces' seconds, the same on every rank, and their number."""
-    allreduce(array, link, "sum", None)
-    taken: list[float] = []
-    while len(taken) < _LEAST_REPEATS or (len(taken) < _REPEATS and sum(taken) < _SECONDS):
-        tree_allreduce(np.zeros(1), link)  # all have arrived
-        began = perf_counter()
+def _time(allreduce: Algorithm, arrays: Sequence[Array], link: CellLink) -> tuple[list[float], int]:
+    """The shortest seconds of each array's allreduces, the same on every rank, and their number.
+
+    What else a host does only makes them longer, and all arrays have their turn in every round: so
+    a busy moment is not taken for the cost of one size.
+    """
+    for array in arrays:
         allreduce(array, link, "sum", None)
-        slowest = tree_allreduce(np.array([perf_counter() - began]), link, "max")
-        taken.append(float(slowest[0]))
-    return median(taken), len(taken)
+    rounds: list[list[float]] = []
+    spent = 0.0
+    while len(rounds) < _LEAST_REPEATS or (len(rounds) < _REPEATS and spent < _SECONDS):
+        rounds.append([_once(allreduce, array, link) for array in arrays])
+        spent += sum(rounds[-1])
+    return [min(taken) for taken in zip(*rounds, strict=True)], len(rounds)
+
+
+def _once(allreduce: Algorithm, array: Array, link: CellLink) -> float:
+    tree_allreduce(np.zeros(1), link)  # all have arrived
+    began = perf_counter()
+    allreduce(array, link, "sum", None)
+    slowest = tree_allreduce(np.array([perf_counter() - began]), link, "max")
+    return float(slowest[0])

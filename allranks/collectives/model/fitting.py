@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +38,13 @@ def fit(
     """A fabric whose α and β come closest to the measurements, in relative error.
 
     Relative, so that 20 µs at 4 B weigh as much as 20 ms at 64 MB. A latency or a time per
-    byte is never negative (non-negative least squares).
+    byte is never negative (non-negative least squares). Where long arrays took no longer than
+    short ones, bytes cost nothing, and the error says how well that holds.
 
     Args:
         measurements: records, or pairs (nbytes, seconds) that share the arguments below. Two
-            sizes are enough; a few from 4 B to 64 MB are better. Take medians.
+            sizes are enough; a few from 4 B to 64 MB are better. Take the shortest of several
+            times: what else the host does only adds to them.
         ranks: number of ranks the pairs were measured with.
         hosts: number of hosts the pairs were measured with.
         algorithm: what ran when the pairs were measured, or what to take it for.
@@ -78,10 +81,15 @@ def fit(
         protocols=(
             Protocol("measured", dict.fromkeys(FITTED, latency), dict.fromkeys(FITTED, Share())),
         ),
-        inside_bandwidth=1 / beta_inside if beta_inside else None,
-        between_bandwidth=1 / beta_between if beta_between else None,
+        inside_bandwidth=_bandwidth(beta_inside) if table[:, 2].any() else None,
+        between_bandwidth=_bandwidth(beta_between) if table[:, 3].any() else None,
         relative_error=error,
     )
+
+
+def _bandwidth(beta: float) -> float:
+    # Measured, and long arrays took no longer than short ones: bytes cost nothing that was seen.
+    return 1 / beta if beta else inf
 
 
 def nonnegative_least_squares(

@@ -79,7 +79,7 @@ def check_steps(params: dict[str, Any]) -> None:
     for rank, plan in enumerate(planned):
         who.setdefault(plan, []).append(rank)
     found = ", ".join(
-        f"{label(ranks)} {epochs} epochs of {'unknown' if steps is None else steps} steps"
+        f"{epochs} epochs of {'unknown' if steps is None else steps} steps on {label(ranks)}"
         for (epochs, steps), ranks in who.items()
     )
     raise UsageError(

@@ -11,7 +11,7 @@ def number(value: float) -> str:
         return str(value)
     if value == int(value) and abs(value) < 1e7:
         return f"{int(value):,}"
-    return f"{value:,.4g}" if abs(value) < 1e5 else f"{value:.3e}"
+    return f"{value:,.4g}"
 
 
 def seconds(value: float) -> str:

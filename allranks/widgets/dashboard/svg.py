@@ -19,11 +19,15 @@ INK = "#808080"
 WAIT, TRANSFER = "#d98200", "#1f83c9"
 _WIDTH, _HEIGHT = 420, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 24, 24
+#: How wide a letter of a label is, at most.
+_LETTER = 7
 #: More ranks than this are drawn as their mean, between the least and the greatest.
 MANY = 16
 
 #: Values that have fallen so far, at half of the points, are drawn on a log scale.
 _FALLS = 10
+
+_STEPS = ((1, math.sqrt(2)), (2, math.sqrt(10)), (5, math.sqrt(50)), (10, math.inf))
 
 _Point = tuple[float, float]
 
@@ -138,16 +142,19 @@ class _Frame:
             y = self.y(shown)
             body += f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="{INK}" opacity="0.35"/>'
             body += _text(_LEFT - 6, y + 4, number(shown), "end")
-        for value in ticks(self.x0, self.x1, 4):
-            body += _text(self.x(value), _HEIGHT - 8, number(value), "middle")
+        for value in ticks(self.x0, self.x1, 3.5):
+            words = number(value)
+            middle = min(self.x(value), _WIDTH - len(words) * _LETTER / 2)
+            body += _text(middle, _HEIGHT - 8, words, "middle")
         return body
 
 
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """Returns about so many round numbers between two others."""
+def ticks(low: float, high: float, count: float) -> list[float]:
+    """Returns about so many round numbers between two others; two or more from a count of 3.2."""
     rough = (high - low) / count
     size = 10.0 ** math.floor(math.log10(rough))
-    step = size * next(m for m in (1, 2, 5, 10) if m * size >= rough)
+    # The round step whose ratio to the wanted one is least.
+    step = size * next(m for m, bound in _STEPS if rough < bound * size)
     first = math.ceil(low / step)
     return [round(n * step, 12) for n in range(first, math.floor(high / step + 1e-9) + 1)]
 

@@ -47,23 +47,21 @@ def table_text(rows: Sequence[Row], metric: str, lower: bool) -> str:
 def table_html(rows: Sequence[Row], metric: str, lower: bool) -> str:
     """Returns members as a table in HTML, the best one bold."""
     table, best = _table(rows[:_ROWS_HTML], rows, metric, lower), best_of(rows, lower)
+    sides = ["left" if column in table.words else "right" for column in range(len(table.head))]
     head = "".join(
-        f'<th style="text-align: {_side(name)}">{escape(name)}</th>' for name in table.head
+        f'<th style="text-align: {side}">{escape(name)}</th>'
+        for name, side in zip(table.head, sides, strict=True)
     )
     body = ""
     for row, cells in zip(rows, table.rows, strict=False):
         weight = "; font-weight: bold" if row is best else ""
         body += "<tr>" + "".join(
-            f'<td style="text-align: {_side(name)}{weight}">{escape(cell)}</td>'
-            for name, cell in zip(table.head, cells, strict=True)
+            f'<td style="text-align: {side}{weight}">{escape(cell)}</td>'
+            for side, cell in zip(sides, cells, strict=True)
         )
         body += "</tr>"
     note = f"<p>{escape(table.note)}</p>" if table.note else ""
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"
-
-
-def _side(name: str) -> str:
-    return "left" if name in ("values", "state", "error") else "right"
 
 
 def _table(shown: Sequence[Row], rows: Sequence[Row], metric: str, lower: bool) -> Table:

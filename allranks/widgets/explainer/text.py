@@ -21,7 +21,7 @@ def cost(told: Explained) -> str:
     """Returns what it took, and what the model foretells, which says that it is simulated."""
     fabric = told.prediction.fabric
     return (
-        f"measured: {seconds(told.seconds)} (median of {told.repeats}); "
+        f"measured: {seconds(told.seconds)} (shortest of {told.repeats}); "
         f"simulated: {seconds(told.prediction.seconds)} (model of {fabric})"
     )
 

@@ -218,7 +218,7 @@ def test_unequal_numbers_of_steps_are_told_before_they_hang():
             verbose=0,
             callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)],
         )
-    assert "found rank 0 1 epochs of 4 steps, rank" in str(raised.value)
+    assert "found 1 epochs of 4 steps on rank 0, 1 epochs" in str(raised.value)
     assert "1 epochs of 3 steps" in str(raised.value)
 
 

@@ -4,11 +4,12 @@
 const EDGE = { left: 58, right: 10, top: 8, bottom: 22 };
 const COLUMNS = 240;
 
-// Round numbers between two others, about `count` of them.
+// Round numbers between two others, about `count` of them, as in the still picture.
 function ticks(low, high, count) {
   const rough = (high - low) / count;
   const size = 10 ** Math.floor(Math.log10(rough));
-  const step = size * [1, 2, 5, 10].find((m) => m * size >= rough);
+  // The round step whose ratio to the wanted one is least.
+  const step = size * [1, 2, 5, 10].find((m, i) => rough < Math.sqrt([2, 10, 50, Infinity][i]) * size);
   const found = [];
   for (let n = Math.ceil(low / step); n <= high / step + 1e-9; n++) found.push(n * step);
   return found;
@@ -87,8 +88,10 @@ function drawAxes(paint, scale, width, height, log, ink, grid) {
     paint.fillText(formatNumber(Number(value.toPrecision(4))), EDGE.left - 6, y);
   }
   paint.textAlign = "center";
-  for (const tick of ticks(scale.x0, scale.x1, Math.max(2, Math.min(6, width / 90)))) {
-    paint.fillText(formatNumber(Number(tick.toPrecision(8))), scale.x(tick), height - 9);
+  for (const tick of ticks(scale.x0, scale.x1, Math.max(2, Math.min(5, width / 105)))) {
+    const words = formatNumber(Number(tick.toPrecision(8)));
+    const middle = Math.min(scale.x(tick), width - paint.measureText(words).width / 2);
+    paint.fillText(words, middle, height - 9);
   }
 }
 

@@ -9,7 +9,7 @@ function formatNumber(value) {
   if (!Number.isFinite(value)) return String(value);
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e7) return value.toLocaleString("en");
-  if (size >= 1e5 || size < 1e-4) return value.toExponential(3).replace("e+", "e");
+  if (size >= 1e5 || size < 1e-4) return String(Number(value.toExponential(3)).toExponential()).replace("e+", "e");
   return String(Number(value.toPrecision(4)));
 }
 
