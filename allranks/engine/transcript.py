@@ -48,7 +48,8 @@ class Transcript:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._lock = threading.Lock()
+        # Taken again where a finalizer shows something while it is held.
+        self._lock = threading.RLock()
         self._marks: list[tuple[int, int]] = []
         self._placed: list[tuple[int, Entry]] = []
         self.err_spans: tuple[list[int], ...] = ()
