@@ -41,5 +41,5 @@ def inside(part: World) -> Iterator[None]:
     finally:
         # What was registered inside is gone with it.
         part.sets.clear()
-        part.groups = {number: group for number, group in part.groups.items() if number == 0}
+        part.groups = {number: group for number, group in list(part.groups.items()) if number == 0}
         world.set_process(whole)

@@ -59,7 +59,7 @@ def finish() -> None:
     watchdog.daemon = True
     watchdog.start()
     # Not before everybody is through: what this rank has sent may still be on its way.
-    for group in world.groups.values():
+    for group in list(world.groups.values()):
         group.abandon()
     MPI.Finalize()
     watchdog.cancel()

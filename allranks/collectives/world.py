@@ -215,7 +215,7 @@ class World:
         if self.dirty:
             return
         self.dirty = True
-        for group in self.groups.values():
+        for group in list(self.groups.values()):
             group.abandon()
         if call is not None and call.spec.device and self.gpu is not None:
             self.gpu.hold(call)
@@ -294,10 +294,10 @@ class World:
         self._told.broken = 0
         if self.board is not None:
             self.board.put(fields.BROKEN, 0)
-        for group in self.groups.values():
+        for group in list(self.groups.values()):
             group.abandon()
         # Groups that Split() and Dup() have made end with their epoch.
-        self.groups = {n: group for n, group in self.groups.items() if n < FIRST_MADE}
+        self.groups = {n: group for n, group in list(self.groups.items()) if n < FIRST_MADE}
         for _, group in sorted(self.groups.items()):
             group.renew()
             if self.mpi is not None:

@@ -95,11 +95,6 @@ def odd() -> bool:
     return c.rank() == ODD
 
 
-def agreed_moment(seconds: float) -> float:
-    """A moment on the clock that the ranks of a host share. Collective over all ranks."""
-    return MPI.COMM_WORLD.bcast(time.monotonic() + seconds)
-
-
 @contextmanager
 def interrupted_after(seconds: float) -> Iterator[None]:
     """Sends this process a SIGINT, as a notebook's interrupt does."""
