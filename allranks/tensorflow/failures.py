@@ -20,7 +20,6 @@ import tensorflow as tf
 
 from allranks import errors
 from allranks.collectives.interrupts import ear
-from allranks.tensorflow import threads
 
 _KEPT = 16
 _MARK = re.compile(r"\[allranks failure (\d+)\]")
@@ -77,7 +76,6 @@ def carried(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function for a graph: what it raises comes out as it is."""
 
     def call(*arrays: Any) -> Any:
-        threads.keep()
         ear.heard()  # what has come before is the main thread's to hear
         try:
             return function(*arrays)
