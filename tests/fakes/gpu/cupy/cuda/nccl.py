@@ -25,6 +25,7 @@ launched: list[tuple] = []
 aborted: list[int] = []
 
 _world = MPI.COMM_WORLD.Dup()
+_rank = _world.Get_rank()
 _numbers = itertools.count(1)
 _group: list[tuple] | None = None
 _DTYPES = {
@@ -45,7 +46,7 @@ def get_version():
 
 def get_unique_id():
     """128 numbers: who the root is, and which of its communicators this is."""
-    return (_world.Get_rank(), next(_numbers), *([-7] * 126))
+    return (_rank, next(_numbers), *([-7] * 126))
 
 
 def groupStart():
@@ -73,13 +74,14 @@ class NcclCommunicator:
         root, number = unique[:2]
         self.me, self.members, self.tag = me, members, 100 + number * 64 + root
         time.sleep(slow_seconds.pop() if slow_seconds else 0)
-        mine = np.array([me, _world.Get_rank()])
+        _end_with_mpi()
+        mine = np.array([me, _rank])
         self.ranks = list(range(members))
         if me == 0:
             for _ in range(members - 1):
                 member, rank = self._meet(np.zeros(2, int), MPI.ANY_SOURCE)
                 self.ranks[member] = int(rank)
-            self.ranks[0] = _world.Get_rank()
+            self.ranks[0] = _rank
             table = np.array(self.ranks)
             for rank in self.ranks[1:]:
                 _kept.append((_world.Isend(table, rank, self.tag), table))
@@ -87,7 +89,7 @@ class NcclCommunicator:
             _kept.append((_world.Isend(mine, root, self.tag), mine))
             self.ranks = self._meet(np.zeros(members, int), root).tolist()
         else:
-            self.ranks = [_world.Get_rank()]
+            self.ranks = [_rank]
         self.dead = self.used = False
 
     def _meet(self, into, source):
@@ -222,10 +224,15 @@ class NcclCommunicator:
 
 
 def _has_come(request):
-    """Whether a message has come; where the process ends, it never will: threads end as well."""
+    """Whether a message has come."""
+    _end_with_mpi()
+    return request.Test()
+
+
+def _end_with_mpi():
+    """Where the process ends no message comes any more, and none may be asked for."""
     if MPI.Is_finalized():
         raise SystemExit
-    return request.Test()
 
 
 def _memory(address, nbytes):
