@@ -33,6 +33,7 @@ def main() -> int:
     if os.environ.get("ALLRANKS_TEST_GPUS"):
         pin(os.environ["ALLRANKS_TEST_GPUS"].split(","))
     import allranks.collectives as c
+    from allranks.collectives.exit import finish
 
     chosen = [a for a in sys.argv[1:] if not a.startswith("-")]
     options = [a for a in sys.argv[1:] if a.startswith("-")]
@@ -50,6 +51,8 @@ def main() -> int:
         code = pytest.main([*always, f"--basetemp={folder}/pytest", *options, *suites])
     if c.rank() == 0 or code:
         os.write(1, f"rank {c.rank()} of {c.size()}\n{said.getvalue()}\n".encode())
+    # Here and not at the interpreter's end, which libraries of the suites take part in.
+    finish()
     return int(code)
 
 
