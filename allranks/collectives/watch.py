@@ -71,11 +71,12 @@ class Watch:
         """The missing ranks that will never come: how telling it is, who, why."""
         world, found = self.world, []
         for rank in missing:
+            why = world.peers.departure(rank, world.scope, world.epoch)
+            # Asked last: a rank that leaves over a deadlock tells of the deadlock first.
             verdict = world.peers.deadlocked(rank, world.epoch)
             if verdict is not None:
                 call.deadlock = verdict
                 raise CollectiveMismatch(verdict)
-            why = world.peers.departure(rank, world.scope, world.epoch)
             if why is not None and rank in (call.missing() or call.unfinished()):
                 found.append((*why, rank))
         return [(weight, rank, text) for weight, text, rank in found]

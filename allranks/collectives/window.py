@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from allranks.collectives.board import Board
 from allranks.collectives.channel import NOWHERE, Place
+from allranks.collectives.interrupts import deferred
 from allranks.collectives.memory import LINE, Segment, attach
 
 WARM_BYTES = 64 << 10
@@ -36,11 +37,18 @@ class Region(np.ndarray[Any, np.dtype[np.uint8]]):
     whole: ref[NDArray[Any]]
     """The array that was handed out on it, which starts where it starts."""
 
-    def __del__(self) -> None:
-        # Any thread, at any moment: the allocator takes it back when it runs next.
-        where = getattr(self, "where", None)
-        if where is not None:
-            self.window.released.append(where)
+
+class Lease(ref[Region]):
+    """What a region leaves behind: its segment, offset and bytes.
+
+    A region ends in any thread, at any moment, where no Python code may run: an interrupt that
+    came just then would be raised in that code, as in any finalizer, and be lost. So what is
+    called at its end is a deque's own method; the allocator takes the memory back when it runs
+    next.
+    """
+
+    __slots__ = ("where",)
+    where: tuple[int, int, int]
 
 
 class Window:
@@ -48,7 +56,8 @@ class Window:
 
     def __init__(self, board: Board) -> None:
         self.board = board
-        self.released: deque[tuple[int, int, int]] = deque()
+        self._leases: dict[tuple[int, int, int], Lease] = {}
+        self._ended: deque[ref[Region]] = deque()
         self.starts: list[int] = []
         self._ends: list[int] = []
         self._free: list[list[tuple[int, int]]] = []
@@ -90,11 +99,13 @@ class Window:
         return mapped[offset : offset + nbytes]
 
     def _allocate(self, nbytes: int) -> Region | None:
-        while self.released:
-            index, offset, size = where = self.released.popleft()
-            if size == nbytes:
-                return self._region(index, offset, size)
-            self._give_back(where)
+        while self._ended:
+            lease = self._ended.popleft()
+            assert isinstance(lease, Lease)
+            del self._leases[lease.where]
+            if lease.where[2] == nbytes:
+                return self._region(*lease.where)
+            self._give_back(lease.where)
         for index, free in enumerate(self._free):
             for place, (offset, size) in enumerate(free):
                 if size >= nbytes:
@@ -102,12 +113,17 @@ class Window:
                         [(offset + nbytes, size - nbytes)] if size > nbytes else []
                     )
                     return self._region(index, offset, nbytes)
-        return self._allocate(nbytes) if self._grow(nbytes) else None
+        with deferred():
+            grown = self._grow(nbytes)
+        return self._allocate(nbytes) if grown else None
 
     def _region(self, index: int, offset: int, nbytes: int) -> Region:
         whole = self._mapped[(self.board.rank, index + 1)]
         region = whole[offset : offset + nbytes].view(Region)
         region.window, region.where = self, (index, offset, nbytes)
+        lease = Lease(region, self._ended.append)
+        lease.where = region.where
+        self._leases[region.where] = lease
         return region
 
     def _grow(self, nbytes: int) -> bool:

@@ -19,6 +19,7 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from allranks import collectives
 from allranks.engine.commands import end_cells_too, interrupt_children
+from allranks.engine.dropped import repeat_dropped_interrupts
 from allranks.engine.gpu import Gpu, is_out_of_memory
 from allranks.engine.gpu_memory import release
 from allranks.engine.report import report, without_middle, without_own_frames
@@ -65,6 +66,7 @@ class CellRunner:
         self._hearing_lock = threading.Lock()
         self._interrupts = 0
         end_cells_too(shell, lambda: self._interrupts)
+        repeat_dropped_interrupts(lambda: self._hearing, self._press)
         setattr(shell, "ask_exit", sys.exit)  # noqa: B010  exit and quit would end the engine
         shell.set_custom_exc((*_NOT_OUR_FRAMES, RecursionError), self._show_own_frames)
         setattr(shell, "_showtraceback", self._keep_traceback)  # noqa: B010  a method, to mypy
@@ -102,6 +104,11 @@ class CellRunner:
                 interrupt_children()
             else:
                 self._interrupted_early = cell
+
+    def _press(self, cell: int) -> None:
+        with self._hearing_lock:
+            if self._hearing == cell:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     async def run(
         self,

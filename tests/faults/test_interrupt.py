@@ -8,6 +8,10 @@ CELLS = {
     "sleeping": "import time\nprint('here')\ntime.sleep(60)",
     "computing": "print('here')\nwhile True:\n    pass",
     "in numpy": "import numpy as np\na = np.ones((300, 300))\nprint('here')\nwhile True: a @ a",
+    "in a finalizer": (
+        "import time\nclass Held:\n    def __del__(self):\n        print('here')\n"
+        "        time.sleep(2)\nheld = Held()\ndel held\nwhile True: time.sleep(0.01)"
+    ),
     "awaiting": "import asyncio\nprint('here')\nawait asyncio.sleep(60)",
     "in a shell command": "print('here')\n!sleep 60",
     "in captured output": "print('here')\nlines = !sleep 60",

@@ -32,6 +32,8 @@ def pin(uuids: list[str]) -> None:
 def main() -> int:
     if os.environ.get("ALLRANKS_TEST_GPUS"):
         pin(os.environ["ALLRANKS_TEST_GPUS"].split(","))
+    from mpi4py import MPI
+
     import allranks.collectives as c
     from allranks.collectives.exit import finish
 
@@ -51,7 +53,9 @@ def main() -> int:
         code = pytest.main([*always, f"--basetemp={folder}/pytest", *options, *suites])
     if c.rank() == 0 or code:
         os.write(1, f"rank {c.rank()} of {c.size()}\n{said.getvalue()}\n".encode())
-    # Here and not at the interpreter's end, which libraries of the suites take part in.
+    # The suites' scopes are a notebook's, whose ranks wait only two seconds for each other's end:
+    # a rank whose pytest tidies up for longer would be left, and mpiexec report a failed job.
+    MPI.COMM_WORLD.Barrier()
     finish()
     return int(code)
 

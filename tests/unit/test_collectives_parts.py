@@ -2,20 +2,26 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from allranks.collectives import memory
+from allranks.collectives import window as window_room
 from allranks.collectives.adasum import adasum
 from allranks.collectives.board import REASON, Board
 from allranks.collectives.callsite import Site, here
 from allranks.collectives.guard import Spec, pack, pack_text, unpack_text
-from allranks.collectives.peers import Peers, Scope
+from allranks.collectives.memory import Segment
+from allranks.collectives.peers import Peers, Scope, State
 from allranks.collectives.tracing import trace
+from allranks.collectives.watch import Watch
 from allranks.collectives.window import Window
+from allranks.errors import CollectiveMismatch
 from allranks.records.collective import CallRecord
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
@@ -131,6 +137,43 @@ def test_freed_neighbours_become_one_piece_again():
 
 
 @linux
+def test_the_end_of_an_array_runs_no_python_that_could_swallow_an_interrupt():
+    window = Window(board_of(1, 0))
+    arrays = [window.empty((8,), np.dtype("uint8"), 8) for _ in range(3)]
+    places = [window.place_of(array) for array in arrays]
+    called = []
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, _argument: called.append(event))
+    arrays.clear()
+    sys.setprofile(before)
+    assert "c_call" in called
+    assert "call" not in called
+    assert window.place_of(window.empty((8,), np.dtype("uint8"), 8)) in places
+
+
+@linux
+@pytest.mark.parametrize("step", ["segment", "publish"])
+def test_an_interrupt_while_the_window_grows_leaves_it_whole(step, monkeypatch):
+    window = Window(board_of(1, 0))
+    pressed, real = [], {"segment": Segment, "publish": window.board.publish}[step]
+
+    def interrupted(*args, **options):
+        if not pressed:
+            pressed.append(signal.raise_signal(signal.SIGINT))
+        return real(*args, **options)
+
+    target = (window_room, "Segment") if step == "segment" else (window.board, "publish")
+    monkeypatch.setattr(*target, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        window.empty((1000,), np.dtype("float64"), 8000)
+    array = window.empty((1000,), np.dtype("float64"), 8000)
+    array[:] = 7.0
+    index, offset = window.place_of(array)
+    assert window.board.segment(0, index - 1)[1] > 0
+    assert (window.at(0, index, offset, 8000).view("float64") == 7.0).all()
+
+
+@linux
 def test_an_array_outside_of_the_window_has_no_place():
     window = Window(board_of(1, 0))
     window.empty((8,), np.dtype("uint8"), 8)
@@ -148,6 +191,28 @@ def test_a_rank_that_has_not_entered_is_late_and_one_that_left_is_gone():
     theirs.write(REASON, "it ended")
     theirs.put(1, 6)
     assert peers.departure(1, scope, 0) == (1, "has left this cell (it ended)")
+
+
+def test_a_deadlock_told_while_a_rank_leaves_is_no_departure():
+    class Leaving(Peers):
+        """Rank 1, which finds between two looks at it that ranks wait for each other."""
+
+        looks = 0
+
+        def state(self, rank):
+            self.looks += 1
+            broke = "ranks 0–1 wait for each other"
+            return State() if self.looks < 2 else State(broken=3, broke=broke)
+
+    class Waiting:
+        deadlock = ""
+
+        def missing(self):
+            return (1,)
+
+    world = SimpleNamespace(peers=Leaving(None), epoch=0, scope=Scope("this cell", 5, None))
+    with pytest.raises(CollectiveMismatch, match=r"^ranks 0–1 wait"):
+        Watch(world)._left(Waiting(), (1,))
 
 
 def test_a_rank_outside_of_the_cell_never_comes():

@@ -28,8 +28,6 @@ _STDERR = int(os.environ.get("ALLRANKS_TEST_STDERR", "2"))
 _STUCK_SECONDS = 50
 """After so long in one test a rank says where it is: the others give up soon."""
 
-_PRESS_AGAIN_SECONDS = 5.0
-
 _number = 0
 
 
@@ -99,26 +97,15 @@ def odd() -> bool:
 
 @contextmanager
 def interrupted_after(seconds: float) -> Iterator[None]:
-    """Sends this process a SIGINT, as a notebook's interrupt does.
-
-    One that has not been heard is sent again: Python drops what a signal raises in a finalizer.
-    """
+    """Sends this process a SIGINT, as a notebook's interrupt does."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    heard = threading.Event()
-
-    def press() -> None:
-        wait = seconds
-        while not heard.wait(wait):
-            os.kill(os.getpid(), signal.SIGINT)
-            wait = _PRESS_AGAIN_SECONDS
-
-    thread = threading.Thread(target=press)
+    timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGINT])
     try:
-        thread.start()
+        timer.start()
         yield
     finally:
-        heard.set()
-        thread.join()
+        timer.cancel()
+        timer.join()
         signal.signal(signal.SIGINT, before)
 
 

@@ -1,0 +1,38 @@
+"""An interrupt that came while a finalizer ran comes again.
+
+What a finalizer raises, Python reports and drops, KeyboardInterrupt too: the cell would run on as
+if nobody had interrupted it. A garbage collection runs finalizers between any two steps of a cell.
+"""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import time
+from collections.abc import Callable
+
+_AGAIN_SECONDS = 0.02
+"""Long enough for the finalizer to end; one that has not drops the next interrupt as well."""
+
+
+def repeat_dropped_interrupts(cell: Callable[[], int], press: Callable[[int], None]) -> None:
+    """Interrupts a cell again, soon after Python has dropped its KeyboardInterrupt.
+
+    Args:
+        cell: returns the number of the cell that runs now.
+        press: interrupts a cell, given its number; called in a thread of its own.
+    """
+    report = sys.unraisablehook
+
+    def press_again(number: int) -> None:
+        time.sleep(_AGAIN_SECONDS)
+        press(number)
+
+    def dropped(unraisable: sys.UnraisableHookArgs) -> None:
+        if unraisable.exc_type is KeyboardInterrupt:
+            # Not a threading.Thread, whose start takes locks that the interrupted code may hold.
+            _thread.start_new_thread(press_again, (cell(),))
+        else:
+            report(unraisable)
+
+    sys.unraisablehook = dropped
