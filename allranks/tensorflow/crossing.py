@@ -63,6 +63,14 @@ def cross(
     return list(results)
 
 
+def like(tensor: Any, *, open_rows: bool = False) -> Any:
+    """The shape and dtype of a tensor; ``open_rows`` leaves its first dimension open."""
+    shape = tensor.shape
+    if open_rows and shape.rank:
+        shape = tf.TensorShape([None]).concatenate(shape[1:])
+    return tf.TensorSpec(shape, tensor.dtype)
+
+
 def _in_turn(
     function: Callable[..., Sequence[Any]], names: list[str], among: ProcessSet
 ) -> Callable[..., Sequence[Any]]:

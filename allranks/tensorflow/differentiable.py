@@ -28,11 +28,3 @@ def differentiable(
         return cross(move, inputs, specs, name, process_set), back
 
     return list(run(*tensors))
-
-
-def like(tensor: Any, *, open_rows: bool = False) -> Any:
-    """The shape and dtype of a tensor; ``open_rows`` leaves its first dimension open."""
-    shape = tensor.shape
-    if open_rows and shape.rank:
-        shape = tf.TensorShape([None]).concatenate(shape[1:])
-    return tf.TensorSpec(shape, tensor.dtype)

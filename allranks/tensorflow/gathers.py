@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from allranks import collectives
 from allranks.collectives import Average, ProcessSet, global_process_set
-from allranks.tensorflow.crossing import Array, cross
-from allranks.tensorflow.differentiable import differentiable, like
+from allranks.tensorflow.crossing import Array, cross, like
+from allranks.tensorflow.differentiable import differentiable
 
 
 def allgather(

@@ -13,7 +13,7 @@ from allranks.collectives import Average, ProcessSet, ReduceOp, global_process_s
 from allranks.errors import UsageError
 from allranks.tensorflow import fused, sparse
 from allranks.tensorflow.compression import Compression
-from allranks.tensorflow.crossing import Array, cross
+from allranks.tensorflow.crossing import Array, cross, like
 
 
 @dataclass
@@ -103,8 +103,8 @@ class Reduction:
         def move(*arrays: Array) -> list[Any]:
             return self._move(arrays[: len(dense)], arrays[len(dense) :])
 
-        specs = [tf.TensorSpec(t.shape, t.dtype) for t in packed]
-        specs += [sparse.open_rows(part) for part in parts]
+        specs = [like(tensor) for tensor in packed]
+        specs += [like(part, open_rows=True) for part in parts]
         name = self.name or "allranks_gradients"
         made = cross(move, [*packed, *parts], specs, name, self.process_set)
         for place, (index, context) in enumerate(zip(dense, contexts, strict=True)):

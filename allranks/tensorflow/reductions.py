@@ -13,8 +13,8 @@ from allranks.errors import UsageError
 from allranks.tensorflow import sparse
 from allranks.tensorflow.average import chosen_op
 from allranks.tensorflow.compression import Compression
-from allranks.tensorflow.crossing import Array
-from allranks.tensorflow.differentiable import differentiable, like
+from allranks.tensorflow.crossing import Array, like
+from allranks.tensorflow.differentiable import differentiable
 from allranks.tensorflow.gathers import grouped_allgather
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from allranks import collectives
 from allranks.collectives import Average, ProcessSet, ReduceOp, Sum
-from allranks.tensorflow.crossing import Array, cross
+from allranks.tensorflow.crossing import Array, cross, like
 
 
 def allreduce(
@@ -34,7 +34,7 @@ def allreduce(
         return collectives.grouped_allgather(arrays, process_set=process_set, name=name)
 
     parts = [part for s in slices for part in (s.values, s.indices)]
-    made = cross(move, parts, [open_rows(part) for part in parts], name, process_set)
+    made = cross(move, parts, [like(part, open_rows=True) for part in parts], name, process_set)
     return [rebuilt(s, made[2 * i : 2 * i + 2], op, process_set) for i, s in enumerate(slices)]
 
 
@@ -57,8 +57,3 @@ def check(op: ReduceOp) -> None:
             f"{op.name} needs dense tensors: tf.IndexedSlices can be averaged and summed only. "
             "Pass sparse_as_dense=True, or tf.convert_to_tensor(slices)."
         )
-
-
-def open_rows(part: Any) -> Any:
-    """The shape and dtype of a tensor whose number of rows is not known."""
-    return tf.TensorSpec(tf.TensorShape([None]).concatenate(part.shape[1:]), part.dtype)

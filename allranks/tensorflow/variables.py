@@ -11,7 +11,7 @@ import tensorflow as tf
 from allranks import collectives
 from allranks.collectives import ProcessSet, global_process_set
 from allranks.records.ranks import label
-from allranks.tensorflow.crossing import Array, cross
+from allranks.tensorflow.crossing import Array, cross, like
 from allranks.tensorflow.failures import CollectiveMismatch
 
 
@@ -49,7 +49,7 @@ def broadcast_variables(
     if not sources:
         _check_now(seen, process_set)
         return None if tf.executing_eagerly() else tf.no_op()
-    specs = [tf.TensorSpec(source.shape, source.dtype) for source in sources]
+    specs = [like(source) for source in sources]
     made = cross(move, sources, specs, "broadcast_variables", process_set)
     if tf.executing_eagerly() or tf.inside_function():
         for variable, value in zip(found, made, strict=True):
