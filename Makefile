@@ -4,6 +4,9 @@
 #   make demo    the same lab without a browser, printing what each rank said
 #   make test    every check and every test
 #   make test-gpu   what needs a GPU; CUDA=cuda13 where the driver is for CUDA 13
+#   make bench   every measurement; its samples go to benchmarks/results
+#   make lock    new versions in constraints.txt
+#   make clean   removes what these targets have made
 #
 # PYTHON=/path/to/python3.12 chooses the interpreter, LAB_ARGS="--port 9000" goes to JupyterLab,
 # PYTEST_ARGS="tests/unit -k guard" to pytest, CHROMIUM=/path/to/chromium to the browser tests.

@@ -19,6 +19,7 @@ from allranks.cluster.status import RankStatus, read_status
 from allranks.errors import CellInterrupted, ClusterLost
 from allranks.records import requests
 from allranks.records.explained import Explained
+from allranks.records.ranks import among
 from allranks.records.wire import Answer, Hello, RunCell
 from allranks.widgets import text_view
 
@@ -166,6 +167,7 @@ class Cluster:
 
         Raises:
             SyntaxError: the source cannot be compiled; nothing was run.
+            UsageError: there are no such ranks; nothing was run.
             CellFailed: at least one rank raised.
             ClusterLost: at least one rank died.
         """
@@ -221,12 +223,12 @@ class Cluster:
         Raises:
             SyntaxError: the source cannot be compiled; nothing was sent.
             ClusterLost: the ranks are gone; nothing was sent.
-            UsageError: they run an ensemble.
+            UsageError: they run an ensemble, or there are no such ranks.
         """
         if call is None:
             source.check(text)
         self._cells.check_idle()
-        chosen = tuple(range(self.size)) if ranks is None else tuple(sorted(set(ranks)))
+        chosen = among(ranks, self.size)
         self.catch_up()
         view = view or text_view(chosen, self.log_dir)
         count = self._cells.prepare(view)
@@ -339,12 +341,11 @@ class Cluster:
         """Returns the ranks' answers to a request (see ``allranks.records.requests``).
 
         Raises:
-            UsageError: a rank refused, or did not answer.
+            UsageError: a rank refused, did not answer, or is not there.
             ClusterLost: the ranks are gone.
         """
         self.catch_up()
-        chosen = range(self.size) if ranks is None else ranks
-        return self._ranks.ask(name, arguments, *payloads, ranks=chosen)
+        return self._ranks.ask(name, arguments, *payloads, ranks=among(ranks, self.size))
 
     def client(self) -> ipyparallel.Client:
         """Returns an ipyparallel client of this cluster, whose engine ids are the ranks.

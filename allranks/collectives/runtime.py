@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from allranks.collectives import process_sets as sets
 from allranks.collectives import world
 from allranks.collectives.process_sets import ProcessSet
 from allranks.errors import UsageError
+from allranks.records import settings
 from allranks.records.collective import CallRecord
 
 if TYPE_CHECKING:
@@ -45,17 +45,19 @@ def init(
 
     Raises:
         MissingDependency: there is no mpi4py, or no MPI library.
+        UsageError: the environment says what is not known.
 
     Collective over the ranks of ``comm``.
     """
     if world.exists():
         return
+    checked = (checks or settings.chosen(_CHECKS, ("on", "off"), "on")) != "off"
+    late = settings.seconds(_LATE, 5.0) if late_seconds is None else late_seconds
     from allranks.collectives import exit as ending
     from allranks.collectives.start import start
 
     this = start(comm)
-    this.checks = (checks or os.environ.get(_CHECKS, "on")) != "off"
-    this.late_seconds = late_seconds or float(os.environ.get(_LATE, "5"))
+    this.checks, this.late_seconds = checked, late
     world.set_process(this)
     ending.install(this)
     this.begin()

@@ -21,7 +21,8 @@ class Early:
     Args:
         kind: ``halving``: at steps ``grace``, 3 · ``grace``, 9 · ``grace``, … a member goes on if
             it is among the best third of those that came so far. ``median``: from step ``grace`` on
-            it goes on while its best value is no worse than the median of the others' at that step.
+            it goes on while its best value is no worse than the median of the finished ones' at
+            that step, once there are four.
         lower: whether lower values are better.
         grace: no member is stopped before this step; None leaves it to Optuna.
 

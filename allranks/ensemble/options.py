@@ -107,16 +107,25 @@ def _sorted(found: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _check(options: Options) -> None:
     if options.out and not options.out.isidentifier():
-        raise UsageError(f"expected the name of a variable after -o, found {options.out!r}")
+        raise UsageError(
+            f"expected the name of a variable after -o, found {options.out!r}. "
+            "Type for example: -o runs"
+        )
     if options.ranks_each < 1:
         raise UsageError(
             f"expected --ranks-per-member of 1 or more, found {options.ranks_each}. "
             "Type for example: --ranks-per-member 2"
         )
     if options.timeout is not None and options.timeout <= 0:
-        raise UsageError(f"expected --timeout in seconds above 0, found {options.timeout:g}")
+        raise UsageError(
+            f"expected --timeout in seconds above 0, found {options.timeout:g}. "
+            "Type for example: --timeout 60"
+        )
     if options.grace is not None and options.grace < 1:
-        raise UsageError(f"expected --grace of 1 step or more, found {options.grace}")
+        raise UsageError(
+            f"expected --grace of 1 step or more, found {options.grace}. "
+            "Type for example: --grace 10"
+        )
     wanted = options.wanted()
     if options.stop is not None and wanted is None:
         raise UsageError(

@@ -9,16 +9,13 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from allranks.errors import MissingDependency
-
-SETTING = "ALLRANKS_HOROVOD"
-"""``off`` leaves the name ``horovod`` alone; ``name`` leaves TensorFlow and Keras as they are."""
+from allranks.records import settings
 
 #: Where the parts of Horovod are found; what lies below one of them is found below its place.
 PLACES = {
@@ -126,8 +123,11 @@ def install(in_notebook: bool | None = None) -> bool:
     Args:
         in_notebook: whether this process is the notebook's kernel; None where that is said
             already.
+
+    Raises:
+        UsageError: the environment says what is not known.
     """
-    if os.environ.get(SETTING, "on") == "off":
+    if settings.horovod() == "off":
         return False
     found = next((finder for finder in sys.meta_path if isinstance(finder, Alias)), None)
     if found is None:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from allranks.errors import UsageError
+from allranks.records import settings
 
 SETTING = "ALLRANKS_TENSORFLOW"
 """``1`` or ``2``: what ``import tensorflow`` means outside of packages."""
@@ -32,9 +32,7 @@ def install() -> bool:
     Raises:
         UsageError: the environment says neither 1 nor 2.
     """
-    wanted = os.environ.get(SETTING, "2")
-    if wanted not in ("1", "2"):
-        raise UsageError(f"expected {SETTING} to be 1 or 2, found {wanted!r}. Unset it for 2.")
+    wanted = settings.chosen(SETTING, ("1", "2"), "2")
     if wanted == "1":
         builtins.__import__ = _import_version_1
     return wanted == "1"

@@ -138,7 +138,11 @@ class DistributedMagics(Magics):
         elif name == "push":
             missing = [name for name in names if name not in self.shell.user_ns]
             if missing:
-                raise UsageError(f"the notebook has no variable named {', '.join(missing)}")
+                raise UsageError(
+                    "expected names of the notebook's variables, found none named "
+                    f"{', '.join(missing)}. Type for example: {missing[0]} = 1, and then: "
+                    f"%distributed push {missing[0]}"
+                )
             cluster.push({name: self.shell.user_ns[name] for name in names}, chosen)
         elif name == "pull":
             return cluster.pull(names[0] if len(names) == 1 else names, chosen)

@@ -14,6 +14,9 @@ from allranks.errors import UsageError
 COMMANDS = (
     "start", "stop", "restart", "status", "interrupt", "on", "off", "push", "pull", "log",
 )  # fmt: skip
+_START_RANKS = ("start", "restart")
+_NAME_VARIABLES = ("push", "pull")
+_CHOOSE_RANKS = ("status", "push", "pull", "log")
 
 
 @dataclass
@@ -46,10 +49,12 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}. Expected: {usage}")
 
 
-def _parser(program: str) -> Parser:
+def _parser(program: str, *, cluster: bool = True, ranks: bool = True) -> Parser:
     parser = Parser(prog=program, add_help=False, allow_abbrev=False)
-    ClusterOptions.add_to(parser)
-    parser.add_argument("-r", "--ranks", metavar="RANKS")
+    if cluster:
+        ClusterOptions.add_to(parser)
+    if ranks:
+        parser.add_argument("-r", "--ranks", metavar="RANKS")
     return parser
 
 
@@ -82,9 +87,15 @@ def parse_cell(line: str) -> CellOptions:
     options = parser.parse_args(_split(line), namespace=CellOptions())
     options.cluster = ClusterOptions.take_from(vars(options))
     if options.out is not None and not options.out.isidentifier():
-        raise UsageError(f"expected the name of a variable after -o, found {options.out!r}")
+        raise UsageError(
+            f"expected the name of a variable after -o, found {options.out!r}. "
+            "Type for example: -o values"
+        )
     if options.timeout is not None and options.timeout <= 0:
-        raise UsageError(f"expected --timeout in seconds above 0, found {options.timeout:g}")
+        raise UsageError(
+            f"expected --timeout in seconds above 0, found {options.timeout:g}. "
+            "Type for example: --timeout 60"
+        )
     return options
 
 
@@ -98,20 +109,21 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
     if not words or words[0] not in COMMANDS:
         found = f"found {words[0]!r}" if words else "found nothing"
         raise UsageError(f"expected a command, {found}. Type: %distributed {' | '.join(COMMANDS)}")
-    parser = _parser(f"%distributed {words[0]}")
-    parser.add_argument("names", nargs="*", metavar="NAMES")
+    command = words[0]
+    starts, named = command in _START_RANKS, command in _NAME_VARIABLES
+    parser = _parser(f"%distributed {command}", cluster=starts, ranks=command in _CHOOSE_RANKS)
+    if named:
+        parser.add_argument("names", nargs="*", metavar="NAMES")
     options = parser.parse_args(_with_names_first(words[1:]), namespace=CommandOptions())
-    options.cluster = ClusterOptions.take_from(vars(options))
+    if starts:
+        options.cluster = ClusterOptions.take_from(vars(options))
     options.names = [name for part in options.names for name in part.split(",") if name]
-    needs_names = words[0] in ("push", "pull")
-    if needs_names != bool(options.names):
-        wanted = "expected the names of variables" if needs_names else "expected no names"
-        found = f"found {' '.join(options.names)!r}" if options.names else "found none"
+    if named and not options.names:
         raise UsageError(
-            f"{wanted}, {found}. Type for example: %distributed {words[0]}"
-            + (" x, y" if needs_names else "")
+            "expected the names of variables, found none. "
+            f"Type for example: %distributed {command} x, y"
         )
-    return words[0], options
+    return command, options
 
 
 def _with_names_first(words: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import index
 
 from allranks.errors import UsageError
 
@@ -33,6 +34,28 @@ def parse(text: str, size: int) -> tuple[int, ...]:
             )
         named.update(range(lowest, highest + 1))
     return tuple(sorted(named))
+
+
+def among(ranks: Iterable[int] | None, size: int) -> tuple[int, ...]:
+    """Returns ranks that are given by number, sorted, each once; None stands for all.
+
+    Raises:
+        UsageError: these are no ranks, or one of them is not there.
+    """
+    if ranks is None:
+        return tuple(range(size))
+    try:
+        chosen = tuple(sorted({index(rank) for rank in ranks}))
+    except TypeError:
+        raise UsageError(
+            f"expected a list of ranks, found {ranks!r}. Type for example: ranks=[0]"
+        ) from None
+    if not chosen or chosen[0] < 0 or chosen[-1] >= size:
+        raise UsageError(
+            f"expected ranks between 0 and {size - 1}, found {list(chosen)}: {size} "
+            f"{'rank runs' if size == 1 else 'ranks run'}. Type for example: ranks=[0]"
+        )
+    return chosen
 
 
 def compact(ranks: Iterable[int], dash: str = "–") -> str:

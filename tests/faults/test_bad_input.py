@@ -52,10 +52,13 @@ def test_a_bad_option_of_a_cell_is_refused(notebook, options, said):
         ("start -n 2", "4 ranks are running"),
         ("log -r 7", "expected ranks between 0 and 3"),
         ("push", "expected the names of variables"),
-        ("push nowhere", "the notebook has no variable named nowhere"),
+        ("push nowhere", "expected names of the notebook's variables, found none named nowhere"),
         ("pull nowhere", "rank 0 has no variable named nowhere"),
         ("pull kept -r 4", "expected ranks between 0 and 3"),
-        ("status kept", "expected no names"),
+        ("status kept", "unrecognized arguments: kept. Expected: %distributed status"),
+        ("start -r 0", "unrecognized arguments: -r 0. Expected: %distributed start"),
+        ("stop -n 3", "unrecognized arguments: -n 3. Expected: %distributed stop"),
+        ("interrupt -r 1", "unrecognized arguments: -r 1. Expected: %distributed interrupt"),
     ],
 )
 def test_a_bad_command_is_refused(notebook, command, said):

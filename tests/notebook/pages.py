@@ -23,6 +23,7 @@ CELL = re.compile(
     r"(?:\n(?P<cut><!-- not shown whole -->\n)?```text\n(?P<shown>.*?)```\n)?",
     re.DOTALL,
 )
+AT_HOME = re.compile(r"/\S*/\.local/state/")
 _PRESSED_AFTER_SECONDS = 1.5
 
 
@@ -47,7 +48,7 @@ def with_outputs(page: str, kernel: Kernel) -> str:
     for found, said in run(page, kernel):
         if found["shown"] is not None and steady(found["shown"]) != steady(said):
             start, end = found.span("shown")
-            parts += [page[at:start], COLOURS.sub("", said) + "\n"]
+            parts += [page[at:start], AT_HOME.sub("~/.local/state/", COLOURS.sub("", said)) + "\n"]
             at = end
     return "".join(parts) + page[at:]
 

@@ -6,11 +6,9 @@ TensorFlow and Keras as they are. Runs in every rank.
 
 from __future__ import annotations
 
-import os
-
+from allranks.records import settings
 from allranks.tensorflow.older import models, names, optimizers
 
-SETTING = "ALLRANKS_HOROVOD"
 _mended: list[bool] = []
 
 
@@ -19,7 +17,7 @@ def mend() -> None:
 
     Does nothing where the environment's ``ALLRANKS_HOROVOD`` is ``name``.
     """
-    if _mended or os.environ.get(SETTING) == "name":
+    if _mended or settings.horovod() == "name":
         return
     optimizers.mend()
     models.mend()
