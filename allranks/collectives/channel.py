@@ -65,6 +65,8 @@ class Channel:
             )
         self.count = 0
         self.turn = 0
+        """Which of its blocks each member filled last; the same on all. A call takes its turn once
+        it is posted: a rank that has left a call before that has taken none."""
         self._told = [b"", b""]
 
     @staticmethod
@@ -94,10 +96,10 @@ class Channel:
         at = self._page + _TURN[turn]
         _HEAD.pack_into(self.memory, at, fingerprint, arrived, extent, *place)
         if text and text is not self._told[turn]:
-            self._told[turn] = text
             start = at + _HEAD.size
-            text = text[: _WORDS_TEXT[1]]
-            self.memory[start : start + len(text)] = text
+            cut = text[: _WORDS_TEXT[1]]
+            self.memory[start : start + len(cut)] = cut
+            self._told[turn] = text
 
     def arrive(self, awaited: Awaited, spins: int) -> bool:
         """Arrives; True where everybody else comes within a few moments."""

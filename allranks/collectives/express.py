@@ -127,13 +127,14 @@ class Express(Call):
 
 def _through_block(call: Call, plan: Plan, channel: Channel, array: Array, out: Array) -> None:
     group = call.group
-    turn = channel.turn = channel.turn ^ 1
+    turn = channel.turn ^ 1
     parts = plan.turns[turn]
     if plan.unscaled:
         parts[channel.me][...] = array
     else:
         plan.how.staged(array, parts[channel.me])
     group.lay_out(call, plan.fingerprint, plan.text_of(call.site, group.world))
+    channel.turn = turn
     if not channel.arrive(call, group.world.spins):
         _wait(call, channel)
     group.compare(call, plan.fingerprint)

@@ -29,10 +29,12 @@ class Handle:
 
         Raises:
             StaleHandle: the epoch of the call has ended.
+            RankLeft: this rank has left another call of the epoch unfinished.
         """
         self._check()
         if not self._call.done:
             with self._world.lock:
+                self._world.check_clean(self._call)
                 self._world.progress()
         return self._call.done
 

@@ -34,6 +34,7 @@ class Deferred:
 def deferred() -> Iterator[Deferred]:
     """Interrupts wait until the end of the block, or until `Deferred.leave`.
 
+    One that has come is raised at the end of a block that raises something else, too.
     Only the main thread hears interrupts, so elsewhere there is nothing to do.
     """
     held = Deferred()
@@ -45,7 +46,7 @@ def deferred() -> Iterator[Deferred]:
         yield held
     finally:
         signal.signal(signal.SIGINT, before if before is not None else signal.default_int_handler)
-    held.leave()
+        held.leave()
 
 
 class Ear:

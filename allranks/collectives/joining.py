@@ -62,11 +62,12 @@ def _steps(group: Group, call: Call, answered: int) -> Steps[int | None]:
     channel = group.channel
     assert channel is not None
     before = channel.turn
-    turn = channel.turn = before ^ 1
+    turn = before ^ 1
     # Zero in every dtype: whatever the others have laid out beside it.
     channel.blocks[channel.me][turn][:] = 0
     call.transport = "shared"
     yield from group.agree(call, answered)
+    channel.turn = turn
     specs = [guard.unpack_text(channel.described(i, call.sequence))[0] for i in range(group.size)]
     theirs = next((spec for spec in specs if spec != JOIN), None)
     if theirs is None:

@@ -11,13 +11,13 @@ import threading
 LINE = 64
 """Bytes of a cache line: words that different ranks write never share one."""
 
-_lock = threading.Lock()
-_lock.acquire()
-
 
 def _fence_by_lock() -> None:
-    _lock.release()
-    _lock.acquire()
+    # A lock of its own: an interrupt between the two leaves nothing behind.
+    lock = threading.Lock()
+    lock.acquire()
+    lock.release()
+    lock.acquire()
 
 
 def _no_fence() -> None:

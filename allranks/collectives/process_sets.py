@@ -118,10 +118,11 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     number = next(n for n in range(1, len(this.sets) + 2) if n not in this.sets)
     call = Call(this.groups[0], Spec("add_process_set", shape=ranks), here(), "", 0)
     call.steps = open_group(this.groups[0], call, number, ranks)
+    # Either all ranks have the set afterwards or none has.
     with deferred():
         this.run(call)
-    this.sets[number] = ranks
-    chosen.process_set_id = number
+        this.sets[number] = ranks
+        chosen.process_set_id = number
     return chosen
 
 
@@ -135,12 +136,13 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     call = Call(this.groups[0], Spec("remove_process_set", root=number), here(), "", 0)
     call.steps = this.groups[0].agree(call)
-    this.run(call)
-    del this.sets[number]
-    gone = this.groups.pop(number, None)
-    if gone is not None:
-        gone.abandon()
-    process_set.process_set_id = None
+    with deferred():
+        this.run(call)
+        del this.sets[number]
+        gone = this.groups.pop(number, None)
+        if gone is not None:
+            gone.abandon()
+        process_set.process_set_id = None
     return True
 
 

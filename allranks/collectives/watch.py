@@ -84,12 +84,12 @@ class Watch:
     def rest(self) -> None:
         """The wait is over."""
         if self._call is not None:
-            self._call = None
             self._edge = (-1, 0)
             self._suspects = {}
             self.world.doing = ""
             if self.world.board is not None:
                 self.world.board.put(fields.TICKET, 0)
+            self._call = None  # last: a rest that an interrupt ends is taken again
 
     def _publish(self, call: Call, missing: tuple[int, ...]) -> None:
         board = self.world.board

@@ -100,12 +100,23 @@ class Window:
 
     def _allocate(self, nbytes: int) -> Region | None:
         while self._ended:
-            lease = self._ended.popleft()
+            lease = self._ended[0]
             assert isinstance(lease, Lease)
-            del self._leases[lease.where]
-            if lease.where[2] == nbytes:
-                return self._region(*lease.where)
-            self._give_back(lease.where)
+            # One that another has followed is over; an interrupt may have left it here.
+            if self._leases.get(lease.where) is lease:
+                if lease.where[2] == nbytes:
+                    return self._region(*lease.where)
+                with deferred():
+                    del self._leases[lease.where]
+                    self._give_back(lease.where)
+            self._ended.popleft()
+        with deferred():
+            region = self._cut(nbytes)
+            if region is None and self._grow(nbytes):
+                region = self._cut(nbytes)
+        return region
+
+    def _cut(self, nbytes: int) -> Region | None:
         for index, free in enumerate(self._free):
             for place, (offset, size) in enumerate(free):
                 if size >= nbytes:
@@ -113,9 +124,7 @@ class Window:
                         [(offset + nbytes, size - nbytes)] if size > nbytes else []
                     )
                     return self._region(index, offset, nbytes)
-        with deferred():
-            grown = self._grow(nbytes)
-        return self._allocate(nbytes) if grown else None
+        return None
 
     def _region(self, index: int, offset: int, nbytes: int) -> Region:
         whole = self._mapped[(self.board.rank, index + 1)]

@@ -116,6 +116,7 @@ class World:
         """Waits for a call that was submitted and returns its result."""
         with self.lock:
             if not call.done:
+                self.check_clean(call)
                 return self._drive(call, self.until(call))
             if call.error is not None:
                 raise call.error
@@ -139,8 +140,9 @@ class World:
             return call
 
     def _enqueue(self, call: Call) -> None:
-        call.group.queue.append(call)
+        # In this order: one too many ends the epoch with the cell, one too few mixes two cells.
         self.pending += 1
+        call.group.queue.append(call)
 
     def progress(self) -> None:
         """Takes every group's first call as far as it goes without waiting."""
@@ -148,16 +150,29 @@ class World:
             while group.queue:
                 call = group.queue[0]
                 try:
-                    next(call.steps)
-                    break
-                except StopIteration as end:
-                    call.result = end.value
-                    self.finish(call)
-                except (CollectiveMismatch, UsageError) as error:
-                    call.error = error
+                    if not self._advance(call):
+                        break
+                except BaseException as error:
+                    # Its steps are over, and nobody can go on with it.
+                    call.posted = True
+                    self.fail(call, error)
+                    raise
                 call.done = True
                 group.queue.popleft()
                 self.pending -= 1
+
+    def _advance(self, call: Call) -> bool:
+        """Takes a call as far as it goes without waiting; True at its end."""
+        try:
+            next(call.steps)
+        except StopIteration as end:
+            call.result = end.value
+            self.finish(call)
+        except (CollectiveMismatch, UsageError) as error:
+            call.error = error
+        else:
+            return False
+        return True
 
     def finish(self, call: Call) -> None:
         """Notes the end of a call."""

@@ -68,7 +68,6 @@ class CellRunner:
         end_cells_too(shell, lambda: self._interrupts)
         repeat_dropped_interrupts(lambda: self._hearing, self._press)
         setattr(shell, "ask_exit", sys.exit)  # noqa: B010  exit and quit would end the engine
-        shell.set_custom_exc((*_NOT_OUR_FRAMES, RecursionError), self._show_own_frames)
         setattr(shell, "_showtraceback", self._keep_traceback)  # noqa: B010  a method, to mypy
         warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
 
@@ -126,6 +125,8 @@ class CellRunner:
         started = time.monotonic()
         self._traceback = []
         self._interrupts = 0
+        # For every cell: IPython takes it away where an interrupt comes while it formats.
+        self.shell.set_custom_exc((*_NOT_OUR_FRAMES, RecursionError), self._show_own_frames)
         self.shell.execution_count = cell.number
         collectives.scope.enter(cell.label, cell.ranks or None, cell.cell)
         try:

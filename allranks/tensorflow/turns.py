@@ -88,14 +88,21 @@ class Turns:
         return self._named is not None and self._named not in self._ready
 
 
-_turns: WeakKeyDictionary[World, dict[int | None, Turns]] = WeakKeyDictionary()
-"""By world as well: the members of an ensemble have worlds of their own, which count anew."""
+_Key = tuple[int | None, int, int]
+_turns: WeakKeyDictionary[World, dict[_Key, Turns]] = WeakKeyDictionary()
+"""By process set, epoch and cell: what was named in a cell that has been interrupted is nobody's
+turn in the next. By world as well: the members of an ensemble have worlds of their own."""
 
 
 def of(process_set: ProcessSet) -> Turns:
     """The turns of a process set's members."""
-    here = _turns.setdefault(current(), {})
-    return here.setdefault(process_set.process_set_id, Turns(process_set))
+    world = current()
+    here = _turns.setdefault(world, {})
+    key = process_set.process_set_id, world.epoch, world.scope.number
+    if key not in here:
+        for other in [other for other in list(here) if other[0] == key[0] and other != key]:
+            here.pop(other, None)
+    return here.setdefault(key, Turns(process_set))
 
 
 def forget() -> None:

@@ -34,5 +34,5 @@ def test_names_and_options_of_a_command_may_be_mixed() -> None:
 
 @pytest.mark.parametrize("line", ["", "begin", "push", "status x"])
 def test_a_command_that_cannot_be_understood_is_refused(line: str) -> None:
-    with pytest.raises(UsageError, match="(?i)expected"):
+    with pytest.raises(UsageError, match=r"(?i)expected"):
         parse_command(line)

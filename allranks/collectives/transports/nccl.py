@@ -9,13 +9,15 @@ Source: NCCL user guide, "Group Calls", "Point-to-point communication", "Fault T
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from allranks.collectives.gpu.api import load_nccl
+from allranks.collectives.interrupts import deferred
 from allranks.collectives.reductions import scale
 from allranks.collectives.transports.nccl_link import Link
 from allranks.collectives.transports.nccl_types import BYTES, Wire, wire
@@ -204,15 +206,12 @@ class Nccl:
             began = self._event(stream)
             if me in out:
                 np.copyto(out.pop(me), ins.pop(me))
-            nccl.groupStart()
-            try:
+            with _at_once(nccl):
                 for member, piece in ins.items():
                     if member != me:
                         comm.send(piece.data.ptr, piece.nbytes, BYTES, member, stream.ptr)
                 for member, piece in out.items():
                     comm.recv(piece.data.ptr, piece.nbytes, BYTES, member, stream.ptr)
-            finally:
-                nccl.groupEnd()
             ended = self._event(stream)
         call.held = [call.held, sends, receives]
         yield from self._wait(call, began, ended)
@@ -221,8 +220,7 @@ class Nccl:
         self, comm: Communicator, view: Array, into: Array, sizes: list[int], form: Wire, to: Stream
     ) -> None:
         nccl = load_nccl()
-        nccl.groupStart()
-        try:
+        with _at_once(nccl):
             for root, piece in enumerate(cut(view, sizes)):
                 if piece.size:
                     # Only the root's output is written; the others' is asked for all the same.
@@ -236,8 +234,6 @@ class Nccl:
                         root,
                         to.ptr,
                     )
-        finally:
-            nccl.groupEnd()
 
     def _event(self, stream: Stream) -> Event:
         return self.device.event(stream, timed=True)
@@ -249,6 +245,20 @@ class Nccl:
         yield from self.device.wait(done or ended, call, self.link.check)
         seconds = self.device.seconds(began, ended)
         call.device_seconds = (call.device_seconds or 0.0) + seconds
+
+
+@contextmanager
+def _at_once(nccl: Any) -> Iterator[None]:
+    """NCCL carries out what is called within together.
+
+    Interrupts wait: into a group that was left open all later calls of this thread would go.
+    """
+    with deferred():
+        nccl.groupStart()
+        try:
+            yield
+        finally:
+            nccl.groupEnd()
 
 
 def _prepare(source: Array, out: Array, how: Arithmetic, form: Wire) -> tuple[Array, Array]:

@@ -91,10 +91,11 @@ class Shared:
         step = max(1, channel.block // source.dtype.itemsize)
         for start in range(0, max(1, source.size), step):
             part, into = source[start : start + step], out[start : start + step]
-            turn = channel.turn = channel.turn ^ 1
+            turn = channel.turn ^ 1
             parts = channel.blocks_as(source.dtype, part.size, turn)
             how.staged(part, parts[channel.me])
             yield from self._arrive(call)
+            channel.turn = turn
             if not by_slice:
                 how.combine(parts, into)
                 continue
@@ -122,10 +123,11 @@ class Shared:
         step = max(1, channel.block // source.dtype.itemsize)
         for start in range(0, max(1, source.size), step):
             part = source[start : start + step]
-            turn = channel.turn = channel.turn ^ 1
+            turn = channel.turn ^ 1
             parts = channel.blocks_as(source.dtype, part.size, turn)
             how.staged(part, parts[channel.me])
             yield from self._arrive(call)
+            channel.turn = turn
             low, high = max(first, start), min(last, start + part.size)
             if low < high:
                 here = slice(low - start, high - start)
@@ -201,23 +203,27 @@ class Shared:
         ``lengths`` is asked once all have arrived.
         """
         channel = self.channel
-        self._fill(source, 0)
+        turn = self._fill(source, 0)
         yield from self._arrive(call, source.nbytes)
+        channel.turn = turn
         every = lengths()
         for start in self._starts(max(every)):
             if start:
-                self._fill(source, start)
+                turn = self._fill(source, start)
                 yield from channel.sync(call)
+                channel.turn = turn
             for member, length in enumerate(every):
                 size = min(channel.block, length - start)
                 if size > 0:
-                    read(member, start, channel.blocks[member][channel.turn][:size])
+                    read(member, start, channel.blocks[member][turn][:size])
 
-    def _fill(self, source: Array, start: int) -> None:
+    def _fill(self, source: Array, start: int) -> int:
+        """Fills the block whose turn is next, and returns which one that is."""
         channel = self.channel
-        turn = channel.turn = channel.turn ^ 1
+        turn = channel.turn ^ 1
         part = source[start : start + channel.block]
         np.copyto(channel.blocks[channel.me][turn][: part.size], part)
+        return turn
 
     def _starts(self, longest: int) -> Iterator[int]:
         return iter(range(0, longest, self.channel.block))

@@ -1,0 +1,249 @@
+"""An interrupt may come between any two steps of a call: what it leaves does no harm later."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+from collections import deque
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import allranks.collectives as c
+from allranks.collectives import board as fields
+from allranks.collectives import memory
+from allranks.collectives import window as window_room
+from allranks.collectives import world as worlds
+from allranks.collectives.board import Board
+from allranks.collectives.channel import NOWHERE, Channel
+from allranks.collectives.group import Group
+from allranks.collectives.interrupts import deferred
+from allranks.collectives.transports import loopback
+from allranks.collectives.transports.nccl import _at_once
+from allranks.collectives.watch import Watch
+from allranks.collectives.window import Window
+from allranks.collectives.world import World
+from allranks.errors import RankLeft
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
+
+
+def press():
+    signal.raise_signal(signal.SIGINT)
+
+
+def pressed_at(step, function, *arguments):
+    """Calls a function, interrupted at one of its steps; returns whether it has come so far."""
+    steps, over = 0, False
+
+    def hook(_frame, _event, _argument):
+        nonlocal steps
+        steps += not over
+        if steps == step and not over:
+            press()
+
+    try:
+        sys.setprofile(hook)
+        function(*arguments)
+        over = True
+    except KeyboardInterrupt:
+        over = True
+    sys.setprofile(None)
+    return steps >= step
+
+
+@pytest.fixture
+def alone():
+    """A world of one rank, in the main thread, where interrupts are heard."""
+    world = loopback.worlds_of(1)[0]
+    worlds.set_thread(world)
+    world.begin()
+    yield world
+    worlds.set_thread(None)
+
+
+CALLS = {
+    "allreduce": lambda: c.allreduce(np.full(4, 99.0), c.Sum),
+    "allreduce in blocks": lambda: c.allreduce(np.full(4, 99.0)[::2], c.Sum),
+    "broadcast": lambda: c.broadcast(np.full(4, 99.0)),
+    "allgather": lambda: c.allgather(np.full(4, 99.0)),
+    "reducescatter": lambda: c.reducescatter(np.full(4, 99.0), c.Sum),
+    "alltoall": lambda: c.alltoall(np.full(4, 99.0)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_that_is_left_before_it_counts_changes_no_later_result(call, monkeypatch):
+    lay_out, left = Group.lay_out, []
+
+    def interrupted(group, *arguments, **options):
+        if group.world.rank == 0 and not left:
+            left.append(call)
+            raise KeyboardInterrupt
+        return lay_out(group, *arguments, **options)
+
+    def body():
+        if c.rank() == 0:
+            with pytest.raises(KeyboardInterrupt):
+                CALLS[call]()
+        assert not c.dirty()
+        return [float(c.allreduce(np.array([10.0 * i + c.rank()]), c.Sum)[0]) for i in range(4)]
+
+    monkeypatch.setattr(Group, "lay_out", interrupted)
+    assert loopback.run(2, body) == 2 * [[1.0, 21.0, 41.0, 61.0]]
+    assert left == [call]
+
+
+def test_a_posted_call_that_is_not_yet_counted_ends_the_epoch_with_its_cell(alone):
+    class Left(deque):
+        def append(self, call):
+            super().append(call)
+            raise KeyboardInterrupt
+
+    alone.groups[0].queue = Left()
+    c.scope.enter("this cell", None, 1)
+    with pytest.raises(KeyboardInterrupt):
+        c.allreduce_async(np.ones(3))
+    c.scope.leave("KeyboardInterrupt", failed=True)
+    assert c.dirty()
+
+
+@pytest.mark.parametrize("where", [(Channel, "sync"), (World, "finish")])
+def test_a_posted_call_that_is_left_halfway_is_not_taken_for_done(where, monkeypatch):
+    room, name = where
+    real, left = getattr(room, name), []
+
+    def interrupted(self, call):
+        if call.group.world.rank == 0 and not left:
+            left.append(call)
+            raise KeyboardInterrupt
+        return real(self, call)
+
+    def body():
+        if c.rank() == 0:
+            with pytest.raises(KeyboardInterrupt):
+                c.allreduce_async(np.ones(3), c.Sum).synchronize()
+            assert c.dirty()
+        else:
+            handle = c.allreduce_async(np.ones(3), c.Sum)
+            if name == "sync":
+                with pytest.raises(RankLeft):
+                    handle.synchronize()
+        with pytest.raises(RankLeft):
+            c.allreduce(np.ones(3))
+
+    monkeypatch.setattr(room, name, interrupted)
+    loopback.run(2, body)
+    assert left
+
+
+def test_an_interrupt_that_was_kept_back_is_heard_though_the_block_raises():
+    def block():
+        with deferred():
+            press()
+            raise ValueError("the block's own")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("change", ["add", "remove"])
+def test_a_process_set_is_there_or_not_wherever_the_interrupt_comes(change, monkeypatch):
+    world = loopback.worlds_of(2)[0]
+    worlds.set_thread(world)
+    # The others have gone on: from here on they have the set, or have it no more.
+    monkeypatch.setattr(World, "run", lambda world, call: press())
+    made = c.ProcessSet([0])
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            c.add_process_set(made)
+        assert (made.process_set_id, list(world.sets)) == (1, [1])
+        if change == "remove":
+            with pytest.raises(KeyboardInterrupt):
+                c.remove_process_set(made)
+            assert (made.process_set_id, list(world.sets)) == (None, [])
+    finally:
+        worlds.set_thread(None)
+
+
+def test_a_fence_that_is_left_harms_no_later_one():
+    step = 1
+    while pressed_at(step, memory._fence_by_lock):
+        memory._fence_by_lock()
+        step += 1
+    assert step > 3
+
+
+def test_a_group_of_nccls_calls_is_closed_wherever_the_interrupt_comes():
+    called = []
+    nccl = SimpleNamespace(
+        groupStart=lambda: called.append("start") or press(), groupEnd=lambda: called.append("end")
+    )
+    with pytest.raises(KeyboardInterrupt), _at_once(nccl):
+        called.append("inside")
+    assert called == ["start", "inside", "end"]
+
+
+def an_array(window, count):
+    return window.empty((count,), np.dtype("uint8"), count)
+
+
+def test_the_window_loses_no_memory_wherever_the_interrupt_comes(monkeypatch):
+    monkeypatch.setattr(window_room, "_FIRST_BYTES", 1 << 16)  # populating 16 MB takes long
+
+    def whole(window):
+        free = sum(size for pieces in window._free for _, size in pieces)
+        leased = sum(lease.where[2] for lease in window._leases.values())
+        return free + leased == sum(segment.nbytes for segment in window._segments)
+
+    steps = []
+    for count in (4096, 8192):  # as large as a piece that was used before, and larger
+        step, goes_on = 1, True
+        while goes_on:
+            segment = memory.Segment(Board.nbytes(1))
+            window = Window(Board(segment.memory, (0,), 0))
+            empty = partial(an_array, window)
+            kept, used = empty(64), empty(4096)
+            del used
+            goes_on = pressed_at(step, empty, count)
+            gc.collect()
+            assert whole(window)
+            arrays = [kept, *(empty(4096) for _ in range(3))]
+            assert len({window.place_of(array) for array in arrays}) == 4
+            step += 1
+        steps.append(step)
+    assert min(steps) > 5
+
+
+def test_what_a_rank_said_last_is_written_again_where_that_was_interrupted():
+    segment = memory.Segment(Channel.nbytes(1))
+    text, step = b"what this rank brings", 1
+    brought = 1, 7, 0.0, 0, NOWHERE, text
+    while True:
+        channel = Channel(segment.memory, 1, 0)
+        segment.memory[:] = bytes(len(segment.memory))
+        goes_on = pressed_at(step, channel.post, *brought)
+        channel.renew(1)
+        channel.post(*brought)
+        assert channel.described(0, 1).startswith(text)
+        if not goes_on:
+            break
+        step += 1
+    assert step > 3
+
+
+def test_a_rank_that_no_longer_waits_says_so_wherever_the_interrupt_comes(alone):
+    step, goes_on = 1, True
+    while goes_on:
+        watch = Watch(alone)
+        watch._call = SimpleNamespace()
+        alone.board.put(fields.TICKET, 7)
+        goes_on = pressed_at(step, watch.rest)
+        watch.rest()
+        assert alone.board.get(0, fields.TICKET) == 0
+        step += 1
+    assert step > 2
