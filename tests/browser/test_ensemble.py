@@ -122,7 +122,7 @@ def test_a_sweep_of_24_digit_models_is_seen_while_it_runs_and_after_it(sweep, la
     expect(table.nth(2).locator(".ar-choose")).to_have_attribute("aria-pressed", "true")
     # Sorted by the metric, from the best down.
     for _ in range(2):
-        lab.output(1).get_by_role("button", name="accuracy").click()
+        lab.output(1).get_by_role("button", name="accuracy", exact=True).click()
     lab.page.wait_for_function(
         """() => {
             const cells = [...document.querySelectorAll(".ar-members tbody td:nth-child(5)")];

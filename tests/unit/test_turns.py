@@ -4,11 +4,11 @@ import pytest
 
 pytest.importorskip("tensorflow", reason="no TensorFlow: pip install 'allranks[tensorflow]'")
 
-from allranks import collectives  # noqa: E402
-from allranks.collectives import global_process_set  # noqa: E402
-from allranks.collectives import world as worlds  # noqa: E402
-from allranks.collectives.transports import loopback  # noqa: E402
-from allranks.tensorflow import turns  # noqa: E402
+from allranks import collectives
+from allranks.collectives import global_process_set
+from allranks.collectives import world as worlds
+from allranks.collectives.transports import loopback
+from allranks.tensorflow import turns
 
 
 @pytest.fixture
