@@ -7,6 +7,7 @@ warm: a fresh page costs more than the copy it is for.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import Any
 from weakref import ref
@@ -56,6 +57,7 @@ class Window:
 
     def __init__(self, board: Board) -> None:
         self.board = board
+        self._lock = threading.RLock()
         self._leases: dict[tuple[int, int, int], Lease] = {}
         self._ended: deque[ref[Region]] = deque()
         self.starts: list[int] = []
@@ -68,7 +70,8 @@ class Window:
         self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int
     ) -> NDArray[Any] | None:
         """An uninitialised array in this rank's window; None where there is no memory for it."""
-        region = self._allocate(max(LINE, -(-nbytes // LINE) * LINE))
+        with self._lock:
+            region = self._allocate(max(LINE, -(-nbytes // LINE) * LINE))
         if region is None:
             return None
         array: NDArray[Any] = np.ndarray(shape, dtype, region)
@@ -105,7 +108,10 @@ class Window:
             # One that another has followed is over; an interrupt may have left it here.
             if self._leases.get(lease.where) is lease:
                 if lease.where[2] == nbytes:
-                    return self._region(*lease.where)
+                    region = self._region(lease.where, lease)
+                    if region is not None:
+                        return region
+                    continue
                 with deferred():
                     del self._leases[lease.where]
                     self._give_back(lease.where)
@@ -123,17 +129,22 @@ class Window:
                     free[place : place + 1] = (
                         [(offset + nbytes, size - nbytes)] if size > nbytes else []
                     )
-                    return self._region(index, offset, nbytes)
+                    return self._region((index, offset, nbytes))
         return None
 
-    def _region(self, index: int, offset: int, nbytes: int) -> Region:
+    def _region(self, where: tuple[int, int, int], after: Lease | None = None) -> Region | None:
+        """The region there; None where a finalizer has had what ``after`` left."""
+        index, offset, nbytes = where
         whole = self._mapped[(self.board.rank, index + 1)]
         region = whole[offset : offset + nbytes].view(Region)
-        region.window, region.where = self, (index, offset, nbytes)
-        lease = Lease(region, self._ended.append)
-        lease.where = region.where
-        self._leases[region.where] = lease
-        return region
+        region.window, region.where = self, where
+        lease, leases = Lease(region, self._ended.append), self._leases
+        lease.where = where
+        # Nothing comes between these two lines: they call nothing and make nothing.
+        if after is None or (where in leases and leases[where] is after):
+            leases[where] = lease
+            return region
+        return None
 
     def _grow(self, nbytes: int) -> bool:
         have = sum(segment.nbytes for segment in self._segments)
