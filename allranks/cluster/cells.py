@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -15,9 +16,13 @@ from allranks.cluster.inbox import Pressed
 from allranks.cluster.run import Run, View
 from allranks.errors import UsageError
 from allranks.records import requests
-from allranks.records.wire import Output, Result, RunCell
+from allranks.records.ranks import label
+from allranks.records.wire import Output, Reply, Result, RunCell
 
 _rank_of = attrgetter("rank")
+_POLL_SECONDS = 0.1
+_LEFT_SECONDS = 10.0
+"""How long the next cell waits for one that was interrupted and left."""
 
 
 class Cells:
@@ -32,6 +37,7 @@ class Cells:
     def __init__(self) -> None:
         self.late: list[Output] = []
         self._running: Run | None = None
+        self._left: Run | None = None
         self._crew: Crew | None = None
         self._number = 0
         self._epoch = 0
@@ -40,7 +46,7 @@ class Cells:
     def begin(self, ranks: Connection) -> None:
         """Takes in that these ranks, which are new, run what follows."""
         self._ranks = ranks
-        self._epoch, self._dirty = 0, False
+        self._epoch, self._dirty, self._left = 0, False, None
         self.late.clear()
 
     @property
@@ -73,6 +79,12 @@ class Cells:
         """Takes in that a cell has ended, however it did."""
         self._running = None
         self._dirty = self._dirty or run.dirty
+
+    def abandon(self, run: Run) -> None:
+        """Interrupts a cell that nobody waits for any longer."""
+        self._running, self._left = None, run
+        if not self._ranks.closed:
+            run.interrupt()
 
     @contextmanager
     def crew(self, ranks_each: int) -> Iterator[Crew]:
@@ -115,8 +127,11 @@ class Cells:
         if self._running is not None and record.cell == self._running.cell:
             if not isinstance(record, Result):
                 self._running.take(record, payloads)
-        elif isinstance(record, Output) and record.entries:
+            return
+        if isinstance(record, Output) and record.entries:
             self.late.append(record)
+        elif isinstance(record, Reply) and self._left and record.cell == self._left.cell:
+            self._left.replies[record.rank] = record
 
     def _show_late(self, view: View) -> None:
         for rank, batches in groupby(sorted(self.late, key=_rank_of), key=_rank_of):
@@ -126,7 +141,23 @@ class Cells:
         self.late.clear()
 
     def _renew(self) -> None:
-        """Moves the ranks to a fresh communicator where a cell has left the old one unusable."""
+        """Moves the ranks to a fresh communicator where a cell has left the old one unusable.
+
+        Raises:
+            UsageError: a rank is still in a cell that nobody waits for any longer.
+        """
+        if self._left is not None:
+            deadline = time.monotonic() + _LEFT_SECONDS
+            while not self._left.settled() and time.monotonic() < deadline:
+                for pressed in self._ranks.step(_POLL_SECONDS):
+                    self._ranks.inbox.put(pressed)
+            if not self._left.settled():
+                raise UsageError(
+                    f"expected idle ranks, found {label(self._left.pending)} still in a cell that "
+                    "was interrupted. Wait for its end, or type: %distributed restart"
+                )
+            self._dirty = self._dirty or self._left.dirty
+            self._left = None
         if self._dirty:
             self._epoch += 1
             self._ask(requests.RENEW, {"epoch": self._epoch})

@@ -14,7 +14,7 @@ from allranks.cluster.connection import Answers, Connection
 from allranks.cluster.crew import Crew
 from allranks.cluster.explaining import explain
 from allranks.cluster.preload import check_preload
-from allranks.cluster.run import Run, View
+from allranks.cluster.run import Run, View, check_timeout
 from allranks.cluster.status import RankStatus, read_status
 from allranks.errors import CellInterrupted, ClusterLost
 from allranks.records import requests
@@ -88,7 +88,7 @@ class Cluster:
         """
         if self.state == "running":
             return self
-        self.state = "starting"
+        self.state, self.lost_because = "starting", ""
         try:
             self._connection = Connection(
                 self.size, self._pins, self.launcher, self.preload, self._cells.take
@@ -223,12 +223,13 @@ class Cluster:
         Raises:
             SyntaxError: the source cannot be compiled; nothing was sent.
             ClusterLost: the ranks are gone; nothing was sent.
-            UsageError: they run an ensemble, or there are no such ranks.
+            UsageError: they run an ensemble, there are no such ranks, or no such time.
         """
         if call is None:
             source.check(text)
         self._cells.check_idle()
         chosen = among(ranks, self.size)
+        check_timeout(timeout)
         self.catch_up()
         view = view or text_view(chosen, self.log_dir)
         count = self._cells.prepare(view)
@@ -242,7 +243,11 @@ class Cluster:
             limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
         )
         run = Run(count, chosen, self._ranks, view, timeout, self.give_up)
-        self._cells.send(cell, run, *([call] if call else []))
+        try:
+            self._cells.send(cell, run, *([call] if call else []))
+        except BaseException:
+            self._cells.abandon(run)
+            raise
         return run
 
     def explain(self, algorithm: str, values: Sequence[Sequence[float]]) -> Explained:
@@ -265,9 +270,13 @@ class Cluster:
             CellFailed: at least one rank raised.
             ClusterLost: at least one rank died.
         """
-        with self._ranks.inbox.hearing_interrupts():
-            while not run.settled():
-                run.step(_POLL_SECONDS)
+        try:
+            with self._ranks.inbox.hearing_interrupts():
+                while not run.settled():
+                    run.step(_POLL_SECONDS)
+        except BaseException:
+            self._cells.abandon(run)
+            raise
         return self._conclude(run)
 
     async def wait_awaited(self, run: Run) -> Run:
@@ -276,10 +285,14 @@ class Cluster:
         The notebook's kernel answers its widgets in that loop, so that their buttons work.
         """
         inbox = self._ranks.inbox
-        with inbox.hearing_interrupts(), inbox.waking() as next_event:
-            while not run.settled():
-                await next_event(_POLL_SECONDS)
-                run.step(0)
+        try:
+            with inbox.hearing_interrupts(), inbox.waking() as next_event:
+                while not run.settled():
+                    await next_event(_POLL_SECONDS)
+                    run.step(0)
+        except BaseException:
+            self._cells.abandon(run)
+            raise
         return self._conclude(run)
 
     def _conclude(self, run: Run) -> Run:
@@ -287,7 +300,7 @@ class Cluster:
         try:
             self._ranks.step(0)
             if run.cut_off:
-                raise CellInterrupted(self.lost_because)
+                raise CellInterrupted(self.lost_because or "the ranks were stopped")
             if self._ranks.ends:
                 raise ClusterLost(self._lose(run))
         finally:

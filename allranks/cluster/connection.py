@@ -27,6 +27,7 @@ _START_SECONDS = 60.0
 _PRELOAD_SECONDS = 120.0
 _ASK_SECONDS = 30.0
 _CLIENT_SECONDS = 30.0
+_CLIENT_TRY_SECONDS = 3.0
 _POLL_SECONDS = 0.1
 
 Answers = dict[int, tuple[dict[str, Any], list[bytes]]]
@@ -69,6 +70,7 @@ class Connection:
         self._awaited: dict[int, Deliver] = {}
         command = launcher.command(size)
         environment = launcher.environment()
+        work_dir = _work_folder()
         self.log_dir = folders.make_log_folder()
         self._session_dir = folders.make_session_folder()
         self._wire = Wire(lambda record, payloads: self.inbox.put(FromRank(record, payloads)))
@@ -78,12 +80,17 @@ class Connection:
             environment=environment,
             session_dir=self._session_dir,
             log_dir=self.log_dir,
-            work_dir=os.getcwd(),
+            work_dir=work_dir,
             devices=gpus,
             commands_url=self._wire.commands_url,
             events_url=self._wire.events_url,
             wire_key=self._wire.key,
             preload=preload,
+        )
+        self._nurseries: list[Nursery] = []
+        # Runs when the kernel exits, too.
+        self._finalizer = weakref.finalize(
+            self, _end, self._nurseries, self._wire, self._session_dir
         )
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────
@@ -94,13 +101,11 @@ class Connection:
         Raises:
             StartFailed: they did not come up; nothing of them is left but logs.
         """
-        nursery = self._nursery = Nursery(self._config, self._deliver_nursery)
-        # Runs when the kernel exits, too.
-        self._finalizer = weakref.finalize(self, _end, nursery, self._wire, self._session_dir)
         deadline = time.monotonic() + _START_SECONDS + self.size
         if self._config.preload:
             deadline += _PRELOAD_SECONDS
         try:
+            nursery = self._nursery()
             with self.inbox.hearing_interrupts():
                 while len(self.hellos) < self.size:
                     if Pressed() in self.step(_POLL_SECONDS):
@@ -111,6 +116,17 @@ class Connection:
             self.close()
             raise
         nursery.all_up()
+
+    def _nursery(self) -> Nursery:
+        try:
+            made = Nursery(self._config, self._deliver_nursery)
+        except OSError as error:
+            raise StartFailed(
+                f"expected to start a process for the ranks, found {error}. "
+                "End other processes, and type: %distributed start"
+            ) from error
+        self._nurseries.append(made)
+        return made
 
     def _deliver_nursery(self, event: dict[str, Any]) -> None:
         self.inbox.put(FromNursery(event.pop("event"), event))
@@ -129,11 +145,14 @@ class Connection:
     def close(self) -> None:
         """Ends the ranks; returns when every process of theirs is gone."""
         self.closed = True
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-        self._finalizer()
-        self.step(0)
+        client, self._client = self._client, None
+        with self.inbox.hearing_interrupts():  # it ends by itself, and soon
+            try:
+                if client is not None:
+                    client.close()
+            finally:
+                self._finalizer()
+            self.step(0)
 
     # ── talk ─────────────────────────────────────────────────────────────────────────────────
 
@@ -198,9 +217,21 @@ class Connection:
         """Returns an ipyparallel client of the ranks, which closes with this connection."""
         import ipyparallel
 
-        if self._client is None:
-            self._client = ipyparallel.Client(self._ipyparallel)
-            self._client.wait_for_engines(self.size, timeout=_CLIENT_SECONDS, interactive=False)
+        deadline = time.monotonic() + _CLIENT_SECONDS
+        while self._client is None:
+            made = ipyparallel.Client(self._ipyparallel)
+            try:
+                made.wait_for_engines(self.size, timeout=_CLIENT_TRY_SECONDS, interactive=False)
+            except TimeoutError:
+                # It misses an engine that registers just while it connects: another one may not.
+                made.close()
+                if time.monotonic() > deadline:
+                    raise
+            except BaseException:
+                made.close()
+                raise
+            else:
+                self._client = made
         return self._client
 
     def _handle(self, event: Event) -> None:
@@ -244,8 +275,27 @@ class Connection:
         return deaths.loss(self.ends, self.hellos, self.launcher_text, self.size, shown)
 
 
-def _end(nursery: Nursery, wire: Wire, session_dir: str) -> None:
+def _work_folder() -> str:
+    """Returns the folder in which the ranks run: the notebook's own.
+
+    Raises:
+        StartFailed: it has been removed.
+    """
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise StartFailed(
+            f"expected a working folder, found that it has been removed: {error}. Type: %cd ~"
+        ) from error
+
+
+def _end(nurseries: list[Nursery], wire: Wire, session_dir: str) -> None:
     """Ends what a connection holds; it must not hold the connection itself."""
-    nursery.stop()
-    wire.close()
-    shutil.rmtree(session_dir, ignore_errors=True)
+    try:
+        for nursery in nurseries:
+            nursery.stop()
+    finally:
+        try:
+            wire.close()
+        finally:
+            shutil.rmtree(session_dir, ignore_errors=True)

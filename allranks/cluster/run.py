@@ -37,6 +37,22 @@ class View(Protocol):
         """Shows everything: the cell has ended."""
 
 
+def check_timeout(timeout: float | None) -> None:
+    """Says whether a cell can be given so much time.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        fits = timeout is None or timeout > 0
+    except TypeError:
+        fits = False
+    if not fits:
+        raise UsageError(
+            f"expected timeout in seconds above 0, found {timeout!r}. Type for example: timeout=60"
+        )
+
+
 class Run:
     """One cell on its ranks.
 
@@ -68,7 +84,7 @@ class Run:
         self.presses = 0
         self.timed_out = False
         self.timeout = timeout
-        self._deadline = time.monotonic() + timeout if timeout else None
+        self._deadline = None if timeout is None else time.monotonic() + timeout
         self._values: dict[int, bytes] = {}
 
     @property
@@ -91,7 +107,7 @@ class Run:
             self.view.notice(
                 f"the time of {self.timeout:g} s is over: interrupting {label(self.pending)}"
             )
-            self._interrupt()
+            self.interrupt()
         self.view.refresh()
 
     def settled(self) -> bool:
@@ -109,11 +125,12 @@ class Run:
             return
         self.presses += 1
         if self.presses == 1:
-            self._interrupt()
+            self.interrupt()
         else:
             self._give_up(failures.stubborn(self.pending, self.size))
 
-    def _interrupt(self) -> None:
+    def interrupt(self) -> None:
+        """Interrupts the ranks that have not replied yet."""
         self._connection.send(self.pending, Interrupt(self.cell))
 
     def take(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from operator import index
 
 from allranks.errors import UsageError
 
@@ -21,9 +22,13 @@ def chosen(n: int | None, gpus: Sequence[object]) -> int:
     cores = os.cpu_count() or 1
     size = (len(gpus) or max(2, min(4, cores))) if n is None else n
     most = max(64, 16 * cores)
-    if not 1 <= size <= most:
+    try:
+        fits = 1 <= index(size) <= most
+    except TypeError:
+        fits = False
+    if not fits:
         raise UsageError(
-            f"expected between 1 and {most} ranks on this machine, found {size}. "
+            f"expected between 1 and {most} ranks on this machine, found {size!r}. "
             f"Type for example: %%distributed -n {min(4, most)}"
         )
-    return size
+    return index(size)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 import zmq
 
+from allranks.records.deferred import deferred
 from allranks.records.wire import Record, decode, encode
 
 Deliver = Callable[[Record, list[bytes]], None]
@@ -50,15 +51,17 @@ class Wire:
         self._thread.start()
 
     def send(self, ranks: Iterable[int], record: Record, *payloads: bytes) -> None:
-        """Sends a record to ranks, from the notebook's main thread only."""
+        """Sends a record to all of these ranks, from the notebook's main thread only."""
         frames = encode(record, *payloads)
-        for rank in ranks:
-            try:
-                self._commands.send_multipart([f"rank-{rank}".encode(), *frames], copy=False)
-            except zmq.ZMQError as error:
-                if error.errno != zmq.EHOSTUNREACH:
-                    raise
-                # The rank died; its parent says so, and why, on another channel.
+        # Half a message would swallow the next one.
+        with deferred():
+            for rank in ranks:
+                try:
+                    self._commands.send_multipart([f"rank-{rank}".encode(), *frames], copy=False)
+                except zmq.ZMQError as error:
+                    if error.errno != zmq.EHOSTUNREACH:
+                        raise
+                    # The rank died; its parent says so, and why, on another channel.
 
     def _read(self) -> None:
         poller = zmq.Poller()

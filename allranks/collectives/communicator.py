@@ -12,10 +12,10 @@ from allranks.collectives import objects
 from allranks.collectives.call import Call
 from allranks.collectives.callsite import here
 from allranks.collectives.guard import Spec
-from allranks.collectives.interrupts import deferred
 from allranks.collectives.point_to_point import PointToPoint
 from allranks.collectives.process_sets import open_group
 from allranks.collectives.transports.mpi import complete
+from allranks.records.deferred import deferred
 
 if TYPE_CHECKING:
     from allranks.collectives.wait import Steps

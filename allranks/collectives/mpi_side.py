@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 
 from allranks.collectives.communicator import Comm
-from allranks.collectives.interrupts import deferred
 from allranks.collectives.messages import Messages
 from allranks.collectives.transports.mpi import Mpi, complete
 from allranks.collectives.wait import YIELD_SECONDS, Awaited, Steps
+from allranks.records.deferred import deferred
 
 if TYPE_CHECKING:
     from allranks.collectives.call import Call

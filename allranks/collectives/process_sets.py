@@ -13,8 +13,8 @@ from allranks.collectives.callsite import here
 from allranks.collectives.channel import Channel
 from allranks.collectives.group import Group
 from allranks.collectives.guard import Spec
-from allranks.collectives.interrupts import deferred
 from allranks.errors import UsageError
+from allranks.records.deferred import deferred
 from allranks.records.ranks import label
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from allranks.collectives.board import Board
 from allranks.collectives.channel import NOWHERE, Place
-from allranks.collectives.interrupts import deferred
 from allranks.collectives.memory import LINE, Segment, attach
+from allranks.records.deferred import deferred
 
 WARM_BYTES = 64 << 10
 """Above this, memory that has been used before is so much faster that results live in it."""

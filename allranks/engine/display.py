@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
+from jupyter_client.jsonutil import json_default
 
 from allranks.engine.transcript import Entry
 
@@ -31,7 +33,7 @@ class RankDisplayHook(DisplayHook):
         self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
     ) -> None:
         """Places the value's mime bundle in the transcript."""
-        self.place(["result", _jsonable(format_dict), md_dict or {}])
+        self.place(["result", *_as_json(format_dict, md_dict or {})])
 
     def finish_displayhook(self) -> None:
         """There is nothing to end."""
@@ -60,16 +62,18 @@ class RankDisplayPublisher(DisplayPublisher):
         """Places a mime bundle in the transcript, or the update of an earlier one."""
         name = (transient or {}).get("display_id")
         kind = "update" if update else "display"
-        self.place([kind, _jsonable(data), metadata or {}, name])
+        self.place([kind, *_as_json(data, metadata or {}, name)])
 
     def clear_output(self, wait: bool = False) -> None:
         """Clears what this rank has shown in this cell."""
         self.place(["clear", wait])
 
 
-def _jsonable(data: dict[str, Any]) -> dict[str, Any]:
-    """Encodes binary images the way the notebook format stores them."""
-    from ipykernel.jsonutil import encode_images, json_clean
+def _as_json(*parts: Any) -> list[Any]:
+    """What JSON has of these: bytes of images in base64, numpy's numbers as Python's.
 
-    cleaned: dict[str, Any] = json_clean(encode_images(data))
+    Raises:
+        TypeError: a part holds what JSON has nothing for.
+    """
+    cleaned: list[Any] = json.loads(json.dumps(parts, default=json_default))
     return cleaned

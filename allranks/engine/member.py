@@ -101,7 +101,10 @@ class MemberRunner:
         """Packs what a member has left, into shared memory where it is large."""
         if value is None:
             return Result(self._rank, member.cell, {}, "", 0, "", ""), []
-        numbers, text = numbers_of(value), summary_of(value)
+        try:
+            numbers, text = numbers_of(value), summary_of(value)
+        except Exception:  # an object may refuse to be looked at in its own way
+            numbers, text = {}, type(value).__name__
         buffers: list[pickle.PickleBuffer] = []
         try:
             head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
@@ -160,14 +163,23 @@ def numbers_of(value: Any) -> dict[str, float]:
 
 def _number(entry: Any) -> float | None:
     if isinstance(entry, bool | int | float):
-        return entry
+        return entry if _fits(entry) else None
     if isinstance(entry, str | bytes) or getattr(entry, "shape", None) not in ((), (1,)):
         return None
     try:
         scalar = np.asarray(entry).item()
     except Exception:  # another library's scalar may refuse in its own way
         return None
-    return scalar if isinstance(scalar, bool | int | float) else None
+    return scalar if isinstance(scalar, bool | int | float) and _fits(scalar) else None
+
+
+def _fits(number: float) -> bool:
+    """Whether a number is in the range of floats, as Python's whole numbers need not be."""
+    try:
+        float(number)
+    except OverflowError:
+        return False
+    return True
 
 
 def summary_of(value: Any) -> str:

@@ -167,12 +167,13 @@ class Nursery:
 
         place, _ = self.door.accept()
         head, received, _, _ = socket.recv_fds(place, 8, 8)
-        if len(head) < 8:
-            place.close()  # somebody looked whether anybody is here
+        text = _rest(place, head)
+        if text is None:
+            # Somebody looked whether anybody is here, or has died on the way.
+            place.close()
+            for descriptor in received:
+                os.close(descriptor)
             return
-        length, text = int.from_bytes(head, "little"), b""
-        while len(text) < length:
-            text += place.recv(length - len(text))
         told = json.loads(text)
         environment: dict[str, str] = told["environment"]
         environment["TMPDIR"] = os.environ.get("TMPDIR", "")
@@ -303,6 +304,19 @@ class Nursery:
             processes.unlink(path)
         shutil.rmtree(self.config.session_dir, ignore_errors=True)
         self._tell("stopped")
+
+
+def _rest(place: socket.socket, head: bytes) -> bytes | None:
+    """What follows a head of eight bytes, which tells its length; None where it does not come."""
+    if len(head) < 8:
+        return None
+    length, text = int.from_bytes(head, "little"), b""
+    while len(text) < length:
+        more = place.recv(length - len(text))
+        if not more:
+            return None
+        text += more
+    return text
 
 
 def main() -> None:

@@ -100,18 +100,18 @@ class Drive:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        self.runs.wishes = SimpleQueue()
-        self._meet()
-        self.ledger.enlist(list(self.runs))
         try:
+            self.runs.wishes = SimpleQueue()
+            self._meet()
+            self.ledger.enlist(list(self.runs))
             yield
         finally:
+            if self._store is not None:
+                self._store.close()
             self.runs.wishes = None
             for member in self.runs:
                 if member.state in (WAITING, RUNNING):
                     member.state = STOPPED
-            if self._store is not None:
-                self._store.close()
             self.ledger.show_all()
             self.view.members.said = self.ledger.counts()
             self.view.finish()

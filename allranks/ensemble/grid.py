@@ -13,6 +13,7 @@ import keyword
 import math
 import random
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -167,9 +168,13 @@ def parse_choices(name: str, text: str) -> Choices:
         if len(pieces) == 1 and isinstance(found[0], list):
             found = found[0]
     assert not isinstance(found, Span)
-    if not len(found):
+    if not found:
         raise UsageError(f"{name}={text} expected at least one value, found none. {_EXAMPLE}")
-    _check_count(len(found))
+    try:
+        count = len(found)
+    except OverflowError:  # a range may be longer than Python can say
+        count = sys.maxsize
+    _check_count(count)
     return found
 
 
@@ -202,7 +207,7 @@ def _between(low: float, high: float, share: float, log: bool) -> float:
 def _value(name: str, piece: str) -> Any:
     try:
         return ast.literal_eval(piece)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         pass
     if _BARE.fullmatch(piece):
         return piece

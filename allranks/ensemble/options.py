@@ -116,7 +116,7 @@ def _check(options: Options) -> None:
             f"expected --ranks-per-member of 1 or more, found {options.ranks_each}. "
             "Type for example: --ranks-per-member 2"
         )
-    if options.timeout is not None and options.timeout <= 0:
+    if options.timeout is not None and not options.timeout > 0:
         raise UsageError(
             f"expected --timeout in seconds above 0, found {options.timeout:g}. "
             "Type for example: --timeout 60"

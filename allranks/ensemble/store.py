@@ -14,6 +14,7 @@ import pickle
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,11 @@ class Store:
     def __init__(self, path: str, source: str) -> None:
         self._names: dict[int, str] = {}
         self._seen: Counter[str] = Counter()
-        self.path = Path(path).expanduser().resolve()
         self.shown = path
         try:
+            self.path = Path(path).expanduser().resolve()
             self._open(normal(source))
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             raise UsageError(
                 f"--store {path} cannot be written: {error}. Type another folder."
             ) from error
@@ -62,6 +63,9 @@ class Store:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._check(about, source)
+            for left in self.path.glob("*.tmp"):
+                with suppress(OSError):  # it is not one of ours
+                    left.unlink()
         except BlockingIOError:
             os.close(self._lock)
             raise UsageError(
@@ -71,8 +75,6 @@ class Store:
         except BaseException:
             os.close(self._lock)
             raise
-        for left in self.path.glob("*.tmp"):
-            left.unlink()
 
     def _check(self, about: Path, source: str) -> None:
         if not about.exists():

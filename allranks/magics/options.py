@@ -91,7 +91,7 @@ def parse_cell(line: str) -> CellOptions:
             f"expected the name of a variable after -o, found {options.out!r}. "
             "Type for example: -o values"
         )
-    if options.timeout is not None and options.timeout <= 0:
+    if options.timeout is not None and not options.timeout > 0:
         raise UsageError(
             f"expected --timeout in seconds above 0, found {options.timeout:g}. "
             "Type for example: --timeout 60"

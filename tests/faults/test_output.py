@@ -104,3 +104,30 @@ def test_the_logs_are_for_their_owner_only(notebook):
     for log in notebook.logs().values():
         assert oct(log.stat().st_mode & 0o777) == "0o600"
         assert oct(log.parent.stat().st_mode & 0o777) == "0o700"
+
+
+PICTURE = """
+import numpy as np
+class Picture:
+    def _repr_png_(self):
+        return b"\\x89PNG\\r\\n\\x1a\\n", {"width": np.int64(1)}
+class Table:
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {"text/plain": "a table", "application/json": {"rows": np.float32(2)}}
+"""
+
+
+@pytest.mark.parametrize("shown", ["Picture()", "Table()", "display(Picture(), display_id='p')"])
+@pytest.mark.parametrize("then", ["", "\nimport time\ntime.sleep(0.3)"])
+def test_bytes_and_numpys_numbers_are_displayed_as_json_has_them(notebook, shown, then):
+    assert notebook.on_ranks(PICTURE).status == "ok"
+    cell = notebook.on_ranks(f"display({shown}){then}" if then else shown)
+    assert cell.status == "ok", cell.text
+    assert notebook.on_ranks("kept", "-r 1").text == "rank 1 → 10\n"
+
+
+def test_what_json_has_nothing_for_fails_the_cell_that_displays_it(notebook):
+    cell = notebook.on_ranks("display({'application/json': object()}, raw=True)")
+    assert cell.error_name == "CellFailed"
+    assert "is not JSON serializable" in cell.error_value
+    assert notebook.on_ranks("kept", "-r 1").text == "rank 1 → 10\n"

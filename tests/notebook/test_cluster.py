@@ -1,9 +1,21 @@
 """A cluster that a program leads, without magics."""
 
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import ipyparallel
+import psutil
 import pytest
+import zmq
 
 import allranks
-from allranks.errors import UsageError
+from allranks.cluster.nursery import Nursery
+from allranks.errors import StartFailed, UsageError
+from allranks.widgets import text_view
 
 CALLS = {
     "run": lambda cluster, ranks: cluster.run("kept", ranks=ranks),
@@ -31,3 +43,109 @@ def test_ranks_that_are_not_there_are_refused_and_nothing_is_sent(cluster, call,
 def test_one_of_the_ranks_runs_alone(cluster):
     assert cluster.run("kept", ranks=[1]) == [10]
     assert cluster.pull("kept", range(1, 2)) == {1: 10}
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5"])
+def test_a_time_that_is_none_is_refused(cluster, timeout):
+    with pytest.raises(UsageError, match=r"timeout in seconds above 0, found .*timeout=60"):
+        cluster.run("1", timeout=timeout)
+
+
+@pytest.mark.parametrize("n", [2.5, "2", 0, 10**6])
+def test_a_number_of_ranks_that_cannot_be_is_refused(n):
+    with pytest.raises(UsageError, match=r"expected between 1 and \d+ ranks"):
+        allranks.Cluster(n)
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_an_interrupt_between_two_parts_of_a_message_harms_no_later_cell(
+    cluster, part, monkeypatch
+):
+    send, sent = zmq.Socket.send, []
+
+    def interrupted(self, *arguments, **options):
+        done = send(self, *arguments, **options)
+        if threading.current_thread() is threading.main_thread():
+            sent.append(part)
+            if len(sent) == part + 1:
+                signal.raise_signal(signal.SIGINT)
+        return done
+
+    monkeypatch.setattr(zmq.Socket, "send", interrupted)
+    try:
+        cluster.run("1")
+    except KeyboardInterrupt:
+        assert len(sent) >= 4  # the cell has gone to both ranks all the same
+    monkeypatch.undo()
+    assert cluster.run("kept") == [0, 10]
+    assert not cluster.busy
+
+
+def test_a_view_that_fails_leaves_no_cell_behind(cluster, tmp_path):
+    view = text_view((0, 1), str(tmp_path))
+
+    def refresh():
+        raise UnicodeEncodeError("latin-1", "→", 0, 1, "this stream has no such letter")
+
+    view.refresh = refresh
+    run = cluster.submit("while True:\n    pass", view=view)
+    with pytest.raises(UnicodeEncodeError):
+        cluster.wait(run)
+    assert cluster.run("kept") == [0, 10]
+
+
+def held():
+    """The threads, descriptors and session folders of this process."""
+    sessions = Path(tempfile.gettempdir()).glob(f"allranks-session-{os.getpid()}-*")
+    return (
+        sorted(t.name for t in threading.enumerate() if t.name.startswith("allranks")),
+        len(os.listdir("/proc/self/fd")),
+        sorted(sessions),
+    )
+
+
+def test_a_start_without_a_process_leaves_nothing(monkeypatch):
+    allranks.Cluster(1).start().stop()  # what is made once is made now
+    before = held()
+
+    def refused(*_arguments, **_options):
+        raise BlockingIOError(11, "no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    with pytest.raises(StartFailed, match=r"no more processes.*Type|type: %distributed start"):
+        allranks.Cluster(1).start()
+    assert held() == before
+
+
+def test_an_interrupt_while_the_ranks_are_ended_leaves_nothing(monkeypatch):
+    others = psutil.Process().children(recursive=True)
+    started = allranks.Cluster(1).start()
+    children = set(psutil.Process().children(recursive=True)) - set(others)
+    stop = Nursery.stop
+
+    def interrupted(nursery):
+        signal.raise_signal(signal.SIGINT)
+        stop(nursery)
+
+    monkeypatch.setattr(Nursery, "stop", interrupted)
+    started.stop()
+    assert children
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+
+
+def test_a_client_that_was_not_ready_is_not_handed_out(cluster, monkeypatch):
+    wait, asked = ipyparallel.Client.wait_for_engines, []
+
+    def late(client, *arguments, **options):
+        asked.append(client)
+        if len(asked) == 1:
+            raise TimeoutError("no engines")
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return wait(client, *arguments, **options)
+
+    monkeypatch.setattr(ipyparallel.Client, "wait_for_engines", late)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.client()
+    assert cluster.client() is asked[2]
+    assert cluster.client().ids == [0, 1]

@@ -160,6 +160,24 @@ def test_a_stored_member_comes_back_whole(tmp_path):
     again.close()
 
 
+def test_a_number_beyond_all_floats_is_no_number_to_compare_by():
+    assert numbers_of({"n": 10**400, "m": 1}) == {"m": 1}
+    assert summary_of(10**400) == "int"
+
+
+def test_what_is_in_a_store_and_not_ours_does_not_keep_it_locked(tmp_path):
+    folder = str(tmp_path / "store")
+    Store(folder, "pass").close()
+    (tmp_path / "store" / "a.tmp").mkdir()
+    Store(folder, "pass").close()
+    Store(folder, "pass").close()
+
+
+def test_a_store_at_nobodys_home_is_refused():
+    with pytest.raises(UsageError, match=r"cannot be written: .*Type another folder"):
+        Store("~nobody-of-this-name/x", "pass")
+
+
 def test_a_store_of_another_source_is_refused_with_what_to_type(tmp_path):
     Store(str(tmp_path / "s"), "a = 1\nb = 2").close()
     with pytest.raises(

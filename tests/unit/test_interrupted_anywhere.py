@@ -20,13 +20,13 @@ from allranks.collectives import world as worlds
 from allranks.collectives.board import Board
 from allranks.collectives.channel import NOWHERE, Channel
 from allranks.collectives.group import Group
-from allranks.collectives.interrupts import deferred
 from allranks.collectives.transports import loopback
 from allranks.collectives.transports.nccl import _at_once
 from allranks.collectives.watch import Watch
 from allranks.collectives.window import Window
 from allranks.collectives.world import World
 from allranks.errors import RankLeft
+from allranks.records.deferred import deferred
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from allranks.collectives.gpu.api import load_nccl
-from allranks.collectives.interrupts import deferred
 from allranks.collectives.reductions import scale
 from allranks.collectives.transports.nccl_link import Link
 from allranks.collectives.transports.nccl_types import BYTES, Wire, wire
+from allranks.records.deferred import deferred
 
 if TYPE_CHECKING:
     from allranks.collectives.call import Call

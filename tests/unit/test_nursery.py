@@ -1,0 +1,27 @@
+"""What comes to the nursery's door and dies there does not keep it."""
+
+import os
+import socket
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from allranks.engine.nursery import Nursery
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the nursery needs Linux")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("said", [b"", b"abc", (100).to_bytes(8, "little") + b"half of it"])
+def test_a_process_that_dies_at_the_door_is_let_go_with_all_it_held(said, tmp_path):
+    with socket.socket(socket.AF_UNIX) as door, socket.socket(socket.AF_UNIX) as stub:
+        door.bind(str(tmp_path / "door"))
+        door.listen()
+        stub.connect(str(tmp_path / "door"))
+        before = len(os.listdir("/proc/self/fd"))
+        if said:
+            socket.send_fds(stub, [said], [0])
+        stub.shutdown(socket.SHUT_WR)
+        Nursery._admit(SimpleNamespace(door=door))
+        assert len(os.listdir("/proc/self/fd")) == before
