@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -20,7 +19,6 @@ from allranks.records.ranks import label
 from allranks.records.wire import Output, Reply, Result, RunCell
 
 _rank_of = attrgetter("rank")
-_POLL_SECONDS = 0.1
 _LEFT_SECONDS = 10.0
 """How long the next cell waits for one that was interrupted and left."""
 
@@ -80,11 +78,16 @@ class Cells:
         self._running = None
         self._dirty = self._dirty or run.dirty
 
-    def abandon(self, run: Run) -> None:
-        """Interrupts a cell that nobody waits for any longer."""
-        self._running, self._left = None, run
-        if not self._ranks.closed:
-            run.interrupt()
+    @contextmanager
+    def attended(self, run: Run) -> Iterator[None]:
+        """Within, somebody waits for a cell: where an exception ends that, it is interrupted."""
+        try:
+            yield
+        except BaseException:
+            self._running, self._left = None, run
+            if not self._ranks.closed:
+                run.interrupt()
+            raise
 
     @contextmanager
     def crew(self, ranks_each: int) -> Iterator[Crew]:
@@ -140,24 +143,25 @@ class Cells:
             view.output(Output(rank, 0, tuple(late), 0, 0, 0))
         self.late.clear()
 
-    def _renew(self) -> None:
-        """Moves the ranks to a fresh communicator where a cell has left the old one unusable.
+    def _see_off(self, left: Run) -> None:
+        """Waits until all ranks are out of a cell that nobody waits for any longer.
 
         Raises:
-            UsageError: a rank is still in a cell that nobody waits for any longer.
+            UsageError: a rank stays in it.
         """
+        self._ranks.wait_until(left.settled, _LEFT_SECONDS)
+        if not left.settled():
+            raise UsageError(
+                f"expected idle ranks, found {label(left.pending)} still in a cell that "
+                "was interrupted. Wait for its end, or type: %distributed restart"
+            )
+        self._dirty = self._dirty or left.dirty
+        self._left = None
+
+    def _renew(self) -> None:
+        """Moves the ranks to a fresh communicator where a cell has left the old one unusable."""
         if self._left is not None:
-            deadline = time.monotonic() + _LEFT_SECONDS
-            while not self._left.settled() and time.monotonic() < deadline:
-                for pressed in self._ranks.step(_POLL_SECONDS):
-                    self._ranks.inbox.put(pressed)
-            if not self._left.settled():
-                raise UsageError(
-                    f"expected idle ranks, found {label(self._left.pending)} still in a cell that "
-                    "was interrupted. Wait for its end, or type: %distributed restart"
-                )
-            self._dirty = self._dirty or self._left.dirty
-            self._left = None
+            self._see_off(self._left)
         if self._dirty:
             self._epoch += 1
             self._ask(requests.RENEW, {"epoch": self._epoch})

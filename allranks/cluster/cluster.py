@@ -243,11 +243,8 @@ class Cluster:
             limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
         )
         run = Run(count, chosen, self._ranks, view, timeout, self.give_up)
-        try:
+        with self._cells.attended(run):
             self._cells.send(cell, run, *([call] if call else []))
-        except BaseException:
-            self._cells.abandon(run)
-            raise
         return run
 
     def explain(self, algorithm: str, values: Sequence[Sequence[float]]) -> Explained:
@@ -270,13 +267,9 @@ class Cluster:
             CellFailed: at least one rank raised.
             ClusterLost: at least one rank died.
         """
-        try:
-            with self._ranks.inbox.hearing_interrupts():
-                while not run.settled():
-                    run.step(_POLL_SECONDS)
-        except BaseException:
-            self._cells.abandon(run)
-            raise
+        with self._cells.attended(run), self._ranks.inbox.hearing_interrupts():
+            while not run.settled():
+                run.step(_POLL_SECONDS)
         return self._conclude(run)
 
     async def wait_awaited(self, run: Run) -> Run:
@@ -285,14 +278,11 @@ class Cluster:
         The notebook's kernel answers its widgets in that loop, so that their buttons work.
         """
         inbox = self._ranks.inbox
-        try:
-            with inbox.hearing_interrupts(), inbox.waking() as next_event:
-                while not run.settled():
-                    await next_event(_POLL_SECONDS)
-                    run.step(0)
-        except BaseException:
-            self._cells.abandon(run)
-            raise
+        attended = self._cells.attended(run)
+        with attended, inbox.hearing_interrupts(), inbox.waking() as next_event:
+            while not run.settled():
+                await next_event(_POLL_SECONDS)
+                run.step(0)
         return self._conclude(run)
 
     def _conclude(self, run: Run) -> Run:

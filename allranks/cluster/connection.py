@@ -170,6 +170,13 @@ class Connection:
                 self._handle(event)
         return pressed
 
+    def wait_until(self, done: Callable[[], bool], seconds: float) -> None:
+        """Handles what comes until ``done``, or so long; interrupts stay for who waits next."""
+        deadline = time.monotonic() + seconds
+        while not done() and time.monotonic() < deadline:
+            for pressed in self.step(min(_POLL_SECONDS, seconds)):
+                self.inbox.put(pressed)
+
     def ask(
         self,
         name: str,
@@ -190,10 +197,7 @@ class Connection:
         request = self._requests
         got = self._answers[request] = {}
         self.send(chosen, Ask(request, name, arguments), *payloads)
-        deadline = time.monotonic() + seconds
-        while len(got) < len(chosen) and time.monotonic() < deadline and not self.ends:
-            for pressed in self.step(min(_POLL_SECONDS, seconds)):
-                self.inbox.put(pressed)
+        self.wait_until(lambda: len(got) == len(chosen) or bool(self.ends), seconds)
         del self._answers[request]
         if strict and self.ends:
             raise ClusterLost(self.loss())

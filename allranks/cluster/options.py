@@ -7,9 +7,23 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from allranks.cluster.cluster import Cluster
+from allranks.errors import UsageError
 
 #: The options that take a value, by their fields.
 TYPED = {"n": "-n", "gpus": "--gpus", "launcher": "--on", "preload": "--preload"}
+
+
+def check_out(name: str | None, example: str) -> None:
+    """Says whether a value can be left under a name.
+
+    Raises:
+        UsageError: it is no name of a variable.
+    """
+    if name is not None and not name.isidentifier():
+        raise UsageError(
+            f"expected the name of a variable after -o, found {name!r}. "
+            f"Type for example: -o {example}"
+        )
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,13 @@ class View(Protocol):
         """Shows everything: the cell has ended."""
 
 
-def check_timeout(timeout: float | None) -> None:
+def check_timeout(timeout: float | None, name: str = "timeout", link: str = "=") -> None:
     """Says whether a cell can be given so much time.
+
+    Args:
+        timeout: seconds, or None.
+        name: what it is called where it was said.
+        link: what stands between its name and its value there.
 
     Raises:
         UsageError: it cannot.
@@ -48,8 +53,9 @@ def check_timeout(timeout: float | None) -> None:
     except TypeError:
         fits = False
     if not fits:
+        found = f"{timeout:g}" if isinstance(timeout, float) else repr(timeout)
         raise UsageError(
-            f"expected timeout in seconds above 0, found {timeout!r}. Type for example: timeout=60"
+            f"expected {name} in seconds above 0, found {found}. Type for example: {name}{link}60"
         )
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from allranks.cluster.options import ClusterOptions
+from allranks.cluster.options import ClusterOptions, check_out
+from allranks.cluster.run import check_timeout
 from allranks.ensemble import grid
 from allranks.ensemble.early import KINDS, read_metric
 from allranks.ensemble.words import unquoted, words
@@ -106,21 +107,13 @@ def _sorted(found: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _check(options: Options) -> None:
-    if options.out and not options.out.isidentifier():
-        raise UsageError(
-            f"expected the name of a variable after -o, found {options.out!r}. "
-            "Type for example: -o runs"
-        )
+    check_out(options.out or None, "runs")
     if options.ranks_each < 1:
         raise UsageError(
             f"expected --ranks-per-member of 1 or more, found {options.ranks_each}. "
             "Type for example: --ranks-per-member 2"
         )
-    if options.timeout is not None and not options.timeout > 0:
-        raise UsageError(
-            f"expected --timeout in seconds above 0, found {options.timeout:g}. "
-            "Type for example: --timeout 60"
-        )
+    check_timeout(options.timeout, "--timeout", " ")
     if options.grace is not None and options.grace < 1:
         raise UsageError(
             f"expected --grace of 1 step or more, found {options.grace}. "

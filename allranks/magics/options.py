@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from allranks.cluster.options import ClusterOptions
+from allranks.cluster.options import ClusterOptions, check_out
+from allranks.cluster.run import check_timeout
 from allranks.errors import UsageError
 
 COMMANDS = (
@@ -86,16 +87,8 @@ def parse_cell(line: str) -> CellOptions:
     parser.add_argument("--view", choices=("full", "auto", "plain"))
     options = parser.parse_args(_split(line), namespace=CellOptions())
     options.cluster = ClusterOptions.take_from(vars(options))
-    if options.out is not None and not options.out.isidentifier():
-        raise UsageError(
-            f"expected the name of a variable after -o, found {options.out!r}. "
-            "Type for example: -o values"
-        )
-    if options.timeout is not None and not options.timeout > 0:
-        raise UsageError(
-            f"expected --timeout in seconds above 0, found {options.timeout:g}. "
-            "Type for example: --timeout 60"
-        )
+    check_out(options.out, "values")
+    check_timeout(options.timeout, "--timeout", " ")
     return options
 
 

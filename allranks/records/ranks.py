@@ -28,10 +28,7 @@ def parse(text: str, size: int) -> tuple[int, ...]:
             raise UsageError(f"expected ranks as in 0,2-3, found {text!r}. Type for example: -r 0")
         lowest, highest = int(first), int(last or first)
         if not lowest <= highest < size:
-            raise UsageError(
-                f"expected ranks between 0 and {size - 1}, found {text!r}: {size} "
-                f"{'rank runs' if size == 1 else 'ranks run'}. Type for example: -r {size - 1}"
-            )
+            raise _not_there(repr(text), size, f"-r {size - 1}")
         named.update(range(lowest, highest + 1))
     return tuple(sorted(named))
 
@@ -51,11 +48,16 @@ def among(ranks: Iterable[int] | None, size: int) -> tuple[int, ...]:
             f"expected a list of ranks, found {ranks!r}. Type for example: ranks=[0]"
         ) from None
     if not chosen or chosen[0] < 0 or chosen[-1] >= size:
-        raise UsageError(
-            f"expected ranks between 0 and {size - 1}, found {list(chosen)}: {size} "
-            f"{'rank runs' if size == 1 else 'ranks run'}. Type for example: ranks=[0]"
-        )
+        raise _not_there(str(list(chosen)), size, "ranks=[0]")
     return chosen
+
+
+def _not_there(found: str, size: int, example: str) -> UsageError:
+    run = "rank runs" if size == 1 else "ranks run"
+    return UsageError(
+        f"expected ranks between 0 and {size - 1}, found {found}: {size} {run}. "
+        f"Type for example: {example}"
+    )
 
 
 def compact(ranks: Iterable[int], dash: str = "–") -> str:

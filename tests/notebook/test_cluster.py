@@ -57,7 +57,7 @@ def test_a_number_of_ranks_that_cannot_be_is_refused(n):
         allranks.Cluster(n)
 
 
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("part", range(4))
 def test_an_interrupt_between_two_parts_of_a_message_harms_no_later_cell(
     cluster, part, monkeypatch
 ):
@@ -72,10 +72,9 @@ def test_an_interrupt_between_two_parts_of_a_message_harms_no_later_cell(
         return done
 
     monkeypatch.setattr(zmq.Socket, "send", interrupted)
-    try:
+    with pytest.raises(KeyboardInterrupt):
         cluster.run("1")
-    except KeyboardInterrupt:
-        assert len(sent) >= 4  # the cell has gone to both ranks all the same
+    assert len(sent) >= 4  # the cell has gone to both ranks all the same
     monkeypatch.undo()
     assert cluster.run("kept") == [0, 10]
     assert not cluster.busy
@@ -112,7 +111,7 @@ def test_a_start_without_a_process_leaves_nothing(monkeypatch):
         raise BlockingIOError(11, "no more processes")
 
     monkeypatch.setattr(subprocess, "Popen", refused)
-    with pytest.raises(StartFailed, match=r"no more processes.*Type|type: %distributed start"):
+    with pytest.raises(StartFailed, match=r"no more processes.*type: %distributed start"):
         allranks.Cluster(1).start()
     assert held() == before
 

@@ -1,5 +1,7 @@
 """What stands behind the magics, and what is said of what cannot be understood."""
 
+import re
+
 import pytest
 
 from allranks.errors import UsageError
@@ -32,7 +34,15 @@ def test_names_and_options_of_a_command_may_be_mixed() -> None:
     assert (name, options.names, options.ranks) == ("pull", ["x", "y"], "0,1")
 
 
-@pytest.mark.parametrize("line", ["", "begin", "push", "status x"])
-def test_a_command_that_cannot_be_understood_is_refused(line: str) -> None:
-    with pytest.raises(UsageError, match=r"(?i)expected"):
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "expected a command, found nothing"),
+        ("begin", "expected a command, found 'begin'"),
+        ("push", "expected the names of variables, found none"),
+        ("status x", "unrecognized arguments: x. Expected: %distributed status"),
+    ],
+)
+def test_a_command_that_cannot_be_understood_is_refused(line: str, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
         parse_command(line)
