@@ -18,6 +18,7 @@ LAB ?= 01_ranks
 NOTEBOOK = notebooks/$(basename $(notdir $(LAB))).ipynb
 VENV := .venv
 MPICH := .venv-mpich
+CUPY := .venv-cupy
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON ?=
@@ -41,8 +42,10 @@ lab: $(VENV)/.lab
 demo: $(VENV)/.lab
 	$(BIN)/python notebooks/run.py $(NOTEBOOK)
 
-test: lint types contract browser $(MPICH)/.made
-	ALLRANKS_TEST_PYTHONS=$(abspath $(MPICH)/bin/python) $(BIN)/python -m pytest $(PYTEST_ARGS)
+test: lint types contract browser $(MPICH)/.made $(CUPY)/.made
+	ALLRANKS_TEST_PYTHONS=$(abspath $(MPICH)/bin/python) \
+	    ALLRANKS_TEST_CUPY=$(abspath $(CUPY)/bin/python) \
+	    $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # Writes benchmarks/results/gpu_tests.json; without a GPU every test is skipped and says why.
 test-gpu: $(VENV)/.gpu-$(CUDA)
@@ -88,7 +91,7 @@ lock: $(VENV)/.made
 	    || { echo 'The names above are pinned twice: pip would refuse.' >&2; exit 1; }
 
 clean:
-	rm -rf $(VENV) $(MPICH) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
+	rm -rf $(VENV) $(MPICH) $(CUPY) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
 
 # One stamp for each set of packages: a changed pyproject.toml or constraints.txt installs again.
 
@@ -101,12 +104,19 @@ $(VENV)/.lab $(VENV)/.test $(VENV)/.gpu-$(CUDA): $(VENV)/.made pyproject.toml co
 	@$(PIP) install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
-# The collectives run on both MPI wheels, and one environment cannot hold both.
-$(MPICH)/.made: $(VENV)/.test constraints.txt tests/mpi/requirements.txt
-	@echo 'Installing the other MPI wheel into $(MPICH).'
-	@$(BIN)/python -m venv --clear $(MPICH)
-	@$(MPICH)/bin/python -m pip --disable-pip-version-check install --quiet \
-	    --constraint constraints.txt --requirement tests/mpi/requirements.txt
+# The collectives run on both MPI wheels, and one environment cannot hold both. Nor is the real cupy
+# to be had where tests say what is missing without it.
+$(MPICH)/.made: REQUIREMENTS = tests/mpi/requirements.txt
+$(CUPY)/.made: REQUIREMENTS = tests/fakes/requirements.txt
+
+$(MPICH)/.made: tests/mpi/requirements.txt
+$(CUPY)/.made: tests/fakes/requirements.txt
+
+$(MPICH)/.made $(CUPY)/.made: $(VENV)/.test constraints.txt
+	@echo 'Installing what $(REQUIREMENTS) lists into $(@D).'
+	@$(BIN)/python -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet \
+	    --constraint constraints.txt --requirement $(REQUIREMENTS)
 	@touch $@
 
 # A .venv that was cut short, or whose interpreter has been removed, is made anew.

@@ -56,8 +56,12 @@ def _physical() -> list[tuple[str, list[str]]]:
     except Exception:  # no package, or no driver: there are no GPUs to speak of
         return []
     try:
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        return [(_text(pynvml.nvmlDeviceGetUUID(h)), _slices(pynvml, h)) for h in handles]
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            with suppress(pynvml.NVMLError):  # one that the driver has lost
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                found.append((_text(pynvml.nvmlDeviceGetUUID(handle)), _slices(pynvml, handle)))
+        return found
     finally:
         pynvml.nvmlShutdown()
 

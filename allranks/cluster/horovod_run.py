@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.failures import plain
-from allranks.errors import CellFailed, UsageError
+from allranks.errors import UsageError
 
 #: Of Horovod's arguments, those that ask for nothing that would differ here.
 _IGNORED = {
@@ -82,15 +81,10 @@ def run(
     size = _size(num_proc, np, hosts)
     call = (func, tuple(args), dict(kwargs or {}))
     shared = _session() if _session is not None else None
-    try:
-        if shared is not None and shared.size == size and shared.is_up() and not shared.busy:
-            return shared.call(*call, timeout=timeout)
-        with Cluster(size) as fresh:
-            return fresh.call(*call, timeout=timeout)
-    except CellFailed as error:
-        # A notebook shows the report by itself; a script's traceback ends with the notes.
-        error.add_note(plain(error.text))
-        raise
+    if shared is not None and shared.size == size and shared.is_up() and not shared.busy:
+        return shared.call(*call, timeout=timeout)
+    with Cluster(size) as fresh:
+        return fresh.call(*call, timeout=timeout)
 
 
 def _check(options: dict[str, Any]) -> None:

@@ -185,7 +185,10 @@ class Run:
         message = failures.plain(failures.headline(reports, self.size))
         if kind is CellTimeout:
             message = f"{late}. {message}"
-        raise kind(message, failures.describe(reports, self.ranks), reports)
+        failed = kind(message, failures.describe(reports, self.ranks), reports)
+        # A notebook shows the text by itself; a script's traceback ends with the notes.
+        failed.add_note(failures.plain(failed.text))
+        raise failed
 
     def values(self) -> list[Any]:
         """Returns the value of the last expression on each rank, in order of rank.

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from types import FrameType
@@ -22,7 +23,7 @@ from allranks.engine.commands import end_cells_too, interrupt_children
 from allranks.engine.dropped import repeat_dropped_interrupts
 from allranks.engine.gpu import Gpu, is_out_of_memory
 from allranks.engine.gpu_memory import release
-from allranks.engine.report import report, without_middle, without_own_frames
+from allranks.engine.report import report, text_of, without_middle, without_own_frames
 from allranks.errors import CollectiveError, UsageError
 from allranks.records.wire import Reply, Report, RunCell
 
@@ -33,6 +34,7 @@ def ignore_interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 #: Raised inside allranks on the user's behalf: the frames there are not to blame.
 _NOT_OUR_FRAMES = (CollectiveError, UsageError, KeyboardInterrupt, asyncio.CancelledError)
+_AFTERWARDS = "This failed when the cell had ended: its variables are there, its value is lost."
 _EXIT = "sys.exit() ends a cell, not its rank: the rank lives on with its variables."
 
 
@@ -170,6 +172,14 @@ class CellRunner:
         )
         return reply, value
 
+    def not_told(self, cell: int, error: BaseException) -> Reply:
+        """Returns the reply to a cell that has ended, where something failed before its own."""
+        signal.signal(signal.SIGINT, ignore_interrupt)
+        collectives.scope.leave("failed when its cell had ended", failed=True)
+        lines = traceback.format_exception(error)
+        told = report(error, lines, self.rank, self.device, "", _AFTERWARDS)
+        return Reply(self.rank, cell, "error", 0.0, collectives.dirty(), False, "", told)
+
     async def _execute(self, source: str) -> ExecutionResult:
         shell = self.shell
         problem = None
@@ -261,8 +271,8 @@ class CellRunner:
             return [], ""
         try:
             return [cloudpickle.dumps(value, protocol=5)], ""
-        except Exception as error:
-            return [], f"{type(value).__name__}: {error}"
+        except BaseException as error:  # an object's own way to be pickled may do anything
+            return [], f"{type(value).__name__}: {text_of(error)}"
 
 
 def _reason(error: BaseException | None, interrupted: bool) -> str:

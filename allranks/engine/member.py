@@ -18,6 +18,7 @@ from allranks.collectives.memory import Segment
 from allranks.collectives.world import World
 from allranks.engine import namespace
 from allranks.engine.cell import CellRunner
+from allranks.engine.report import text_of
 from allranks.records import packing
 from allranks.records.wire import Reply, Result, RunCell, RunMember
 
@@ -103,13 +104,13 @@ class MemberRunner:
             return Result(self._rank, member.cell, {}, "", 0, "", ""), []
         try:
             numbers, text = numbers_of(value), summary_of(value)
-        except Exception:  # an object may refuse to be looked at in its own way
+        except BaseException:  # an object may refuse to be looked at in its own way
             numbers, text = {}, type(value).__name__
         buffers: list[pickle.PickleBuffer] = []
         try:
             head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
+        except BaseException as error:  # an object's own way to be pickled may do anything
+            problem = f"{type(error).__name__}: {text_of(error)}"
             return Result(self._rank, member.cell, numbers, text, 0, "", problem), []
         parts = [head, *(buffer.raw() for buffer in buffers)]
         *_, nbytes = packing.lay_out(parts)

@@ -27,7 +27,17 @@ from allranks.errors import UsageError
 from allranks.horovod import alias, tensorflow1
 from allranks.records.config import NurseryConfig
 from allranks.records.requests import ANSWERED_WHILE_BUSY
-from allranks.records.wire import Answer, Ask, Hello, Interrupt, Record, RunCell, RunMember
+from allranks.records.wire import (
+    Answer,
+    Ask,
+    Hello,
+    Interrupt,
+    Record,
+    Reply,
+    Result,
+    RunCell,
+    RunMember,
+)
 
 QUIET = "3"
 """TensorFlow looks for CUDA where there is none, and says so at length: only fatal errors show."""
@@ -155,18 +165,23 @@ class Rank:
     async def _run_cell(self, cell: RunCell | RunMember, payloads: list[bytes]) -> None:
         self.wire.begin_cell(cell.cell, cell.limit_nbytes)
         self._requests.busy = True
-        result = None
-        if isinstance(cell, RunMember):
-            reply, result, value = await self._members.run(cell, payloads)
-        else:
-            reply, value = await self._runner.run(cell, payloads)
+        try:
+            if isinstance(cell, RunMember):
+                reply, result, value = await self._members.run(cell, payloads)
+                self._end_cell((result, value), (reply, []))
+            else:
+                self._end_cell(await self._runner.run(cell, payloads))
+        except BaseException as error:
+            # Nothing that is known comes here, and a rank that did not reply would hang its cell.
+            self._requests.busy = self.wire.busy = False
+            self.wire.send(self._runner.not_told(cell.cell, error))
+
+    def _end_cell(self, *told: tuple[Reply | Result, list[bytes]]) -> None:
         self._requests.busy = False
         self.wire.send_output(final=True)
         self.wire.busy = False
-        if result is not None:
-            self.wire.send(result, *value)
-            value = []
-        self.wire.send(reply, *value)
+        for record, values in told:
+            self.wire.send(record, *values)
 
     def _answer(self, ask: Ask, payloads: list[bytes]) -> None:
         try:

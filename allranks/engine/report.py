@@ -73,7 +73,7 @@ def report(
         host=socket.gethostname(),
         device=device,
         etype=type(error).__name__,
-        message=_bounded(_text_of(error), _MESSAGE_CHARACTERS) + (f"\n{more}" if more else ""),
+        message=_bounded(text_of(error), _MESSAGE_CHARACTERS) + (f"\n{more}" if more else ""),
         traceback=(
             _bounded("\n".join([*formatted, more] if more else formatted), _TRACEBACK_CHARACTERS),
         ),
@@ -84,11 +84,12 @@ def report(
     )
 
 
-def _text_of(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """Returns what an exception says; a user's ``__str__`` may do anything."""
     try:
         return str(error)
-    except Exception as problem:  # a user's __str__ may do anything
-        return f"<its text cannot be shown: {problem!r}>"
+    except BaseException as problem:
+        return f"<its text cannot be shown: {type(problem).__name__}>"
 
 
 def _bounded(text: str, most: int) -> str:

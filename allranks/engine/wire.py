@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 import zmq
@@ -114,8 +115,14 @@ class Wire:
         while True:
             tick = _TICK_SECONDS if self.busy else _IDLE_TICK_SECONDS
             wait = min(tick, max(0.0, next_tick - time.monotonic()))
-            if poller.poll(int(wait * 1000)):
-                self._receive(*decode(self._commands.recv_multipart()))
-            if time.monotonic() >= next_tick:
-                self.send_output()
-                next_tick = time.monotonic() + tick
+            try:
+                if poller.poll(int(wait * 1000)):
+                    self._receive(*decode(self._commands.recv_multipart()))
+                if time.monotonic() >= next_tick:
+                    next_tick = time.monotonic() + tick
+                    self.send_output()
+            except zmq.ZMQError:  # the process ends
+                raise
+            except Exception:
+                # Nothing that is known comes here, and without this thread the rank is deaf.
+                traceback.print_exc()

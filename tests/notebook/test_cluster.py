@@ -5,6 +5,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import traceback
 from pathlib import Path
 
 import ipyparallel
@@ -14,7 +15,7 @@ import zmq
 
 import allranks
 from allranks.cluster.nursery import Nursery
-from allranks.errors import StartFailed, UsageError
+from allranks.errors import CellFailed, StartFailed, UsageError
 from allranks.widgets import text_view
 
 CALLS = {
@@ -55,6 +56,57 @@ def test_a_time_that_is_none_is_refused(cluster, timeout):
 def test_a_number_of_ranks_that_cannot_be_is_refused(n):
     with pytest.raises(UsageError, match=r"expected between 1 and \d+ ranks"):
         allranks.Cluster(n)
+
+
+def test_a_value_that_exits_while_it_is_pickled_ends_no_rank(cluster):
+    cluster.run("class Odd:\n    def __reduce__(self):\n        raise SystemExit(4)")
+    with pytest.raises(UsageError, match=r"expected a last expression that can be pickled.*Odd: 4"):
+        cluster.run("Odd()")
+    assert cluster.run("kept") == [0, 10]
+
+
+AFTERWARDS = """
+from allranks.engine import cell
+reason = cell._reason
+def fails(*_):
+    cell._reason = reason
+    raise {}('afterwards')
+if rank == 1:
+    cell._reason = fails
+else:
+    allreduce(1)
+"""
+
+
+@pytest.mark.parametrize("error", ["RuntimeError", "SystemExit", "KeyboardInterrupt"])
+def test_a_rank_that_fails_when_its_cell_has_ended_replies_all_the_same(cluster, error):
+    with pytest.raises(CellFailed, match=rf"^rank 1 of 2: {error}: afterwards") as raised:
+        cluster.run(AFTERWARDS.format(error))
+    assert "its variables are there, its value is lost" in raised.value.text
+    assert "rank 0 was waiting" in raised.value.text
+    assert cluster.run("kept") == [0, 10]
+
+
+def test_a_scripts_traceback_ends_with_the_ranks_own(cluster):
+    with pytest.raises(CellFailed) as raised:
+        cluster.run("x = 1\nif rank:\n    x / 0")
+    printed = "".join(traceback.format_exception(raised.value))
+    assert "CellFailed: rank 1 of 2 at line 3: ZeroDivisionError: division by zero" in printed
+    assert printed.rstrip().endswith("rank 0 finished the cell.")
+    assert "----> 3     x / 0" in printed
+    assert "\x1b" not in printed
+
+
+def test_a_rank_whose_news_fail_still_hears_and_speaks(cluster, capsys):
+    cluster.run(
+        "from allranks.engine.telemetry import Teller\nnews = Teller.news\n"
+        "def fails(*_):\n    Teller.news = news\n    raise RuntimeError('no news')\n"
+        "Teller.news = fails\nimport time; time.sleep(0.5)\nprint('heard')"
+    )
+    said = capsys.readouterr().out
+    assert "RuntimeError: no news" in said
+    assert "heard" in said
+    assert cluster.run("kept") == [0, 10]
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -82,6 +82,11 @@ def test_slices_of_a_gpu_are_gpus(driver, chosen, wanted):
     assert uuids() == wanted
 
 
+def test_a_gpu_that_the_driver_has_lost_is_left_out(driver):
+    driver([{"uuid": A}, {"uuid": B, "lost": True}, {"uuid": C}])
+    assert uuids() == [A, C]
+
+
 def test_without_a_driver_there_are_no_gpus(driver):
     driver(None)
     assert devices.visible_gpus() == ()

@@ -85,10 +85,10 @@ class Nccl(Protocol):
     def get_version(self) -> int:
         """As 22703 for 2.27.3."""
 
-    def get_unique_id(self) -> tuple[int, ...]:
+    def get_unique_id(self) -> bytes:
         """What the members of a new communicator must have in common."""
 
-    def NcclCommunicator(self, members: int, unique: tuple[int, ...], me: int, /) -> Communicator:
+    def NcclCommunicator(self, members: int, unique: bytes, me: int, /) -> Communicator:
         """Returns once all members have called this."""
 
     def groupStart(self) -> None:
@@ -167,15 +167,22 @@ def installed() -> Cupy:
     """The module cupy.
 
     Raises:
-        MissingDependency: it is not installed, or a library that it needs is not.
+        MissingDependency: it is not installed, or too old, or a library that it needs is missing.
     """
     try:
-        return cast("Cupy", importlib.import_module("cupy"))
+        cupy = importlib.import_module("cupy")
     except ImportError as error:
         why = "" if isinstance(error, ModuleNotFoundError) and error.name == "cupy" else f" {error}"
         raise MissingDependency(
             f"arrays on a GPU need the package cupy on every rank.{why} {INSTALL}"
         ) from error
+    # Before, an id of NCCL's was a tuple, and there was no bfloat16.
+    if int(cupy.__version__.partition(".")[0]) < 14:
+        raise MissingDependency(
+            f"arrays on a GPU need cupy 14 or newer on every rank: found {cupy.__version__}. "
+            f"{INSTALL}"
+        )
+    return cast("Cupy", cupy)
 
 
 def load() -> Cupy:

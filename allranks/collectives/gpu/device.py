@@ -191,7 +191,7 @@ class Device:
             return False
         return True
 
-    def connect(self, members: int, unique: tuple[int, ...], me: int) -> Communicator:
+    def connect(self, members: int, unique: bytes, me: int) -> Communicator:
         """A communicator; returns once all members have called this."""
         with self.cupy.cuda.Device(self.number):
             return load_nccl().NcclCommunicator(members, unique, me)

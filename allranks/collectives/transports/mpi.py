@@ -176,14 +176,53 @@ def _prepare(source: Array, out: Array, how: Arithmetic) -> tuple[Array, Array, 
         scale(ready, how.prescale, 1, scaled)
         ready = scaled
     total = np.empty(out.shape, np.float32) if how.half else out
+    if _is_ordered(how):
+        return _to_order(ready, how.op), total.view(_order_of(total)), _OPS[how.op]
     return ready, total, _OPS[how.op]
 
 
 def _finish(total: Array, out: Array, how: Arithmetic) -> None:
+    if _is_ordered(how):
+        total = _from_order(total)
     if how.scaled:
         scale(total, how.postscale, how.divisor, total)
     if total is not out and how.half:
         np.copyto(out, total, casting="unsafe")
+
+
+def _is_ordered(how: Arithmetic) -> bool:
+    """Whether MPI is given integers for floats: its Min and Max of floats may lose a NaN.
+
+    Not for a long double, which no integer is as wide as.
+    """
+    floats = how.half or how.dtype in (np.float32, np.float64)
+    return floats and how.op in (ReduceOp.Min, ReduceOp.Max)
+
+
+def _order_of(values: Array) -> np.dtype[Any]:
+    return np.dtype(np.int32 if values.itemsize == 4 else np.int64)
+
+
+def _to_order(values: Array, op: ReduceOp) -> Array:
+    """Integers in the order of floats, with a NaN, as in numpy, beyond all of them."""
+    kind = _order_of(values)
+    found = _turned(values.view(kind))
+    limits = np.iinfo(kind)
+    found[np.isnan(values)] = limits.max if op is ReduceOp.Max else limits.min
+    return found
+
+
+def _from_order(found: Array) -> Array:
+    """The floats, in the same memory."""
+    np.copyto(found, _turned(found))
+    return found.view(np.float32 if found.itemsize == 4 else np.float64)
+
+
+def _turned(bits: Array) -> Array:
+    """Negative floats grow the other way than their bits do: turns these. Twice is not at all."""
+    limits = np.iinfo(bits.dtype)
+    turned: Array = bits ^ ((bits >> (limits.bits - 1)) & limits.max)
+    return turned
 
 
 def _offsets(counts: Sequence[int]) -> list[int]:

@@ -156,8 +156,10 @@ class Nccl:
         self, call: Call, comm: Communicator, source: Array, out: Array, how: Arithmetic
     ) -> Steps[None]:
         """For arithmetic that NCCL does not do as ours: sums of half precision in float32, products
-        of complex numbers. Everyone sends every member its part, which that one reduces and sends
-        back: as many bytes as a ring moves, and half precision stays half on the way.
+        of complex numbers, the least and the largest where a NaN is among them.
+
+        Everyone sends every member its part, which that one reduces and sends back: as many bytes
+        as a ring moves, and half precision stays half on the way.
         """
         size, me = self.group.size, self.group.me
         bounds = [source.size * i // size for i in range(size + 1)]

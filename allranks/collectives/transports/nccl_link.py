@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from allranks.collectives.group import Group
     from allranks.collectives.wait import Steps
 
-_ID_NUMBERS = 128
+_ID_NBYTES = 128
 _ADVICE = "NCCL_DEBUG=WARN in the ranks' environment makes NCCL say more."
 
 
@@ -58,23 +58,23 @@ class Link:
         assert self._comm is not None
         return self._comm
 
-    def _unique(self, call: Call) -> Steps[tuple[int, ...]]:
-        """The first member's unique id on all members. As numbers: C's char has a sign, or none."""
-        word = np.zeros(1 + _ID_NUMBERS, np.int16)
+    def _unique(self, call: Call) -> Steps[bytes]:
+        """The first member's unique id, on all members; the byte before says whether it has one."""
+        word = np.zeros(1 + _ID_NBYTES, np.uint8)
         problem: Exception | None = None
         if self.group.me == 0:
             try:
-                word[1:] = load_nccl().get_unique_id()
+                word[1:] = np.frombuffer(load_nccl().get_unique_id(), np.uint8)
                 word[0] = 1
             except Exception as error:
                 problem = error
-        yield from self.group.host.broadcast(call, word.view(np.uint8), 0)
+        yield from self.group.host.broadcast(call, word, 0)
         if not word[0]:
             why = str(problem) if problem is not None else "see its own error"
             raise TransportFailed(
                 f"NCCL could not begin on rank {self.group.ranks[0]}: {why}. {_ADVICE}"
             ) from problem
-        return tuple(int(number) for number in word[1:])
+        return word[1:].tobytes()
 
     def check(self) -> None:
         """Asks whether something that was launched has failed since.
@@ -109,7 +109,7 @@ class Link:
 class _Making(threading.Thread):
     """Makes a communicator; one that is made too late, for nobody, it ends itself."""
 
-    def __init__(self, device: Device, members: int, unique: tuple[int, ...], me: int) -> None:
+    def __init__(self, device: Device, members: int, unique: bytes, me: int) -> None:
         super().__init__(name="allranks-nccl", daemon=True)
         self._arguments = members, unique, me
         self._device = device

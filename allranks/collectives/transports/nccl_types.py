@@ -64,6 +64,9 @@ def wire(op: ReduceOp, dtype: np.dtype[Any]) -> Wire | None:
     name = name_of(dtype)
     if is_half(dtype) or (dtype.kind == "c" and op is ReduceOp.Product):
         return None
+    if dtype.kind == "f" and op in (ReduceOp.Min, ReduceOp.Max):
+        # A NaN has to win, and NCCL does not say that it does.
+        return None
     if dtype.kind == "b":
         return Wire(BYTES, _BOOL[op], seen=np.dtype(np.uint8))
     if name in _PARTS:

@@ -1,6 +1,7 @@
 """FAKE pynvml: the GPUs that ALLRANKS_FAKE_NVML lists, as JSON, and no driver.
 
-Each is {"uuid", "slices": [uuid, …], "used", "total": bytes, "processes": [[pid, bytes], …]}.
+Each is {"uuid", "slices": [uuid, …], "used", "total": bytes, "processes": [[pid, bytes], …],
+"lost": bool}.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ class NVMLError_NotFound(NVMLError):
     pass
 
 
+class NVMLError_GpuIsLost(NVMLError):
+    pass
+
+
 def _gpus():
     return json.loads(os.environ.get(GPUS, "null"))
 
@@ -48,7 +53,10 @@ def nvmlDeviceGetCount():
 
 
 def nvmlDeviceGetHandleByIndex(index):
-    return {"whole": True, **_gpus()[index]}
+    gpu = _gpus()[index]
+    if gpu.get("lost"):
+        raise NVMLError_GpuIsLost("GPU is lost")
+    return {"whole": True, **gpu}
 
 
 def nvmlDeviceGetHandleByUUID(uuid):

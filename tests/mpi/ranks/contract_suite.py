@@ -164,6 +164,30 @@ def test_integers_wrap_around_as_numpys_do(transport):
     assert found[0] == np.array([100 * c.size()]).astype("int8")[0]
 
 
+@pytest.mark.parametrize("dtype", [np.dtype(name) for name in [*FLOATS, *HALVES]], ids=str)
+@pytest.mark.parametrize("op", [c.Min, c.Max, c.Sum, c.Average, c.Product])
+def test_a_nan_of_any_rank_is_everybodys_nan(op, dtype, transport):
+    for count in (1, 8, 90_000):
+        for bad in range(c.size()):
+            mine = np.full(count, -1.0 - c.rank(), dtype)
+            if c.rank() == bad:
+                mine[::2] = np.nan
+            found = c.allreduce(mine, op, transport=transport)
+            (row,) = c.reducescatter(np.tile(mine, (c.size(), 1)), op, transport=transport)
+            for each in (found, row):
+                assert np.isnan(each[::2]).all()
+                assert not np.isnan(each[1::2]).any()
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(name) for name in [*FLOATS, *HALVES]], ids=str)
+def test_the_least_and_the_largest_are_numpys(dtype, transport):
+    """Signs, zeros and infinities, at which floats and their bits are ordered differently."""
+    edges = np.array([-np.inf, -2.5, -1.0, -1e-3, -0.0, 0.0, 1e-3, 1.0, 2.5, np.inf], dtype)
+    parts = [np.random.default_rng(rank).choice(edges, 500) for rank in range(c.size())]
+    for op in (c.Min, c.Max):
+        same(c.allreduce(parts[c.rank()], op, transport=transport), reduced(op, parts))
+
+
 def test_average_of_integers_is_cut_towards_zero():
     assert c.allreduce(-c.rank()) == -int(sum(range(c.size())) / c.size())
 

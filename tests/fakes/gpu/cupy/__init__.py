@@ -17,7 +17,7 @@ import numpy as np
 from cupy import cuda
 from cupy._arrays import ndarray
 
-__version__ = "0.fake"
+__version__ = "14.0.fake"
 FAKE = True
 
 
