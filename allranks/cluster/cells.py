@@ -53,7 +53,19 @@ class Cells:
         return self._running is not None or self._crew is not None
 
     def check_idle(self) -> None:
-        """Raises where the event loop of an awaited ensemble is used to run a cell beside it."""
+        """Raises where another cell is under way: one that is awaited lets its event loop run.
+
+        Raises:
+            UsageError: the ranks run a cell or an ensemble.
+        """
+        if self._running is not None:
+            if not self._running.settled():
+                raise UsageError(
+                    "expected idle ranks, found them running a cell. Wait for its end, or "
+                    "interrupt it: cluster.interrupt()"
+                )
+            # Nobody waited for it: an interrupt came before that.
+            self.end(self._running)
         if self._crew is not None:
             raise UsageError(
                 "expected idle ranks, found them running an ensemble. Wait for its end, or type: "
@@ -94,7 +106,7 @@ class Cells:
         """Within, members of an ensemble run side by side, each on ``ranks_each`` ranks in a row.
 
         Raises:
-            UsageError: the ranks run another ensemble.
+            UsageError: the ranks run a cell or another ensemble.
         """
         self.check_idle()
         self._renew()

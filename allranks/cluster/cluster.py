@@ -223,14 +223,14 @@ class Cluster:
         Raises:
             SyntaxError: the source cannot be compiled; nothing was sent.
             ClusterLost: the ranks are gone; nothing was sent.
-            UsageError: they run an ensemble, there are no such ranks, or no such time.
+            UsageError: they are busy, there are no such ranks, or no such time.
         """
         if call is None:
             source.check(text)
+        self.catch_up()
         self._cells.check_idle()
         chosen = among(ranks, self.size)
         check_timeout(timeout)
-        self.catch_up()
         view = view or text_view(chosen, self.log_dir)
         count = self._cells.prepare(view)
         cell = RunCell(
@@ -398,7 +398,7 @@ class Cluster:
 
         Raises:
             ClusterLost: the ranks are gone; nothing was sent.
-            UsageError: they run another ensemble.
+            UsageError: they are busy.
         """
         self.catch_up()
         with self._cells.crew(ranks_each) as crew:

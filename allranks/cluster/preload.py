@@ -22,12 +22,13 @@ def check_preload(names: str | Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(names, str):
         names = names.split(",") if names else ()
-    chosen = tuple(name.strip() for name in names)
+    try:
+        chosen = tuple(name.strip() for name in names)
+    except (TypeError, AttributeError):
+        raise _no_names(names) from None
     for name in chosen:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise UsageError(
-                f"expected names of modules, found {name!r}. Type for example: --preload tensorflow"
-            )
+            raise _no_names(name)
         package = name.partition(".")[0]
         if importlib.util.find_spec(package) is None:
             raise MissingDependency(
@@ -35,3 +36,9 @@ def check_preload(names: str | Sequence[str]) -> tuple[str, ...]:
                 f"Type: pip install '{_EXTRAS.get(package, package)}'"
             )
     return chosen
+
+
+def _no_names(found: object) -> UsageError:
+    return UsageError(
+        f"expected names of modules, found {found!r}. Type for example: --preload tensorflow"
+    )

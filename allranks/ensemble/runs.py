@@ -232,8 +232,8 @@ class Runs(Sequence[Member]):
         Raises:
             UsageError: the ensemble has ended, or it has no such member.
         """
-        if number is not None and not 0 <= number < len(self):
-            raise UsageError(f"expected a member between 0 and {len(self) - 1}, found {number}.")
+        if number is not None and number not in range(len(self)):
+            raise UsageError(f"expected a member between 0 and {len(self) - 1}, found {number!r}.")
         self._wish("stop", number)
 
     def _wish(self, kind: str, what: Any) -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 import traceback
 from pathlib import Path
 
@@ -143,6 +144,29 @@ def test_a_view_that_fails_leaves_no_cell_behind(cluster, tmp_path):
     with pytest.raises(UnicodeEncodeError):
         cluster.wait(run)
     assert cluster.run("kept") == [0, 10]
+
+
+def test_a_cell_beside_another_is_refused_and_both_go_on(cluster):
+    run = cluster.submit("import time; time.sleep(0.5); own = 'kept too'")
+    for beside in (lambda: cluster.run("1"), lambda: cluster.crew(1).__enter__()):
+        with pytest.raises(UsageError, match=r"found them running a cell.*cluster\.interrupt\(\)"):
+            beside()
+    cluster.wait(run)
+    assert cluster.run("own") == ["kept too", "kept too"]
+
+
+def test_a_cell_that_nobody_came_to_wait_for_can_be_interrupted(cluster):
+    cluster.submit("while True:\n    pass")
+    assert cluster.interrupt()
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        try:
+            assert cluster.run("kept") == [0, 10]
+            break
+        except UsageError:
+            time.sleep(0.05)
+    else:
+        pytest.fail("the cell did not end")
 
 
 def held():

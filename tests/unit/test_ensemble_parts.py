@@ -390,6 +390,7 @@ def test_a_vote_of_probabilities_is_refused():
         (lambda runs: runs.add(lr=1.0), "the ensemble has ended, so nothing can be added"),
         (lambda runs: runs.stop(), "the ensemble has ended, so nothing can be stopped"),
         (lambda runs: runs.stop(9), "expected a member between 0 and 3, found 9"),
+        (lambda runs: runs.stop("3"), "expected a member between 0 and 3, found '3'"),
         (lambda runs: runs.add(seed=1), "expected values for lr, found seed"),
         (lambda runs: runs.add(), "expected values, found none"),
         (lambda runs: runs.add("lr"), "expected name=values"),

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from allranks.cluster.preload import check_preload
 from allranks.errors import UsageError
 from allranks.magics.options import parse_cell, parse_command
 
@@ -46,3 +47,9 @@ def test_names_and_options_of_a_command_may_be_mixed() -> None:
 def test_a_command_that_cannot_be_understood_is_refused(line: str, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         parse_command(line)
+
+
+@pytest.mark.parametrize("names", [5, [5], ["wave", None], "a-b"])
+def test_what_names_no_module_is_refused(names):
+    with pytest.raises(UsageError, match=r"^expected names of modules, found .*--preload tensor"):
+        check_preload(names)
