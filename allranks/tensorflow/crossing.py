@@ -11,7 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from allranks.collectives import ProcessSet
-from allranks.tensorflow import failures, turns
+from allranks.tensorflow import failures, places, turns
 
 Array = NDArray[Any]
 _ALIGNED = 64
@@ -26,6 +26,7 @@ def cross(
     outputs: Sequence[Any],
     name: str | None = None,
     among: ProcessSet | None = None,
+    devices: Sequence[str] = (),
 ) -> list[Any]:
     """Calls a function of arrays with tensors.
 
@@ -33,26 +34,38 @@ def cross(
 
     Args:
         function: takes as many arrays as there are tensors, which it must not write to, and
-            returns as many as there are outputs.
+            returns as many as there are outputs. Where ``devices`` let a tensor stay on its GPU
+            it takes that tensor, and may return one.
         tensors: of any shape and dtype.
         outputs: a ``tf.TensorSpec`` each.
         name: the name of the operation in a graph.
         among: whose ranks the function talks to: in a graph of TensorFlow 1, which orders
             nothing, they take turns.
+        devices: one a tensor, as ``tf.device`` has it, "" for where it is; without any of them
+            all tensors become arrays in host memory, as they do in a graph of TensorFlow 1.
 
     Returns:
         A tensor for each output; an eager one lives on the device of the first tensor.
     """
+    where = devices or [places.HOST] * len(tensors)
+
+    def call(*eager: Any) -> list[Any]:
+        made = function(*map(_bring, eager, where))
+        device = eager[0].device if eager else ""
+        return [to_tensor(each, device) for each in made]
+
     if tf.executing_eagerly():
         with failures.published():
-            made = function(*map(to_array, tensors))
-        device = tensors[0].device if tensors else ""
-        return [to_tensor(array, device) for array in made]
+            return call(*tensors)
     names: list[str] = []
-    if among is not None and not tf.compat.v1.executing_eagerly_outside_functions():
+    version_1 = not tf.compat.v1.executing_eagerly_outside_functions()
+    if among is not None and version_1:
         function = _in_turn(function, names, among)
-    results = tf.numpy_function(
-        failures.carried(function),
+    # What is a numpy function in a graph has its tensors brought to host memory by TensorFlow.
+    stays = not version_1 and any(map(places.may_stay, where))
+    in_graph, called = (tf.py_function, call) if stays else (tf.numpy_function, function)
+    results = in_graph(
+        failures.carried(called),
         list(tensors),
         [spec.dtype for spec in outputs],
         name=None if name is None else _in_graph(name),
@@ -81,6 +94,11 @@ def _in_turn(
     return call
 
 
+def _bring(tensor: Any, device: str) -> Any:
+    there = places.brought(tensor, device)
+    return to_array(tensor) if there is None else there
+
+
 def to_array(tensor: Any) -> Array:
     """An eager tensor's own memory, not to be written to."""
     if tensor.dtype == tf.bfloat16 and tensor.shape.rank == 0:
@@ -91,6 +109,8 @@ def to_array(tensor: Any) -> Array:
 
 def to_tensor(array: Any, device: str = "") -> Any:
     """A tensor of an array, whose memory it takes over where it can."""
+    if tf.is_tensor(array):
+        return array
     array = np.asarray(array)
     if "GPU" not in device and array.nbytes >= _WORTH and array.flags.c_contiguous:
         aligned = array.__array_interface__["data"][0] % _ALIGNED == 0

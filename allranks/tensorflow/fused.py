@@ -102,7 +102,7 @@ def allreduce(
     afterwards on the number of elements only: that costs nothing.
 
     Args:
-        arrays: the same shapes and dtypes on every rank.
+        arrays: the same shapes and dtypes on every rank; some may be tensors on a GPU.
         op: as in `allranks.collectives.allreduce`.
         process_set: whose ranks take part.
         **options: as in `allranks.collectives.allreduce`.
@@ -112,6 +112,9 @@ def allreduce(
     if not arrays:
         return []
     options["process_set"] = process_set
+    if not all(isinstance(array, np.ndarray) for array in arrays):
+        # On a GPU, where they are joined without a buffer that the ranks share.
+        return collectives.grouped_allreduce(arrays, op, **options)
     structure = tuple([(array.shape, array.dtype) for array in arrays])
     number = None if process_set is None else process_set.process_set_id
     known = structure, op, number, options.get("prescale_factor"), options.get("postscale_factor")

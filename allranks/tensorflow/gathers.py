@@ -12,6 +12,7 @@ from allranks import collectives
 from allranks.collectives import Average, ProcessSet, global_process_set
 from allranks.tensorflow.crossing import Array, cross, like
 from allranks.tensorflow.differentiable import differentiable
+from allranks.tensorflow.places import ANYWHERE, HOST
 
 
 def allgather(
@@ -156,7 +157,8 @@ def _exchange(source: Any, splits: Any, name: str | None, process_set: ProcessSe
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def run(tensor: Any) -> Any:
-        pieces, received = cross(move, [tensor, *cuts], specs, name, process_set)
+        devices = [ANYWHERE, *(HOST for _ in cuts)]
+        pieces, received = cross(move, [tensor, *cuts], specs, name, process_set, devices)
 
         def back(gradient: Any, _received: Any = None) -> Any:
             returned = _exchange(gradient, received, name, process_set)[0]

@@ -14,6 +14,7 @@ from allranks.errors import UsageError
 from allranks.tensorflow import fused, sparse
 from allranks.tensorflow.compression import Compression
 from allranks.tensorflow.crossing import Array, cross, like
+from allranks.tensorflow.places import ANYWHERE
 
 
 @dataclass
@@ -30,6 +31,8 @@ class Reduction:
         scale_local: whether gradients of local variables are divided by the number of ranks, as
             those of the others are by averaging.
         name: for the timeline.
+        device_dense: where dense gradients meet, as in `cross`.
+        device_sparse: where the rows of ``tf.IndexedSlices`` meet.
         local: identities of the variables whose gradients stay as they are, and the variables.
     """
 
@@ -40,6 +43,8 @@ class Reduction:
     process_set: ProcessSet = global_process_set
     scale_local: bool = True
     name: str | None = None
+    device_dense: str = ANYWHERE
+    device_sparse: str = ANYWHERE
     local: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -106,7 +111,8 @@ class Reduction:
         specs = [like(tensor) for tensor in packed]
         specs += [like(part, open_rows=True) for part in parts]
         name = self.name or "allranks_gradients"
-        made = cross(move, [*packed, *parts], specs, name, self.process_set)
+        devices = [self.device_dense] * len(packed) + [self.device_sparse] * len(parts)
+        made = cross(move, [*packed, *parts], specs, name, self.process_set, devices)
         for place, (index, context) in enumerate(zip(dense, contexts, strict=True)):
             outs[index] = self.compression.decompress(made[place], context)
         for place, index in enumerate(rows):

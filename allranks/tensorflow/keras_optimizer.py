@@ -186,8 +186,8 @@ def DistributedOptimizer(
     Args:
         optimizer: of Keras 3.
         name: for the timeline.
-        device_dense: accepted.
-        device_sparse: accepted.
+        device_dense: as in `allreduce`.
+        device_sparse: as in `allreduce`.
         compression: as in `allreduce`.
         sparse_as_dense: whether ``tf.IndexedSlices`` are reduced as dense tensors.
         gradient_predivide_factor: with Average, divides before the sum and multiplies after it.
@@ -217,6 +217,8 @@ def DistributedOptimizer(
     check_groups(num_groups, groups)
     reduction = Reduction(
         op=op,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         predivide=gradient_predivide_factor,

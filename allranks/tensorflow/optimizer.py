@@ -45,6 +45,8 @@ def DistributedOptimizer(
         UsageError: it is no optimizer.
     """
     options: dict[str, Any] = {
+        "device_dense": device_dense,
+        "device_sparse": device_sparse,
         "compression": compression,
         "sparse_as_dense": sparse_as_dense,
         "op": op,

@@ -37,8 +37,9 @@ def allreduce(
         tensor: any shape and dtype, the same on every rank; or ``tf.IndexedSlices``, whose rows
             are gathered, so that ranks may bring different ones.
         average: Horovod's former way to say ``op=Average`` or ``op=Sum``.
-        device_dense: accepted; the ranks' host memory or GPUs meet in `allranks.collectives`.
-        device_sparse: accepted, as device_dense.
+        device_dense: where dense tensors meet those of the other ranks: ``/cpu:0`` is host
+            memory, ``/gpu:0`` the GPU, where there is one; "" is where they are.
+        device_sparse: the same for the rows of ``tf.IndexedSlices``.
         compression: `Compression.fp16` halves the bytes of float32.
         op: Average where it is None; Sum, Adasum, Min, Max, Product; the same on every rank.
         prescale_factor: multiplies before the reduction.
@@ -63,9 +64,10 @@ def allreduce(
                 "allreduce of tf.IndexedSlices needs factors of 1: it gathers rows. "
                 "Scale the values yourself, or pass tf.convert_to_tensor(slices)."
             )
-        return sparse.allreduce([tensor], kind, process_set, name)[0]
+        return sparse.allreduce([tensor], kind, process_set, name, device_sparse)[0]
     return grouped_allreduce(
         [tensor],
+        device_dense=device_dense,
         op=kind,
         compression=compression,
         prescale_factor=prescale_factor,
@@ -106,11 +108,12 @@ def grouped_allreduce(
         small, context = compression.compress(tf.convert_to_tensor(tensor))
         packed.append(small)
         contexts.append(context)
-    made = _reduced(packed, kind, prescale_factor, postscale_factor, process_set, name)
+    factors = prescale_factor, postscale_factor
+    made = _reduced(packed, kind, *factors, process_set, name, device_dense)
     for index, tensor, context in zip(dense, made, contexts, strict=True):
         outs[index] = compression.decompress(tensor, context)
     if rows:
-        gathered = sparse.allreduce(list(rows.values()), kind, process_set, name)
+        gathered = sparse.allreduce(list(rows.values()), kind, process_set, name, device_sparse)
         for index, slices in zip(rows, gathered, strict=True):
             outs[index] = slices
     return outs
@@ -123,6 +126,7 @@ def _reduced(
     postscale: float,
     process_set: ProcessSet,
     name: str | None,
+    device: str,
 ) -> list[Any]:
     """The reductions of dense tensors, and as their gradients those of the gradients."""
     if not tensors:
@@ -140,10 +144,10 @@ def _reduced(
         return collectives.grouped_allreduce(arrays, op, **options)
 
     def back(*gradients: Any) -> Any:
-        return _reduced(gradients, op, prescale, postscale, process_set, name)
+        return _reduced(gradients, op, prescale, postscale, process_set, name, device)
 
     return differentiable(
-        move, back, tensors, [like(tensor) for tensor in tensors], name, process_set
+        move, back, tensors, [like(tensor) for tensor in tensors], name, process_set, device
     )
 
 
@@ -162,7 +166,7 @@ def reducescatter(
 
     Args:
         tensor: (rows, ...), the same on every rank.
-        device_dense: accepted.
+        device_dense: as in `allreduce`.
         compression: as in `allreduce`.
         op: Average or Sum; also Min, Max and Product, which have no gradient.
         name: for the timeline.
@@ -227,6 +231,6 @@ def grouped_reducescatter(
         whole = grouped_allgather(scaled, name, process_set=process_set)
         return [tf.ensure_shape(g, source.shape) for g, source in zip(whole, sources, strict=True)]
 
-    made = differentiable(move, back, sources, specs, name, process_set)
+    made = differentiable(move, back, sources, specs, name, process_set, device_dense)
     contexts = [context for _, context in packed]
     return [compression.decompress(t, c) for t, c in zip(made, contexts, strict=True)]

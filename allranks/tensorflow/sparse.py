@@ -10,10 +10,15 @@ import tensorflow as tf
 from allranks import collectives
 from allranks.collectives import Average, ProcessSet, ReduceOp, Sum
 from allranks.tensorflow.crossing import Array, cross, like
+from allranks.tensorflow.places import ANYWHERE
 
 
 def allreduce(
-    slices: Sequence[Any], op: ReduceOp, process_set: ProcessSet, name: str | None = None
+    slices: Sequence[Any],
+    op: ReduceOp,
+    process_set: ProcessSet,
+    name: str | None = None,
+    device: str = ANYWHERE,
 ) -> list[Any]:
     """Slices with the rows of all ranks; rows of the same index count as their sum.
 
@@ -22,6 +27,7 @@ def allreduce(
         op: Sum, or Average, which divides the values by the number of ranks.
         process_set: whose ranks take part.
         name: for the timeline.
+        device: where the rows meet, as in `cross`.
 
     Raises:
         NotImplementedError: another reduction.
@@ -34,7 +40,8 @@ def allreduce(
         return collectives.grouped_allgather(arrays, process_set=process_set, name=name)
 
     parts = [part for s in slices for part in (s.values, s.indices)]
-    made = cross(move, parts, [like(part, open_rows=True) for part in parts], name, process_set)
+    specs = [like(part, open_rows=True) for part in parts]
+    made = cross(move, parts, specs, name, process_set, [device] * len(parts))
     return [rebuilt(s, made[2 * i : 2 * i + 2], op, process_set) for i, s in enumerate(slices)]
 
 

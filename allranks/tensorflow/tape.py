@@ -70,8 +70,8 @@ def DistributedGradientTape(
 
     Args:
         gradtape: a ``tf.GradientTape``.
-        device_dense: accepted.
-        device_sparse: accepted.
+        device_dense: as in `allreduce`.
+        device_sparse: as in `allreduce`.
         compression: as in `allreduce`.
         sparse_as_dense: whether ``tf.IndexedSlices`` are reduced as dense tensors.
         op: Average, Sum, Adasum, Min, Max or Product.
@@ -88,6 +88,8 @@ def DistributedGradientTape(
     check_groups(num_groups, groups)
     reduction = Reduction(
         op=op,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         predivide=gradient_predivide_factor,

@@ -167,6 +167,23 @@ def test_results_are_used_at_once_and_freed(case):
         assert (kind.back(doubled) == 2 * c.size()).all()
 
 
+@pytest.mark.parametrize("graph", [False, True])
+def test_horovods_operations_leave_tensors_on_the_gpu(graph):
+    library = TensorFlow().library
+    import allranks.tensorflow as hvd
+
+    mine = TensorFlow().make(values(c.rank(), (64, 32), "float32"))
+    for device, transports in (("", ("nccl", "staged")), ("/cpu:0", ("mpi", "shared"))):
+
+        def reduced(device: str = device) -> Any:
+            return hvd.allreduce(mine, op=hvd.Sum, device_dense=device)
+
+        found = library.function(reduced)() if graph else reduced()
+        equal(found.numpy(), total((64, 32), "float32"))
+        assert "GPU" in found.backing_device
+        assert c.size() == 1 or c.records()[-1].transport in transports
+
+
 def test_sparse_and_strings_are_refused_as_in_host_memory():
     library = TensorFlow().library
     with pytest.raises(TypeError, match="numbers or bool"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,28 @@ import pytest
 
 tf = pytest.importorskip("tensorflow", reason="no TensorFlow: pip install 'allranks[tensorflow]'")
 import allranks.tensorflow as hvd  # noqa: E402
+from allranks import collectives  # noqa: E402
 from allranks.errors import CollectiveMismatch, UsageError  # noqa: E402
+from allranks.tensorflow import fused, places  # noqa: E402
 
 hvd.init()
 R, N = hvd.rank(), hvd.size()
 DTYPES = [tf.uint8, tf.int8, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64]
 
 
-@pytest.fixture(params=["eager", "graph"])
-def run(request: pytest.FixtureRequest) -> Callable[[Callable[[], Any]], Any]:
+def keep_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors go to `allranks.collectives` as they do from a GPU, though there is none."""
+    monkeypatch.setattr(places, "_sees_gpu", lambda: True)
+    monkeypatch.setattr(places, "kinds", SimpleNamespace(is_on_gpu=lambda tensor: True))
+
+
+@pytest.fixture(params=["eager", "graph", "graph, tensors kept"])
+def run(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[], Any]], Any]:
     """Calls a function of no arguments, as it is or inside a tf.function."""
+    if "kept" in request.param:
+        keep_tensors(monkeypatch)
     if request.param == "eager":
         return lambda function: function()
     return lambda function: tf.function(function)()
@@ -176,6 +189,51 @@ def test_gradients_are_horovods() -> None:
     np.testing.assert_allclose(
         gradient(hvd.alltoall, tf.ones([N]), tf.fill([N], R + 1.0)), np.arange(1, N + 1)
     )
+
+
+def given(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[tuple[bool, ...]]:
+    """Notes for every call of a collective which of its arrays are tensors."""
+    seen: list[tuple[bool, ...]] = []
+    real = getattr(owner, name)
+
+    def noted(arrays: Any, *arguments: Any, **options: Any) -> Any:
+        seen.append(tuple(map(tf.is_tensor, arrays)))
+        return real(arrays, *arguments, **options)
+
+    monkeypatch.setattr(owner, name, noted)
+    return seen
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_devices_say_which_gradients_leave_the_gpu(monkeypatch: Any, graph: bool) -> None:
+    keep_tensors(monkeypatch)
+    dense = given(monkeypatch, fused, "allreduce")
+    rows = given(monkeypatch, collectives, "grouped_allgather")
+    weights, table = tf.Variable(tf.ones([3])), tf.Variable(tf.ones([4, 2]))
+
+    def step(**devices: str) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weights * (R + 1.0)) + tf.reduce_sum(tf.gather(table, [R % 4]))
+        tape = hvd.DistributedGradientTape(tape, op=hvd.Sum, **devices)
+        return tape.gradient(loss, [weights, table])
+
+    cases = [({}, True, True), ({"device_dense": "/cpu:0"}, False, True)]
+    cases += [({"device_sparse": "/device:CPU:0"}, True, False)]
+    cases += [({"device_dense": "/cpu:0", "device_sparse": "/cpu:0"}, False, False)]
+    for devices, dense_stays, rows_stay in cases:
+        dense.clear()
+        rows.clear()
+        made = tf.function(lambda: step(**devices))() if graph else step(**devices)  # noqa: B023
+        np.testing.assert_array_equal(made[0].numpy(), np.full(3, N * (N + 1) / 2))
+        assert made[1].indices.numpy().tolist() == [rank % 4 for rank in range(N)]
+        if N > 1:
+            assert set(dense) == ({(True,)} if dense_stays else {(False,)})
+            assert set(rows) == {(rows_stay, rows_stay)}
+
+
+def test_a_device_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"expected a device as '/cpu:0' .*found 'first gpu'"):
+        hvd.allreduce(tf.ones(2), device_dense="first gpu")
 
 
 def test_calls_in_a_function_keep_their_order() -> None:
