@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,13 @@ from allranks.collectives.interrupts import ear
 from allranks.collectives.watcher import Watcher
 from allranks.collectives.window import Window
 from allranks.collectives.world import World
-from allranks.errors import MissingDependency
+from allranks.errors import MissingDependency, UsageError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+"""Where launchers say how many processes they have started, the nearest to a process first."""
 _PER_HOST = "ALLRANKS_RANKS_PER_HOST"
 """For tests: pretend that each host has so many ranks."""
 
@@ -47,6 +50,7 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
 
     mpi = load_mpi()
     base: MPI.Intracomm = mpi.COMM_WORLD
+    check_launched(base.Get_size(), mpi.Get_library_version())
     if isinstance(comm, Sequence):
         base = base.Create_group(base.Get_group().Incl(list(comm)))
     elif comm is not None:
@@ -85,6 +89,31 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
         world.watcher.start()
     node.Free()
     return world
+
+
+def check_launched(size: int, library: str) -> None:
+    """Says whether MPI has found the processes that the launcher has started beside this one.
+
+    A launcher of another MPI than the library's starts processes each of which is the only one to
+    itself: each would train alone, as rank 0 of 1, and nothing would say so.
+
+    Args:
+        size: how many processes MPI knows.
+        library: what MPI says it is.
+
+    Raises:
+        UsageError: it has found none of them.
+    """
+    said = next((name for name in _SIZES if os.environ.get(name, "").isdecimal()), "")
+    if size > 1 or not said or int(os.environ[said]) <= 1:
+        return
+    beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+    program = beside if os.path.exists(beside) else "the mpiexec of that MPI"
+    raise UsageError(
+        f"expected {os.environ[said]} ranks, as the launcher says ({said}), found 1: it does not "
+        f"belong to the MPI of this Python, {library.splitlines()[0].split(',')[0]}. Start the "
+        f"ranks with {program}, or under Slurm with: srun --mpi=pmix"
+    )
 
 
 def can_attach(node: MPI.Intracomm) -> bool:

@@ -55,6 +55,19 @@ def test_every_misuse_ends_with_the_right_error(ranks: int, python: str) -> None
     assert ended.returncode == 0, ended.stdout
 
 
+@pytest.mark.skipif(len(PYTHONS) < 2, reason="needs a second MPI: ALLRANKS_TEST_PYTHONS")
+def test_a_launcher_of_another_mpi_is_not_taken_for_one_rank() -> None:
+    """Each process would be rank 0 of 1, and say nothing; MPICH under the other refuses itself."""
+    python, program = PYTHONS[:2]
+    code = "import allranks.collectives as c; c.init(); print('trains alone')"
+    other = f"import os; os.execv({python!r}, [{python!r}, '-c', {code!r}])"
+    ended = mpiexec(2, "-c", other, python=program)
+    assert ended.returncode != 0
+    assert "expected 2 ranks, as the launcher says" in ended.stdout
+    assert f"{Path(python).parent}/mpiexec" in ended.stdout
+    assert "trains alone" not in ended.stdout
+
+
 def test_ranks_of_several_hosts_agree_by_messages(python: str) -> None:
     ended = mpiexec(4, RUN, "hosts", python=python, ALLRANKS_RANKS_PER_HOST="2")
     assert ended.returncode == 0, ended.stdout
