@@ -39,7 +39,7 @@ def test_collectives_on_tensors_are_numpys(ranks: int) -> None:
 
 
 def test_training_on_ranks_is_training_on_the_joined_batch() -> None:
-    passes(2, "tf_ops", "tf_training")
+    passes(2, "tf_training")
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
