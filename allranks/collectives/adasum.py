@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def adasum(parts: list[NDArray[Any]]) -> NDArray[Any]:
+def adasum(
+    parts: list[NDArray[Any]], prescale: float = 1.0, postscale: float = 1.0
+) -> NDArray[Any]:
     """The combination of all parts, pairwise in a tree, in float64.
 
     Every rank holds all parts, so this takes as many times an array's memory as there are ranks.
@@ -20,10 +22,10 @@ def adasum(parts: list[NDArray[Any]]) -> NDArray[Any]:
     Args:
         parts: as many arrays of shape (n,) as a power of two.
     """
-    level = [part.astype(np.float64) for part in parts]
+    level = [part.astype(np.float64) * prescale for part in parts]
     while len(level) > 1:
         level = [_pair(level[i], level[i + 1]) for i in range(0, len(level), 2)]
-    return level[0].astype(parts[0].dtype)
+    return (level[0] * postscale).astype(parts[0].dtype)
 
 
 def _pair(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:

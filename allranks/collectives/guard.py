@@ -81,6 +81,14 @@ def options(prescale: float, postscale: float, compression: str) -> str:
     return f"prescale={prescale}, postscale={postscale}, compression={compression or None}"
 
 
+def factors(spec: Spec) -> tuple[float, float]:
+    """The factors that `options` has put into words."""
+    if not spec.options:
+        return 1.0, 1.0
+    said = dict(part.split("=", 1) for part in spec.options.split(", "))
+    return float(said["prescale"]), float(said["postscale"])
+
+
 _texts: dict[tuple[bytes, Site], bytes] = {}
 _SPEC_BYTES = 700
 

@@ -89,5 +89,5 @@ def _contribute(group: Group, call: Call, spec: Spec, before: int) -> Steps[None
     zeros = np.zeros(spec.elements, dtype)
     if spec.device:
         zeros = take("join", [zeros], None, "/gpu:0").sources[0]
-    how = Arithmetic(ReduceOp[spec.reduction], dtype, group.size, 1.0, 1.0)
+    how = Arithmetic(ReduceOp[spec.reduction], dtype, group.size, *guard.factors(spec))
     yield from transport.allreduce(call, zeros, zeros.copy(), how)

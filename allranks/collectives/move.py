@@ -99,7 +99,7 @@ def begin_allgather(
     pairs = list(zip(taken.sources, taken.restores, strict=True))
     for source, _ in pairs:
         _rows(source, kind)
-    index = member(group, root, kind) if root >= 0 else -1
+    index = member(group, root, kind) if kind == "gather" else -1
     shapes = tuple((None, *source.shape[1:]) for source, _ in pairs)
     grouped = kind.startswith("grouped")
     dtypes = "+".join(name_of(source.dtype) for source, _ in pairs)
@@ -180,10 +180,16 @@ def begin_alltoall(
     def steps() -> Steps[tuple[Any, list[int]]]:
         way = group.choose(source.nbytes, call, taken.transport, on_gpu=bool(taken.device))
         row = int(np.prod(source.shape[1:])) * source.itemsize
-        lengths = [count * row for count in rows]
-        parts = yield from way.alltoall(call, _bytes(source), lengths)
-        received = [part.nbytes // row if row else 0 for part in parts]
-        out = _join(parts, source) if row else np.empty_like(source, shape=(0, *source.shape[1:]))
+        # Rows of no bytes cannot be counted from the bytes that came: a byte stands for each.
+        data = _bytes(source) if row else np.empty_like(source, np.uint8, shape=(sum(rows),))
+        lengths = [count * (row or 1) for count in rows]
+        parts = yield from way.alltoall(call, data, lengths)
+        received = [part.nbytes // (row or 1) for part in parts]
+        out = (
+            _join(parts, source)
+            if row
+            else np.empty_like(source, shape=(sum(received), *source.shape[1:]))
+        )
         return restore(out), received
 
     call.steps = steps()
@@ -241,9 +247,12 @@ def begin_scatter(
             # Somebody has no array on a GPU: it goes through the host.
             brought, restore = to_numpy(array)
             data = brought if mine else brought.reshape(-1)[:0].view(np.uint8)
-        lengths = [count * row for count in rows]
-        parts = yield from way.alltoall(call, _bytes(data), lengths, root=index)
-        return restore(_join([parts[index]], like) if row else like)
+        flat = _bytes(data) if row else np.empty_like(like, np.uint8, shape=(sum(rows),))
+        lengths = [count * (row or 1) for count in rows]
+        parts = yield from way.alltoall(call, flat, lengths, root=index)
+        if row:
+            return restore(_join([parts[index]], like))
+        return restore(np.empty_like(like, shape=(parts[index].nbytes, *like.shape[1:])))
 
     call.steps = steps()
     return call

@@ -17,6 +17,7 @@ from allranks.collectives.express import express
 from allranks.collectives.gpu.taking import copying, take
 from allranks.collectives.guard import Spec, options
 from allranks.collectives.handles import Handle
+from allranks.collectives.move import member
 from allranks.collectives.process_sets import ProcessSet, group_of
 from allranks.collectives.reductions import Adasum, Arithmetic, Average, ReduceOp, check, name_of
 from allranks.collectives.transports.shared import split
@@ -44,6 +45,9 @@ def _begin(
     """A call of this module, ready to be driven; its result is a list."""
     group = group_of(process_set, kind)
     op = ReduceOp(op)
+    if kind == "reduce":
+        member(group, root, kind)
+    prescale_factor, postscale_factor = float(prescale_factor), float(postscale_factor)
     taken = take(kind, arrays, transport, device, host=op is Adasum)
     sources: list[Array] = []
     contexts: list[Any] = []
@@ -99,7 +103,7 @@ def _reduce_steps(
         for source in sources:
             data = source.reshape(-1).view(np.uint8)
             parts = yield from transport.allgather(call, data, [data.nbytes] * group.size)
-            total = adasum([part.view(source.dtype) for part in parts])
+            total = adasum([part.view(source.dtype) for part in parts], *factors)
             outs.append(total.reshape(source.shape))
         return outs
     outs = [None] * len(sources)
@@ -117,8 +121,11 @@ def _reduce_steps(
                 for i in where:
                     end = start + sources[i].size
                     outs[i] = total[start:end].reshape(sources[i].shape)
-                    np.copyto(outs[i], sources[i])
+                    how.staged(sources[i], outs[i])
                     start = end
+            if not how.half:
+                # They have been prescaled on their way: once, whatever the transport copies.
+                how = Arithmetic(op, first.dtype, group.size, 1.0, factors[1])
         yield from transport.allreduce(call, source, total, how)
     return outs
 
@@ -181,10 +188,10 @@ def allreduce(
 ) -> Any:
     """Every rank gets the element-wise reduction of all ranks' arrays.
 
-    Integers: Sum and Product wrap around as numpy's do; Average, and prescale and postscale
-    factors, are computed in float64 and cut towards zero, as in Horovod: the average of 1 and 2
-    is 1. float16 and bfloat16 are accumulated in float32. bool: Sum and Max are "any", Product
-    and Min are "all".
+    Integers: Sum and Product wrap around as numpy's do; Average does not up to 32 bits. It, and
+    prescale and postscale factors, are computed in float64 and cut towards zero: the average of 1
+    and 2 is 1. float16 and bfloat16 are scaled and accumulated in float32. bool: Sum and Max are
+    "any", Product and Min are "all".
 
     Args:
         array: any shape and dtype, the same on every rank; numpy, a number, or any library's
@@ -210,7 +217,7 @@ def allreduce(
     Collective over the process set: all of its ranks call this, with the same arguments but for
     values and ``name``.
     """
-    factors = (prescale_factor, postscale_factor)
+    factors = (float(prescale_factor), float(postscale_factor))
     plain = type(array) is np.ndarray and transport is None and not device
     if plain and compression is Compression.none:
         done = express(group_of(process_set, "allreduce"), array, op, factors, name)

@@ -90,14 +90,23 @@ def check(op: ReduceOp, dtype: np.dtype[Any]) -> None:
         )
 
 
+def accumulator(op: ReduceOp, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which the values of a dtype are added up."""
+    if is_half(dtype):
+        return np.dtype(np.float32)
+    if op is Average and dtype.kind in "iu" and dtype.itemsize < 8:
+        return np.dtype(np.int64)
+    return dtype
+
+
 class Arithmetic:
     """One allreduce's arithmetic: prescale, combine, postscale.
 
     An element is combined either by one rank for all or by all in the same order, so that all
-    get the same bits. Integers wrap around as
-    numpy's do; Average and the factors act on integers as in Horovod: computed in float64, then
-    cut towards zero. Half precision is accumulated in float32. bool: Sum and Max are "any",
-    Product and Min are "all".
+    get the same bits. Integers wrap around as numpy's do, but for averages of up to 32 bits, which
+    are added up in 64; the division and the factors act on integers in float64, and the result is
+    cut towards zero. Half precision is scaled and accumulated in float32. bool: Sum and Max are
+    "any", Product and Min are "all".
     """
 
     def __init__(
@@ -109,26 +118,25 @@ class Arithmetic:
         self.divisor = ranks if op is Average else 1
         self.postscale = postscale
         self.half = is_half(dtype)
+        self.total = accumulator(op, dtype)
         self.plain = not self.half and prescale == 1.0
         """True where the ranks' values can be combined as they lie."""
         self.scaled = self.divisor != 1 or postscale != 1.0
 
     def staged(self, values: NDArray[Any], out: NDArray[Any]) -> None:
-        """Writes this rank's values, prescaled, where the others read them."""
-        if self.prescale == 1.0:
+        """Writes this rank's values where the others read them: prescaled, but half precision."""
+        if self.prescale == 1.0 or self.half:
             np.copyto(out, values)
         else:
             scale(values, self.prescale, 1, out)
 
     def combine(self, parts: list[NDArray[Any]], out: NDArray[Any]) -> None:
         """Writes the reduction of ``parts``, in their order, postscaled, into ``out``."""
-        if self.half:
-            total = parts[0].astype(np.float32)
+        if self.total != self.dtype:
+            total = self._wide(parts[0])
             for part in parts[1:]:
-                self.ufunc(total, part.astype(np.float32), out=total)
-            if self.scaled:
-                scale(total, self.postscale, self.divisor, total)
-            np.copyto(out, total, casting="unsafe")
+                self.ufunc(total, self._wide(part), out=total)
+            self.finish(total, out)
             return
         if len(parts) == 1:
             np.copyto(out, parts[0])
@@ -136,8 +144,29 @@ class Arithmetic:
             self.ufunc(parts[0], parts[1], out=out)
         for part in parts[2:]:
             self.ufunc(out, part, out=out)
+        self.finish(out, out)
+
+    def finish(self, total: NDArray[Any], out: NDArray[Any]) -> None:
+        """Writes what has been accumulated, postscaled, into ``out``.
+
+        Args:
+            total: in `total`, or in another dtype for a transport's sake: it is cut first.
+            out: the result; may be ``total`` itself.
+        """
+        if total.dtype not in (self.total, out.dtype):
+            np.copyto(out, total, casting="unsafe")
+            total = out
         if self.scaled:
-            scale(out, self.postscale, self.divisor, out)
+            scale(total, self.postscale, self.divisor, total)
+        if total is not out:
+            np.copyto(out, total, casting="unsafe")
+
+    def _wide(self, part: NDArray[Any]) -> NDArray[Any]:
+        """Values to accumulate: half precision is prescaled where it does not overflow."""
+        wide: NDArray[Any] = part.astype(self.total)
+        if self.half and self.prescale != 1.0:
+            scale(wide, self.prescale, 1, wide)
+        return wide
 
 
 def scale(values: NDArray[Any], factor: float, divisor: int, out: NDArray[Any]) -> None:

@@ -93,12 +93,27 @@ class Mpi:
         yield from complete(self.group.world.kept, call, post, *arguments)
 
     def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
-        """MPI_Iallreduce, in float32 for half precision."""
+        """MPI_Iallreduce, where MPI knows the arithmetic."""
         comm = yield from self._agreed(call, source.nbytes)
+        if _is_foreign(how):
+            yield from self._by_all(call, source, slice(None), out, how)
+            return
         ready, total, op = _prepare(source, out, how)
-        here = MPI.IN_PLACE if ready is total else ready
-        yield from self._do(call, comm.Iallreduce, here, total, op)
+        if ready is total:
+            # Not MPI_IN_PLACE: all members have to pass that, and one that has joined does not.
+            ready = total.copy()
+        yield from self._do(call, comm.Iallreduce, ready, total, op)
         _finish(total, out, how)
+
+    def _by_all(
+        self, call: Call, source: Array, mine: slice, out: Array, how: Arithmetic
+    ) -> Steps[None]:
+        """Gathers everybody's values and reduces this rank's part of them here."""
+        staged = np.empty_like(source)
+        how.staged(source, staged)
+        data = staged.view(np.uint8)
+        parts = yield from self.allgather(call, data, [data.nbytes] * self.group.size)
+        how.combine([part.view(how.dtype)[mine] for part in parts], out)
 
     def reducescatter(
         self,
@@ -110,6 +125,10 @@ class Mpi:
     ) -> Steps[None]:
         """MPI_Ireduce_scatter."""
         comm = yield from self._agreed(call, source.nbytes)
+        if _is_foreign(how):
+            mine = slice(bounds[self.group.me], bounds[self.group.me + 1])
+            yield from self._by_all(call, source, mine, out, how)
+            return
         ready, total, op = _prepare(source, out, how)
         counts = [high - low for low, high in pairwise(bounds)]
         yield from self._do(call, comm.Ireduce_scatter, ready, total, counts, op)
@@ -166,35 +185,40 @@ class Mpi:
 def _prepare(source: Array, out: Array, how: Arithmetic) -> tuple[Array, Array, MPI.Op]:
     """What MPI reads, where it writes, and its operation."""
     if how.dtype.kind == "b":
-        mine = source.view(np.uint8)
-        return mine, mine if source is out else out.view(np.uint8), _BOOL_OPS[how.op]
-    ready = source
-    if how.half:
-        ready = source.astype(np.float32)
+        mine = np.empty_like(source)
+        how.staged(source, mine)
+        return mine.view(np.uint8), out.view(np.uint8), _BOOL_OPS[how.op]
+    ready = source.astype(np.float32) if how.half else source
     if how.prescale != 1.0:
         scaled = np.empty_like(ready)
         scale(ready, how.prescale, 1, scaled)
         ready = scaled
-    total = np.empty(out.shape, np.float32) if how.half else out
+    kind = how.total
+    if how.op is ReduceOp.Sum and kind.kind in "iu" and kind.itemsize < 4:
+        # Open MPI saturates sums of 8 and 16 bits on some processors. Wider ones wrap when cut.
+        kind = np.dtype(np.int32)
+    total = out if kind == out.dtype else np.empty(out.shape, kind)
     if _is_ordered(how):
         return _to_order(ready, how.op), total.view(_order_of(total)), _OPS[how.op]
-    return ready, total, _OPS[how.op]
+    return ready.astype(kind, copy=False), total, _OPS[how.op]
 
 
 def _finish(total: Array, out: Array, how: Arithmetic) -> None:
     if _is_ordered(how):
         total = _from_order(total)
-    if how.scaled:
-        scale(total, how.postscale, how.divisor, total)
-    if total is not out and how.half:
-        np.copyto(out, total, casting="unsafe")
+    how.finish(total, out)
+
+
+def _is_foreign(how: Arithmetic) -> bool:
+    """Whether MPI's own reduction may lose a NaN: products of complex numbers, long doubles."""
+    if how.dtype.kind == "c":
+        return how.op is ReduceOp.Product
+    long = how.dtype.kind == "f" and how.dtype.itemsize > 8
+    return long and how.op in (ReduceOp.Min, ReduceOp.Max)
 
 
 def _is_ordered(how: Arithmetic) -> bool:
-    """Whether MPI is given integers for floats: its Min and Max of floats may lose a NaN.
-
-    Not for a long double, which no integer is as wide as.
-    """
+    """Whether MPI is given integers for floats: its Min and Max of floats may lose a NaN."""
     floats = how.half or how.dtype in (np.float32, np.float64)
     return floats and how.op in (ReduceOp.Min, ReduceOp.Max)
 

@@ -65,7 +65,7 @@ class Nccl:
                     view[0].data.ptr, view[1].data.ptr, view[0].size, form.code, form.op, stream.ptr
                 )
                 ended = self._event(stream)
-                _finish(total, out, how)
+                how.finish(total, out)
                 done = self._event(stream)
             call.held = [call.held, ready, total]
             yield from self._wait(call, began, ended, done)
@@ -94,7 +94,7 @@ class Nccl:
             else:
                 self._reduce_to_each(comm, view, into, sizes, form, stream)
             ended = self._event(stream)
-            _finish(total, out, how)
+            how.finish(total, out)
             done = self._event(stream)
         call.held = [call.held, ready, total]
         yield from self._wait(call, began, ended, done)
@@ -272,13 +272,6 @@ def _prepare(source: Array, out: Array, how: Arithmetic, form: Wire) -> tuple[Ar
     if form.wider is None:
         return ready, out
     return ready.astype(form.wider), np.empty_like(out, dtype=form.wider)
-
-
-def _finish(total: Array, out: Array, how: Arithmetic) -> None:
-    if total is not out:
-        np.copyto(out, total, casting="unsafe")
-    if how.scaled:
-        scale(out, how.postscale, how.divisor, out)
 
 
 def _bytes(array: Array) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from allranks.collectives.reductions import ReduceOp, is_half, name_of
+from allranks.collectives.reductions import ReduceOp, accumulator, is_half, name_of
 
 BYTES = 1
 """ncclUint8."""
@@ -69,6 +69,9 @@ def wire(op: ReduceOp, dtype: np.dtype[Any]) -> Wire | None:
         return None
     if dtype.kind == "b":
         return Wire(BYTES, _BOOL[op], seen=np.dtype(np.uint8))
+    total = accumulator(op, dtype)
+    if total != dtype:
+        return Wire(CODES[total.name], _OPS[op], wider=total)
     if name in _PARTS:
         return Wire(CODES[_PARTS[name].name], _OPS[op], seen=_PARTS[name])
     if name in _WIDER:

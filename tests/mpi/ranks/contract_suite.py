@@ -46,7 +46,8 @@ def reduced(op: c.ReduceOp, parts: list[np.ndarray]) -> np.ndarray:
     if dtype.name in ("float16", "bfloat16"):
         return reduced(op, [part.astype("float32") for part in parts]).astype(dtype)
     if op is c.Average:
-        total = np.sum(np.stack(parts), axis=0, dtype=dtype)
+        wide = dtype.kind in "iu" and dtype.itemsize < 8
+        total = np.sum(np.stack(parts), axis=0, dtype="int64" if wide else dtype)
         if dtype.kind in "iu":
             return np.trunc(total.astype("float64") / len(parts)).astype(dtype)
         return total / len(parts)
@@ -159,9 +160,57 @@ def test_factors_cut_integers_towards_zero(transport):
     assert found[0] == -3
 
 
-def test_integers_wrap_around_as_numpys_do(transport):
-    found = c.allreduce(np.array([100], "int8"), c.Sum, transport=transport)
-    assert found[0] == np.array([100 * c.size()]).astype("int8")[0]
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("op", [c.Sum, c.Product, c.Average, c.Min, c.Max])
+def test_large_integers_are_as_numpys(op, dtype, transport):
+    """As many as vector instructions take at once, which an MPI may have saturate."""
+    limits = np.iinfo(dtype)
+    edges = np.array([limits.max, limits.max - 1, limits.max // 2, limits.min], dtype)
+    for shape in ((2,), (70,), (90_000,)):
+        parts = [np.resize(np.roll(edges, rank), shape) for rank in range(c.size())]
+        if op is c.Average and np.dtype(dtype).itemsize == 8:
+            parts = [part // 4096 for part in parts]  # divided in float64, which is cut off there
+        found = c.allreduce(parts[c.rank()], op, transport=transport)
+        same(found, reduced(op, parts))
+        own = c.reducescatter(np.tile(parts[c.rank()], (c.size(), 1)), op, transport=transport)
+        same(own[0], reduced(op, parts))
+
+
+def test_half_precision_is_scaled_where_it_does_not_overflow(transport):
+    for value, before, after in ((60000.0, 2.0, 0.25), (6e-8, 1 / 8, 8.0)):
+        for count in (3, 90_000):
+            mine = np.full(count, value, "float16")
+            options = {"prescale_factor": before, "postscale_factor": after}
+            found = c.allreduce(mine, c.Average, transport=transport, **options)
+            group = c.grouped_allreduce([mine, mine], c.Average, transport=transport, **options)
+            for each in (found, *group):
+                same(each, np.full(count, float(mine[0]) * before * after).astype("float16"))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int16", "float32"])
+def test_factors_are_numpys(dtype, transport):
+    for count in (3, 90_000):
+        parts = [np.resize([1, 0, 1, 1 + rank], count).astype(dtype) for rank in range(c.size())]
+        for before, after in ((1.0, 0.5), (1.0, 2.0), (1.0, -1.0), (0.0, 1.0), (2.0, 0.5)):
+            options = {"prescale_factor": before, "postscale_factor": after}
+            scaled = [(part * before).astype(dtype) for part in parts]
+            wanted = (reduced(c.Sum, scaled) * after).astype(dtype)
+            mine = parts[c.rank()]
+            same(c.allreduce(mine, c.Sum, transport=transport, **options), wanted)
+            group = c.grouped_allreduce([mine, mine], c.Sum, transport=transport, **options)
+            same(group[0], wanted)
+            same(group[1], wanted)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_a_nan_of_a_product_of_complex_numbers_stays(dtype, transport):
+    large = float(np.finfo(dtype).max)
+    mine = np.full(40, complex(np.nan, -large / 2) if c.rank() else complex(6e4, -large), dtype)
+    mine[20:] = 1 + 1j
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = c.allreduce(mine, c.Product, transport=transport)
+    assert np.isnan(found[:20]).all() == (c.size() > 1)
+    same(found[20:], np.full(20, (1 + 1j) ** c.size(), dtype))
 
 
 @pytest.mark.parametrize("dtype", [np.dtype(name) for name in [*FLOATS, *HALVES]], ids=str)
@@ -263,6 +312,13 @@ def test_reduce_gives_the_root_alone(transport, process_set):
         assert found == (sum(ranks) + len(ranks) if c.rank() == root else None)
 
 
+@pytest.mark.parametrize("root", [-1, 99])
+def test_a_root_that_is_no_rank_is_refused(root):
+    for call in (c.reduce, c.broadcast, c.gather, c.scatter):
+        with pytest.raises(UsageError, match=rf"{call.__name__} needs a root .*found {root}"):
+            call(np.ones((c.size(), 2)), root)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 def test_broadcast_gives_the_roots_array(dtype, transport, process_set):
     for root in members(process_set):
@@ -301,11 +357,11 @@ def test_gather_gives_the_root_what_allgather_gives_all(transport, process_set):
         assert found is None
 
 
-@pytest.mark.parametrize("rows", [1, 30_000])
-def test_scatter_cuts_the_roots_array(rows, transport, process_set):
+@pytest.mark.parametrize(("rows", "width"), [(1, 2), (30_000, 2), (3, 0)])
+def test_scatter_cuts_the_roots_array(rows, width, transport, process_set):
     ranks = members(process_set)
     root, me = ranks[-1], ranks.index(c.rank())
-    whole = np.arange(len(ranks) * rows * 2.0).reshape(-1, 2)
+    whole = np.arange(len(ranks) * rows * width * 1.0).reshape(len(ranks) * rows, width)
     mine = whole if c.rank() == root else None
     even = c.scatter(mine, root, transport=transport, process_set=process_set)
     same(even, whole[me * rows : (me + 1) * rows])
@@ -314,7 +370,7 @@ def test_scatter_cuts_the_roots_array(rows, transport, process_set):
     same(first, whole if me == 0 else whole[:0])
 
 
-@pytest.mark.parametrize("width", [1, 20_000])
+@pytest.mark.parametrize("width", [0, 1, 20_000])
 def test_alltoall_sends_each_rank_its_piece(width, transport, process_set):
     ranks = members(process_set)
     me = ranks.index(c.rank())
@@ -348,6 +404,13 @@ def test_adasum_of_equal_gradients_is_the_gradient():
             c.allreduce(np.ones(4), c.Adasum)
     else:
         np.testing.assert_allclose(c.allreduce(np.arange(4.0), c.Adasum), np.arange(4.0))
+
+
+def test_adasum_takes_factors():
+    if c.size() & (c.size() - 1) == 0:
+        options = {"prescale_factor": 0.5, "postscale_factor": 3.0}
+        found = c.allreduce(np.arange(4.0), c.Adasum, **options)
+        np.testing.assert_allclose(found, np.arange(4.0) * 1.5)
 
 
 def test_adasum_of_orthogonal_gradients_is_their_sum():
@@ -420,6 +483,24 @@ def test_ranks_without_data_join_the_others():
         assert c.allreduce(1, c.Sum, transport="mpi") == c.size() - done
     assert c.join() == c.size() - 1
     assert c.allreduce(1, c.Sum) == c.size()
+
+
+@one_host
+@pytest.mark.parametrize("own", ["shared", "mpi", None])
+@pytest.mark.parametrize("count", [3, 1000, 100_000])
+def test_factors_and_groups_count_for_ranks_that_have_joined_too(count, own):
+    if c.rank() < c.size() - 1:
+        mine = np.full(count, 4.0, "float32")
+        left = c.size() - 1
+        options = {"prescale_factor": 0.5, "postscale_factor": 10.0, "transport": own}
+        found = c.allreduce(mine, c.Sum, **options)
+        group = c.grouped_allreduce([mine, mine], c.Sum, **options)
+        halves = c.allreduce(np.full(count, 4.0, "float16"), c.Sum, **options)
+        small = c.allreduce(np.full(count, 4, "int8"), c.Average, transport=own)
+        for each in (found, *group, halves):
+            assert (each == left * 20.0).all()
+        assert (small == int(left * 4 / c.size())).all()
+    c.join()
 
 
 @one_host
