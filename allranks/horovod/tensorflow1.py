@@ -45,8 +45,10 @@ def _import_version_1(
     fromlist: Sequence[str] | None = (),
     level: int = 0,
 ) -> ModuleType:
-    ours = level == 0 and name.partition(".")[0] == "tensorflow" and not _is_package(globals)
-    if not ours or name.startswith(_V1):
+    if level or name.partition(".")[0] != "tensorflow" or name.startswith(_V1):
+        return _import(name, globals, locals, fromlist or (), level)
+    # Files of TensorFlow itself call ``__import__(name)`` without saying whose names they are.
+    if _is_package(sys._getframe(1).f_globals if globals is None else globals):
         return _import(name, globals, locals, fromlist or (), level)
     module = _version_1()
     if name == "tensorflow":
@@ -64,13 +66,18 @@ def _version_1() -> ModuleType:
     first = _V1 not in sys.modules
     module = importlib.import_module(_V1)
     if first or module.executing_eagerly():
+        logger = module.get_logger()
+        level = logger.level
+        # It warns of its own age, to somebody who has not called it.
+        logger.setLevel("ERROR")
         module.disable_v2_behavior()
+        logger.setLevel(level)
     return module
 
 
-def _is_package(globals: Mapping[str, object] | None) -> bool:
+def _is_package(globals: Mapping[str, object]) -> bool:
     """Whether a file of an installed package imports, or something without a file."""
-    if globals is None or globals.get("__name__") == "__main__":
+    if globals.get("__name__") == "__main__":
         return False
     file = globals.get("__file__")
     return not isinstance(file, str) or file.startswith(_PACKAGES)
