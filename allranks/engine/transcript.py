@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import ctypes
 import io
+import logging
 import os
 import sys
 import threading
@@ -69,6 +70,7 @@ class Transcript:
         self._open_streams()
 
     def _open_streams(self) -> None:
+        former = [(vars(sys)[name], vars(sys)[f"__{name}__"]) for name in ("stdout", "stderr")]
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(io.FileIO(1, "w", closefd=False)),
             encoding="utf-8",
@@ -83,6 +85,8 @@ class Transcript:
         )
         for name in ("stdout", "stderr"):
             setattr(sys, f"__{name}__", getattr(sys, name))
+        for before, stream in zip(former, (sys.stdout, sys.stderr), strict=True):
+            _log_to(stream, before)
 
     def _begin(self, limit_nbytes: int) -> None:
         self._head_left = limit_nbytes - limit_nbytes // _TAIL_SHARE
@@ -227,6 +231,20 @@ class Transcript:
         for at in range(start, end, _CHUNK_NBYTES):
             count += os.pread(self._reader, min(_CHUNK_NBYTES, end - at), at).count(b"\n")
         return count
+
+
+def _log_to(stream: Any, former: tuple[Any, ...]) -> None:
+    """Handlers of logs that keep a former standard stream, as preloaded modules' do, take this."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = [ref() for ref in logging._handlerList]  # type: ignore[attr-defined]
+    for logger in loggers:
+        handlers += getattr(logger, "handlers", [])
+    for handler in handlers:
+        kept = getattr(handler, "stream", None)
+        if kept is None or not isinstance(handler, logging.StreamHandler):
+            continue  # a log file that is not open yet is a StreamHandler too
+        if any(kept is one for one in former):
+            handler.stream = stream  # setStream() would flush one that is closed
 
 
 def _joined(marks: list[tuple[int, int]], start: int, end: int) -> tuple[list[int], ...]:

@@ -42,3 +42,36 @@ def test_the_members_of_an_ensemble_begin_with_them_too(kernel):
     )
     assert cell.status == "ok", cell.text
     assert kernel.run("print([member.result for member in runs])").text.strip() == "[True, True]"
+
+
+def test_a_handler_of_logs_that_a_module_made_writes_to_the_rank_s_own_streams(kernel):
+    (kernel.cwd / "logging_module.py").write_text(
+        "import logging, sys\n"
+        "class Closing(logging.StreamHandler):\n"
+        "    def close(self):\n"
+        "        # As absl's, which spares what it knows as a standard stream.\n"
+        "        if self.stream not in (sys.stderr, sys.__stderr__):\n"
+        "            self.stream.close()\n"
+        "        super().close()\n"
+        "closing = Closing()\n"
+        "logger = logging.getLogger('logging_module')\n"
+        "logger.addHandler(logging.StreamHandler())\n"
+        "logger.propagate = False\n"
+        "told = logging.getLogger('logging_module.told')\n"
+        "told.addHandler(logging.StreamHandler(sys.stdout))\n"
+        "told.propagate = False\n"
+    )
+    kernel.run("%load_ext allranks\nimport os, sys\nos.environ['PYTHONPATH'] += ':' + os.getcwd()")
+    body = "import logging\nlogging.getLogger('logging_module').warning('the one line')"
+    cell = kernel.run(f"%%distributed -n 2 --preload logging_module\n{body}")
+    assert cell.status == "ok", cell.text
+    assert cell.text.endswith("ranks 0–1 ! the one line\n")
+    assert "Logging error" not in cell.text
+    cell = kernel.run(
+        "%%distributed\nlogging.getLogger('logging_module.told').warning('to standard output')"
+    )
+    assert cell.text == "ranks 0–1 │ to standard output\n"
+    silent = kernel.run("%%distributed\nimport sys\nsys.stderr.close()")
+    assert silent.status == "ok", silent.text
+    cell = kernel.run(f"%%distributed\n{body}")
+    assert cell.text == "ranks 0–1 ! the one line\n"
