@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from allranks.tensorflow.gradients import Reduction
-from allranks.tensorflow.variables import broadcast_global_variables
+from allranks.tensorflow.variables import FOR_VERSION_1, broadcast_global_variables
 
 
 class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
@@ -43,12 +43,21 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
         self._passes, self._summed = passes, summed
         self._due: Any = None
 
-    def compute_gradients(self, *args: Any, **options: Any) -> Any:
+    def compute_gradients(self, loss: Any, *args: Any, **options: Any) -> Any:
         """The wrapped optimizer's gradients, reduced over the ranks.
+
+        Raises:
+            RuntimeError: TensorFlow executes eagerly, and the loss is no function.
 
         Collective over the process set.
         """
-        pairs = self._optimizer.compute_gradients(*args, **options)
+        if tf.executing_eagerly() and not callable(loss):
+            raise RuntimeError(
+                f"{self.get_name()} needs a graph of TensorFlow 1, or a function that returns the "
+                f"loss: TensorFlow executes eagerly, and the loss is a {type(loss).__name__}. "
+                f"Use DistributedGradientTape. {FOR_VERSION_1}"
+            )
+        pairs = self._optimizer.compute_gradients(loss, *args, **options)
         gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
         if self._passes > 1:
             return list(zip(self._accumulated(gradients, variables), variables, strict=True))

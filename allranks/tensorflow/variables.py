@@ -14,6 +14,12 @@ from allranks.records.ranks import label
 from allranks.tensorflow.crossing import Array, cross, like
 from allranks.tensorflow.failures import CollectiveMismatch
 
+FOR_VERSION_1 = (
+    "A script for TensorFlow 1 runs after %env ALLRANKS_TENSORFLOW=1 and %distributed restart in "
+    "the notebook, or with ALLRANKS_TENSORFLOW=1 before the command in a shell."
+)
+"""What to type where a graph of TensorFlow 1 was expected, and TensorFlow executes eagerly."""
+
 
 def broadcast_variables(
     variables: Iterable[Any],
@@ -90,7 +96,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
             "broadcast_global_variables() needs a graph of TensorFlow 1, and TensorFlow executes "
             "eagerly: there are no global variables. Use "
             "broadcast_variables(model.variables, root_rank=0), or in model.fit() the callback "
-            "BroadcastGlobalVariablesCallback(0)."
+            f"BroadcastGlobalVariablesCallback(0). {FOR_VERSION_1}"
         )
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 

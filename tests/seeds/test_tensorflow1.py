@@ -88,3 +88,36 @@ def test_a_script_with_arguments_runs_under_mpiexec():
     weights = re.findall(DONE, ended.stdout)
     assert len(weights) == 2
     assert len(set(weights)) == 1
+
+
+def test_what_needs_version_1_says_what_to_type_and_that_works(new_kernel):
+    need_packages()
+    kernel = new_kernel({"TF_CPP_MIN_LOG_LEVEL": "3"})
+    kernel.run("%load_ext allranks")
+    body = (
+        "import tensorflow as tf\nimport horovod.tensorflow as hvd\n"
+        "w = tf.Variable([3.0])\n"
+        "opt = hvd.DistributedOptimizer(tf.train.AdagradOptimizer(0.1))\n"
+    )
+    advice = (
+        "A script for TensorFlow 1 runs after %env ALLRANKS_TENSORFLOW=1 and %distributed restart "
+        "in the notebook, or with ALLRANKS_TENSORFLOW=1 before the command in a shell.\n"
+    )
+    first = kernel.run(f"%%distributed -n 1 --preload tensorflow\n{body}opt.minimize(w**2)", 200)
+    needs = "RuntimeError: DistributedAdagradOptimizer needs a graph of TensorFlow 1, or"
+    assert needs in first.text
+    assert first.text.rstrip("\n").endswith(advice.rstrip("\n"))
+    second = kernel.run("%%distributed\nhvd.broadcast_global_variables(0)")
+    assert "RuntimeError: broadcast_global_variables() needs a graph" in second.text
+    assert second.text.rstrip("\n").endswith(advice.rstrip("\n"))
+    as_function = kernel.run("%%distributed\nopt.minimize(lambda: w**2)\nw.numpy()[0] < 3.0")
+    assert "True" in as_function.text
+    for typed in ("%env ALLRANKS_TENSORFLOW=1", "%distributed restart"):
+        typed_ = kernel.run(typed, 200)
+        assert typed_.status == "ok", typed_.text
+    graph = kernel.run(
+        f"%%distributed\n{body}made = opt.minimize(w**2), hvd.broadcast_global_variables(0)\n"
+        "[type(one).__name__ for one in made]",
+        200,
+    )
+    assert graph.text.endswith("→ ['Operation', 'Operation']\n")
