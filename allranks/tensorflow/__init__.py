@@ -35,6 +35,7 @@ from allranks.collectives import (
     remove_process_set,
     size,
 )
+from allranks.tensorflow import downloads as _downloads
 from allranks.tensorflow import elastic
 from allranks.tensorflow import failures as _failures
 from allranks.tensorflow import pinning as _pinning
@@ -82,6 +83,7 @@ from allranks.tensorflow.variables import (
     broadcast_variables,
 )
 
+_downloads.install()
 _failures.install()
 _failures.leave_to_python()
 _pinning.install()
