@@ -40,8 +40,8 @@ class FP16Compressor(Compressor):
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor as float16, and its dtype; integers as they are."""
-        if tensor.dtype.is_floating:
+        """The tensor as float16, and its dtype; integers and bfloat16 as they are."""
+        if tensor.dtype.is_floating and tensor.dtype.size > 2:
             return tf.cast(tensor, tf.float16), tensor.dtype
         return tensor, None
 

@@ -49,7 +49,8 @@ def rebuilt(slices: Any, made: Sequence[Any], op: ReduceOp, process_set: Process
     """The slices again, of gathered values and indices."""
     values, indices = made
     if op is Average:
-        values = values / tf.cast(process_set.size(), values.dtype)
+        # Of integers cut towards zero, as the average of dense ones is.
+        values = tf.cast(values / tf.cast(process_set.size(), values.dtype), values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 
 from allranks import collectives
 from allranks.collectives import Average, Min
@@ -112,5 +113,6 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if not logs:
             return
         names = sorted(logs)
-        values = allreduce([float(logs[name]) for name in names], op=Average, name="metrics")
+        mine = np.array([float(logs[name]) for name in names])
+        values = allreduce(mine, op=Average, name="metrics")
         logs.update(zip(names, map(float, values), strict=True))

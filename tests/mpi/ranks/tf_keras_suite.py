@@ -238,6 +238,9 @@ def test_metrics_are_averaged_for_the_history_and_later_callbacks():
     mean = np.mean(c.allgather_object(own))
     assert history["loss"] == [pytest.approx(mean, rel=1e-5)]
     assert seen["loss"] == history["loss"][0]
+    exact = {"lr": 0.1, "count": 16_777_217.0}
+    hvd.callbacks.MetricAverageCallback().on_epoch_end(0, exact)
+    assert exact == {"lr": pytest.approx(0.1, rel=1e-15), "count": 16_777_217.0}
 
 
 def rates(callback, epochs, steps=4, optimizer=None):

@@ -89,6 +89,9 @@ def test_factors_and_compression(run: Any) -> None:
     )
     assert out.dtype == tf.float32
     np.testing.assert_allclose(out.numpy(), 2.0 * sum(EVERY))
+    wide = tf.constant([1e20, 1e-20], tf.bfloat16)
+    out = run(lambda: hvd.allreduce(wide, compression=hvd.Compression.fp16))
+    np.testing.assert_array_equal(out.numpy(), wide.numpy())
 
 
 def test_average_is_still_an_argument() -> None:
@@ -120,6 +123,10 @@ def test_slices_are_averaged_and_nothing_else() -> None:
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([R]), tf.constant([N, 2]))
     dense = tf.convert_to_tensor(hvd.allreduce(slices))
     np.testing.assert_allclose(dense.numpy(), np.full((N, 2), 1 / N))
+    whole = tf.IndexedSlices(tf.constant([[7]]), tf.constant([R]), tf.constant([N, 1]))
+    found = hvd.allreduce(whole)
+    assert found.values.dtype == tf.int32
+    np.testing.assert_array_equal(found.values.numpy(), np.full((N, 1), 7 // N))
     with pytest.raises(NotImplementedError, match="Max"):
         hvd.allreduce(slices, op=hvd.Max)
     with pytest.raises(NotImplementedError, match="factors"):
