@@ -103,11 +103,14 @@ class Nursery:
 
         if self.config.preload and not self.config.devices:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
+        sys.path.insert(0, "")  # modules beside the notebook, which it finds as well
         for name in self.config.preload:
             try:
                 importlib.import_module(name)
             except Exception:
                 traceback.print_exc()
+        if "" in sys.path:
+            sys.path.remove("")
 
     def _fork_controller(self) -> None:
         from allranks.engine import controller

@@ -61,10 +61,12 @@ def test_a_handler_of_logs_that_a_module_made_writes_to_the_rank_s_own_streams(k
         "told.addHandler(logging.StreamHandler(sys.stdout))\n"
         "told.propagate = False\n"
     )
-    kernel.run("%load_ext allranks\nimport os, sys\nos.environ['PYTHONPATH'] += ':' + os.getcwd()")
+    kernel.run("%load_ext allranks")
     body = "import logging\nlogging.getLogger('logging_module').warning('the one line')"
     cell = kernel.run(f"%%distributed -n 2 --preload logging_module\n{body}")
     assert cell.status == "ok", cell.text
+    loaded = kernel.run("%%distributed\nimport sys\n'logging_module' in sys.modules")
+    assert loaded.text == "ranks 0–1 → True\n"
     assert cell.text.endswith("ranks 0–1 ! the one line\n")
     assert "Logging error" not in cell.text
     cell = kernel.run(
