@@ -144,6 +144,18 @@ def _join(parts: Sequence[Array], like: Array) -> Array:
     return whole.view(like.dtype).reshape(-1, *like.shape[1:])
 
 
+def _row_bytes(source: Array, row: int, count: int) -> Array:
+    """What is sent of so many rows of ``row`` bytes; where that is none a byte stands for each."""
+    return _bytes(source) if row else np.empty_like(source, np.uint8, shape=(count,))
+
+
+def _joined_rows(parts: Sequence[Array], like: Array, row: int) -> Array:
+    """The rows again, of the parts that came."""
+    if row:
+        return _join(parts, like)
+    return np.empty_like(like, shape=(sum(part.nbytes for part in parts), *like.shape[1:]))
+
+
 def _cut(part: Array, pairs: Sequence[tuple[Array, Any]]) -> list[Array]:
     start = 8 * len(pairs)
     pieces = []
@@ -180,17 +192,10 @@ def begin_alltoall(
     def steps() -> Steps[tuple[Any, list[int]]]:
         way = group.choose(source.nbytes, call, taken.transport, on_gpu=bool(taken.device))
         row = int(np.prod(source.shape[1:])) * source.itemsize
-        # Rows of no bytes cannot be counted from the bytes that came: a byte stands for each.
-        data = _bytes(source) if row else np.empty_like(source, np.uint8, shape=(sum(rows),))
         lengths = [count * (row or 1) for count in rows]
-        parts = yield from way.alltoall(call, data, lengths)
+        parts = yield from way.alltoall(call, _row_bytes(source, row, sum(rows)), lengths)
         received = [part.nbytes // (row or 1) for part in parts]
-        out = (
-            _join(parts, source)
-            if row
-            else np.empty_like(source, shape=(sum(received), *source.shape[1:]))
-        )
-        return restore(out), received
+        return restore(_joined_rows(parts, source, row)), received
 
     call.steps = steps()
     return call
@@ -247,12 +252,10 @@ def begin_scatter(
             # Somebody has no array on a GPU: it goes through the host.
             brought, restore = to_numpy(array)
             data = brought if mine else brought.reshape(-1)[:0].view(np.uint8)
-        flat = _bytes(data) if row else np.empty_like(like, np.uint8, shape=(sum(rows),))
         lengths = [count * (row or 1) for count in rows]
+        flat = _row_bytes(data, row, sum(rows))
         parts = yield from way.alltoall(call, flat, lengths, root=index)
-        if row:
-            return restore(_join([parts[index]], like))
-        return restore(np.empty_like(like, shape=(parts[index].nbytes, *like.shape[1:])))
+        return restore(_joined_rows([parts[index]], like, row))
 
     call.steps = steps()
     return call

@@ -130,12 +130,20 @@ class Arithmetic:
         else:
             scale(values, self.prescale, 1, out)
 
+    def prescaled(self, values: NDArray[Any]) -> NDArray[Any]:
+        """What `staged` writes: these values themselves where it would only copy them."""
+        if self.prescale == 1.0 or self.half:
+            return values
+        out = np.empty_like(values)
+        scale(values, self.prescale, 1, out)
+        return out
+
     def combine(self, parts: list[NDArray[Any]], out: NDArray[Any]) -> None:
         """Writes the reduction of ``parts``, in their order, postscaled, into ``out``."""
         if self.total != self.dtype:
-            total = self._wide(parts[0])
+            total = self.wide(parts[0])
             for part in parts[1:]:
-                self.ufunc(total, self._wide(part), out=total)
+                self.ufunc(total, self.wide(part), out=total)
             self.finish(total, out)
             return
         if len(parts) == 1:
@@ -161,8 +169,8 @@ class Arithmetic:
         if total is not out:
             np.copyto(out, total, casting="unsafe")
 
-    def _wide(self, part: NDArray[Any]) -> NDArray[Any]:
-        """Values to accumulate: half precision is prescaled where it does not overflow."""
+    def wide(self, part: NDArray[Any]) -> NDArray[Any]:
+        """Staged values to accumulate: half precision is prescaled here, where it has room."""
         wide: NDArray[Any] = part.astype(self.total)
         if self.half and self.prescale != 1.0:
             scale(wide, self.prescale, 1, wide)

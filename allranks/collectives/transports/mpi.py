@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from allranks.collectives.reductions import ReduceOp, scale
+from allranks.collectives.transports.mpi_types import finish, is_foreign, prepare
 
 if TYPE_CHECKING:
     from allranks.collectives.call import Call
@@ -22,20 +22,6 @@ if TYPE_CHECKING:
     from allranks.collectives.wait import Awaited, Steps
 
 Array = NDArray[Any]
-_OPS = {
-    ReduceOp.Average: MPI.SUM,
-    ReduceOp.Sum: MPI.SUM,
-    ReduceOp.Min: MPI.MIN,
-    ReduceOp.Max: MPI.MAX,
-    ReduceOp.Product: MPI.PROD,
-}
-# MPI's own C_BOOL is missing from some reductions; as bytes, "any" is the largest, "all" the least.
-_BOOL_OPS = {
-    ReduceOp.Sum: MPI.MAX,
-    ReduceOp.Max: MPI.MAX,
-    ReduceOp.Min: MPI.MIN,
-    ReduceOp.Product: MPI.MIN,
-}
 
 
 def complete(
@@ -95,23 +81,18 @@ class Mpi:
     def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
         """MPI_Iallreduce, where MPI knows the arithmetic."""
         comm = yield from self._agreed(call, source.nbytes)
-        if _is_foreign(how):
+        if is_foreign(how):
             yield from self._by_all(call, source, slice(None), out, how)
             return
-        ready, total, op = _prepare(source, out, how)
-        if ready is total:
-            # Not MPI_IN_PLACE: all members have to pass that, and one that has joined does not.
-            ready = total.copy()
+        ready, total, op = prepare(source, out, how)
         yield from self._do(call, comm.Iallreduce, ready, total, op)
-        _finish(total, out, how)
+        finish(total, out, how)
 
     def _by_all(
         self, call: Call, source: Array, mine: slice, out: Array, how: Arithmetic
     ) -> Steps[None]:
         """Gathers everybody's values and reduces this rank's part of them here."""
-        staged = np.empty_like(source)
-        how.staged(source, staged)
-        data = staged.view(np.uint8)
+        data = how.prescaled(source).view(np.uint8)
         parts = yield from self.allgather(call, data, [data.nbytes] * self.group.size)
         how.combine([part.view(how.dtype)[mine] for part in parts], out)
 
@@ -125,14 +106,14 @@ class Mpi:
     ) -> Steps[None]:
         """MPI_Ireduce_scatter."""
         comm = yield from self._agreed(call, source.nbytes)
-        if _is_foreign(how):
+        if is_foreign(how):
             mine = slice(bounds[self.group.me], bounds[self.group.me + 1])
             yield from self._by_all(call, source, mine, out, how)
             return
-        ready, total, op = _prepare(source, out, how)
+        ready, total, op = prepare(source, out, how)
         counts = [high - low for low, high in pairwise(bounds)]
         yield from self._do(call, comm.Ireduce_scatter, ready, total, counts, op)
-        _finish(total, out, how)
+        finish(total, out, how)
 
     def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
         """MPI_Ibcast of bytes."""
@@ -180,73 +161,6 @@ class Mpi:
         receive = (out, counts, _offsets(counts), MPI.BYTE)
         yield from self._do(call, comm.Ialltoallv, send, receive)
         return _pieces(out, counts)
-
-
-def _prepare(source: Array, out: Array, how: Arithmetic) -> tuple[Array, Array, MPI.Op]:
-    """What MPI reads, where it writes, and its operation."""
-    if how.dtype.kind == "b":
-        mine = np.empty_like(source)
-        how.staged(source, mine)
-        return mine.view(np.uint8), out.view(np.uint8), _BOOL_OPS[how.op]
-    ready = source.astype(np.float32) if how.half else source
-    if how.prescale != 1.0:
-        scaled = np.empty_like(ready)
-        scale(ready, how.prescale, 1, scaled)
-        ready = scaled
-    kind = how.total
-    if how.op is ReduceOp.Sum and kind.kind in "iu" and kind.itemsize < 4:
-        # Open MPI saturates sums of 8 and 16 bits on some processors. Wider ones wrap when cut.
-        kind = np.dtype(np.int32)
-    total = out if kind == out.dtype else np.empty(out.shape, kind)
-    if _is_ordered(how):
-        return _to_order(ready, how.op), total.view(_order_of(total)), _OPS[how.op]
-    return ready.astype(kind, copy=False), total, _OPS[how.op]
-
-
-def _finish(total: Array, out: Array, how: Arithmetic) -> None:
-    if _is_ordered(how):
-        total = _from_order(total)
-    how.finish(total, out)
-
-
-def _is_foreign(how: Arithmetic) -> bool:
-    """Whether MPI's own reduction may lose a NaN: products of complex numbers, long doubles."""
-    if how.dtype.kind == "c":
-        return how.op is ReduceOp.Product
-    long = how.dtype.kind == "f" and how.dtype.itemsize > 8
-    return long and how.op in (ReduceOp.Min, ReduceOp.Max)
-
-
-def _is_ordered(how: Arithmetic) -> bool:
-    """Whether MPI is given integers for floats: its Min and Max of floats may lose a NaN."""
-    floats = how.half or how.dtype in (np.float32, np.float64)
-    return floats and how.op in (ReduceOp.Min, ReduceOp.Max)
-
-
-def _order_of(values: Array) -> np.dtype[Any]:
-    return np.dtype(np.int32 if values.itemsize == 4 else np.int64)
-
-
-def _to_order(values: Array, op: ReduceOp) -> Array:
-    """Integers in the order of floats, with a NaN, as in numpy, beyond all of them."""
-    kind = _order_of(values)
-    found = _turned(values.view(kind))
-    limits = np.iinfo(kind)
-    found[np.isnan(values)] = limits.max if op is ReduceOp.Max else limits.min
-    return found
-
-
-def _from_order(found: Array) -> Array:
-    """The floats, in the same memory."""
-    np.copyto(found, _turned(found))
-    return found.view(np.float32 if found.itemsize == 4 else np.float64)
-
-
-def _turned(bits: Array) -> Array:
-    """Negative floats grow the other way than their bits do: turns these. Twice is not at all."""
-    limits = np.iinfo(bits.dtype)
-    turned: Array = bits ^ ((bits >> (limits.bits - 1)) & limits.max)
-    return turned
 
 
 def _offsets(counts: Sequence[int]) -> list[int]:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from allranks.collectives.gpu.api import load_nccl
-from allranks.collectives.reductions import scale
 from allranks.collectives.transports.nccl_link import Link
 from allranks.collectives.transports.nccl_types import BYTES, Wire, wire
 from allranks.records.deferred import deferred
@@ -182,10 +181,7 @@ class Nccl:
         """``out`` is this member's part of the reduction, all members' parts of it side by side."""
         size, me = self.group.size, self.group.me
         with self.device.behind_caller(call, self.stream):
-            ready = source
-            if how.prescale != 1.0:
-                ready = np.empty_like(source)
-                how.staged(source, ready)
+            ready = how.prescaled(source)
             count = bounds[me + 1] - bounds[me]
             whole = np.empty_like(source, shape=(size * count,))
         theirs = [whole[i * count : (i + 1) * count] for i in range(size)]
@@ -265,10 +261,7 @@ def _at_once(nccl: Any) -> Iterator[None]:
 
 def _prepare(source: Array, out: Array, how: Arithmetic, form: Wire) -> tuple[Array, Array]:
     """What NCCL reads, and where it writes, both in the dtype that goes over the wire."""
-    ready = source
-    if how.prescale != 1.0:
-        ready = np.empty_like(source)
-        scale(source, how.prescale, 1, ready)
+    ready = how.prescaled(source)
     if form.wider is None:
         return ready, out
     return ready.astype(form.wider), np.empty_like(out, dtype=form.wider)
