@@ -25,6 +25,9 @@ FAILS = "raises-exception"
 MEASURED = "measured"
 """The tag of a cell whose numbers differ from run to run: what stands around them is compared."""
 
+_RUNS: dict[str, NotebookNode] = {}
+"""What this process has run, by name."""
+
 STILL = '<div class="allranks-still">'
 """How a live view's still picture begins."""
 
@@ -94,6 +97,16 @@ def solved(name: str) -> NotebookNode:
         added.append(new_code_cell(sources[f"check-{exercise}"], id=f"solved-{exercise}"))
     notebook.cells[-1:-1] = added
     return notebook
+
+
+def note_run(name: str, notebook: NotebookNode) -> None:
+    """Keeps what a lab, solved, has become when all of its cells had run."""
+    _RUNS[name] = notebook
+
+
+def noted_run(name: str) -> NotebookNode | None:
+    """Returns what was kept of a lab, or None where it has not run in this process."""
+    return _RUNS.get(name)
 
 
 def text_of(cell: NotebookNode) -> str:
