@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -14,6 +16,7 @@ import psutil
 #: Names another folder for the logs.
 FOLDER = "ALLRANKS_LOG_DIR"
 _KEPT_DAYS = 7
+_LOGS_OF_ONE = re.compile(r"\d{8}-\d{6}-\w+")
 _SESSION = "allranks-session-"
 _GRACE_SECONDS = 60.0
 #: The path of a socket has at most 104 bytes (macOS) or 108; ours adds up to 45.
@@ -24,7 +27,7 @@ def make_log_folder() -> str:
     """Returns a new folder, mode 0700, for the logs of one cluster.
 
     It lies under ``$ALLRANKS_LOG_DIR``, else ``~/.local/state/allranks``, else, where the home is
-    read-only, the temporary folder. Folders of more than seven days ago are removed.
+    read-only, the temporary folder. Logs of more than seven days ago are removed.
     """
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(
         os.path.expanduser("~"), ".local/state"
@@ -34,6 +37,8 @@ def make_log_folder() -> str:
     for place in filter(None, places):
         try:
             os.makedirs(place, mode=0o700, exist_ok=True)
+            if place == places[-1]:
+                _check_own(place)
             _sweep_logs(Path(place))
             return tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=place)
         except OSError:
@@ -41,12 +46,26 @@ def make_log_folder() -> str:
     return tempfile.mkdtemp(prefix="allranks-logs-")
 
 
+def _check_own(place: str) -> None:
+    """Raises unless a folder is this user's alone: its name is known to all who may make one.
+
+    Raises:
+        PermissionError: it is another user's, a link, or others may write to it.
+    """
+    found = os.lstat(place)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{place} was not made by this user")
+
+
 def _sweep_logs(place: Path) -> None:
     oldest = time.time() - _KEPT_DAYS * 86400
     for folder in place.iterdir():
         try:
+            # The folder may have been named by the user, and hold other things as well.
+            if not _LOGS_OF_ONE.fullmatch(folder.name):
+                continue
             newest = max((f.stat().st_mtime for f in folder.iterdir()), default=0.0)
-            if folder.is_dir() and max(newest, folder.stat().st_mtime) < oldest:
+            if max(newest, folder.stat().st_mtime) < oldest:
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue

@@ -61,19 +61,33 @@ class InArena:
 
 
 class InFile:
-    """A result in a file of a store."""
+    """A result in a file of a store.
 
-    def __init__(self, path: Path, start: int, nbytes: int) -> None:
-        self._path, self._start, self.nbytes = path, start, nbytes
+    Args:
+        path: the file.
+        start: where the result begins in it, in bytes.
+        nbytes: how long it is.
+        trusted: whether it is unpickled whoever has written it.
+    """
+
+    def __init__(self, path: Path, start: int, nbytes: int, trusted: bool = False) -> None:
+        self._path, self._start, self.nbytes, self._trusted = path, start, nbytes, trusted
 
     def load(self) -> Any:
         """Returns the result, a fresh copy.
 
         Raises:
-            OSError: the file is gone.
+            OSError: the file is gone, or another user's by now.
         """
         with self._path.open("rb") as file:
+            if not self._trusted and is_foreign(os.fstat(file.fileno())):
+                raise PermissionError(f"{self._path} is another user's by now: not unpickled")
             return _load(file.fileno(), self._start, self.nbytes)
+
+
+def is_foreign(file: os.stat_result) -> bool:
+    """Whether a file is another user's, who could have put code into a pickle; root's is not."""
+    return file.st_uid not in (os.getuid(), 0)
 
 
 class Shared:

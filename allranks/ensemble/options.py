@@ -24,6 +24,7 @@ class Options:
     out: str = ""
     ranks_each: int = 1
     store: str | None = None
+    trust_store: bool = False
     retry_failed: bool = False
     random: int | None = None
     seed: int = 0
@@ -74,6 +75,7 @@ def parse(line: str, make_parser: Callable[[str], argparse.ArgumentParser]) -> O
     parser.add_argument("-o", "--out", metavar="NAME")
     parser.add_argument("--ranks-per-member", dest="ranks_each", type=int, metavar="K")
     parser.add_argument("--store", metavar="FOLDER")
+    parser.add_argument("--trust-store", action="store_true")
     parser.add_argument("--retry-failed", action="store_true")
     parser.add_argument("--random", type=int, metavar="COUNT")
     parser.add_argument("--seed", type=int)
@@ -92,7 +94,7 @@ def parse(line: str, make_parser: Callable[[str], argparse.ArgumentParser]) -> O
 
 def _sorted(found: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns the words of the grid, and the options: argparse wants them apart."""
-    flags = {"--retry-failed", "--no-fold", "--exclusive"}
+    flags = {"--trust-store", "--retry-failed", "--no-fold", "--exclusive"}
     given: list[str] = []
     options: list[str] = []
     rest = iter(found)

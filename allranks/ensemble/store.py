@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from allranks.ensemble.arrays import InFile, Shared, write
+from allranks.ensemble.arrays import InFile, Shared, is_foreign, write
 from allranks.ensemble.member import ENDED, FAILED, Member
 from allranks.errors import UsageError
 
@@ -33,13 +33,15 @@ class Store:
     Args:
         path: the folder, made if need be.
         source: the cell's source, without its first line.
+        trusted: whether what other users have stored there is read.
 
     Raises:
         UsageError: another source has written it, another notebook is writing it, it is no such
-            folder, or it cannot be written.
+            folder, another user has stored members there, or it cannot be written.
     """
 
-    def __init__(self, path: str, source: str) -> None:
+    def __init__(self, path: str, source: str, trusted: bool = False) -> None:
+        self._trusted = trusted
         self._names: dict[int, str] = {}
         self._seen: Counter[str] = Counter()
         self.shown = path
@@ -62,6 +64,7 @@ class Store:
         self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._check_owners()
             self._check(about, source)
             for left in self.path.glob("*.tmp"):
                 with suppress(OSError):  # it is not one of ours
@@ -75,6 +78,16 @@ class Store:
         except BaseException:
             os.close(self._lock)
             raise
+
+    def _check_owners(self) -> None:
+        owners = [path.stat() for path in self.path.glob(f"*{_SUFFIX}")]
+        foreign = [owner.st_uid for owner in owners if is_foreign(owner)]
+        if foreign and not self._trusted:
+            raise UsageError(
+                f"--store {self.shown} expected members that you have stored, found "
+                f"{len(foreign)} of user {foreign[0]}: results are pickles, which may run any code "
+                "when they are read. If you trust who wrote them, add: --trust-store"
+            )
 
     def _check(self, about: Path, source: str) -> None:
         if not about.exists():
@@ -136,7 +149,7 @@ class Store:
         except (OSError, ValueError, KeyError, TypeError):
             return False  # not there, or not whole: it runs
         if head["nbytes"]:
-            member.place = InFile(path, len(line), head["nbytes"])
+            member.place = InFile(path, len(line), head["nbytes"], self._trusted)
         return True
 
     def write(self, member: Member, packed: bytes | Shared) -> None:

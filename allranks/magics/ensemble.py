@@ -43,7 +43,7 @@ class EnsembleMagics(Magics):
         """Runs the cell once for each member of a grid, each on the next free rank.
 
         ``%%ensemble NAME=VALUES … [-o NAME] [--ranks-per-member K] [--store FOLDER]
-        [--retry-failed] [--random COUNT] [--seed S] [--metric NAME[:min|max]]
+        [--trust-store] [--retry-failed] [--random COUNT] [--seed S] [--metric NAME[:min|max]]
         [--stop halving|median] [--grace STEPS] [--timeout S] [-n N] [--gpus G] [--exclusive]
         [--on LAUNCHER] [--preload MODULES] [--no-fold] [--view full|auto|plain]``
         """
@@ -69,7 +69,9 @@ class EnsembleMagics(Magics):
         early = None
         if options.stop is not None and wanted is not None:
             early = Early(options.stop, wanted[1], options.grace)
-        store = Store(options.store, cell) if options.store is not None else None
+        store = None
+        if options.store is not None:
+            store = Store(options.store, cell, options.trust_store)
         try:
             if store is not None and options.retry_failed:
                 store.forget_failed()

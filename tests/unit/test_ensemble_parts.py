@@ -194,6 +194,24 @@ def test_a_store_that_is_in_use_is_refused(tmp_path):
     Store(str(tmp_path / "s"), "x").close()
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_members_that_another_user_has_stored_are_not_unpickled_unless_told(tmp_path):
+    store = Store(str(tmp_path), "x")
+    store.write(ended(0, lr=0.1), packed(42))
+    (mine,) = store.read([Member(0, {"lr": 0.1})])
+    store.close()
+    (path,) = tmp_path.glob("*.member")
+    os.chown(path, 65534, 65534)
+    with pytest.raises(PermissionError, match="another user's by now"):
+        mine.place.load()
+    with pytest.raises(UsageError, match=r"found 1 of user 65534.*add: --trust-store"):
+        Store(str(tmp_path), "x")
+    trusting = Store(str(tmp_path), "x", trusted=True)
+    assert trusting.read([member := Member(0, {"lr": 0.1})]) == [member]
+    assert member.result == 42
+    trusting.close()
+
+
 def test_a_folder_of_other_things_is_refused(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(UsageError, match="with other files in it"):

@@ -50,6 +50,39 @@ def test_logs_of_more_than_a_week_ago_are_removed() -> None:
     assert (old.exists(), recent.exists()) == (False, True)
 
 
+def test_other_old_folders_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    thesis = tmp_path / "mine" / "thesis"
+    thesis.mkdir(parents=True)
+    (thesis / "chapter.tex").touch()
+    age(thesis, days=400)
+    monkeypatch.setenv(folders.FOLDER, str(tmp_path / "mine"))
+    assert Path(folders.make_log_folder()).parent == tmp_path / "mine"
+    assert (thesis / "chapter.tex").exists()
+
+
+@pytest.mark.parametrize("made", ["by another user", "for all to write", "as a link"])
+def test_a_folder_for_logs_that_others_have_made_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    place = tmp_path / "tmp" / f"allranks-logs-{os.getuid()}"
+    if made == "as a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        place.symlink_to(tmp_path / "elsewhere")
+    else:
+        place.mkdir(mode=0o700)
+        place.chmod(0o777 if made == "for all to write" else 0o700)
+    if made == "by another user":
+        if os.getuid():
+            pytest.skip("only root can give a folder away")
+        os.chown(place, 65534, 65534)
+    folder = Path(folders.make_log_folder())
+    assert folder.parent == tmp_path / "tmp"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(place.iterdir()) == []
+
+
 def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     script = "from allranks.cluster import folders; print(folders.make_session_folder())"
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
