@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -120,6 +121,12 @@ class Connection:
     def _nursery(self) -> Nursery:
         try:
             made = Nursery(self._config, self._deliver_nursery)
+        except PermissionError as error:
+            raise StartFailed(
+                f"expected to start {sys.executable} for the ranks, found {error}: this user may "
+                "not run it. Start the notebook's kernel with a Python that this user may run: "
+                "python -m ipykernel install --user"
+            ) from error
         except OSError as error:
             raise StartFailed(
                 f"expected to start a process for the ranks, found {error}. "

@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from allranks.engine import processes
+from allranks.engine import filters, processes
 from allranks.records.config import NurseryConfig
 
 _TICK_SECONDS = 0.5
@@ -71,6 +71,7 @@ class Nursery:
         try:
             self._launch(address)
             processes.share_cores(self.config.size)
+            filters.set_aside()
             for name in _IMPORTS:
                 importlib.import_module(name)
             self._preload()

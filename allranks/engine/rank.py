@@ -14,7 +14,7 @@ from typing import Any
 
 from allranks import collectives
 from allranks.collectives.totals import Totals
-from allranks.engine import metrics, namespace, pinning, processes
+from allranks.engine import filters, metrics, namespace, pinning, processes
 from allranks.engine.cell import CellRunner, ignore_interrupt
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.ipengine import RankEngine
@@ -112,6 +112,7 @@ class Rank:
         self._requests = Requests(shell, self.rank, self._members.make_ready)
         signal.signal(signal.SIGINT, ignore_interrupt)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        filters.restore()
         self.wire.start()
         self.wire.send(
             Hello(

@@ -66,3 +66,47 @@ def test_a_folder_that_is_gone_is_named(new_notebook):
     assert "No such file or directory" in cell.error_value
     notebook.run(f"os.chdir({str(notebook.cwd)!r})")
     assert "ranks 0–1 → 2\n" in notebook.on_ranks("size", "-n 2").text
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"HOME": None, "XDG_STATE_HOME": None},
+        {"MPI4PY_RC_INITIALIZE": "0", "MPI4PY_RC_FINALIZE": "0", "MPI4PY_RC_ERRORS": "abort"},
+        {"MPI4PY_RC_THREADS": "0", "MPI4PY_RC_RECV_MPROBE": "0", "MPI4PY_RC_FAST_REDUCE": "0"},
+    ],
+    ids=["no home", "mpi4py without initialising", "mpi4py without threads"],
+)
+def test_an_environment_that_others_stumble_over_is_good_enough(new_notebook, env):
+    notebook = new_notebook(env=env)
+    cell = notebook.on_ranks("allreduce(1, op=Sum), comm.allreduce(1)", "-n 2")
+    assert cell.status == "ok", cell.text
+    assert "ranks 0–1 → (2, 2)\n" in cell.text
+
+
+def test_warnings_are_errors_in_cells_and_not_in_what_ranks_run_on(new_notebook):
+    notebook = new_notebook(env={"PYTHONWARNINGS": "error"})
+    cell = notebook.on_ranks("import warnings\nwarnings.warn('mine')", "-n 2")
+    assert cell.error_value == "ranks 0–1 of 2 at line 3: UserWarning: mine"
+    assert "ranks 0–1 → 2\n" in notebook.on_ranks("comm.allreduce(1)").text
+
+
+def test_a_deprecation_in_a_cell_is_shown(new_notebook):
+    cell = new_notebook().on_ranks(
+        "import warnings\nwarnings.warn('old', DeprecationWarning)", "-n 2"
+    )
+    assert "DeprecationWarning: old" in cell.text
+
+
+def test_a_python_that_the_user_may_not_run_is_named(new_notebook):
+    notebook = new_notebook()
+    (notebook.cwd / "python").write_text("#!/bin/sh\n")  # without the right to execute it
+    notebook.run(
+        f"import sys; mine = sys.executable; sys.executable = {str(notebook.cwd)!r} + '/python'"
+    )
+    cell = notebook.on_ranks("rank", "-n 2")
+    assert (cell.status, cell.error_name) == ("error", "StartFailed")
+    assert f"expected to start {notebook.cwd}/python for the ranks" in cell.error_value
+    assert "a Python that this user may run" in cell.error_value
+    notebook.run("sys.executable = mine")
+    assert "ranks 0–1 → 2\n" in notebook.on_ranks("size", "-n 2").text

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -51,11 +52,18 @@ class LocalLauncher:
                 # Otherwise a library in LD_LIBRARY_PATH wins over the one mpiexec belongs to.
                 settings["MPI4PY_LIBMPI"] = str(folder / library)
                 break
+        settings["HOME"] = _home()
         return {name: value for name, value in settings.items() if name not in os.environ}
 
     def describe(self) -> str:
         """Returns ``this machine``."""
         return "this machine"
+
+
+def _home() -> str:
+    """Returns a home, which Open MPI does not start without."""
+    home = os.path.expanduser("~")  # the user's in the system, where the environment has none
+    return home if os.path.isabs(home) else tempfile.gettempdir()
 
 
 def mpiexec() -> str:
