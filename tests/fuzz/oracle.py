@@ -119,7 +119,7 @@ def follow(case: Case, ended: Ended, session: Session, step: int, n: int) -> Non
         _check(
             case.lost is not False,
             "kept",
-            "the variables to be kept, found that they are lost",
+            "variables that are kept, found none",
             ended,
         )
         _check(said_lost, "lie", "it to be said that variables are lost", ended)
@@ -188,9 +188,6 @@ def _text(said: dict[int, list[str]], rank: int) -> str:
 
 def _check(holds: bool, kind: str, expected: str, ended: Ended) -> None:
     if not holds:
-        shown = (
-            ended.text
-            if len(ended.text) < 4000
-            else f"{ended.text[:2000]}\n⋮\n{ended.text[-2000:]}"
-        )
+        text = ended.text
+        shown = text if len(text) < 4000 else f"{text[:2000]}\n⋮\n{text[-2000:]}"
         raise Fault(kind, f"expected {expected}\nreports {ended.reports}\n{shown}")

@@ -60,6 +60,6 @@ def report(played: Played, steps: Sequence[int]) -> str:
     sources = "\n".join(source_of(played.seed, step, played.seed.size) for step in steps)
     return (
         f"{played.fault}\n\n"
-        f"{played.seed}: found after {len(played.steps)} steps, {len(steps)} of which fail as well\n"
+        f"{played.seed}: found after {len(played.steps)} steps, these {len(steps)} fail as well\n"
         f"again:  {again}\nread:   {again} --source\n\n{sources}"
     )
