@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import base64
 import os
+import pickle
 import re
 import time
 from collections.abc import Sequence
@@ -71,7 +73,7 @@ class InNotebook(Session):
                 self.notebook.interrupt()
         ended = self._ended(self._wait(cell))
         if wants_values and ended.how == "ok":
-            ended.values = self._literal("_values")
+            ended.values = self._value("_values")
         if ended.how in _REPORTED:
             ended.reports = ast.literal_eval(self._must(_REPORTS).stdout)
         return ended
@@ -82,7 +84,7 @@ class InNotebook(Session):
     def pull(self, name: str) -> Ended:
         ended = self._ended(self._run(f"_pulled = %distributed pull {name}"))
         if ended.how == "ok":
-            ended.values = list(self._literal("_pulled").values())
+            ended.values = list(self._value("_pulled").values())
         return ended
 
     def status(self) -> Ended:
@@ -164,8 +166,9 @@ class InNotebook(Session):
             raise Fault("refused", f"{source}\n{cell.text}")
         return cell
 
-    def _literal(self, name: str) -> Any:
-        return ast.literal_eval(self._must(f"print(repr({name}))").stdout)
+    def _value(self, name: str) -> Any:
+        pickled = f"import base64 as _b, pickle as _p; print(_b.b64encode(_p.dumps({name})).decode())"
+        return pickle.loads(base64.b64decode(self._must(pickled).stdout))
 
     def _ended(self, cell: Cell) -> Ended:
         if cell.iopub_nbytes > _NBYTES:
