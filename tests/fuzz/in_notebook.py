@@ -22,6 +22,10 @@ from tests.kernel import ANSI, Cell, KernelDied
 
 _REPORTS = "import sys as _s; print([(r.rank, r.etype, r.waiting) for r in _s.last_value.reports])"
 _REPORTED = ("CellFailed", "CellInterrupted", "CellTimeout")
+_ONCE = "import numpy\nfrom IPython.display import HTML\nHTML('x' * 200_000)"
+"""numpy has threads, and pyzmq starts one when something large is shown; these never end."""
+_FORGET = "import gc, sys; sys.last_value = sys.last_traceback = sys.last_exc = None; gc.collect();"
+"""IPython keeps the last error, and with it all that was at hand."""
 _NBYTES = 3_000_000
 """Far more than the text of a cell may be, whose every change is sent whole."""
 
@@ -40,6 +44,7 @@ class InNotebook(Session):
         try:
             # What is made once, with the first ranks, is made before anything is counted.
             self._must("%distributed start -n 1")
+            self._must(_ONCE)
             self._must("%distributed stop")
             self._idle = self._held()
             self._must(f"%distributed start -n {size}")
@@ -130,6 +135,7 @@ class InNotebook(Session):
 
     def _held(self) -> tuple[int, int]:
         """How many descriptors and threads the kernel holds without ranks."""
+        self._must(_FORGET)
         self.notebook.drain(0.3)
         links = []
         for link in Path(f"/proc/{self.notebook.pid}/fd").iterdir():
@@ -167,7 +173,8 @@ class InNotebook(Session):
         return cell
 
     def _value(self, name: str) -> Any:
-        pickled = f"import base64 as _b, pickle as _p; print(_b.b64encode(_p.dumps({name})).decode())"
+        dumped = f"_b.b64encode(_p.dumps({name})).decode()"
+        pickled = f"import base64 as _b, pickle as _p; print({dumped})"
         return pickle.loads(base64.b64decode(self._must(pickled).stdout))
 
     def _ended(self, cell: Cell) -> Ended:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -174,7 +174,7 @@ def a_function(draw: Draw) -> Act:
             _must(session.do(lambda: cluster.run(lambda: [n] * 3)), "ok", [[n] * 3 for _ in ranks])
         elif which == "not picklable":
             try:
-                session.do(lambda: cluster.run(value, sys.stdout))
+                session.do(lambda: cluster.run(value, threading.Lock()))
             except TypeError:
                 return
             raise Fault("talk", "expected a TypeError")
