@@ -4,6 +4,7 @@ from __future__ import annotations
 
 KNOWN: dict[str, str] = {
     "an_update_of_a_rich_display": "one rank's figure is shown as everyone's",
+    "a_repr_with_a_lone_surrogate": "the kernel cannot show it, and the cell fails there",
     "html_with_a_lone_surrogate": "the reply is dropped with the display",
     "a_bundle_with_wrong_metadata": "the reply is dropped with the display",
     "a_lone_surrogate_in_an_exception": "the kernel cannot serialise its own reply",

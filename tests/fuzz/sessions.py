@@ -14,7 +14,7 @@ from tests.fuzz.figures import Figures, of_process, segments
 from tests.fuzz.grammar import Fault
 from tests.fuzz.ranks import SETUP, Witness
 
-HANG_SECONDS = float(__import__("os").environ.get("HANG", 60))
+HANG_SECONDS = 60.0
 """A cell that has not ended by then is called a hang. It is no promise of speed: it only has to be
 far above what any cell here takes on a busy machine."""
 ENVIRONMENT = {"ALLRANKS_LATE_SECONDS": "0.5"}

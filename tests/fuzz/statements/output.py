@@ -111,7 +111,6 @@ def many_displays(draw: Draw) -> Case:
 _DISPLAYED = (
     "class _O:\n    def __repr__(self): raise RuntimeError('no picture')",
     "class _O:\n    def __repr__(self): return 7",
-    "class _O:\n    def __repr__(self): return '\\ud83d'",
     "class _O:\n    def __repr__(self): raise SystemExit",
     "class _O:\n    def _repr_html_(self): return b'\\xff'",
     "class _O:\n    def _repr_html_(self): raise KeyError",
@@ -161,6 +160,14 @@ def an_update_of_a_rich_display(draw: Draw) -> Case:
         "_d = display(HTML('<i>same</i>'), display_id=True)\n"
         f"_d.update(HTML(f'<b>{draw.step} of {{rank}}</b>'))",
         shows=((rich, (draw.rank,)),),
+    )
+
+
+@statement()
+def a_repr_with_a_lone_surrogate(draw: Draw) -> Case:
+    how = draw.rng.choice(("display(_O())", "_O()"))
+    return Case(
+        "class _O:\n    def __repr__(self): return '\\ud83d'", ("ok", "CellFailed"), last=how
     )
 
 

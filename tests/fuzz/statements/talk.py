@@ -224,15 +224,15 @@ def an_ensemble(draw: Draw) -> Act:
         )
     )
     failed = {bad} if f"x == {bad}" in more else set()
-    cell = (
-        f"%%ensemble x=0:{many}\n{_ENSEMBLE.format(more='import sys; ' * ('sys.' in more) + more)}"
-    )
+    cell = f"%%ensemble x=0:{many}\nimport sys\n{_ENSEMBLE.format(more=more)}"
 
     def do(session: Session) -> None:
         assert isinstance(session, InNotebook)
         notebook = session.notebook
         ended = notebook.run(cell, 60)
-        found = notebook.value("sorted(m.result['x'] for m in runs.finished), len(runs.failed)")
+        asked = "sorted(m.result['x'] for m in runs.finished), len(runs.failed)"
+        shown = notebook.run(asked)
+        found = shown.displays[0]["text/plain"] if shown.displays else shown.text
         notebook.run("del runs")  # which gives the memory of its results back
         expected = f"({[x for x in range(many) if x not in failed]}, {len(failed)})"
         if "".join(found.split()) != expected.replace(" ", ""):
