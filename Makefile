@@ -4,6 +4,7 @@
 #   make demo    the same lab without a browser, printing what each rank said
 #   make test    every check and every test; LANES=1 runs one test at a time
 #   make test-gpu   what needs a GPU; CUDA=cuda13 where the driver is for CUDA 13
+#   make soak    random hostile cells on real ranks, for MINUTES=60
 #   make bench   every measurement; its samples go to benchmarks/results
 #   make lock    new versions in constraints.txt
 #   make clean   removes what these targets have made
@@ -27,12 +28,13 @@ PYTEST_ARGS ?=
 # Two test files at once: most tests wait for ranks to start more than they compute.
 LANES ?= 2
 BENCH_ARGS ?=
+MINUTES ?= 60
 CUDA ?= cuda12
 
 # Running as root is what containers do; JupyterLab wants it said.
 ALLOW_ROOT = $(shell test "$$(id -u)" -ne 0 || echo --allow-root)
 
-.PHONY: help lab demo test test-gpu lint types contract browser bench lock clean
+.PHONY: help lab demo test test-gpu lint types contract browser soak bench lock clean
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
@@ -68,6 +70,9 @@ contract: $(VENV)/.test
 # Never fails: without a Chromium the browser tests are skipped, and say what to type.
 browser: $(VENV)/.test
 	@PYTHON=$(BIN)/python sh tests/browser/install.sh
+
+soak: $(VENV)/.test
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

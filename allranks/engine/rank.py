@@ -164,9 +164,9 @@ class Rank:
         self._task = asyncio.ensure_future(self._run_cell(cell, payloads))
 
     async def _run_cell(self, cell: RunCell | RunMember, payloads: list[bytes]) -> None:
-        self.wire.begin_cell(cell.cell, cell.limit_nbytes)
-        self._requests.busy = True
         try:
+            self.wire.begin_cell(cell.cell, cell.limit_nbytes)
+            self._requests.busy = True
             if isinstance(cell, RunMember):
                 reply, result, value = await self._members.run(cell, payloads)
                 self._end_cell((result, value), (reply, []))

@@ -71,9 +71,13 @@ class Requests:
         raise UsageError(f"a rank answers no request named {name!r}")
 
     def _status(self) -> dict[str, Any]:
+        try:
+            rss = self._process.memory_info().rss
+        except OSError:
+            rss = 0  # a cell has left no descriptor to look with
         return {
             "pid": os.getpid(),
-            "rss_nbytes": self._process.memory_info().rss,
+            "rss_nbytes": rss,
             "state": "running" if self.busy else "idle",
             "line": current_line() if self.busy else "",
             "activity": collectives.activity() if self.busy else "",

@@ -52,7 +52,7 @@ class Teller:
         now = time.monotonic()
         self._points_at, self._timings_at = now, now
         # The load is counted from here; a cell that ends at once has no pulse.
-        self._process.cpu_percent()
+        self._load()
         self._pulse_at = now + _PULSE_SECONDS / 2
 
     def news(self, final: bool = False) -> Iterator[Message]:
@@ -84,9 +84,15 @@ class Teller:
             self._dropped = dropped
             yield Points(self.rank, self._cell, tuple(series), dropped), [pairs]
 
+    def _load(self) -> tuple[int, float]:
+        """Returns this process's memory and its load since the last time."""
+        try:
+            return self._process.memory_info().rss, self._process.cpu_percent()
+        except OSError:
+            return 0, 0.0  # a cell has left no descriptor to look with
+
     def _look(self) -> Pulse:
-        rss = self._process.memory_info().rss
-        cpu = self._process.cpu_percent()
+        rss, cpu = self._load()
         use = self._gpu.use()
         return Pulse(
             rank=self.rank,

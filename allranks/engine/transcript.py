@@ -70,7 +70,9 @@ class Transcript:
         self._open_streams()
 
     def _open_streams(self) -> None:
-        former = [(vars(sys)[name], vars(sys)[f"__{name}__"]) for name in ("stdout", "stderr")]
+        former = [
+            (vars(sys).get(name), vars(sys)[f"__{name}__"]) for name in ("stdout", "stderr")
+        ]
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(io.FileIO(1, "w", closefd=False)),
             encoding="utf-8",
@@ -99,7 +101,7 @@ class Transcript:
 
     def begin_cell(self, limit_nbytes: int) -> list[Entry]:
         """Starts a new screen budget; returns what was written since the last cell ended."""
-        if any(getattr(stream, "closed", stream is None) for stream in (sys.stdout, sys.stderr)):
+        if any(getattr(stream, "closed", stream is None) for stream in _streams()):
             self._open_streams()  # a cell that closed them has silenced itself, not the next
         entries, *_ = self.collect(final=True)
         with self._lock:
@@ -123,7 +125,7 @@ class Transcript:
 
     def flush(self, c_streams: bool = False) -> None:
         """Writes what Python's streams, and C's where asked, still hold."""
-        for stream in (sys.stdout, sys.stderr):
+        for stream in _streams():
             try:
                 stream.flush()
             except (ValueError, OSError, AttributeError, RuntimeError):
@@ -231,6 +233,11 @@ class Transcript:
         for at in range(start, end, _CHUNK_NBYTES):
             count += os.pread(self._reader, min(_CHUNK_NBYTES, end - at), at).count(b"\n")
         return count
+
+
+def _streams() -> list[Any]:
+    """Returns Python's standard streams; None for one that a cell has deleted."""
+    return [vars(sys).get(name) for name in ("stdout", "stderr")]
 
 
 def _log_to(stream: Any, former: tuple[Any, ...]) -> None:

@@ -77,8 +77,11 @@ class Wire:
 
     def send(self, record: Record, *payloads: bytes) -> None:
         """Sends a record from any thread, after everything that was sent before it."""
+        # Copied before the first is sent: half a message would swallow the next one, and lending
+        # memory takes a thread and descriptors, of which a cell may have left none.
+        frames = [zmq.Frame(part, copy=True) for part in encode(record, *payloads)]
         with self._lock:
-            self._events.send_multipart(encode(record, *payloads), copy=False)
+            self._events.send_multipart(frames)
 
     def send_output(self, final: bool = False) -> None:
         """Sends what the transcript has that the notebook does not, and the news of the cell."""

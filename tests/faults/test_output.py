@@ -94,9 +94,10 @@ def test_progress_on_one_line_is_shown_as_its_last_state(notebook):
     assert cell.text == "rank 0 │ step 99\n"
 
 
-@pytest.mark.parametrize("act", ["sys.stdout = None", "sys.stdout.close()"])
+@pytest.mark.parametrize("act", ["sys.stdout = None", "sys.stdout.close()", "del sys.stdout"])
 def test_a_cell_that_closes_stdout_does_not_silence_the_next(notebook, act):
-    notebook.on_ranks(f"import sys\n{act}", "-r 0")
+    cell = notebook.on_ranks(f"import sys\nprint('before')\n{act}", "-r 0")
+    assert "│ before" in cell.text
     assert notebook.on_ranks("print('again')", "-r 0").text == "rank 0 │ again\n"
 
 

@@ -66,6 +66,49 @@ def test_a_value_that_exits_while_it_is_pickled_ends_no_rank(cluster):
     assert cluster.run("kept") == [0, 10]
 
 
+def settling(run, seconds=10):
+    """Returns a run when its ranks have replied, or after so long."""
+    deadline = time.monotonic() + seconds
+    while run.pending and time.monotonic() < deadline:
+        run.step(0.1)
+    return run
+
+
+def test_a_rank_that_cannot_begin_a_cell_replies_all_the_same(cluster):
+    cluster.run(
+        "from allranks.engine.telemetry import Teller\nbegin = Teller.begin\n"
+        "def fails(*_):\n    Teller.begin = begin\n    raise RuntimeError('no beginning')\n"
+        "if rank: Teller.begin = fails"
+    )
+    run = settling(cluster.submit("kept = 'overwritten'"))
+    assert run.pending == ()
+    with pytest.raises(CellFailed, match="rank 1 of 2: RuntimeError: no beginning"):
+        cluster.wait(run)
+    assert cluster.run("kept = 10 * rank\nkept") == [0, 10]
+
+
+NO_DESCRIPTORS = """
+import os, resource
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, limits[1]))
+"""
+
+
+def test_ranks_that_have_used_up_their_descriptors_send_large_values(cluster):
+    cluster.run(NO_DESCRIPTORS)
+    run = settling(cluster.submit("str(rank) * 100_000", want_value=True))
+    try:
+        assert run.pending == ()
+        assert [each.state for each in cluster.status()] == ["idle", "idle"]
+        assert cluster.wait(run).values() == ["0" * 100_000, "1" * 100_000]
+    finally:
+        if run.pending:
+            cluster.restart().run("kept = 10 * rank")
+        else:
+            cluster.run("resource.setrlimit(resource.RLIMIT_NOFILE, limits)")
+    assert cluster.run("kept") == [0, 10]
+
+
 AFTERWARDS = """
 from allranks.engine import cell
 reason = cell._reason

@@ -1,0 +1,66 @@
+"""What a session holds: memory, descriptors, threads, and segments of shared memory."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_SHARED = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Process:
+    """What one process holds."""
+
+    nbytes: int
+    descriptors: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a session holds: its leader, each of its ranks, and the files that they share."""
+
+    leader: Process
+    ranks: list[Process]
+    segments: int
+
+    def __str__(self) -> str:
+        ranks = [_text(rank) for rank in self.ranks]
+        return f"leader {_text(self.leader)}; ranks {', '.join(ranks)}; {self.segments} segments"
+
+
+def of_process(process: psutil.Process) -> Process:
+    """Returns what a process holds now."""
+    with process.oneshot():
+        return Process(process.memory_info().rss, process.num_fds(), process.num_threads())
+
+
+def segments(processes: Iterable[psutil.Process]) -> set[str]:
+    """Returns the files in shared memory that processes have mapped."""
+    found: set[str] = set()
+    for process in processes:
+        with suppress(OSError):
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            found |= set(re.findall(rf"{_SHARED}/(\S+)$", maps, re.MULTILINE))
+    return found
+
+
+def orphaned_segments() -> set[str]:
+    """Returns the files in shared memory that no process has mapped or open."""
+    held: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            held |= set(re.findall(rf"{_SHARED}/(\S+)", (process / "maps").read_text()))
+            held |= {os.readlink(link).removeprefix(f"{_SHARED}/") for link in process.glob("fd/*")}
+    return {path.name for path in _SHARED.iterdir() if path.is_file()} - held
+
+
+def _text(process: Process) -> str:
+    return f"{process.nbytes >> 20} MiB {process.descriptors} fd {process.threads} thr"

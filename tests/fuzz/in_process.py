@@ -1,0 +1,200 @@
+"""A session through ``allranks.Cluster``, in the process of the suite itself."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from io import StringIO
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+
+import allranks
+from allranks.errors import AllranksError, CellFailed
+from tests.faults.notebook import GONE_SECONDS
+from tests.fuzz.figures import of_process, orphaned_segments
+from tests.fuzz.grammar import Fault
+from tests.fuzz.sessions import ENVIRONMENT, HANG_SECONDS, Ended, Session, Signals
+from tests.kernel import ANSI
+
+_POLL_SECONDS = 0.01
+
+
+class _Hang(BaseException):
+    """Raised in the main thread, wherever it waits."""
+
+
+class InProcess(Session):
+    """Ranks of an ``allranks.Cluster`` of this process."""
+
+    kind = "cluster"
+
+    def __init__(self, size: int, folder: Path) -> None:
+        super().__init__(size, folder)
+        self._others = set(psutil.Process().children(recursive=True))
+        self._orphans = orphaned_segments()
+        self._inside = False
+        self._patch = patch.dict(
+            os.environ,
+            {**ENVIRONMENT, "ALLRANKS_LOG_DIR": str(folder / "logs"), "TMPDIR": _short(folder)},
+        )
+        self._patch.start()
+        tempfile.tempdir = None
+        try:
+            # What is made once, with the first ranks, is made before anything is counted.
+            allranks.Cluster(1).start().stop()
+            self._idle = self._held()
+            self.cluster = allranks.Cluster(size).start()
+            self.set_up()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def cell(
+        self,
+        source: str,
+        ranks: Sequence[int] | None = None,
+        timeout: float | None = None,
+        presses: Sequence[float] = (),
+        signals: Signals = (),
+        wants_values: bool = False,
+    ) -> Ended:
+        return self.do(
+            lambda: self.cluster.run(source, ranks=ranks, timeout=timeout), presses, signals
+        )
+
+    def do(self, call: Any, presses: Sequence[float] = (), signals: Signals = ()) -> Ended:
+        """Calls something of the cluster's; returns how that ended, and what was printed."""
+        shown, ended = StringIO(), Ended("ok")
+        try:
+            with self._attended(presses, signals), redirect_stdout(shown):
+                ended.values = call()
+        except (AllranksError, SyntaxError, KeyboardInterrupt) as error:
+            ended.how, ended.message = type(error).__name__, str(error)
+            if isinstance(error, CellFailed):
+                ended.reports = [(r.rank, r.etype, r.waiting) for r in error.reports]
+                ended.text = error.text
+        except _Hang as hang:
+            raise Fault("hang", f"it has not ended\n{shown.getvalue()}") from hang
+        ended.text = ANSI.sub("", f"{shown.getvalue()}\n{ended.text}\n{ended.message}")
+        return ended
+
+    def push(self, name: str, expression: str) -> Ended:
+        return self.do(lambda: self.cluster.push({name: eval(expression)}))
+
+    def pull(self, name: str) -> Ended:
+        return self.do(lambda: list(self.cluster.pull(name).values()))
+
+    def status(self) -> Ended:
+        return self.do(lambda: [(each.pid, each.state) for each in self.cluster.status()])
+
+    def restart(self, size: int) -> None:
+        if size == self.size:
+            self.cluster.restart()
+        else:
+            self.cluster.stop()
+            self.cluster = allranks.Cluster(size).start()
+        self.size = size
+
+    def stop(self) -> None:
+        self.cluster.stop()
+        self.cluster.start()
+
+    def revive(self) -> None:
+        if not self.cluster.is_up():
+            self.cluster.start()
+
+    def leader(self) -> psutil.Process:
+        return psutil.Process()
+
+    def close(self) -> None:
+        try:
+            self.cluster.stop()
+            deadline = time.monotonic() + GONE_SECONDS
+            while (left := self._left()) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if left:
+                raise Fault("left", ", ".join(left))
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        with suppress(AttributeError, Exception):
+            self.cluster.stop()
+        for process in set(psutil.Process().children(recursive=True)) - self._others:
+            with suppress(psutil.Error):
+                process.kill()
+        self._patch.stop()
+        tempfile.tempdir = None
+
+    def _held(self) -> tuple[int, int]:
+        """How many descriptors and threads this process holds without ranks."""
+        gc.collect()
+        held = of_process(psutil.Process())
+        return held.descriptors, held.threads
+
+    def _left(self) -> list[str]:
+        """What the cluster had and that is still there, logs apart."""
+        children = set(psutil.Process().children(recursive=True)) - self._others
+        left = [" ".join(process.cmdline())[:100] for process in children if process.is_running()]
+        left += sorted(orphaned_segments() - self._orphans)
+        left += [str(path) for path in Path(tempfile.gettempdir()).rglob("*")]
+        if not left and self._held() != self._idle:
+            left = [f"descriptors, threads: {self._idle} before, {self._held()} after"]
+        return left
+
+    @contextmanager
+    def _attended(self, presses: Sequence[float], signals: Signals) -> Iterator[None]:
+        """Within, interrupts and signals are sent at their moments, and a hang is ended."""
+        done = threading.Event()
+        moments = [(moment, -1, 0) for moment in presses] + list(signals)
+        main = threading.main_thread().ident or 0
+
+        def send() -> None:
+            started = time.monotonic()
+            for moment, rank, number in sorted(moments):
+                if done.wait(started + moment - time.monotonic()) and rank < 0:
+                    continue
+                if rank >= 0:
+                    with suppress(ProcessLookupError):
+                        os.kill(self.pids[rank], number)
+                else:
+                    signal.pthread_kill(main, signal.SIGINT)
+            if not done.wait(HANG_SECONDS):
+                signal.pthread_kill(main, signal.SIGUSR1)
+
+        def hang(_signal: int, _frame: FrameType | None) -> None:
+            raise _Hang
+
+        def pressed(_signal: int, _frame: FrameType | None) -> None:
+            if not done.is_set():
+                raise KeyboardInterrupt
+
+        sender = threading.Thread(target=send, daemon=True)
+        before = [signal.signal(signal.SIGUSR1, hang), signal.signal(signal.SIGINT, pressed)]
+        sender.start()
+        try:
+            try:
+                yield
+            finally:
+                done.set()
+        finally:
+            sender.join()
+            signal.signal(signal.SIGUSR1, before[0])
+            signal.signal(signal.SIGINT, before[1])
+
+
+def _short(folder: Path) -> str:
+    """Makes a folder for temporary files, and returns its path."""
+    made = folder / "tmp"
+    made.mkdir()
+    return str(made)

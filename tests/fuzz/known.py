@@ -1,0 +1,31 @@
+"""What is known not to hold yet, in one place: these statements are left out of every deck."""
+
+from __future__ import annotations
+
+KNOWN: dict[str, str] = {
+    "an_update_of_a_rich_display": "one rank's figure is shown as everyone's",
+    "a_repr_with_a_lone_surrogate": "the kernel cannot show it, and the cell fails there",
+    "html_with_a_lone_surrogate": "the reply is dropped with the display",
+    "a_bundle_with_wrong_metadata": "the reply is dropped with the display",
+    "a_lone_surrogate_in_an_exception": "the kernel cannot serialise its own reply",
+    "a_forked_child_that_leaves_the_cell": "the child runs the rank's loop",
+    "json_replaced_by_another_signature": "the reply cannot be written",
+    "json_loads_is_replaced": "the rank hears no more",
+    "json_of_great_depth": "the kernel's reader thread ends",
+    "a_timeout_in_a_blocking_call": "--timeout does not escalate",
+    "an_enormous_value": "the last value stands outside the limit of a cell's output",
+    "an_enormous_display": "a display stands outside the limit of a cell's output",
+    "output_pointed_elsewhere": "a later cell is silent",
+    "output_closed": "print raises in a later cell",
+    "a_cluster_that_is_dropped": "its finalizer never runs",
+    "a_pool_that_spawns": "a folder pymp-* stays",
+    "a_pushed_value_that_exits": "unpickling SystemExit ends the rank",
+    "a_cyclic_cause": "the exception is hidden",
+    "failed_cells_keep_large_frames": "the frames of a failed cell stay",
+}
+"""Names of statements, each with what happens today."""
+
+CHECKS: dict[str, str] = {
+    "listens": "ranks listen on all addresses",
+}
+"""Names of checks of a whole session that are left out, each with what happens today."""

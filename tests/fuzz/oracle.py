@@ -1,0 +1,193 @@
+"""What may come of a step, and whether what came of it is true."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+
+from tests.fuzz.grammar import Case, Fault
+from tests.fuzz.ranks import PROBE, unfold
+from tests.fuzz.sessions import Ended, Session
+
+_LATE_SECONDS = 10.0
+_HIDDEN = re.compile(r"… ([\d,]+) lines .* are not shown")
+_SAID_LOST = re.compile(r"variables .{0,60}(is|are) lost", re.DOTALL)
+_FAILED = ("CellFailed", "CellInterrupted", "CellTimeout")
+
+
+def judge(case: Case, ended: Ended, session: Session, step: int) -> None:
+    """Raises where a cell did not end as it may, or not as is said of it.
+
+    Raises:
+        Fault: it did not.
+    """
+    ran = set(case.ranks if case.ranks is not None else range(session.size))
+    _check(ended.how in case.ends, "end", f"{case.ends}, found {ended.how}", ended)
+    for part in case.says if ended.how != "ok" or case.ends == ("ok",) else ():
+        _check(part in ended.text, "words", f"the words {part!r}", ended)
+    _check("WrongResult" not in ended.text, "wrong result", "right results", ended)
+    if case.begins:
+        _check_ranks(case, ended, ran, session.witness.heard("reached", step))
+        _check_output(case, ended, session, step)
+    if case.failed is not None and ended.how in _FAILED:
+        failed = {rank: etype for rank, etype, waiting in ended.reports if not waiting}
+        _check(failed == dict(case.failed), "blame", f"{dict(case.failed)}, found {failed}", ended)
+    if case.values is not None and ended.how == "ok":
+        _check(ended.values == list(case.values), "values", f"{case.values}", ended)
+    for rich, ranks in case.shows:
+        _check_bundle(rich, ranks, ended)
+
+
+def _check_ranks(case: Case, ended: Ended, ran: set[int], reached: set[int]) -> None:
+    """A rank that has not reached its last line is never said to have finished."""
+    told = {rank for rank, *_ in ended.reports}
+    if ended.how == "ok":
+        _check(reached == ran, "lie", f"ranks {ran - reached} to have failed, found ok", ended)
+    elif ended.how in _FAILED and ended.reports:
+        silent = ran - reached - told
+        _check(not silent, "lie", f"a report of ranks {silent}, found one of {told}", ended)
+        blamed = told & reached
+        may = case.after_end or case.presses or case.timeout
+        _check(bool(may) or not blamed, "lie", f"ranks {blamed} to have finished", ended)
+
+
+def _check_output(case: Case, ended: Ended, session: Session, step: int) -> None:
+    """All that ranks wrote is shown, behind the right ranks and in order, or counted."""
+    said = unfold(ended.text)
+    began, reached = (session.witness.heard(word, step) for word in ("began", "reached"))
+    if not case.presses:
+        for rank in began:
+            _check(f"begin {step} of {rank}" in said.get(rank, ()), "output", "its begin", ended)
+    for rank in reached if case.speaks and ended.how == "ok" else ():
+        _check(f"end {step} of {rank}" in said.get(rank, ()), "output", "its end", ended)
+    for rank, lines in said.items():
+        for line in lines:
+            owner = re.fullmatch(rf"(?:begin|end) {step} of (\d+)|line {step} (\d+) \d+", line)
+            if owner is not None:
+                of = int(owner[1] or owner[2])
+                _check(of == rank, "label", f"{line!r} of rank {of}, found of {rank}", ended)
+    if case.lines and ended.how == "ok":
+        _check_lines(case, ended, said, step)
+
+
+def _check_lines(case: Case, ended: Ended, said: dict[int, list[str]], step: int) -> None:
+    ranks = case.ranks if case.ranks is not None else sorted(said)
+    shown = 0
+    for rank in ranks:
+        found = [
+            int(n) for n in re.findall(rf"^line {step} {rank} (\d+)$", _text(said, rank), re.M)
+        ]
+        _check(found == sorted(set(found)), "order", f"the lines of rank {rank} in order", ended)
+        shown += len(found)
+    hidden = sum(int(count.replace(",", "")) for count in _HIDDEN.findall(ended.text))
+    total = case.lines * len(ranks)
+    # Lines that several ranks share are not counted here, so that hidden ones are at least these.
+    if hidden:
+        _check(shown + hidden >= total, "lost output", f"{total}, found {shown} + {hidden}", ended)
+    else:
+        _check(shown == total, "lost output", f"{total} lines, found {shown}", ended)
+
+
+def _check_bundle(rich: str, ranks: Sequence[int], ended: Ended) -> None:
+    for shown, label in ended.bundles:
+        if rich in shown:
+            numbers = {int(n) for n in re.findall(r"\d+", label.replace("–", " "))}
+            if len(ranks) == 1:
+                _check(numbers == set(ranks), "label", f"{rich} of {ranks}: {label}", ended)
+            return
+    _check(not ended.bundles and ended.how == "ok", "display", f"{rich} of {ranks}", ended)
+
+
+def follow(case: Case, ended: Ended, session: Session, step: int, n: int) -> None:
+    """Runs the cell whose result is known; sets the ranks up again where that was allowed.
+
+    Raises:
+        Fault: its result is another one, or variables are lost that are not said to be, or kept
+            that are said to be lost.
+    """
+    if case.forgets:
+        session.restart(session.size)
+        session.set_up()
+        return
+    said_lost = bool(_SAID_LOST.search(ended.text)) or ended.how == "ClusterLost"
+    session.revive()
+    found = probe(session, step, n)
+    forgotten = [value is None for value in found.values]
+    _check(len(set(forgotten)) == 1, "kept", f"all or nothing: {found.values}", ended)
+    if forgotten[0]:
+        _check(
+            case.lost is not False,
+            "kept",
+            "variables that are kept, found none",
+            ended,
+        )
+        _check(said_lost, "lie", "it to be said that variables are lost", ended)
+        session.set_up()
+        found = probe(session, step, n)
+    else:
+        _check(not said_lost, "lie", "variables to be lost as is said, found them kept", ended)
+        _check(case.lost is not True, "kept", "the variables to be lost", ended)
+    check_probe(found, session)
+
+
+def probe(session: Session, step: int, n: int) -> Ended:
+    """Runs the cell whose result is known and returns how it ended.
+
+    Raises:
+        Fault: it fails.
+    """
+    found = session.cell(PROBE.format(n=n, step=step), wants_values=True)
+    if found.how != "ok" or len(found.values) != session.size:
+        raise Fault("next cell", f"the one after it: {found.how}\n{found.text}")
+    return found
+
+
+def check_probe(found: Ended, session: Session) -> None:
+    """Raises where the known result is another one.
+
+    Raises:
+        Fault: it is.
+    """
+    session.steps += 1
+    size, total = session.size, sum(range(1, session.size + 1))
+    expected = [
+        (rank, size, session.pids[rank], rank, session.steps, True, total) for rank in range(size)
+    ]
+    if list(map(tuple, found.values)) != expected:
+        raise Fault("known result", f"expected {expected}, found {found.values}\n{found.text}")
+
+
+def await_late(case: Case, ended: Ended, session: Session, step: int) -> None:
+    """Waits until lines that are written when their cell has ended are shown, by a later cell.
+
+    Raises:
+        Fault: they are not, or under another rank's name.
+    """
+    said = unfold(ended.text)
+    deadline = time.monotonic() + _LATE_SECONDS
+    while True:
+        wrong = [
+            rank
+            for rank in range(session.size)
+            if [line for line in said.get(rank, ()) if line.startswith(f"late {step} {rank} ")]
+            != [f"late {step} {rank} {i}" for i in range(case.late)]
+        ]
+        if not wrong:
+            return
+        if time.monotonic() > deadline:
+            raise Fault("late output", f"expected {case.late} lines of ranks {wrong}: {said}")
+        time.sleep(0.05)
+        for rank, lines in unfold(session.cell("None").text).items():
+            said.setdefault(rank, []).extend(lines)
+
+
+def _text(said: dict[int, list[str]], rank: int) -> str:
+    return "\n".join(said.get(rank, ()))
+
+
+def _check(holds: bool, kind: str, expected: str, ended: Ended) -> None:
+    if not holds:
+        text = ended.text
+        shown = text if len(text) < 4000 else f"{text[:2000]}\n⋮\n{text[-2000:]}"
+        raise Fault(kind, f"expected {expected}\nreports {ended.reports}\n{shown}")

@@ -1,0 +1,154 @@
+"""Plays the steps of a seed in a session, each followed by a cell whose result is known."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from tests.fuzz import oracle, ranks, statements
+from tests.fuzz.figures import Figures
+from tests.fuzz.grammar import RIGHT, Act, Case, Fault, Made, Seed
+from tests.fuzz.in_notebook import InNotebook
+from tests.fuzz.in_process import InProcess
+from tests.fuzz.sessions import Session
+
+statements.load()
+_SESSIONS = {cls.kind: cls for cls in (InNotebook, InProcess)}
+_LENGTHS = (1, 7, 1000, 20_000, 300_000)
+_MOST_BEFORE = 3
+
+
+@dataclass
+class Played:
+    """What was played, and what went wrong.
+
+    Attributes:
+        steps: the numbers of the steps that were begun.
+        ends: how many cells ended how.
+        fault: what went wrong in the last step, or when the session was closed.
+    """
+
+    seed: Seed
+    steps: list[int] = field(default_factory=list)
+    names: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    starts: int = 0
+    before: Figures | None = None
+    after: Figures | None = None
+    fault: Fault | None = None
+
+
+def play(
+    seed: Seed,
+    steps: Iterable[int],
+    go_on: Callable[[], bool] = lambda: True,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Played:
+    """Plays steps in a fresh session, until the first fault.
+
+    Args:
+        seed: of which session.
+        steps: their numbers, in their order.
+        go_on: asked before each step.
+        tell: takes a line a step.
+    """
+    played = Played(seed)
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    session: Session | None = None
+    try:
+        session = _SESSIONS[seed.kind](seed.size, folder)
+        played.before = session.figures()
+        for step in steps:
+            if not go_on():
+                break
+            played.steps.append(step)
+            _play_step(session, seed, step, played, tell)
+        played.starts = session.starts
+        played.after = session.figures()
+        session.close()
+    except Fault as fault:
+        played.fault = fault
+        if session is not None:
+            session.abandon()
+    except BaseException:
+        if session is not None:
+            session.abandon()
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return played
+
+
+def made(seed: Seed, step: int, size: int) -> tuple[str, Made, str]:
+    """Returns a step's name, what it does, and the right statements that stand before it."""
+    statements.load()
+    draw = seed.draw(step, size)
+    chosen = next(islice(seed.statements(), step, None))
+    what = chosen.make(draw)
+    before = ""
+    if isinstance(what, Case) and what.mixes and what.ranks is None:
+        names = draw.rng.choices(sorted(RIGHT), k=draw.rng.randint(0, _MOST_BEFORE))
+        before = "\n".join(RIGHT[name](draw) for name in names)
+    return chosen.name, what, before
+
+
+def source_of(seed: Seed, step: int, size: int) -> str:
+    """Returns what a step is, for a reader."""
+    name, what, before = made(seed, step, size)
+    if isinstance(what, Act):
+        return f"# step {step}: {name}\n"
+    extra = {
+        key: value
+        for key in ("ranks", "timeout", "presses", "signals")
+        if (value := getattr(what, key)) not in (None, ())
+    }
+    return f"# step {step}: {name} {extra or ''}\n{ranks.cell(what, step, before)}"
+
+
+def _play_step(
+    session: Session, seed: Seed, step: int, played: Played, tell: Callable[[str], object]
+) -> None:
+    name, what, before = made(seed, step, session.size)
+    played.names[name] += 1
+    n = seed.draw(step, session.size).rng.choice(_LENGTHS)
+    if isinstance(what, Act):
+        tell(f"{step} {name}")
+        _act(what, session)
+        played.ends["act"] += 1
+        if what.lost:
+            session.set_up()
+        oracle.check_probe(oracle.probe(session, step, n), session)
+        return
+    ended = session.cell(
+        ranks.cell(what, step, before),
+        ranks=what.ranks,
+        timeout=what.timeout,
+        presses=what.presses,
+        signals=what.signals,
+        wants_values=what.values is not None,
+    )
+    tell(f"{step} {name}: {ended.how} {ended.message[:100]!r}")
+    played.ends[ended.how] += 1
+    oracle.judge(what, ended, session, step)
+    oracle.follow(what, ended, session, step, n)
+    if what.late and ended.how == "ok":
+        oracle.await_late(what, ended, session, step)
+    if what.undo:
+        undone = session.cell(what.undo)
+        if undone.how != "ok":
+            raise Fault("undo", f"{undone.how}: {undone.message}\n{undone.text}")
+
+
+def _act(act: Act, session: Session) -> None:
+    try:
+        act.do(session)
+    except Fault:
+        raise
+    except Exception as error:
+        raise Fault(type(error).__name__, "".join(traceback.format_exception(error))) from error

@@ -1,0 +1,26 @@
+"""Random cells, each followed by one whose result is known; `make soak` plays fresh ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.grammar import Seed
+from tests.fuzz.play import play
+from tests.fuzz.shorten import report, shorten
+
+SESSIONS = (
+    ("notebook-4-1", range(50)),
+    ("notebook-2-1", range(50, 100)),
+    ("cluster-3-1", range(50)),
+    ("cluster-4-1", range(50, 100)),
+)
+"""Two halves of one deck in notebooks, and two through a cluster in this process."""
+
+
+# A session is some twenty seconds; one that fails is played again until it is short.
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("seed", "steps"), SESSIONS, ids=[seed for seed, _ in SESSIONS])
+def test_fifty_random_steps_never_hang_lie_or_leak(seed, steps):
+    played = play(Seed.parse(seed), steps)
+    if played.fault is not None:
+        pytest.fail(report(played, shorten(played)), pytrace=False)
