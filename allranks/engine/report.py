@@ -14,6 +14,7 @@ from allranks.records.wire import Report
 _MESSAGE_CHARACTERS = 2000
 _TRACEBACK_CHARACTERS = 20_000
 _KEPT_FRAMES = 10
+_MOST_CHAINED = 30
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -45,6 +46,43 @@ def without_middle(tb: TracebackType | None) -> None:
         tb = tb.tb_next
     if len(chain) > 2 * _KEPT_FRAMES:
         chain[_KEPT_FRAMES - 1].tb_next = chain[-_KEPT_FRAMES]
+
+
+def is_beyond_ipython(error: BaseException) -> bool:
+    """Whether IPython hides an exception, or takes for ever: it is its own cause, or a group.
+
+    So are very many that were raised one after the other.
+    """
+    try:
+        chains = _chain(error, by_cause=True), _chain(error, by_cause=False)
+    except Exception:  # a class may have a ``__cause__`` of its own
+        return True
+    return any(
+        len(chain) > _MOST_CHAINED or isinstance(chain[-1], BaseExceptionGroup) for chain in chains
+    )
+
+
+def _chain(error: BaseException, by_cause: bool) -> list[BaseException]:
+    """Returns an exception and those behind it, as far as they can be shown as IPython does."""
+    chain = [error]
+    while len(chain) <= _MOST_CHAINED and not isinstance(chain[-1], BaseExceptionGroup):
+        before = (chain[-1].__cause__ if by_cause else None) or chain[-1].__context__
+        if before is None:
+            break
+        chain.append(before)
+    return chain
+
+
+def plain(error: BaseException, cell_file: str) -> list[str]:
+    """Returns a traceback as Python prints it, from the cell on."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename != cell_file:
+        tb = tb.tb_next
+    try:
+        lines = traceback.format_exception(type(error), error, tb or error.__traceback__)
+    except Exception:
+        lines = [f"{type(error).__name__}: {text_of(error)}"]
+    return "".join(lines).splitlines()
 
 
 def report(
