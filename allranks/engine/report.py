@@ -11,6 +11,7 @@ from types import TracebackType
 from allranks.errors import RankLeft
 from allranks.records.wire import Report
 
+_NAME_CHARACTERS = 200
 _MESSAGE_CHARACTERS = 2000
 _TRACEBACK_CHARACTERS = 20_000
 _KEPT_FRAMES = 10
@@ -110,22 +111,22 @@ def report(
         rank=rank,
         host=socket.gethostname(),
         device=device,
-        etype=type(error).__name__,
-        message=_bounded(text_of(error), _MESSAGE_CHARACTERS) + (f"\n{more}" if more else ""),
+        etype=_bounded(type(error).__name__, _NAME_CHARACTERS),
+        message=text_of(error) + (f"\n{more}" if more else ""),
         traceback=(
             _bounded("\n".join([*formatted, more] if more else formatted), _TRACEBACK_CHARACTERS),
         ),
         line=line,
-        source_line=source,
+        source_line=_bounded(source, _MESSAGE_CHARACTERS),
         # A rank that could not go on because another one left did not fail: it was waiting.
         waiting=isinstance(error, RankLeft),
     )
 
 
 def text_of(error: BaseException) -> str:
-    """Returns what an exception says; a user's ``__str__`` may do anything."""
+    """Returns what an exception says, within bounds; a user's ``__str__`` may do anything."""
     try:
-        return str(error)
+        return _bounded(str(error), _MESSAGE_CHARACTERS)
     except BaseException as problem:
         return f"<its text cannot be shown: {type(problem).__name__}>"
 

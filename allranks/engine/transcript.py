@@ -17,6 +17,8 @@ import sys
 import threading
 from typing import Any
 
+from allranks.engine import bundle
+
 Entry = list[Any]
 
 _CHUNK_NBYTES = 1 << 20
@@ -91,7 +93,10 @@ class Transcript:
     def _begin(self, limit_nbytes: int) -> None:
         self._head_left = limit_nbytes - limit_nbytes // _TAIL_SHARE
         self._tail_nbytes = limit_nbytes // _TAIL_SHARE
-        self._displays_left = _DISPLAYS_A_CELL
+        self.limit_nbytes = limit_nbytes
+        self._displays_hidden = 0
+        self._notes: set[str] = set()
+        self._begin_displays()
         self._skipped_from: int | None = None
         self._hidden_lines = 0
         self._hidden_nbytes = 0
@@ -106,20 +111,63 @@ class Transcript:
             self._begin(limit_nbytes)
         return entries
 
-    def place(self, entry: Entry) -> None:
-        """Puts a display, a result or a notice at this point of the text."""
+    def _begin_displays(self) -> None:
+        self._displays_left = _DISPLAYS_A_CELL
+        self._displays_nbytes_left = bundle.MOST_NBYTES
+        #: How many bytes each display has that may be updated.
+        self._named: dict[str | None, int] = {}
+
+    def place(self, entry: Entry, nbytes: int = 0) -> None:
+        """Puts a display, a result or a notice at this point of the text.
+
+        Args:
+            entry: see ``allranks.records.wire.Output``.
+            nbytes: of a display's data.
+        """
         self.flush()
         with self._lock:
-            if entry[0] in ("display", "result"):
-                self._displays_left -= 1
-                if self._displays_left < 0:
+            if entry[0] in ("display", "result", "update"):
+                if not self._afford(entry, nbytes):
+                    self._displays_hidden += 1
                     return
-            if entry[0] == "update":
-                # Of the updates of one display, those that the screen has not had yet are stale.
-                self._placed = [
-                    p for p in self._placed if p[1][0] != "update" or p[1][3] != entry[3]
-                ]
+                self._drop_stale(entry)
+            elif entry[0] == "clear":
+                self._begin_displays()
+                if not entry[1]:
+                    self._placed = [p for p in self._placed if p[1][0] == "notice"]
             self._placed.append((os.fstat(self._reader).st_size, entry))
+
+    def note(self, text: str) -> None:
+        """Places a notice about a display, once a cell, and no more of them than displays."""
+        if text not in self._notes and len(self._notes) < _DISPLAYS_A_CELL:
+            self._notes.add(text)
+            self.place(["notice", text])
+
+    def _afford(self, entry: Entry, nbytes: int) -> bool:
+        """Counts a display to the cell's; returns whether it may stand among them.
+
+        An update takes the place of what it changes.
+        """
+        name = entry[3] if len(entry) > 3 else None
+        changed = self._named.get(name, 0) if entry[0] == "update" else 0
+        new = entry[0] != "update" or name not in self._named
+        if nbytes - changed > self._displays_nbytes_left or (new and not self._displays_left):
+            return False
+        self._displays_nbytes_left -= nbytes - changed
+        self._displays_left -= new
+        if name is not None:
+            self._named[name] = nbytes
+        return True
+
+    def _drop_stale(self, entry: Entry) -> None:
+        """Forgets what the screen has not had yet, and would have for a moment only."""
+        if entry[0] == "update":
+            self._placed = [p for p in self._placed if p[1][0] != "update" or p[1][3] != entry[3]]
+            return
+        cleared = [at for at, (_, placed) in enumerate(self._placed) if placed[0] == "clear"]
+        if cleared:
+            before, rest = self._placed[: cleared[-1]], self._placed[cleared[-1] :]
+            self._placed = [p for p in before if p[1][0] == "notice"] + rest
 
     def flush(self, c_streams: bool = False) -> None:
         """Writes what Python's streams, and C's where asked, still hold."""
@@ -187,15 +235,17 @@ class Transcript:
             self._decoder.reset()
             self._show(start, end, entries)
             self._skipped_from = None
-        if self._displays_left < 0:
-            hidden = (
-                f"{-self._displays_left} more displays are not shown: {_DISPLAYS_A_CELL} a cell"
-            )
-            entries.append(["notice", hidden])
-            self._displays_left = 0
+        if self._displays_hidden:
+            entries.append(["notice", self._hidden_displays()])
+            self._displays_hidden = 0
         rest = self._decoder.decode(b"", final=True)
         if rest:
             entries.append(["out", rest])
+
+    def _hidden_displays(self) -> str:
+        nbytes = f"{bundle.MOST_NBYTES / 1e6:.1f} MB"
+        most = f"{_DISPLAYS_A_CELL} and {nbytes} a cell and rank"
+        return f"{self._displays_hidden} more displays are not shown: at most {most}"
 
     def _show(self, start: int, end: int, entries: list[Entry]) -> None:
         """Appends the text of a range, split into standard output and standard error."""
