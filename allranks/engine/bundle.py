@@ -105,7 +105,7 @@ def _as_json(value: Any) -> tuple[Any, int]:
     if type(value) is str:
         return value, len(value.encode("utf-8", "surrogatepass"))
     try:
-        text = json.dumps(value, default=json_default, allow_nan=False)
+        text = json.dumps(value, default=_known, allow_nan=False)
         shown = json.loads(text)
         if _is_deeper(shown, _DEEPEST):
             raise RecursionError
@@ -114,6 +114,13 @@ def _as_json(value: Any) -> tuple[Any, int]:
     except Exception as error:
         raise _CannotBeShown(f"{str(error)[:200]}") from None
     return shown, len(text)
+
+
+def _known(value: Any) -> Any:
+    try:
+        return json_default(value)
+    except TypeError:  # its own text may have an address, and that each rank another one
+        raise TypeError(f"JSON has nothing for {type(value).__name__}") from None
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

@@ -95,6 +95,7 @@ class Transcript:
         self._tail_nbytes = limit_nbytes // _TAIL_SHARE
         self.limit_nbytes = limit_nbytes
         self._displays_hidden = 0
+        self._clears_next = False
         self._notes: set[str] = set()
         self._begin_displays()
         self._skipped_from: int | None = None
@@ -126,16 +127,33 @@ class Transcript:
         """
         self.flush()
         with self._lock:
-            if entry[0] in ("display", "result", "update"):
+            kind, *rest = entry
+            if kind == "update" and rest[2] not in self._named:
+                # Another cell has displayed it: here it is new.
+                entry = ["display", *rest]
+            if entry[0] == "clear":
+                self._clears_next = rest[0]
+                if not rest[0]:
+                    self._clear_displays(len(self._placed))
+            elif entry[0] != "notice":
+                if self._clears_next and entry[0] != "update":
+                    self._clears_next = False
+                    waiting = [at for at, (_, old) in enumerate(self._placed) if old[0] == "clear"]
+                    self._clear_displays(waiting[-1] if waiting else 0)
                 if not self._afford(entry, nbytes):
                     self._displays_hidden += 1
                     return
-                self._drop_stale(entry)
-            elif entry[0] == "clear":
-                self._begin_displays()
-                if not entry[1]:
-                    self._placed = [p for p in self._placed if p[1][0] == "notice"]
+                if entry[0] == "update":
+                    # Those of the same display that the screen has not had yet are stale.
+                    self._placed = [
+                        p for p in self._placed if p[1][0] != "update" or p[1][3] != entry[3]
+                    ]
             self._placed.append((os.fstat(self._reader).st_size, entry))
+
+    def _clear_displays(self, end: int) -> None:
+        """Forgets the displays that a clear takes away: first so many of those not sent yet."""
+        self._placed[:end] = [placed for placed in self._placed[:end] if placed[1][0] == "notice"]
+        self._begin_displays()
 
     def note(self, text: str) -> None:
         """Places a notice about a display, once a cell, and no more of them than displays."""
@@ -149,8 +167,8 @@ class Transcript:
         An update takes the place of what it changes.
         """
         name = entry[3] if len(entry) > 3 else None
-        changed = self._named.get(name, 0) if entry[0] == "update" else 0
-        new = entry[0] != "update" or name not in self._named
+        new = entry[0] != "update"
+        changed = 0 if new else self._named[name]
         if nbytes - changed > self._displays_nbytes_left or (new and not self._displays_left):
             return False
         self._displays_nbytes_left -= nbytes - changed
@@ -158,16 +176,6 @@ class Transcript:
         if name is not None:
             self._named[name] = nbytes
         return True
-
-    def _drop_stale(self, entry: Entry) -> None:
-        """Forgets what the screen has not had yet, and would have for a moment only."""
-        if entry[0] == "update":
-            self._placed = [p for p in self._placed if p[1][0] != "update" or p[1][3] != entry[3]]
-            return
-        cleared = [at for at, (_, placed) in enumerate(self._placed) if placed[0] == "clear"]
-        if cleared:
-            before, rest = self._placed[: cleared[-1]], self._placed[cleared[-1] :]
-            self._placed = [p for p in before if p[1][0] == "notice"] + rest
 
     def flush(self, c_streams: bool = False) -> None:
         """Writes what Python's streams, and C's where asked, still hold."""
