@@ -109,7 +109,7 @@ class CellRunner:
                 lines: list[str] = self._format_as_ipython(etype, value, *args, **options)
                 return lines
         except Exception:
-            pass  # as where its own search for the source fails
+            pass  # as where its search for the source fails
         return plain(value, self._cell_file)
 
     def _show_own_frames(

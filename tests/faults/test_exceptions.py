@@ -84,8 +84,9 @@ def test_an_exception_whose_text_cannot_be_made_shows_why(notebook):
         "raise Odd()"
     )
     assert cell.error_name == "CellFailed"
-    assert "in Odd.__str__(self)" in cell.text
-    assert "RuntimeError: inner" in cell.text
+    assert "Odd: <its text cannot be shown: RuntimeError>" in cell.error_value
+    assert "raised Odd at line 5: raise Odd()" in cell.text
+    assert "RuntimeError('inner')" in cell.text
 
 
 def test_a_chain_of_exceptions_is_shown_whole(notebook):
