@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -21,6 +22,8 @@ from allranks.records.wire import Output, Reply, Result, RunCell
 _rank_of = attrgetter("rank")
 _LEFT_SECONDS = 10.0
 """How long the next cell waits for one that was interrupted and left."""
+_REPLY_SECONDS = 1.0
+"""After so long the ranks are asked whether they are still in it: a reply may have been lost."""
 
 
 class Cells:
@@ -161,14 +164,24 @@ class Cells:
         Raises:
             UsageError: a rank stays in it.
         """
-        self._ranks.wait_until(left.settled, _LEFT_SECONDS)
-        if not left.settled():
-            raise UsageError(
-                f"expected idle ranks, found {label(left.pending)} still in a cell that "
-                "was interrupted. Wait for its end, or type: %distributed restart"
-            )
-        self._dirty = self._dirty or left.dirty
+        deadline = time.monotonic() + _LEFT_SECONDS
+        self._ranks.wait_until(left.settled, _REPLY_SECONDS)
+        while not left.settled() and (busy := self._in_it(left)):
+            if time.monotonic() > deadline:
+                raise UsageError(
+                    f"expected idle ranks, found {label(busy)} still in a cell that "
+                    "was interrupted. Wait for its end, or type: %distributed restart"
+                )
+            self._ranks.wait_until(left.settled, _REPLY_SECONDS)
+        # Nobody knows how a rank has left it whose reply was lost.
+        self._dirty = self._dirty or left.dirty or bool(left.pending)
         self._left = None
+
+    def _in_it(self, left: Run) -> list[int]:
+        """Returns the ranks that have not replied to a cell, and do not say that they are idle."""
+        told = self._ranks.ask(requests.STATUS, {}, ranks=left.pending, seconds=1.0, strict=False)
+        idle = {rank for rank, (content, _) in told.items() if content["state"] == "idle"}
+        return [rank for rank in left.pending if rank not in idle]
 
     def _renew(self) -> None:
         """Moves the ranks to a fresh communicator where a cell has left the old one unusable."""

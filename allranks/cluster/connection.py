@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from allranks.cluster import deaths, folders
-from allranks.cluster.inbox import Event, FromNursery, FromRank, Inbox, Pressed
+from allranks.cluster.inbox import Event, FromNursery, FromRank, Inbox, Pressed, Unread
 from allranks.cluster.launchers import Launcher
 from allranks.cluster.nursery import Nursery
 from allranks.cluster.wire import Wire
-from allranks.errors import ClusterLost, StartFailed, UsageError
+from allranks.errors import ClusterLost, StartFailed, UsageError, WireError
 from allranks.records.config import NurseryConfig
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
@@ -57,7 +57,7 @@ class Connection:
         of_cell: OfCell,
     ) -> None:
         self.size = size
-        self.inbox = Inbox()
+        inbox = self.inbox = Inbox()
         self.hellos: dict[int, Hello] = {}
         self.ends: list[deaths.End] = []
         self.closed = False
@@ -74,7 +74,11 @@ class Connection:
         work_dir = _work_folder()
         self.log_dir = folders.make_log_folder()
         self._session_dir = folders.make_session_folder()
-        self._wire = Wire(lambda record, payloads: self.inbox.put(FromRank(record, payloads)))
+        # The threads behind these must not hold the connection: it ends when nobody else does.
+        self._wire = Wire(
+            lambda record, payloads: inbox.put(FromRank(record, payloads)),
+            lambda problem: inbox.put(Unread(problem)),
+        )
         self._config = NurseryConfig(
             size=size,
             launch=tuple(command),
@@ -120,7 +124,8 @@ class Connection:
 
     def _nursery(self) -> Nursery:
         try:
-            made = Nursery(self._config, self._deliver_nursery)
+            inbox = self.inbox
+            made = Nursery(self._config, lambda name, told: inbox.put(FromNursery(name, told)))
         except PermissionError as error:
             raise StartFailed(
                 f"expected to start {sys.executable} for the ranks, found {error}: this user may "
@@ -134,9 +139,6 @@ class Connection:
             ) from error
         self._nurseries.append(made)
         return made
-
-    def _deliver_nursery(self, event: dict[str, Any]) -> None:
-        self.inbox.put(FromNursery(event.pop("event"), event))
 
     def _start_problem(self) -> str:
         settle = time.monotonic() + _POLL_SECONDS
@@ -168,14 +170,28 @@ class Connection:
         self._wire.send(ranks, record, *payloads)
 
     def step(self, seconds: float) -> list[Pressed]:
-        """Handles what comes within ``seconds``; returns the interrupts among it."""
+        """Handles what comes within ``seconds``; returns the interrupts among it.
+
+        Raises:
+            WireError: something of it could not be read.
+            Exception: something of it could not be shown. All that came with it is handled first,
+                so that no reply is lost, and the interrupts are returned by the next call.
+        """
         pressed: list[Pressed] = []
+        failed: Exception | None = None
         for event in self.inbox.wait(seconds):
             if isinstance(event, Pressed):
                 pressed.append(event)
-            else:
+                continue
+            try:
                 self._handle(event)
-        return pressed
+            except Exception as error:
+                failed = failed or error
+        if failed is None:
+            return pressed
+        for press in pressed:
+            self.inbox.put(press)
+        raise failed
 
     def wait_until(self, done: Callable[[], bool], seconds: float) -> None:
         """Handles what comes until ``done``, or so long; interrupts stay for who waits next."""
@@ -246,6 +262,11 @@ class Connection:
         return self._client
 
     def _handle(self, event: Event) -> None:
+        if isinstance(event, Unread):
+            raise WireError(
+                f"expected a message of a rank, found what cannot be read ({event.problem}): what "
+                "it said is lost. The ranks and their variables are there: run the cell again"
+            ) from event.problem
         if isinstance(event, FromRank):
             record = event.record
             if isinstance(record, Hello):

@@ -40,7 +40,14 @@ class Pressed:
     """The user interrupted the notebook's kernel."""
 
 
-Event = FromRank | FromNursery | Pressed
+@dataclass(frozen=True)
+class Unread:
+    """Something came from a rank that could not be read."""
+
+    problem: Exception
+
+
+Event = FromRank | FromNursery | Pressed | Unread
 
 
 class Inbox:

@@ -22,10 +22,13 @@ class Nursery:
 
     Args:
         config: what it is to bring up.
-        deliver: called, in a thread, with each event it tells (see ``allranks.engine.nursery``).
+        deliver: called, in a thread, with each event it tells (see ``allranks.engine.nursery``):
+            its name, and what it is about.
     """
 
-    def __init__(self, config: NurseryConfig, deliver: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, config: NurseryConfig, deliver: Callable[[str, dict[str, Any]], None]
+    ) -> None:
         self._deliver = deliver
         log = os.path.join(config.log_dir, "nursery.log")
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -80,8 +83,14 @@ class Nursery:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            try:
-                self._deliver(json.loads(line))
-            except ValueError:
-                self._deliver({"event": "launcher", "text": line.decode("utf-8", "replace")})
-        self._deliver({"event": "nursery_exit", "code": self._process.wait()})
+            self._deliver(*_event(line))
+        self._deliver("nursery_exit", {"code": self._process.wait()})
+
+
+def _event(line: bytes) -> tuple[str, dict[str, Any]]:
+    """Returns the event that a line tells; any other line is a module's that was preloaded."""
+    try:
+        fields = json.loads(line)
+        return fields.pop("event"), fields
+    except Exception:  # what is printed may be any JSON, and as deep as it likes
+        return "launcher", {"text": line.decode("utf-8", "replace")}

@@ -15,6 +15,7 @@ from allranks.records.deferred import deferred
 from allranks.records.wire import Record, decode, encode
 
 Deliver = Callable[[Record, list[bytes]], None]
+DeliverUnread = Callable[[Exception], None]
 
 
 class Wire:
@@ -22,11 +23,15 @@ class Wire:
 
     Args:
         deliver: called in that thread with every record and its payloads.
+        unread: called in that thread with what kept a message from being read or delivered.
         address: where to listen.
     """
 
-    def __init__(self, deliver: Deliver, address: str = "tcp://127.0.0.1") -> None:
+    def __init__(
+        self, deliver: Deliver, unread: DeliverUnread, address: str = "tcp://127.0.0.1"
+    ) -> None:
         self._deliver = deliver
+        self._unread = unread
         self._context = zmq.Context()
         public, secret = zmq.curve_keypair()
         self.key = public.decode()
@@ -70,7 +75,12 @@ class Wire:
         while True:
             ready = dict(poller.poll())
             if self._events in ready:
-                self._deliver(*decode(self._events.recv_multipart()))
+                frames = self._events.recv_multipart()
+                try:
+                    self._deliver(*decode(frames))
+                except Exception as error:
+                    # Without this thread no cell would ever end.
+                    self._unread(error)
             elif self._stop_reader in ready:
                 return
 

@@ -23,7 +23,14 @@ from allranks.engine.commands import end_cells_too, interrupt_children
 from allranks.engine.dropped import repeat_dropped_interrupts
 from allranks.engine.gpu import Gpu, is_out_of_memory
 from allranks.engine.gpu_memory import release
-from allranks.engine.report import report, text_of, without_middle, without_own_frames
+from allranks.engine.report import (
+    is_beyond_ipython,
+    plain,
+    report,
+    text_of,
+    without_middle,
+    without_own_frames,
+)
 from allranks.errors import CollectiveError, UsageError
 from allranks.records.wire import Reply, Report, RunCell
 
@@ -71,10 +78,39 @@ class CellRunner:
         repeat_dropped_interrupts(lambda: self._hearing, self._press)
         setattr(shell, "ask_exit", sys.exit)  # noqa: B010  exit and quit would end the engine
         setattr(shell, "_showtraceback", self._keep_traceback)  # noqa: B010  a method, to mypy
+        self._show_as_ipython = shell.showtraceback
+        self._format_as_ipython = shell.InteractiveTB.structured_traceback
+        setattr(shell, "showtraceback", self._show_traceback)  # noqa: B010
+        setattr(shell, "show_usage_error", self._keep_usage_error)  # noqa: B010
+        # Formats each traceback a second time, for a history that a rank does not write.
+        setattr(shell, "_format_exception_for_storage", lambda *_, **__: {})  # noqa: B010
+        setattr(shell.InteractiveTB, "structured_traceback", self._formatted)  # noqa: B010
         warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
 
     def _keep_traceback(self, _etype: Any, _value: Any, lines: list[str]) -> None:
         self._traceback = lines
+
+    def _keep_usage_error(self, error: BaseException) -> None:
+        """IPython prints what was typed wrong, and the traceback would be empty."""
+        self._traceback = [f"{type(error).__name__}: {text_of(error)}"]
+
+    def _show_traceback(self, raised: tuple[Any, ...] | None = None, **options: Any) -> None:
+        """Shows an exception as IPython does, or plainly where that is beyond IPython."""
+        error = raised[1] if raised else sys.exc_info()[1]
+        if error is not None and is_beyond_ipython(error):
+            self._keep_traceback(type(error), error, plain(error, self._cell_file))
+        else:
+            self._show_as_ipython(raised, **options)
+
+    def _formatted(self, etype: Any, value: BaseException, *args: Any, **options: Any) -> list[str]:
+        """Returns a traceback as IPython formats it, or a plain one where IPython cannot."""
+        try:
+            if not is_beyond_ipython(value):
+                lines: list[str] = self._format_as_ipython(etype, value, *args, **options)
+                return lines
+        except Exception:
+            pass  # as where its search for the source fails
+        return plain(value, self._cell_file)
 
     def _show_own_frames(
         self, shell: Any, etype: Any, value: BaseException, tb: Any, tb_offset: int | None = None

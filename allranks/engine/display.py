@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from typing import Any
 
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
-from jupyter_client.jsonutil import json_default
 
-from allranks.engine.transcript import Entry
+from allranks.engine.bundle import checked
+from allranks.engine.transcript import Transcript
 
-Place = Callable[[Entry], None]
+_WHOLE_VALUE = "%%distributed -o NAME brings the whole value, print() writes it to the log"
+_WHOLE_TEXT = "print() writes the whole text to the log"
 
 
 class RankDisplayHook(DisplayHook):
     """Shows the value of a cell's last expression; ``Out`` and ``_`` work as everywhere."""
 
-    def __init__(self, shell: InteractiveShell, place: Place) -> None:
+    def __init__(self, shell: InteractiveShell, transcript: Transcript) -> None:
         super().__init__(shell=shell, parent=shell)  # type: ignore[no-untyped-call]
-        self.place = place
+        self.transcript = transcript
 
     def set_parent(self, parent: dict[str, Any]) -> None:
         """ipykernel says which of its messages is being answered; no cell comes that way."""
@@ -33,7 +32,7 @@ class RankDisplayHook(DisplayHook):
         self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
     ) -> None:
         """Places the value's mime bundle in the transcript."""
-        self.place(["result", *_as_json(format_dict, md_dict or {})])
+        _place(self.transcript, "result", format_dict, md_dict)
 
     def finish_displayhook(self) -> None:
         """There is nothing to end."""
@@ -43,9 +42,9 @@ class RankDisplayHook(DisplayHook):
 class RankDisplayPublisher(DisplayPublisher):
     """Publishes ``display(…)``, its updates, and ``clear_output``."""
 
-    def __init__(self, shell: InteractiveShell, place: Place) -> None:
+    def __init__(self, shell: InteractiveShell, transcript: Transcript) -> None:
         super().__init__(shell=shell, parent=shell)  # type: ignore[no-untyped-call]
-        self.place = place
+        self.transcript = transcript
 
     def set_parent(self, parent: dict[str, Any]) -> None:
         """ipykernel says which of its messages is being answered; no cell comes that way."""
@@ -62,18 +61,18 @@ class RankDisplayPublisher(DisplayPublisher):
         """Places a mime bundle in the transcript, or the update of an earlier one."""
         name = (transient or {}).get("display_id")
         kind = "update" if update else "display"
-        self.place([kind, *_as_json(data, metadata or {}, name)])
+        _place(self.transcript, kind, data, metadata, None if name is None else str(name))
 
     def clear_output(self, wait: bool = False) -> None:
         """Clears what this rank has shown in this cell."""
-        self.place(["clear", wait])
+        self.transcript.place(["clear", bool(wait)])
 
 
-def _as_json(*parts: Any) -> list[Any]:
-    """What JSON has of these: bytes of images in base64, numpy's numbers as Python's.
-
-    Raises:
-        TypeError: a part holds what JSON has nothing for.
-    """
-    cleaned: list[Any] = json.loads(json.dumps(parts, default=json_default))
-    return cleaned
+def _place(transcript: Transcript, kind: str, data: Any, metadata: Any, *name: str | None) -> None:
+    """Places what of a display can be shown, and then what cannot."""
+    get_it = _WHOLE_VALUE if kind == "result" else _WHOLE_TEXT
+    bundle = checked(data, metadata, transcript.limit_nbytes, get_it)
+    if bundle.data or kind == "update":
+        transcript.place([kind, bundle.data, bundle.metadata, *name], bundle.nbytes)
+    for note in bundle.notes:
+        transcript.note(note)

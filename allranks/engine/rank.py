@@ -101,9 +101,9 @@ class Rank:
     def _ready(self, engine: RankEngine) -> None:
         """The engine's shell is there: take it over, and say hello."""
         shell = engine.kernel.shell
-        shell.displayhook = RankDisplayHook(shell, self.transcript.place)
+        shell.displayhook = RankDisplayHook(shell, self.transcript)
         shell.display_trap.hook = shell.displayhook
-        shell.display_pub = RankDisplayPublisher(shell, self.transcript.place)
+        shell.display_pub = RankDisplayPublisher(shell, self.transcript)
         shell.set_hook("show_in_pager", _print_page, 1)
         shell.user_ns.update(namespace.names(self.device))
         self._loop = asyncio.get_running_loop()

@@ -11,9 +11,11 @@ from types import TracebackType
 from allranks.errors import RankLeft
 from allranks.records.wire import Report
 
+_NAME_CHARACTERS = 200
 _MESSAGE_CHARACTERS = 2000
 _TRACEBACK_CHARACTERS = 20_000
 _KEPT_FRAMES = 10
+_MOST_CHAINED = 30
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -47,6 +49,43 @@ def without_middle(tb: TracebackType | None) -> None:
         chain[_KEPT_FRAMES - 1].tb_next = chain[-_KEPT_FRAMES]
 
 
+def is_beyond_ipython(error: BaseException) -> bool:
+    """Whether IPython hides an exception, or takes for ever: it is its own cause, or a group.
+
+    So are very many that were raised one after the other.
+    """
+    try:
+        chains = _chain(error, by_cause=True), _chain(error, by_cause=False)
+    except Exception:  # a class may have a ``__cause__`` of its own
+        return True
+    return any(
+        len(chain) > _MOST_CHAINED or isinstance(chain[-1], BaseExceptionGroup) for chain in chains
+    )
+
+
+def _chain(error: BaseException, by_cause: bool) -> list[BaseException]:
+    """Returns an exception and those behind it, as far as they can be shown as IPython does."""
+    chain = [error]
+    while len(chain) <= _MOST_CHAINED and not isinstance(chain[-1], BaseExceptionGroup):
+        before = (chain[-1].__cause__ if by_cause else None) or chain[-1].__context__
+        if before is None:
+            break
+        chain.append(before)
+    return chain
+
+
+def plain(error: BaseException, cell_file: str) -> list[str]:
+    """Returns a traceback as Python prints it, from the cell on."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename != cell_file:
+        tb = tb.tb_next
+    try:
+        lines = traceback.format_exception(type(error), error, tb or error.__traceback__)
+    except Exception:
+        lines = [f"{type(error).__name__}: {text_of(error)}"]
+    return "".join(lines).splitlines()
+
+
 def report(
     error: BaseException,
     formatted: list[str],
@@ -72,22 +111,22 @@ def report(
         rank=rank,
         host=socket.gethostname(),
         device=device,
-        etype=type(error).__name__,
-        message=_bounded(text_of(error), _MESSAGE_CHARACTERS) + (f"\n{more}" if more else ""),
+        etype=_bounded(type(error).__name__, _NAME_CHARACTERS),
+        message=text_of(error) + (f"\n{more}" if more else ""),
         traceback=(
             _bounded("\n".join([*formatted, more] if more else formatted), _TRACEBACK_CHARACTERS),
         ),
         line=line,
-        source_line=source,
+        source_line=_bounded(source, _MESSAGE_CHARACTERS),
         # A rank that could not go on because another one left did not fail: it was waiting.
         waiting=isinstance(error, RankLeft),
     )
 
 
 def text_of(error: BaseException) -> str:
-    """Returns what an exception says; a user's ``__str__`` may do anything."""
+    """Returns what an exception says, within bounds; a user's ``__str__`` may do anything."""
     try:
-        return str(error)
+        return _bounded(str(error), _MESSAGE_CHARACTERS)
     except BaseException as problem:
         return f"<its text cannot be shown: {type(problem).__name__}>"
 

@@ -116,7 +116,10 @@ class Requests:
 def current_line() -> str:
     """Returns ``file:line  source`` of the innermost frame of the main thread outside allranks."""
     frame = frames.of_main_thread()
-    stack = traceback.extract_stack(frame) if frame else []
+    try:
+        stack = traceback.extract_stack(frame) if frame else []
+    except UnicodeError:  # a file's name may be no text, as compile() takes it
+        return ""
     own = [entry for entry in stack if entry.filename.startswith(CELL_FILE)]
     outside = [entry for entry in stack if not entry.filename.startswith(PACKAGE)]
     for entry in (own or outside)[-1:]:
@@ -129,5 +132,8 @@ def _stack() -> str:
     parts = []
     for ident, frame in frames.of_threads().items():
         parts.append(f"thread {names.get(ident, ident)}\n")
-        parts.extend(traceback.format_stack(frame))
+        try:
+            parts.extend(traceback.format_stack(frame))
+        except UnicodeError:
+            parts.append("  in a file whose name is no text\n")
     return "".join(parts)

@@ -17,6 +17,8 @@ import sys
 import threading
 from typing import Any
 
+from allranks.engine import bundle
+
 Entry = list[Any]
 
 _CHUNK_NBYTES = 1 << 20
@@ -93,7 +95,11 @@ class Transcript:
     def _begin(self, limit_nbytes: int) -> None:
         self._head_left = limit_nbytes - limit_nbytes // _TAIL_SHARE
         self._tail_nbytes = limit_nbytes // _TAIL_SHARE
-        self._displays_left = _DISPLAYS_A_CELL
+        self.limit_nbytes = limit_nbytes
+        self._displays_hidden = 0
+        self._clears_next = False
+        self._notes: set[str] = set()
+        self._begin_displays()
         self._skipped_from: int | None = None
         self._hidden_lines = 0
         self._hidden_nbytes = 0
@@ -108,20 +114,70 @@ class Transcript:
             self._begin(limit_nbytes)
         return entries
 
-    def place(self, entry: Entry) -> None:
-        """Puts a display, a result or a notice at this point of the text."""
+    def _begin_displays(self) -> None:
+        self._displays_left = _DISPLAYS_A_CELL
+        self._displays_nbytes_left = bundle.MOST_NBYTES
+        #: How many bytes each display has that may be updated.
+        self._named: dict[str | None, int] = {}
+
+    def place(self, entry: Entry, nbytes: int = 0) -> None:
+        """Puts a display, a result or a notice at this point of the text.
+
+        Args:
+            entry: see ``allranks.records.wire.Output``.
+            nbytes: of a display's data.
+        """
         self.flush()
         with self._lock:
-            if entry[0] in ("display", "result"):
-                self._displays_left -= 1
-                if self._displays_left < 0:
+            kind, *rest = entry
+            if kind == "update" and rest[2] not in self._named:
+                # Another cell has displayed it: here it is new.
+                entry = ["display", *rest]
+            if entry[0] == "clear":
+                self._clears_next = rest[0]
+                if not rest[0]:
+                    self._clear_displays(len(self._placed))
+            elif entry[0] != "notice":
+                if self._clears_next and entry[0] != "update":
+                    self._clears_next = False
+                    waiting = [at for at, (_, old) in enumerate(self._placed) if old[0] == "clear"]
+                    self._clear_displays(waiting[-1] if waiting else 0)
+                if not self._afford(entry, nbytes):
+                    self._displays_hidden += 1
                     return
-            if entry[0] == "update":
-                # Of the updates of one display, those that the screen has not had yet are stale.
-                self._placed = [
-                    p for p in self._placed if p[1][0] != "update" or p[1][3] != entry[3]
-                ]
+                if entry[0] == "update":
+                    # Those of the same display that the screen has not had yet are stale.
+                    self._placed = [
+                        p for p in self._placed if p[1][0] != "update" or p[1][3] != entry[3]
+                    ]
             self._placed.append((os.fstat(self._reader).st_size, entry))
+
+    def _clear_displays(self, end: int) -> None:
+        """Forgets the displays that a clear takes away: first so many of those not sent yet."""
+        self._placed[:end] = [placed for placed in self._placed[:end] if placed[1][0] == "notice"]
+        self._begin_displays()
+
+    def note(self, text: str) -> None:
+        """Places a notice about a display, once a cell, and no more of them than displays."""
+        if text not in self._notes and len(self._notes) < _DISPLAYS_A_CELL:
+            self._notes.add(text)
+            self.place(["notice", text])
+
+    def _afford(self, entry: Entry, nbytes: int) -> bool:
+        """Counts a display to the cell's; returns whether it may stand among them.
+
+        An update takes the place of what it changes.
+        """
+        name = entry[3] if len(entry) > 3 else None
+        new = entry[0] != "update"
+        changed = 0 if new else self._named[name]
+        if nbytes - changed > self._displays_nbytes_left or (new and not self._displays_left):
+            return False
+        self._displays_nbytes_left -= nbytes - changed
+        self._displays_left -= new
+        if name is not None:
+            self._named[name] = nbytes
+        return True
 
     def flush(self, c_streams: bool = False) -> None:
         """Writes what Python's streams, and C's where asked, still hold."""
@@ -189,15 +245,17 @@ class Transcript:
             self._decoder.reset()
             self._show(start, end, entries)
             self._skipped_from = None
-        if self._displays_left < 0:
-            hidden = (
-                f"{-self._displays_left} more displays are not shown: {_DISPLAYS_A_CELL} a cell"
-            )
-            entries.append(["notice", hidden])
-            self._displays_left = 0
+        if self._displays_hidden:
+            entries.append(["notice", self._hidden_displays()])
+            self._displays_hidden = 0
         rest = self._decoder.decode(b"", final=True)
         if rest:
             entries.append(["out", rest])
+
+    def _hidden_displays(self) -> str:
+        nbytes = f"{bundle.MOST_NBYTES / 1e6:.1f} MB"
+        most = f"{_DISPLAYS_A_CELL} and {nbytes} a cell and rank"
+        return f"{self._displays_hidden} more displays are not shown: at most {most}"
 
     def _show(self, start: int, end: int, entries: list[Entry]) -> None:
         """Appends the text of a range, split into standard output and standard error."""

@@ -1,13 +1,18 @@
-"""The records that cross the wire between the notebook and its ranks, and how they are written.
+r"""The records that cross the wire between the notebook and its ranks, and how they are written.
 
 A message is a list of frames: first one JSON text ``[name, fields]``, then any binary payloads
 (pickled values). Both sides import this file and nothing else of each other.
+
+Text crosses as UTF-8, with the bytes of file names that are none (``surrogateescape``), as between
+a notebook and its front end. Any other lone surrogate would stop that message there: it arrives
+as the six characters that Python writes for it, ``\ud83d``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -188,6 +193,7 @@ _RECORDS: dict[str, type[Record]] = {
         *(Hello, Output, Reply, Result, Answer, Points, Timings, Pulse),
     )
 }
+_LONE = re.compile("[\ud800-\udfff]")
 
 
 def encode(record: Record, *payloads: bytes) -> list[bytes]:
@@ -199,9 +205,17 @@ def encode(record: Record, *payloads: bytes) -> list[bytes]:
     fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
     try:
         text = json.dumps([type(record).__name__, fields], default=_plain, ensure_ascii=False)
-        return [text.encode("utf-8", "surrogatepass"), *payloads]
-    except (TypeError, ValueError) as error:
+        return [_as_bytes(text), *payloads]
+    except (TypeError, ValueError, RecursionError) as error:
         raise WireError(f"{type(record).__name__} cannot cross the wire: {error}") from error
+
+
+def _as_bytes(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        # Inside JSON a backslash is written as two.
+        return _LONE.sub(lambda found: rf"\\u{ord(found[0]):04x}", text).encode()
 
 
 def _plain(value: object) -> object:
@@ -217,7 +231,7 @@ def decode(frames: Sequence[bytes]) -> tuple[Record, list[bytes]]:
         WireError: the frames were not written by :func:`encode`.
     """
     try:
-        name, fields = json.loads(frames[0].decode("utf-8", "surrogatepass"))
+        name, fields = json.loads(frames[0].decode("utf-8", "surrogateescape"))
         cls = _RECORDS[name]
         for key, value in fields.items():
             if isinstance(value, list):
@@ -226,5 +240,5 @@ def decode(frames: Sequence[bytes]) -> tuple[Record, list[bytes]]:
             report = fields["report"]
             fields["report"] = Report(**{**report, "traceback": tuple(report["traceback"])})
         return cls(**fields), list(frames[1:])
-    except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise WireError(f"a message of {len(frames)} frames cannot be read: {error!r}") from error

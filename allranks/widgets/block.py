@@ -28,7 +28,8 @@ class Block:
 
     def clear(self, rank: int) -> None:
         """Forgets a rank's lines."""
-        self.texts[rank].clear()
+        if rank in self.texts:
+            self.texts[rank].clear()
 
     def render(self, extra: Sequence[tuple[int, str]] = ()) -> str:
         """Returns the block as labelled text.

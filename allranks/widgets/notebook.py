@@ -10,7 +10,7 @@ from allranks.records.wire import Output
 from allranks.widgets.block import Block
 from allranks.widgets.pictures import Gallery, is_rich
 from allranks.widgets.quiet import Quiet
-from allranks.widgets.shown import Shown, deal
+from allranks.widgets.shown import Data, Shown, deal
 from allranks.widgets.text import hidden_note
 
 _REFRESH_SECONDS = 0.1
@@ -61,6 +61,8 @@ class NotebookView(Quiet):
         self._stretches = [_Stretch(self.ranks, fold, self._slots, noun)]
         #: The stretch that a rank writes to: a rank never writes above its own last picture.
         self._at = dict.fromkeys(self.ranks, 0)
+        #: Ranks whose output is cleared as soon as there is something to put in its place.
+        self._cleared_next: set[int] = set()
 
     def output(self, batch: Output) -> None:
         """Takes in what a rank wrote."""
@@ -68,6 +70,8 @@ class NotebookView(Quiet):
         if batch.hidden_lines:
             self._hidden[batch.rank] = (batch.hidden_lines, batch.hidden_nbytes)
         for kind, *rest in batch.entries:
+            if batch.rank in self._cleared_next and kind in ("out", "err", "display", "result"):
+                self._clear(batch.rank)
             if kind in ("out", "err"):
                 self._write(batch.rank, kind, rest[0])
             elif kind == "notice":
@@ -76,13 +80,19 @@ class NotebookView(Quiet):
                 self._hidden.pop(batch.rank, None)
                 note = hidden_note(rest[0], rest[1], self._log(batch.rank))
                 self._write(batch.rank, "note", note + "\n")
+            elif kind == "clear" and rest[0]:
+                self._cleared_next.add(batch.rank)
             elif kind == "clear":
-                self._stretches[self._at.get(batch.rank, 0)].block.clear(batch.rank)
-            elif is_rich(rest[0]):
-                self._picture(batch.rank, kind, rest)
+                self._clear(batch.rank)
             else:
-                text = str(rest[0].get("text/plain", ""))
-                self._write(batch.rank, "value" if kind == "result" else "out", text + "\n")
+                self._display(batch.rank, kind, *rest)
+
+    def _clear(self, rank: int) -> None:
+        self._cleared_next.discard(rank)
+        for stretch in self._stretches:
+            stretch.block.clear(rank)
+            stretch.pictures.clear(rank)
+        self._at[rank] = 0
 
     def _write(self, rank: int, kind: str, text: str) -> None:
         at = self._at.get(rank, 0)
@@ -93,15 +103,19 @@ class NotebookView(Quiet):
                 self._stretches.append(_Stretch(self.ranks, self.fold, self._slots, self.noun))
         self._stretches[at].block.feed(rank, kind, text)
 
-    def _picture(self, rank: int, kind: str, rest: list[Any]) -> None:
-        data, metadata = rest[0], rest[1]
-        name = str(rest[2] or "") if len(rest) > 2 else ""
-        if kind == "update" and any(
-            stretch.pictures.update(rank, data, metadata, name) for stretch in self._stretches
-        ):
-            return
-        self._flush()  # the text above it comes first
-        self._stretches[self._at.get(rank, 0)].pictures.add(rank, data, metadata, name)
+    def _display(
+        self, rank: int, kind: str, data: Data, metadata: Data, name: str | None = None
+    ) -> None:
+        """Takes in a display or a value: text as lines, unless it may be updated."""
+        if kind == "update":
+            found = [s.pictures.update(rank, data, metadata, name or "") for s in self._stretches]
+            if any(found):
+                return
+        if name or kind == "update" or is_rich(data):
+            self._stretches[self._at.get(rank, 0)].pictures.add(rank, data, metadata, name or "")
+        else:
+            text = str(data.get("text/plain", ""))
+            self._write(rank, "value" if kind == "result" else "out", text + "\n")
 
     def notice(self, text: str) -> None:
         """Shows a line about the cell as a whole."""
@@ -131,7 +145,7 @@ class NotebookView(Quiet):
         """Shows what is new, at most ten times a second."""
         now = time.monotonic()
         if self._changed and now >= self._next_refresh:
-            nbytes = self._flush()
+            nbytes = self._flush(now=False)
             self._sent_nbytes += nbytes
             slower = 1 + self._sent_nbytes / _SLOWER_NBYTES
             self._next_refresh = now + max(_REFRESH_SECONDS, slower * nbytes / _NBYTES_A_SECOND)
@@ -143,14 +157,15 @@ class NotebookView(Quiet):
         written = [shown for stretch in self._stretches for shown in stretch.in_order()]
         deal([*panel, *self._said, *written], self._slots)
 
-    def _flush(self) -> int:
+    def _flush(self, now: bool = True) -> int:
         hidden = [(rank, hidden_note(*n, self._log(rank))) for rank, n in self._hidden.items()]
-        self._changed = False
         nbytes = 0
         for stretch in self._stretches:
             extra = hidden if stretch is self._stretches[-1] else []
             text = stretch.block.render(extra)
-            nbytes += stretch.shown.show({"text/plain": text}) if text else 0
+            nbytes += stretch.shown.show({"text/plain": text}) if text else stretch.shown.blank()
+            nbytes += stretch.pictures.show(now)
+        self._changed = any(stretch.pictures.changed for stretch in self._stretches)
         return nbytes
 
     def _log(self, rank: int) -> str:

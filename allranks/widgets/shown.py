@@ -19,8 +19,7 @@ class Shown:
     def __init__(self, slots: list[Shown]) -> None:
         self._slots = slots
         self._id = ""
-        self._data: Data = {}
-        self._metadata: Data = {}
+        self._content: tuple[Data, Data] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._id)
@@ -29,16 +28,21 @@ class Shown:
         """Shows the data in place; returns the bytes sent, 0 where nothing has changed."""
         from IPython.display import display, update_display
 
-        if data == self._data:
+        content = data, metadata or {}
+        if content == self._content:
             return 0
-        self._data, self._metadata = data, metadata or {}
+        self._content = content
         act: Any = update_display
         if not self._id:
             self._id = f"allranks-{uuid.uuid4().hex}"
             self._slots.append(self)
             act = display
-        act(data, raw=True, display_id=self._id, metadata=self._metadata)
+        act(data, raw=True, display_id=self._id, metadata=content[1])
         return sum(len(str(part)) for part in data.values())
+
+    def blank(self) -> int:
+        """Empties the display, if it was made: it cannot be taken away."""
+        return self.show({}) if self else 0
 
 
 def deal(order: Sequence[Shown], slots: list[Shown]) -> None:
@@ -51,6 +55,7 @@ def deal(order: Sequence[Shown], slots: list[Shown]) -> None:
     names = [shown._id for shown in slots]
     for shown, name in zip(order, names, strict=True):
         if shown._id != name:
-            data, shown._data, shown._id = shown._data, {}, name
-            shown.show(data, shown._metadata)
+            content, shown._content, shown._id = shown._content, None, name
+            assert content is not None
+            shown.show(*content)
     slots[:] = order

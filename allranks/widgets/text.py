@@ -10,9 +10,10 @@ from allranks.widgets.fold import Line, Row
 
 _GUTTER = {"out": "│", "err": "!", "value": "→", "note": "·"}
 #: Colour codes stay; every other control character would act on the screen instead of showing.
+#: Bytes of a file's name that are no text cannot be printed.
 _CONTROL = re.compile(
     r"\x1b\[(?![0-9;]*m)[0-9;?]*[A-Za-z]|\x1b(?!\[[0-9;]*m)"
-    r"|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]"
+    r"|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\ud800-\udfff]"
 )
 
 

@@ -84,8 +84,9 @@ def test_an_exception_whose_text_cannot_be_made_shows_why(notebook):
         "raise Odd()"
     )
     assert cell.error_name == "CellFailed"
-    assert "in Odd.__str__(self)" in cell.text
-    assert "RuntimeError: inner" in cell.text
+    assert "Odd: <its text cannot be shown: RuntimeError>" in cell.error_value
+    assert "raised Odd at line 5: raise Odd()" in cell.text
+    assert "RuntimeError('inner')" in cell.text
 
 
 def test_a_chain_of_exceptions_is_shown_whole(notebook):
@@ -95,6 +96,50 @@ def test_a_chain_of_exceptions_is_shown_whole(notebook):
     assert "KeyError: 'inner'" in cell.text
     assert "direct cause" in cell.text
     assert "ValueError: outer" in cell.text
+
+
+BEYOND_IPYTHON = {
+    "a cause of its cause": (
+        "a, b = ValueError('a'), KeyError('b')\na.__cause__, b.__cause__ = b, a\nraise a",
+        ["ValueError: a", "KeyError: 'b'", "direct cause"],
+    ),
+    "its own cause": (
+        "a = ValueError('a')\na.__cause__ = a\nraise a",
+        ["ValueError: a"],
+    ),
+    "a circle of contexts": (
+        "a, b = ValueError('a'), KeyError('b')\na.__context__, b.__context__ = b, a\nraise a",
+        ["ValueError: a", "KeyError: 'b'", "During handling"],
+    ),
+    "thousands of contexts": (
+        "a = None\nfor i in range(5000):\n    b = ValueError(i)\n"
+        "    b.__context__, a = a, b\nraise a",
+        ["ValueError: 4999", "ValueError: 4998"],
+    ),
+    "a cause that cannot be read": (
+        "class Odd(Exception):\n    __cause__ = property(lambda self: 1 / 0)\nraise Odd('a')",
+        ["Odd: a"],
+    ),
+    "a group": (
+        "raise ExceptionGroup('a', [ValueError('b'), ExceptionGroup('c', [OSError('d')])])",
+        ["ExceptionGroup: a (2 sub-exceptions)", "| ValueError: b", "    | OSError: d"],
+    ),
+    "a group that is the cause of its part": (
+        "a = ExceptionGroup('a', [ValueError('b')])\na.exceptions[0].__cause__ = a\nraise a",
+        ["ExceptionGroup: a (1 sub-exception)", "| ValueError: b"],
+    ),
+    "no such magic": ("%no_such_magic", ["UsageError: Line magic function `%no_such_magic`"]),
+}
+
+
+@pytest.mark.parametrize(("source", "parts"), BEYOND_IPYTHON.values(), ids=BEYOND_IPYTHON.keys())
+def test_an_exception_that_ipython_cannot_show_is_shown_plainly(notebook, source, parts):
+    cell = notebook.on_ranks(source, timeout=20)
+    assert cell.error_name == "CellFailed"
+    assert parts[0] in cell.error_value
+    assert cell.text.startswith("ranks 0–3 (")
+    assert [part for part in parts if part not in cell.text] == [], cell.text
+    assert len(cell.text) < 50_000
 
 
 def test_an_endless_recursion_is_told_in_bounded_lines(notebook):

@@ -125,10 +125,3 @@ def test_bytes_and_numpys_numbers_are_displayed_as_json_has_them(notebook, shown
     cell = notebook.on_ranks(f"display({shown}){then}" if then else shown)
     assert cell.status == "ok", cell.text
     assert notebook.on_ranks("kept", "-r 1").text == "rank 1 → 10\n"
-
-
-def test_what_json_has_nothing_for_fails_the_cell_that_displays_it(notebook):
-    cell = notebook.on_ranks("display({'application/json': object()}, raw=True)")
-    assert cell.error_name == "CellFailed"
-    assert "is not JSON serializable" in cell.error_value
-    assert notebook.on_ranks("kept", "-r 1").text == "rank 1 → 10\n"

@@ -24,7 +24,7 @@ REPORT = Report(1, "host", "cpu", "ValueError", "no", ("a", "b"), 3, "x = 1", wa
     [
         Reply(1, 2, "error", 0.5, True, False, "", REPORT),
         Reply(1, 2, "ok", 0.5, False, True, "", None),
-        Output(0, 1, (["out", "text \ud800 é"], ["display", {"a": [1]}, {}, None]), 1, 2, 3),
+        Output(0, 1, (["out", "text é"], ["display", {"a": [1]}, {}, None]), 1, 2, 3),
         Ask(7, "pull", {"names": ["x"]}),
         RunMember(3, 1, "x = 1", 7, "member 1", 1024, 2, 0, True),
         Result(1, 3, {"accuracy": 0.5, "n": 3}, "accuracy 0.5", 128, "/proc/1/fd/3", ""),
@@ -34,7 +34,22 @@ def test_a_record_comes_back_equal(record: Record) -> None:
     assert decode(encode(record, b"payload")) == (record, [b"payload"])
 
 
-@pytest.mark.parametrize("frames", [[], [b"{}"], [b'["Nobody", {}]'], [b'["Ask", {}]'], [b"\xff"]])
+@pytest.mark.parametrize(
+    ("said", "arrives"),
+    [("a\ud800b", "a\\ud800b"), ('"\\\udfff', '"\\\\udfff'), ("caf\udce9", "caf\udce9")],
+)
+def test_text_arrives_as_a_front_end_can_show_it(said: str, arrives: str) -> None:
+    record, _ = decode(encode(Ask(1, said, {said: [said]})))
+    assert record == Ask(1, arrives, {arrives: [arrives]})
+    arrives.encode("utf-8", "surrogateescape")
+
+
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "frames", [[], [b"{}"], [b'["Nobody", {}]'], [b'["Ask", {}]'], [b"\xff"], [DEEP]]
+)
 def test_what_is_no_record_is_refused(frames: list[bytes]) -> None:
     with pytest.raises(WireError):
         decode(frames)

@@ -1,0 +1,111 @@
+"""Whatever ranks send that a notebook cannot read, decode or show, its cells end, and tell why."""
+
+import pytest
+
+SEND = """
+import gc
+from allranks.engine.wire import Wire
+(wire,) = [found for found in gc.get_objects() if type(found) is Wire]
+if rank == 1:
+    with wire._lock:
+        wire._events.send_multipart({frames})
+"""
+UNREADABLE = {
+    "rubbish": "[b'rubbish', b'']",
+    "deeper than any parser": "[b'[' * 1_000_000]",
+    "another record": """[b'["Output", {"rank": 1}]']""",
+    "no record": "[b'7']",
+}
+LOSE_REPLY = """
+send = wire.send
+def lose_reply(record, *payloads):
+    wire.send = send
+    if rank != 1:
+        send(record, *payloads)
+wire.send = lose_reply
+if rank == 1:
+    wire._events.send_multipart([b'a reply that cannot be read'])
+"""
+LONE = {
+    "an exception": ("raise ValueError('a \\ud83d b')", "ValueError: a \\ud83d b"),
+    "what an exception says": (
+        "raise type('Odd', (ValueError,), {'__str__': lambda self: '\\ud83d'})()",
+        "Odd: \\ud83d",
+    ),
+    "a chain": (
+        "try:\n    raise KeyError(chr(0xdfff) + 'a')\n"
+        "except KeyError as error:\n    raise OSError('b') from error",
+        "\\udfffa",
+    ),
+    "a group": ("raise ExceptionGroup('a\\ud83d', [OSError('b')])", "ExceptionGroup: a\\ud83d"),
+    "a file's name": ("exec(compile('1/0', 'a\\ud83d', 'exec'))", "ZeroDivisionError"),
+    "a value": ("class A:\n    def __repr__(self):\n        return 'a\\ud83d'\nA()", "→ a\\ud83d"),
+    "a display": ("display({'text/plain': 'a\\ud83d'}, raw=True)", "│ a\\ud83d"),
+    "an update": (
+        "h = display({'text/plain': 'a'}, raw=True, display_id='\\ud83d')\n"
+        "h.update({'text/plain': 'a\\ud83d'}, raw=True)",
+        "│ a\\ud83d",
+    ),
+    "metadata": ("display({'text/plain': 'a'}, raw=True, metadata={'\\ud83d': '\\ud83d'})", "│ a"),
+    "a mime type": ("display({'text/\\ud83d': 'b', 'text/plain': 'a'}, raw=True)", "a"),
+    "output": ("import sys\nprint('a\\ud83d')\nsys.stderr.write('b\\ud83d')", "│ a\\ud83d"),
+    "a curve": ("log({'a\\ud83d': 1.0}, member='\\udead')", "a\\ud83d \\udead"),
+    "a collective": (
+        "allreduce(1.0, name='\\ud83d')\nprint(comm.allgather('a\\ud83d')[1])",
+        "│ a\\ud83d",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _ranks_live_on(notebook):
+    yield
+    late = notebook.on_ranks("pass")
+    assert late.status == "ok", late.text
+    kept = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
+    assert notebook.on_ranks("kept").text == kept
+
+
+@pytest.mark.parametrize("frames", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_a_message_that_cannot_be_read_ends_the_cell_and_is_named(notebook, frames):
+    cell = notebook.on_ranks(SEND.format(frames=frames) + "import time\ntime.sleep(60)")
+    assert cell.error_name == "WireError"
+    assert "expected a message of a rank, found what cannot be read" in cell.error_value
+
+
+def test_a_rank_whose_reply_cannot_be_read_is_idle_for_the_next_cell(notebook):
+    find = SEND.partition("if rank")[0]
+    cell = notebook.on_ranks(find + LOSE_REPLY)
+    assert cell.error_name == "WireError"
+
+
+def test_a_notebook_that_fails_to_show_an_output_has_all_that_came_with_it(notebook):
+    """A hook of the notebook's own fails, as one of another extension may."""
+    notebook.run("hooked = get_ipython().display_pub\nfail = lambda message: 1 / 0\n")
+    cell = notebook.run(
+        "hooked.register_hook(fail)\n"
+        "get_ipython().run_cell_magic('distributed', '', 'from IPython.display import HTML\\n"
+        'display(HTML(f"<b>{rank}</b>"))\')'
+    )
+    notebook.run("hooked.unregister_hook(fail)")
+    assert cell.error_name == "ZeroDivisionError"
+
+
+@pytest.mark.parametrize(("source", "shown"), LONE.values(), ids=LONE.keys())
+def test_half_a_character_is_shown_as_python_writes_it(notebook, source, shown):
+    cell = notebook.on_ranks(source, timeout=20)
+    assert shown in cell.text
+    assert cell.status == ("error" if "Error" in source or "1/0" in source else "ok"), cell.text
+
+
+def test_a_rank_tells_its_status_in_a_file_whose_name_has_half_a_character(notebook):
+    told = notebook.run(
+        "import threading\nfrom allranks.records import requests\n"
+        "cluster = get_ipython().magics_manager.registry['DistributedMagics'].session.running\n"
+        "lines = []\n"
+        "asked = threading.Timer(0.3, cluster.ask_soon, [requests.STATUS, {}, lines.append])\n"
+        "asked.start()\n"
+        "cluster.run(\"exec(compile('import time; time.sleep(1)', 'a\\\\ud83d', 'exec'))\")\n"
+        "print([(answer.problem, answer.content['state']) for answer in lines])"
+    )
+    assert told.stdout == f"{[('', 'running')] * 4}\n", told.text
