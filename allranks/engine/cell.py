@@ -13,12 +13,13 @@ import traceback
 import warnings
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import cloudpickle
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from allranks import collectives
+from allranks.engine import forks
 from allranks.engine.commands import end_cells_too, interrupt_children
 from allranks.engine.dropped import repeat_dropped_interrupts
 from allranks.engine.gpu import Gpu, is_out_of_memory
@@ -139,6 +140,8 @@ class CellRunner:
             result = await (self._call(payloads[0]) if payloads else self._execute(cell.source))
             error = result.error_before_exec or result.error_in_exec
         except BaseException as outside:
+            if not forks.in_rank():
+                forks.leave(outside, traceback.format_exception(outside))
             # IPython catches what a cell raises; this is an interrupt between two of its lines.
             result, error = ExecutionResult(None), outside
         finally:
@@ -192,15 +195,19 @@ class CellRunner:
             source, transformed_cell=transformed, preprocessing_exc_tuple=problem
         ):
             self._hear_interrupts()
-            return cast(ExecutionResult, shell.run_cell(source, store_history=self._keeps_history))
-        task = asyncio.ensure_future(
-            shell.run_cell_async(
-                source,
-                store_history=self._keeps_history,
-                transformed_cell=transformed,
-                preprocessing_exc_tuple=problem,
+            return self._in_rank(shell.run_cell(source, store_history=self._keeps_history))
+
+        async def awaiting() -> ExecutionResult:
+            return self._in_rank(
+                await shell.run_cell_async(
+                    source,
+                    store_history=self._keeps_history,
+                    transformed_cell=transformed,
+                    preprocessing_exc_tuple=problem,
+                )
             )
-        )
+
+        task = asyncio.ensure_future(awaiting())
         result = None
         try:
             self._hear_interrupts(task)
@@ -229,6 +236,12 @@ class CellRunner:
             # The first frame is ours: it called the function.
             tb = error.__traceback__
             self._show_own_frames(shell, type(error), error, tb and (tb.tb_next or tb))
+        return self._in_rank(result)
+
+    def _in_rank(self, result: ExecutionResult) -> ExecutionResult:
+        """Returns how a cell's code ended, in the rank; a process that it has forked ends here."""
+        if not forks.in_rank():
+            forks.leave(result.error_before_exec or result.error_in_exec, self._traceback)
         return result
 
     def _hear_interrupts(self, task: asyncio.Task[Any] | None = None) -> None:

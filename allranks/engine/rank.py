@@ -14,7 +14,7 @@ from typing import Any
 
 from allranks import collectives
 from allranks.collectives.totals import Totals
-from allranks.engine import metrics, namespace, pinning, processes
+from allranks.engine import forks, metrics, namespace, pinning, processes
 from allranks.engine.cell import CellRunner, ignore_interrupt
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.ipengine import RankEngine
@@ -107,6 +107,7 @@ class Rank:
         shell.set_hook("show_in_pager", _print_page, 1)
         shell.user_ns.update(namespace.names(self.device))
         self._loop = asyncio.get_running_loop()
+        forks.watch(self.transcript, self._loop.call_soon)
         self._runner = CellRunner(shell, self.rank, self.device, self._sharers)
         self._members = MemberRunner(shell, self._runner, self.rank)
         self._requests = Requests(shell, self.rank, self._members.make_ready)

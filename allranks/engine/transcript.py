@@ -30,10 +30,16 @@ class _MarkedFile(io.FileIO):
 
     def __init__(self, descriptor: int, marks: list[tuple[int, int]]) -> None:
         super().__init__(descriptor, "w", closefd=False)
-        self._marks = marks
+        self._marks: list[tuple[int, int]] | None = marks
+
+    def forget(self) -> None:
+        """Nobody asks for the marks any more."""
+        self._marks = None
 
     def write(self, data: Any, /) -> int:
         written = super().write(data)
+        if self._marks is None:
+            return written
         # With O_APPEND the offset after a write is the end of what was written.
         end = os.lseek(self.fileno(), 0, os.SEEK_CUR)
         self._marks.append((end - written, end))
@@ -59,6 +65,7 @@ class Transcript:
         self._sent = os.fstat(self._reader).st_size
         self._begin(limit_nbytes=1 << 16)
         self._libc = ctypes.CDLL(None)
+        self._forked = False
 
     def capture(self) -> None:
         """Points descriptors 1 and 2 and Python's standard streams at the log file."""
@@ -77,8 +84,9 @@ class Transcript:
             errors="backslashreplace",
             line_buffering=True,
         )
+        self._marks_of_err = _MarkedFile(2, self._marks)
         sys.stderr = io.TextIOWrapper(
-            io.BufferedWriter(_MarkedFile(2, self._marks)),
+            io.BufferedWriter(self._marks_of_err),
             encoding="utf-8",
             errors="backslashreplace",
             line_buffering=True,
@@ -106,8 +114,18 @@ class Transcript:
             self._begin(limit_nbytes)
         return entries
 
+    def forked(self) -> None:
+        """This process is a copy of the one that owns the log: it writes to it, and no more."""
+        self._forked = True
+        # The thread that held it is not in this process.
+        self._lock = threading.RLock()
+        self._marks_of_err.forget()
+
     def place(self, entry: Entry) -> None:
         """Puts a display, a result or a notice at this point of the text."""
+        if self._forked:
+            print(_text_of(entry), end="")
+            return
         self.flush()
         with self._lock:
             if entry[0] in ("display", "result"):
@@ -231,6 +249,13 @@ class Transcript:
         for at in range(start, end, _CHUNK_NBYTES):
             count += os.pread(self._reader, min(_CHUNK_NBYTES, end - at), at).count(b"\n")
         return count
+
+
+def _text_of(entry: Entry) -> str:
+    """Returns a display as the line of text that stands for it."""
+    if entry[0] not in ("display", "update"):
+        return ""
+    return str(entry[1].get("text/plain", "")) + "\n"
 
 
 def _log_to(stream: Any, former: tuple[Any, ...]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import zmq
 
+from allranks.engine.forks import in_rank
 from allranks.engine.telemetry import Teller
 from allranks.engine.transcript import Transcript
 from allranks.records.wire import Output, Record, decode, encode
@@ -77,6 +78,8 @@ class Wire:
 
     def send(self, record: Record, *payloads: bytes) -> None:
         """Sends a record from any thread, after everything that was sent before it."""
+        if not in_rank():
+            return  # the connection is the rank's
         with self._lock:
             self._events.send_multipart(encode(record, *payloads), copy=False)
 
