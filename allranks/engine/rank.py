@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 from allranks import collectives
@@ -19,6 +20,7 @@ from allranks.engine.cell import CellRunner, ignore_interrupt
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.ipengine import RankEngine
 from allranks.engine.member import MemberRunner
+from allranks.engine.report import text_of
 from allranks.engine.requests import Requests
 from allranks.engine.telemetry import Teller
 from allranks.engine.transcript import Transcript
@@ -38,6 +40,8 @@ from allranks.records.wire import (
     RunCell,
     RunMember,
 )
+
+_LIVES_ON = "the rank lives on with its variables."
 
 QUIET = "3"
 """TensorFlow looks for CUDA where there is none, and says so at length: only fatal errors show."""
@@ -66,6 +70,7 @@ class Rank:
         self.rank = rank
         self.device = _pin(config, rank)
         self.transcript = Transcript(log_path(config, rank))
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self) -> None:
         """Serves cells until the process is ended."""
@@ -96,7 +101,24 @@ class Rank:
         )
         engine = RankEngine(self._connection, self.rank, self._config.session_dir, self._ready)
         engine.initialize([])
-        engine.start()
+        self._serve(engine)
+
+    def _serve(self, engine: RankEngine) -> None:
+        """Runs the event loop until ipyparallel ends the engine.
+
+        What a cell has left in the loop may stop it, or raise what leaves it.
+        """
+        run: Callable[[], object] = engine.start
+        while True:
+            try:
+                run()
+            except (SystemExit, KeyboardInterrupt) as end:
+                if self._loop is None:
+                    raise
+                print(f"{type(end).__name__} in the event loop: {_LIVES_ON}", file=sys.stderr)
+            if self._loop is None or engine.kernel._shutdown_message is not None:
+                return
+            run = self._loop.run_forever
 
     def _ready(self, engine: RankEngine) -> None:
         """The engine's shell is there: take it over, and say hello."""
@@ -148,6 +170,7 @@ class Rank:
 
     def _receive(self, record: Record, payloads: list[bytes]) -> None:
         """Takes a command in the wire's thread; what needs the main thread goes there."""
+        assert self._loop is not None
         if isinstance(record, RunCell | RunMember):
             self._loop.call_soon_threadsafe(self._start_cell, record, payloads)
         elif isinstance(record, Interrupt):
@@ -189,8 +212,8 @@ class Rank:
             content, values = self._requests.answer(ask.name, ask.arguments, payloads)
         except UsageError as error:
             self._refuse(ask, str(error))
-        except Exception as error:
-            self._refuse(ask, f"rank {self.rank}: {type(error).__name__}: {error}")
+        except BaseException as error:  # an object's own way to be unpickled may do anything
+            self._refuse(ask, f"rank {self.rank}: {type(error).__name__}: {text_of(error)}")
         else:
             self.wire.send(Answer(ask.request, self.rank, content, ""), *values)
 
