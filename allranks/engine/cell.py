@@ -8,10 +8,12 @@ import pickle
 import signal
 import sys
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable
+from signal import pthread_kill
+from signal import signal as on_signal
+from time import monotonic
 from types import FrameType
 from typing import Any
 
@@ -33,6 +35,9 @@ def ignore_interrupt(_signal: int, _frame: FrameType | None) -> None:
     """The handler of SIGINT while no cell runs: an interrupt that comes late does nothing."""
 
 
+# A cell may replace what other modules hold: what its end needs is taken from them here.
+_MAIN_THREAD = threading.main_thread().ident or 0
+
 #: Raised inside allranks on the user's behalf: the frames there are not to blame.
 _NOT_OUR_FRAMES = (CollectiveError, UsageError, KeyboardInterrupt, asyncio.CancelledError)
 _AFTERWARDS = "This failed when the cell had ended: its variables are there, its value is lost."
@@ -47,6 +52,7 @@ class CellRunner:
         rank: this process's rank.
         device: what the rank computes on.
         sharers: the other ranks on its GPU, by pid.
+        mend: puts right what a cell has broken of what follows it.
     """
 
     def __init__(
@@ -55,11 +61,13 @@ class CellRunner:
         rank: int,
         device: str,
         sharers: dict[int, int] | None = None,
+        mend: Callable[[], object] = lambda: None,
     ) -> None:
         self.shell = shell
         self.rank = rank
         self.device = device
         self.sharers = sharers or {}
+        self._mend = mend
         self._traceback: list[str] = []
         self._cell_file = ""
         self._number = 0
@@ -87,13 +95,13 @@ class CellRunner:
             without_own_frames(tb)
         without_middle(tb)
         # The cell has ended: an interrupt that comes now would end its report.
-        before = signal.signal(signal.SIGINT, ignore_interrupt)
+        before = on_signal(signal.SIGINT, ignore_interrupt)
         try:
             lines: list[str] = shell.InteractiveTB.structured_traceback(
                 etype, value, tb, tb_offset=tb_offset
             )
         finally:
-            signal.signal(signal.SIGINT, before)
+            on_signal(signal.SIGINT, before)
         self._keep_traceback(etype, value, lines)
         return lines
 
@@ -102,7 +110,7 @@ class CellRunner:
         with self._hearing_lock:
             if self._hearing == cell:
                 self._interrupts += 1
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                pthread_kill(_MAIN_THREAD, signal.SIGINT)
                 interrupt_children()
             else:
                 self._interrupted_early = cell
@@ -110,7 +118,7 @@ class CellRunner:
     def _press(self, cell: int) -> None:
         with self._hearing_lock:
             if self._hearing == cell:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                pthread_kill(_MAIN_THREAD, signal.SIGINT)
 
     async def run(
         self,
@@ -125,7 +133,7 @@ class CellRunner:
             payloads: instead of source, a pickled call.
             prepare: called first, as a part of the cell; such a cell is not kept in ``In``.
         """
-        started = time.monotonic()
+        started = monotonic()
         self._traceback = []
         self._interrupts = 0
         # For every cell: IPython takes it away where an interrupt comes while it formats.
@@ -145,6 +153,7 @@ class CellRunner:
             # IPython catches what a cell raises; this is an interrupt between two of its lines.
             result, error = ExecutionResult(None), outside
         finally:
+            self._mend()
             try:
                 self._hear_no_more()
             except KeyboardInterrupt:  # it came when the cell had ended: too late to interrupt it
@@ -158,7 +167,7 @@ class CellRunner:
         collectives.scope.leave(_reason(error, interrupted), failed=error is not None, where=where)
         if error is None and self._traceback:
             # The value could not be displayed: IPython showed a traceback and went on.
-            print("\n".join(self._traceback), file=sys.stderr)
+            sys.stderr.write("\n".join([*self._traceback, ""]))
         if error is not None and self.device != "cpu":
             release(error)
         value, problem = self._pickled(result.result, cell.want_value and error is None)
@@ -167,7 +176,7 @@ class CellRunner:
             rank=self.rank,
             cell=cell.cell,
             status=status,
-            seconds=time.monotonic() - started,
+            seconds=monotonic() - started,
             dirty=collectives.dirty(),
             has_value=bool(value),
             value_problem=problem,
@@ -177,7 +186,7 @@ class CellRunner:
 
     def not_told(self, cell: int, error: BaseException) -> Reply:
         """Returns the reply to a cell that has ended, where something failed before its own."""
-        signal.signal(signal.SIGINT, ignore_interrupt)
+        on_signal(signal.SIGINT, ignore_interrupt)
         collectives.scope.leave("failed when its cell had ended", failed=True)
         lines = traceback.format_exception(error)
         told = report(error, lines, self.rank, self.device, "", _AFTERWARDS)
@@ -256,7 +265,7 @@ class CellRunner:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
         # Python's own handler is no Python function: it leaves no frame in the traceback.
-        signal.signal(signal.SIGINT, cancel if task else signal.default_int_handler)
+        on_signal(signal.SIGINT, cancel if task else signal.default_int_handler)
         with self._hearing_lock:
             self._hearing = self._number
             early = self._interrupted_early == self._number
@@ -264,7 +273,7 @@ class CellRunner:
             raise KeyboardInterrupt
 
     def _hear_no_more(self) -> None:
-        signal.signal(signal.SIGINT, ignore_interrupt)
+        on_signal(signal.SIGINT, ignore_interrupt)
         with self._hearing_lock:
             self._hearing = 0
 

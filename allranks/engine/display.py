@@ -15,6 +15,10 @@ from allranks.engine.transcript import Entry
 
 Place = Callable[[Entry], None]
 
+# Made here, because a cell may replace what json holds.
+_write = json.JSONEncoder(default=json_default).encode
+_read = json.JSONDecoder().decode
+
 
 class RankDisplayHook(DisplayHook):
     """Shows the value of a cell's last expression; ``Out`` and ``_`` work as everywhere."""
@@ -75,5 +79,5 @@ def _as_json(*parts: Any) -> list[Any]:
     Raises:
         TypeError: a part holds what JSON has nothing for.
     """
-    cleaned: list[Any] = json.loads(json.dumps(parts, default=json_default))
+    cleaned: list[Any] = _read(_write(parts))
     return cleaned

@@ -11,6 +11,7 @@ import socket
 import sys
 import types
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from allranks import collectives
@@ -20,11 +21,12 @@ from allranks.engine.cell import CellRunner, ignore_interrupt
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.ipengine import RankEngine
 from allranks.engine.member import MemberRunner
+from allranks.engine.mending import Mender
 from allranks.engine.report import text_of
 from allranks.engine.requests import Requests
 from allranks.engine.telemetry import Teller
 from allranks.engine.transcript import Transcript
-from allranks.engine.wire import Wire
+from allranks.engine.wire import Wire, give_up
 from allranks.errors import UsageError
 from allranks.horovod import alias, tensorflow1
 from allranks.records.config import NurseryConfig
@@ -130,7 +132,12 @@ class Rank:
         shell.user_ns.update(namespace.names(self.device))
         self._loop = asyncio.get_running_loop()
         forks.watch(self.transcript, self._loop.call_soon)
-        self._runner = CellRunner(shell, self.rank, self.device, self._sharers)
+        self._mender = Mender(self.transcript)
+        self._runner = CellRunner(
+            shell, self.rank, self.device, self._sharers, self._mender.builtins
+        )
+        # Its own asks time.monotonic, which a cell may replace.
+        setattr(self._loop, "time", monotonic)  # noqa: B010  a method, to mypy
         self._members = MemberRunner(shell, self._runner, self.rank)
         self._requests = Requests(shell, self.rank, self._members.make_ready)
         signal.signal(signal.SIGINT, ignore_interrupt)
@@ -196,11 +203,23 @@ class Rank:
             else:
                 self._end_cell(await self._runner.run(cell, payloads))
         except BaseException as error:
-            # Nothing that is known comes here, and a rank that did not reply would hang its cell.
-            self._requests.busy = self.wire.busy = False
-            self.wire.send(self._runner.not_told(cell.cell, error))
+            self._tell_failure(cell.cell, error)
+
+    def _tell_failure(self, cell: int, error: BaseException) -> None:
+        """Replies to a cell whose end went wrong: a rank that did not would hang it."""
+        try:
+            told = self._runner.not_told(cell, error)
+            try:
+                self._end_cell((told, []))
+            except BaseException:
+                self._requests.busy = self.wire.busy = False
+                self.wire.send(told)
+        except BaseException:
+            give_up(self.rank, "cannot tell the notebook how its cell has ended")
 
     def _end_cell(self, *told: tuple[Reply | Result, list[bytes]]) -> None:
+        for said in self._mender.rest():
+            self._notice(said)
         self._requests.busy = False
         self.wire.send_output(final=True)
         self.wire.busy = False

@@ -198,7 +198,7 @@ def encode(record: Record, *payloads: bytes) -> list[bytes]:
     """
     fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
     try:
-        text = json.dumps([type(record).__name__, fields], default=_plain, ensure_ascii=False)
+        text = _dumps([type(record).__name__, fields])
         return [text.encode("utf-8", "surrogatepass"), *payloads]
     except (TypeError, ValueError) as error:
         raise WireError(f"{type(record).__name__} cannot cross the wire: {error}") from error
@@ -210,6 +210,11 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is not JSON-able")
 
 
+# Made here, because a cell on a rank may replace what json holds.
+_dumps = json.JSONEncoder(default=_plain, ensure_ascii=False).encode
+_loads = json.JSONDecoder().decode
+
+
 def decode(frames: Sequence[bytes]) -> tuple[Record, list[bytes]]:
     """Return the record of one message and its payloads.
 
@@ -217,7 +222,7 @@ def decode(frames: Sequence[bytes]) -> tuple[Record, list[bytes]]:
         WireError: the frames were not written by :func:`encode`.
     """
     try:
-        name, fields = json.loads(frames[0].decode("utf-8", "surrogatepass"))
+        name, fields = _loads(frames[0].decode("utf-8", "surrogatepass"))
         cls = _RECORDS[name]
         for key, value in fields.items():
             if isinstance(value, list):
