@@ -26,6 +26,7 @@ from allranks.engine.commands import end_cells_too, interrupt_children
 from allranks.engine.dropped import repeat_dropped_interrupts
 from allranks.engine.gpu import Gpu, is_out_of_memory
 from allranks.engine.gpu_memory import release
+from allranks.engine.history import History
 from allranks.engine.report import report, text_of, without_middle, without_own_frames
 from allranks.errors import CollectiveError, UsageError
 from allranks.records.wire import Reply, Report, RunCell
@@ -68,6 +69,7 @@ class CellRunner:
         self.device = device
         self.sharers = sharers or {}
         self._mend = mend
+        self._history = History(shell)
         self._traceback: list[str] = []
         self._cell_file = ""
         self._number = 0
@@ -133,6 +135,7 @@ class CellRunner:
             payloads: instead of source, a pickled call.
             prepare: called first, as a part of the cell; such a cell is not kept in ``In``.
         """
+        self._history.begin()
         started = monotonic()
         self._traceback = []
         self._interrupts = 0
@@ -161,6 +164,7 @@ class CellRunner:
         if isinstance(error, asyncio.CancelledError) and self._interrupts:
             # How an interrupt reaches a cell that awaits.
             error = KeyboardInterrupt().with_traceback(error.__traceback__)
+        self._history.keep(error)
         interrupted = isinstance(error, KeyboardInterrupt)
         told = self._report(error) if error is not None else None
         where = f"line {told.line}: {told.source_line}" if told and told.line else None
