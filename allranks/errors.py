@@ -93,7 +93,7 @@ class CellInterrupted(CellFailed):
 
 
 class CellTimeout(CellFailed):
-    """A cell ran past its ``--timeout``; the ranks were interrupted and are kept."""
+    """A cell ran past its ``--timeout``; ranks that hear an interrupt are kept."""
 
 
 class CollectiveError(AllranksError):

@@ -16,7 +16,7 @@ from allranks.cluster.explaining import explain
 from allranks.cluster.preload import check_preload
 from allranks.cluster.run import Run, View, check_timeout
 from allranks.cluster.status import RankStatus, read_status
-from allranks.errors import CellInterrupted, ClusterLost
+from allranks.errors import ClusterLost
 from allranks.records import requests
 from allranks.records.explained import Explained
 from allranks.records.ranks import among
@@ -290,7 +290,7 @@ class Cluster:
         try:
             self._ranks.step(0)
             if run.cut_off:
-                raise CellInterrupted(self.lost_because or "the ranks were stopped")
+                raise run.cut(self.lost_because or "the ranks were stopped")
             if self._ranks.ends:
                 raise ClusterLost(self._lose(run))
         finally:

@@ -102,7 +102,12 @@ def ending(code: int) -> str:
 
 def stubborn(pending: Iterable[int], size: int) -> str:
     """Returns what is said when ranks were ended because they did not react to an interrupt."""
+    return f"interrupted twice: {label(pending)} did not settle, so {ended(size)}"
+
+
+def ended(size: int) -> str:
+    """Returns what is said when all ranks were ended because some did not leave a cell."""
     return (
-        f"interrupted twice: {label(pending)} did not settle, so all {size} ranks were ended and "
-        "their variables are lost. The next cell starts a fresh cluster."
+        f"all {size} ranks were ended and their variables are lost. "
+        "The next cell starts a fresh cluster."
     )

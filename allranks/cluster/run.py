@@ -10,9 +10,17 @@ from typing import Any, Protocol
 from allranks.cluster import failures
 from allranks.cluster.connection import Connection
 from allranks.errors import CellFailed, CellInterrupted, CellTimeout, UsageError
+from allranks.records import requests
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
-from allranks.records.wire import Interrupt, Output, Reply
+from allranks.records.wire import Answer, Interrupt, Output, Reply
+
+_UNHEARD_SECONDS = 2.0
+"""After an interrupt: by then a rank that hears has left its cell, or tidies up."""
+_ASK_SECONDS = 0.5
+"""So long before that, the ranks are asked where they are."""
+_GRACE_SECONDS = 10.0
+"""After a time-out's interrupt: so long ranks may take to leave the cell."""
 
 
 class View(Protocol):
@@ -92,6 +100,11 @@ class Run:
         self.timeout = timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._values: dict[int, bytes] = {}
+        self._interrupted_at: float | None = None
+        self._asked = False
+        self._said = False
+        #: Where each rank was seen last.
+        self._lines: dict[int, str] = {}
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -114,6 +127,8 @@ class Run:
                 f"the time of {self.timeout:g} s is over: interrupting {label(self.pending)}"
             )
             self.interrupt()
+        if self._interrupted_at is not None and self.pending and not self.cut_off:
+            self._insist(time.monotonic() - self._interrupted_at)
         self.view.refresh()
 
     def settled(self) -> bool:
@@ -138,12 +153,62 @@ class Run:
     def interrupt(self) -> None:
         """Interrupts the ranks that have not replied yet."""
         self._connection.send(self.pending, Interrupt(self.cell))
+        if self._interrupted_at is None:
+            self._interrupted_at = time.monotonic()
+
+    def _insist(self, waited: float) -> None:
+        """Says which ranks are still in a cell that was interrupted; a time-out ends them.
+
+        Args:
+            waited: seconds since the interrupt.
+        """
+        if waited >= _UNHEARD_SECONDS - _ASK_SECONDS and not self._asked:
+            self._asked = True
+            self._connection.ask_soon(requests.STATUS, {}, self._take_status, self.pending)
+        if waited >= _UNHEARD_SECONDS and not self._said:
+            self._said = True
+            left = _GRACE_SECONDS - _UNHEARD_SECONDS
+            then = f"in {left:g} s" if self.timed_out else "by the next interrupt"
+            self.view.notice(
+                f"not out of the cell {_UNHEARD_SECONDS:g} s after the interrupt: "
+                f"{self._whereabouts()}; all ranks are ended {then}"
+            )
+        if waited >= _GRACE_SECONDS and self.timed_out:
+            self._give_up(
+                f"{self._late}, and {_GRACE_SECONDS:g} s after it was interrupted there was still "
+                f"{self._whereabouts()}, so {failures.ended(self.size)}"
+            )
+
+    def _take_status(self, answer: Answer) -> None:
+        line = str(answer.content.get("line") or "")
+        if line:
+            self._lines[answer.rank] = line
+
+    def _whereabouts(self) -> str:
+        """Returns which ranks are still in the cell, and where."""
+        lines: dict[str, list[int]] = {}
+        for rank in self.pending:
+            lines.setdefault(self._lines.get(rank, ""), []).append(rank)
+        return "; ".join(
+            f"{label(ranks)} at {line}" if line else f"{label(ranks)}, which does not answer"
+            for line, ranks in lines.items()
+        )
+
+    @property
+    def _late(self) -> str:
+        return f"the cell went past its time of {self.timeout:g} s"
+
+    def cut(self, why: str) -> CellInterrupted | CellTimeout:
+        """Returns what a cell ended with whose ranks were ended."""
+        return (CellTimeout if self.timed_out else CellInterrupted)(why)
 
     def take(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:
         """Takes in a record of this cell."""
         if isinstance(record, Output):
             self.view.output(record)
         elif isinstance(record, Points | Timings | Pulse):
+            if isinstance(record, Pulse) and record.line:
+                self._lines[record.rank] = record.line
             self.view.telemetry(record, payloads)
         else:
             self.view.left(record.rank, record.status)
@@ -170,7 +235,7 @@ class Run:
         """
         replies = sorted(self.replies.items())
         reports = [reply.report for _, reply in replies if reply.report]
-        late = f"the cell went past its time of {self.timeout:g} s" if self.timed_out else ""
+        late = self._late if self.timed_out else ""
         if not reports:
             if late:
                 raise CellTimeout(late)

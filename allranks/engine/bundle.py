@@ -105,8 +105,8 @@ def _as_json(value: Any) -> tuple[Any, int]:
     if type(value) is str:
         return value, len(value.encode("utf-8", "surrogatepass"))
     try:
-        text = json.dumps(value, default=_known, allow_nan=False)
-        shown = json.loads(text)
+        text = _write(value)
+        shown = _read(text)
         if _is_deeper(shown, _DEEPEST):
             raise RecursionError
     except RecursionError:
@@ -121,6 +121,11 @@ def _known(value: Any) -> Any:
         return json_default(value)
     except TypeError:  # its own text may have an address, and that each rank another one
         raise TypeError(f"JSON has nothing for {type(value).__name__}") from None
+
+
+# Made here, because a cell may replace what json holds.
+_write = json.JSONEncoder(default=_known, allow_nan=False).encode
+_read = json.JSONDecoder().decode
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

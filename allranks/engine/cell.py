@@ -8,21 +8,25 @@ import pickle
 import signal
 import sys
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable
+from signal import pthread_kill
+from signal import signal as on_signal
+from time import monotonic
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import cloudpickle
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from allranks import collectives
+from allranks.engine import forks
 from allranks.engine.commands import end_cells_too, interrupt_children
 from allranks.engine.dropped import repeat_dropped_interrupts
 from allranks.engine.gpu import Gpu, is_out_of_memory
 from allranks.engine.gpu_memory import release
+from allranks.engine.history import History
 from allranks.engine.report import (
     is_beyond_ipython,
     plain,
@@ -39,6 +43,9 @@ def ignore_interrupt(_signal: int, _frame: FrameType | None) -> None:
     """The handler of SIGINT while no cell runs: an interrupt that comes late does nothing."""
 
 
+# A cell may replace what other modules hold: what its end needs is taken from them here.
+_MAIN_THREAD = threading.main_thread().ident or 0
+
 #: Raised inside allranks on the user's behalf: the frames there are not to blame.
 _NOT_OUR_FRAMES = (CollectiveError, UsageError, KeyboardInterrupt, asyncio.CancelledError)
 _AFTERWARDS = "This failed when the cell had ended: its variables are there, its value is lost."
@@ -53,6 +60,7 @@ class CellRunner:
         rank: this process's rank.
         device: what the rank computes on.
         sharers: the other ranks on its GPU, by pid.
+        mend: puts right what a cell has broken of what follows it.
     """
 
     def __init__(
@@ -61,11 +69,14 @@ class CellRunner:
         rank: int,
         device: str,
         sharers: dict[int, int] | None = None,
+        mend: Callable[[], object] = lambda: None,
     ) -> None:
         self.shell = shell
         self.rank = rank
         self.device = device
         self.sharers = sharers or {}
+        self._mend = mend
+        self._history = History(shell)
         self._traceback: list[str] = []
         self._cell_file = ""
         self._number = 0
@@ -122,13 +133,13 @@ class CellRunner:
             without_own_frames(tb)
         without_middle(tb)
         # The cell has ended: an interrupt that comes now would end its report.
-        before = signal.signal(signal.SIGINT, ignore_interrupt)
+        before = on_signal(signal.SIGINT, ignore_interrupt)
         try:
             lines: list[str] = shell.InteractiveTB.structured_traceback(
                 etype, value, tb, tb_offset=tb_offset
             )
         finally:
-            signal.signal(signal.SIGINT, before)
+            on_signal(signal.SIGINT, before)
         self._keep_traceback(etype, value, lines)
         return lines
 
@@ -137,7 +148,7 @@ class CellRunner:
         with self._hearing_lock:
             if self._hearing == cell:
                 self._interrupts += 1
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                pthread_kill(_MAIN_THREAD, signal.SIGINT)
                 interrupt_children()
             else:
                 self._interrupted_early = cell
@@ -145,7 +156,7 @@ class CellRunner:
     def _press(self, cell: int) -> None:
         with self._hearing_lock:
             if self._hearing == cell:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                pthread_kill(_MAIN_THREAD, signal.SIGINT)
 
     async def run(
         self,
@@ -160,7 +171,8 @@ class CellRunner:
             payloads: instead of source, a pickled call.
             prepare: called first, as a part of the cell; such a cell is not kept in ``In``.
         """
-        started = time.monotonic()
+        self._history.begin()
+        started = monotonic()
         self._traceback = []
         self._interrupts = 0
         # For every cell: IPython takes it away where an interrupt comes while it formats.
@@ -175,9 +187,12 @@ class CellRunner:
             result = await (self._call(payloads[0]) if payloads else self._execute(cell.source))
             error = result.error_before_exec or result.error_in_exec
         except BaseException as outside:
+            if not forks.in_rank():
+                forks.leave(outside, traceback.format_exception(outside))
             # IPython catches what a cell raises; this is an interrupt between two of its lines.
             result, error = ExecutionResult(None), outside
         finally:
+            self._mend()
             try:
                 self._hear_no_more()
             except KeyboardInterrupt:  # it came when the cell had ended: too late to interrupt it
@@ -185,13 +200,14 @@ class CellRunner:
         if isinstance(error, asyncio.CancelledError) and self._interrupts:
             # How an interrupt reaches a cell that awaits.
             error = KeyboardInterrupt().with_traceback(error.__traceback__)
+        self._history.keep(error)
         interrupted = isinstance(error, KeyboardInterrupt)
         told = self._report(error) if error is not None else None
         where = f"line {told.line}: {told.source_line}" if told and told.line else None
         collectives.scope.leave(_reason(error, interrupted), failed=error is not None, where=where)
         if error is None and self._traceback:
             # The value could not be displayed: IPython showed a traceback and went on.
-            print("\n".join(self._traceback), file=sys.stderr)
+            sys.stderr.write("\n".join([*self._traceback, ""]))
         if error is not None and self.device != "cpu":
             release(error)
         value, problem = self._pickled(result.result, cell.want_value and error is None)
@@ -200,7 +216,7 @@ class CellRunner:
             rank=self.rank,
             cell=cell.cell,
             status=status,
-            seconds=time.monotonic() - started,
+            seconds=monotonic() - started,
             dirty=collectives.dirty(),
             has_value=bool(value),
             value_problem=problem,
@@ -210,7 +226,7 @@ class CellRunner:
 
     def not_told(self, cell: int, error: BaseException) -> Reply:
         """Returns the reply to a cell that has ended, where something failed before its own."""
-        signal.signal(signal.SIGINT, ignore_interrupt)
+        on_signal(signal.SIGINT, ignore_interrupt)
         collectives.scope.leave("failed when its cell had ended", failed=True)
         lines = traceback.format_exception(error)
         told = report(error, lines, self.rank, self.device, "", _AFTERWARDS)
@@ -228,15 +244,19 @@ class CellRunner:
             source, transformed_cell=transformed, preprocessing_exc_tuple=problem
         ):
             self._hear_interrupts()
-            return cast(ExecutionResult, shell.run_cell(source, store_history=self._keeps_history))
-        task = asyncio.ensure_future(
-            shell.run_cell_async(
-                source,
-                store_history=self._keeps_history,
-                transformed_cell=transformed,
-                preprocessing_exc_tuple=problem,
+            return self._in_rank(shell.run_cell(source, store_history=self._keeps_history))
+
+        async def awaiting() -> ExecutionResult:
+            return self._in_rank(
+                await shell.run_cell_async(
+                    source,
+                    store_history=self._keeps_history,
+                    transformed_cell=transformed,
+                    preprocessing_exc_tuple=problem,
+                )
             )
-        )
+
+        task = asyncio.ensure_future(awaiting())
         result = None
         try:
             self._hear_interrupts(task)
@@ -265,6 +285,12 @@ class CellRunner:
             # The first frame is ours: it called the function.
             tb = error.__traceback__
             self._show_own_frames(shell, type(error), error, tb and (tb.tb_next or tb))
+        return self._in_rank(result)
+
+    def _in_rank(self, result: ExecutionResult) -> ExecutionResult:
+        """Returns how a cell's code ended, in the rank; a process that it has forked ends here."""
+        if not forks.in_rank():
+            forks.leave(result.error_before_exec or result.error_in_exec, self._traceback)
         return result
 
     def _hear_interrupts(self, task: asyncio.Task[Any] | None = None) -> None:
@@ -279,7 +305,7 @@ class CellRunner:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
         # Python's own handler is no Python function: it leaves no frame in the traceback.
-        signal.signal(signal.SIGINT, cancel if task else signal.default_int_handler)
+        on_signal(signal.SIGINT, cancel if task else signal.default_int_handler)
         with self._hearing_lock:
             self._hearing = self._number
             early = self._interrupted_early == self._number
@@ -287,7 +313,7 @@ class CellRunner:
             raise KeyboardInterrupt
 
     def _hear_no_more(self) -> None:
-        signal.signal(signal.SIGINT, ignore_interrupt)
+        on_signal(signal.SIGINT, ignore_interrupt)
         with self._hearing_lock:
             self._hearing = 0
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import _thread
 import sys
-import time
 from collections.abc import Callable
+from time import sleep
 
 _AGAIN_SECONDS = 0.02
 """Long enough for the finalizer to end; one that has not drops the next interrupt as well."""
@@ -25,7 +25,7 @@ def repeat_dropped_interrupts(cell: Callable[[], int], press: Callable[[int], No
     report = sys.unraisablehook
 
     def press_again(number: int) -> None:
-        time.sleep(_AGAIN_SECONDS)
+        sleep(_AGAIN_SECONDS)
         press(number)
 
     def dropped(unraisable: sys.UnraisableHookArgs) -> None:

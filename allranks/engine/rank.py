@@ -10,19 +10,23 @@ import signal
 import socket
 import sys
 import types
+from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from allranks import collectives
 from allranks.collectives.totals import Totals
-from allranks.engine import filters, metrics, namespace, pinning, processes
+from allranks.engine import filters, forks, metrics, namespace, pinning, processes
 from allranks.engine.cell import CellRunner, ignore_interrupt
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.ipengine import RankEngine
 from allranks.engine.member import MemberRunner
+from allranks.engine.mending import Mender
+from allranks.engine.report import text_of
 from allranks.engine.requests import Requests
 from allranks.engine.telemetry import Teller
 from allranks.engine.transcript import Transcript
-from allranks.engine.wire import Wire
+from allranks.engine.wire import Wire, give_up
 from allranks.errors import UsageError
 from allranks.horovod import alias, tensorflow1
 from allranks.records.config import NurseryConfig
@@ -38,6 +42,8 @@ from allranks.records.wire import (
     RunCell,
     RunMember,
 )
+
+_LIVES_ON = "the rank lives on with its variables."
 
 QUIET = "3"
 """TensorFlow looks for CUDA where there is none, and says so at length: only fatal errors show."""
@@ -66,6 +72,7 @@ class Rank:
         self.rank = rank
         self.device = _pin(config, rank)
         self.transcript = Transcript(log_path(config, rank))
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self) -> None:
         """Serves cells until the process is ended."""
@@ -96,7 +103,24 @@ class Rank:
         )
         engine = RankEngine(self._connection, self.rank, self._config.session_dir, self._ready)
         engine.initialize([])
-        engine.start()
+        self._serve(engine)
+
+    def _serve(self, engine: RankEngine) -> None:
+        """Runs the event loop until ipyparallel ends the engine.
+
+        What a cell has left in the loop may stop it, or raise what leaves it.
+        """
+        run: Callable[[], object] = engine.start
+        while True:
+            try:
+                run()
+            except (SystemExit, KeyboardInterrupt) as end:
+                if self._loop is None:
+                    raise
+                print(f"{type(end).__name__} in the event loop: {_LIVES_ON}", file=sys.stderr)
+            if self._loop is None or engine.kernel._shutdown_message is not None:
+                return
+            run = self._loop.run_forever
 
     def _ready(self, engine: RankEngine) -> None:
         """The engine's shell is there: take it over, and say hello."""
@@ -107,7 +131,13 @@ class Rank:
         shell.set_hook("show_in_pager", _print_page, 1)
         shell.user_ns.update(namespace.names(self.device))
         self._loop = asyncio.get_running_loop()
-        self._runner = CellRunner(shell, self.rank, self.device, self._sharers)
+        forks.watch(self.transcript, self._loop.call_soon)
+        self._mender = Mender(self.transcript)
+        self._runner = CellRunner(
+            shell, self.rank, self.device, self._sharers, self._mender.builtins
+        )
+        # Its own asks time.monotonic, which a cell may replace.
+        setattr(self._loop, "time", monotonic)  # noqa: B010  a method, to mypy
         self._members = MemberRunner(shell, self._runner, self.rank)
         self._requests = Requests(shell, self.rank, self._members.make_ready)
         signal.signal(signal.SIGINT, ignore_interrupt)
@@ -148,6 +178,7 @@ class Rank:
 
     def _receive(self, record: Record, payloads: list[bytes]) -> None:
         """Takes a command in the wire's thread; what needs the main thread goes there."""
+        assert self._loop is not None
         if isinstance(record, RunCell | RunMember):
             self._loop.call_soon_threadsafe(self._start_cell, record, payloads)
         elif isinstance(record, Interrupt):
@@ -173,11 +204,23 @@ class Rank:
             else:
                 self._end_cell(await self._runner.run(cell, payloads))
         except BaseException as error:
-            # Nothing that is known comes here, and a rank that did not reply would hang its cell.
-            self._requests.busy = self.wire.busy = False
-            self.wire.send(self._runner.not_told(cell.cell, error))
+            self._tell_failure(cell.cell, error)
+
+    def _tell_failure(self, cell: int, error: BaseException) -> None:
+        """Replies to a cell whose end went wrong: a rank that did not would hang it."""
+        try:
+            told = self._runner.not_told(cell, error)
+            try:
+                self._end_cell((told, []))
+            except BaseException:
+                self._requests.busy = self.wire.busy = False
+                self.wire.send(told)
+        except BaseException:
+            give_up(self.rank, "cannot tell the notebook how its cell has ended")
 
     def _end_cell(self, *told: tuple[Reply | Result, list[bytes]]) -> None:
+        for said in self._mender.rest():
+            self._notice(said)
         self._requests.busy = False
         self.wire.send_output(final=True)
         self.wire.busy = False
@@ -189,8 +232,8 @@ class Rank:
             content, values = self._requests.answer(ask.name, ask.arguments, payloads)
         except UsageError as error:
             self._refuse(ask, str(error))
-        except Exception as error:
-            self._refuse(ask, f"rank {self.rank}: {type(error).__name__}: {error}")
+        except BaseException as error:  # an object's own way to be unpickled may do anything
+            self._refuse(ask, f"rank {self.rank}: {type(error).__name__}: {text_of(error)}")
         else:
             self.wire.send(Answer(ask.request, self.rank, content, ""), *values)
 

@@ -17,7 +17,7 @@ from allranks import collectives
 from allranks.collectives import frames
 from allranks.engine import namespace
 from allranks.engine.ipengine import CELL_FILE
-from allranks.engine.report import PACKAGE
+from allranks.engine.report import PACKAGE, text_of
 from allranks.errors import UsageError
 from allranks.records import requests
 
@@ -90,8 +90,11 @@ class Requests:
         values = {name: self.shell.user_ns[name] for name in names}
         try:
             return {}, [cloudpickle.dumps(values, protocol=5)]
-        except Exception as error:
-            raise UsageError(f"rank {self.rank} cannot send {', '.join(names)}: {error}") from error
+        except BaseException as error:  # an object's own way to be pickled may do anything
+            problem = text_of(error) or type(error).__name__
+            raise UsageError(
+                f"rank {self.rank} cannot send {', '.join(names)}: {problem}"
+            ) from None
 
     def _complete(self, code: str, cursor: int) -> dict[str, Any]:
         from IPython.core.completer import provisionalcompleter, rectify_completions

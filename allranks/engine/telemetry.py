@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from time import monotonic
 
 import psutil
 
@@ -49,7 +49,7 @@ class Teller:
         self._totals.begin()
         self._dropped = 0
         self._pulse: Pulse | None = None
-        now = time.monotonic()
+        now = monotonic()
         self._points_at, self._timings_at = now, now
         # The load is counted from here; a cell that ends at once has no pulse.
         self._load()
@@ -61,7 +61,7 @@ class Teller:
         Args:
             final: the cell has ended: everything is due, and no pulse.
         """
-        now = time.monotonic()
+        now = monotonic()
         if final or now >= self._points_at:
             self._points_at = now + _POINTS_SECONDS
             yield from self._points()

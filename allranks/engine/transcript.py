@@ -32,10 +32,16 @@ class _MarkedFile(io.FileIO):
 
     def __init__(self, descriptor: int, marks: list[tuple[int, int]]) -> None:
         super().__init__(descriptor, "w", closefd=False)
-        self._marks = marks
+        self._marks: list[tuple[int, int]] | None = marks
+
+    def forget(self) -> None:
+        """Nobody asks for the marks any more."""
+        self._marks = None
 
     def write(self, data: Any, /) -> int:
         written = super().write(data)
+        if self._marks is None:
+            return written
         # With O_APPEND the offset after a write is the end of what was written.
         end = os.lseek(self.fileno(), 0, os.SEEK_CUR)
         self._marks.append((end - written, end))
@@ -61,6 +67,10 @@ class Transcript:
         self._sent = os.fstat(self._reader).st_size
         self._begin(limit_nbytes=1 << 16)
         self._libc = ctypes.CDLL(None)
+        self._forked = False
+        self._streams: dict[str, io.TextIOWrapper] = {}
+        #: Descriptors 1 and 2 as they were, by their numbers.
+        self._spare: dict[int, int] = {}
 
     def capture(self) -> None:
         """Points descriptors 1 and 2 and Python's standard streams at the log file."""
@@ -68,29 +78,51 @@ class Transcript:
             # Two open file descriptions, because marks read the offset of the second one.
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             os.dup2(descriptor, number)
-            os.close(descriptor)
-        self._open_streams()
-
-    def _open_streams(self) -> None:
-        former = [
-            (vars(sys).get(name), vars(sys)[f"__{name}__"]) for name in ("stdout", "stderr")
-        ]
-        sys.stdout = io.TextIOWrapper(
-            io.BufferedWriter(io.FileIO(1, "w", closefd=False)),
-            encoding="utf-8",
-            errors="backslashreplace",
-            line_buffering=True,
-        )
-        sys.stderr = io.TextIOWrapper(
-            io.BufferedWriter(_MarkedFile(2, self._marks)),
-            encoding="utf-8",
-            errors="backslashreplace",
-            line_buffering=True,
-        )
+            self._spare[number] = descriptor
         for name in ("stdout", "stderr"):
-            setattr(sys, f"__{name}__", getattr(sys, name))
-        for before, stream in zip(former, (sys.stdout, sys.stderr), strict=True):
-            _log_to(stream, before)
+            self._open(name)
+
+    def _open(self, name: str) -> None:
+        """Makes one of Python's standard streams anew."""
+        former = (vars(sys).get(name), vars(sys)[f"__{name}__"])
+        if name == "stdout":
+            file = io.FileIO(1, "w", closefd=False)
+        else:
+            file = self._marks_of_err = _MarkedFile(2, self._marks)
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(file),
+            encoding="utf-8",
+            errors="backslashreplace",
+            line_buffering=True,
+        )
+        self._streams[name] = stream
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+        _log_to(stream, former)
+
+    def mend_descriptors(self) -> list[int]:
+        """Points descriptors 1 and 2 at the log again; returns those that a cell had not left."""
+        moved = [number for number in self._spare if not same_file(number, self._reader)]
+        for number in moved:
+            os.dup2(self._spare[number], number)
+        return moved
+
+    def mend_streams(self) -> list[str]:
+        """Opens the standard streams that a cell has closed; returns their names.
+
+        One that it has replaced by another open one stays.
+        """
+        closed = []
+        for name in self._streams:
+            stream = vars(sys).get(name)
+            try:
+                if stream is None or stream.closed:
+                    closed.append(name)
+            except AttributeError:
+                pass  # it writes, and has nothing else of a file
+        for name in closed:
+            self._open(name)
+        return [f"sys.{name}" for name in closed]
 
     def _begin(self, limit_nbytes: int) -> None:
         self._head_left = limit_nbytes - limit_nbytes // _TAIL_SHARE
@@ -107,8 +139,6 @@ class Transcript:
 
     def begin_cell(self, limit_nbytes: int) -> list[Entry]:
         """Starts a new screen budget; returns what was written since the last cell ended."""
-        if any(getattr(stream, "closed", stream is None) for stream in _streams()):
-            self._open_streams()  # a cell that closed them has silenced itself, not the next
         entries, *_ = self.collect(final=True)
         with self._lock:
             self._begin(limit_nbytes)
@@ -120,6 +150,13 @@ class Transcript:
         #: How many bytes each display has that may be updated.
         self._named: dict[str | None, int] = {}
 
+    def forked(self) -> None:
+        """This process is a copy of the one that owns the log: it writes to it, and no more."""
+        self._forked = True
+        # The thread that held it is not in this process.
+        self._lock = threading.RLock()
+        self._marks_of_err.forget()
+
     def place(self, entry: Entry, nbytes: int = 0) -> None:
         """Puts a display, a result or a notice at this point of the text.
 
@@ -127,6 +164,9 @@ class Transcript:
             entry: see ``allranks.records.wire.Output``.
             nbytes: of a display's data.
         """
+        if self._forked:
+            print(_text_of(entry), end="")
+            return
         self.flush()
         with self._lock:
             kind, *rest = entry
@@ -179,13 +219,21 @@ class Transcript:
             self._named[name] = nbytes
         return True
 
-    def flush(self, c_streams: bool = False) -> None:
-        """Writes what Python's streams, and C's where asked, still hold."""
-        for stream in _streams():
+    def flush(self, c_streams: bool = False, replaced: bool = True) -> None:
+        """Writes what Python's streams, and C's where asked, still hold.
+
+        Args:
+            c_streams: C's, too.
+            replaced: those, too, that a cell has put in the place of Python's.
+        """
+        for name, own in self._streams.items():
             try:
-                stream.flush()
-            except (ValueError, OSError, AttributeError, RuntimeError):
-                pass  # the cell closed or replaced it, or a flush is under way in another thread
+                # Not as a method: a cell may have given the stream another one.
+                io.TextIOWrapper.flush(own)
+                if replaced and vars(sys)[name] is not own:
+                    vars(sys)[name].flush()
+            except Exception:
+                pass  # the cell closed it, or a flush is under way in another thread
         if c_streams:
             self._libc.fflush(None)
 
@@ -195,7 +243,7 @@ class Transcript:
         Args:
             final: the cell has ended: what was held back for the tail is returned too.
         """
-        self.flush(c_streams=final)
+        self.flush(c_streams=final, replaced=final)
         with self._lock:
             end = os.fstat(self._reader).st_size
             self.err_spans = _joined(self._marks, self._sent, end)
@@ -293,9 +341,19 @@ class Transcript:
         return count
 
 
-def _streams() -> list[Any]:
-    """Returns Python's standard streams; None for one that a cell has deleted."""
-    return [vars(sys).get(name) for name in ("stdout", "stderr")]
+def same_file(one: int, other: int) -> bool:
+    """Whether two descriptors are of one file."""
+    try:
+        return os.path.sameopenfile(one, other)
+    except OSError:
+        return False
+
+
+def _text_of(entry: Entry) -> str:
+    """Returns a display as the line of text that stands for it."""
+    if entry[0] not in ("display", "update"):
+        return ""
+    return str(entry[1].get("text/plain", "")) + "\n"
 
 
 def _log_to(stream: Any, former: tuple[Any, ...]) -> None:

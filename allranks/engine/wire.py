@@ -8,12 +8,15 @@ lock. The thread also sends the transcript's news, a few times a second.
 from __future__ import annotations
 
 import threading
-import time
-import traceback
 from collections.abc import Callable
+from os import _exit, write
+from time import monotonic, sleep
+from traceback import format_exc
+from typing import NoReturn
 
 import zmq
 
+from allranks.engine.forks import in_rank
 from allranks.engine.telemetry import Teller
 from allranks.engine.transcript import Transcript
 from allranks.records.wire import Output, Record, decode, encode
@@ -21,6 +24,8 @@ from allranks.records.wire import Output, Record, decode, encode
 _TICK_SECONDS = 0.05
 _IDLE_TICK_SECONDS = 0.25
 _LINGER_MS = 1000
+#: The exit code of a rank that can tell the notebook nothing more.
+GAVE_UP = 70
 
 Receive = Callable[[Record, list[bytes]], None]
 
@@ -55,7 +60,8 @@ class Wire:
         self._teller = teller
         self._receive = receive
         self._lock = threading.RLock()
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        # Not the one that programs share: a cell may end that.
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._commands = context.socket(zmq.DEALER)
         self._commands.setsockopt(zmq.IDENTITY, f"rank-{rank}".encode())
         self._events = context.socket(zmq.PUSH)
@@ -77,6 +83,8 @@ class Wire:
 
     def send(self, record: Record, *payloads: bytes) -> None:
         """Sends a record from any thread, after everything that was sent before it."""
+        if not in_rank():
+            return  # the connection is the rank's
         # Copied before the first is sent: half a message would swallow the next one, and lending
         # memory takes a thread and descriptors, of which a cell may have left none.
         frames = [zmq.Frame(part, copy=True) for part in encode(record, *payloads)]
@@ -103,6 +111,7 @@ class Wire:
             self.busy = True
 
     _last_counts = (0, 0)
+    _said = ""
 
     def send_entries(self, entries: list[list[object]], lines: int, nbytes: int, at: int) -> None:
         """Sends one batch unless there is nothing new in it."""
@@ -114,18 +123,38 @@ class Wire:
     def _loop(self) -> None:
         poller = zmq.Poller()
         poller.register(self._commands, zmq.POLLIN)
-        next_tick = time.monotonic()
+        next_tick = monotonic()
         while True:
             tick = _TICK_SECONDS if self.busy else _IDLE_TICK_SECONDS
-            wait = min(tick, max(0.0, next_tick - time.monotonic()))
+            wait = min(tick, max(0.0, next_tick - monotonic()))
             try:
                 if poller.poll(int(wait * 1000)):
                     self._receive(*decode(self._commands.recv_multipart()))
-                if time.monotonic() >= next_tick:
-                    next_tick = time.monotonic() + tick
+                if monotonic() >= next_tick:
+                    next_tick = monotonic() + tick
                     self.send_output()
-            except zmq.ZMQError:  # the process ends
-                raise
-            except Exception:
-                # Nothing that is known comes here, and without this thread the rank is deaf.
-                traceback.print_exc()
+            except zmq.ContextTerminated:  # the process ends
+                return
+            except zmq.ZMQError:
+                give_up(self.rank, "can hear the notebook no longer")
+            except BaseException:
+                # As where a cell has replaced what all of Python uses, until it ends.
+                self._complain()
+                sleep(_IDLE_TICK_SECONDS)
+
+    def _complain(self) -> None:
+        try:
+            said = format_exc()
+            if said != self._said:
+                self._said = said
+                write(2, said.encode())
+        except BaseException:
+            pass  # without this thread the rank is deaf
+
+
+def give_up(rank: int, why: str) -> NoReturn:
+    """Ends the rank, whose cell would wait for it for ever; its log says why."""
+    try:
+        write(2, f"allranks: rank {rank} {why}, so it ends.\n{format_exc()}".encode())
+    finally:
+        _exit(GAVE_UP)

@@ -204,7 +204,7 @@ def encode(record: Record, *payloads: bytes) -> list[bytes]:
     """
     fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
     try:
-        text = json.dumps([type(record).__name__, fields], default=_plain, ensure_ascii=False)
+        text = _dumps([type(record).__name__, fields])
         return [_as_bytes(text), *payloads]
     except (TypeError, ValueError, RecursionError) as error:
         raise WireError(f"{type(record).__name__} cannot cross the wire: {error}") from error
@@ -224,6 +224,11 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is not JSON-able")
 
 
+# Made here, because a cell on a rank may replace what json holds.
+_dumps = json.JSONEncoder(default=_plain, ensure_ascii=False).encode
+_loads = json.JSONDecoder().decode
+
+
 def decode(frames: Sequence[bytes]) -> tuple[Record, list[bytes]]:
     """Return the record of one message and its payloads.
 
@@ -231,7 +236,7 @@ def decode(frames: Sequence[bytes]) -> tuple[Record, list[bytes]]:
         WireError: the frames were not written by :func:`encode`.
     """
     try:
-        name, fields = json.loads(frames[0].decode("utf-8", "surrogateescape"))
+        name, fields = _loads(frames[0].decode("utf-8", "surrogateescape"))
         cls = _RECORDS[name]
         for key, value in fields.items():
             if isinstance(value, list):

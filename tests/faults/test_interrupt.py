@@ -106,3 +106,33 @@ def test_a_second_interrupt_ends_ranks_that_ignore_the_first_and_says_so(noteboo
     following = notebook.on_ranks("'kept' in globals()")
     assert "allranks started again ranks 0–3" in following.text
     assert "ranks 0–3 → False" in following.text
+
+
+def test_a_time_out_ends_ranks_that_do_not_hear_and_says_which_and_where(notebook):
+    cell = notebook.on_ranks(
+        "from mpi4py import MPI\nif rank == 2:\n    MPI.COMM_WORLD.recv(source=1)",
+        "--timeout 0.5",
+        timeout=SETTLED_SECONDS,
+    )
+    where = f"rank 2 at In[{cell.execution_count}]:4  MPI.COMM_WORLD.recv(source=1)"
+    assert (
+        f"not out of the cell 2 s after the interrupt: {where}; all ranks are ended in 8 s"
+        in cell.text
+    )
+    assert cell.error_name == "CellTimeout"
+    assert "the cell went past its time of 0.5 s" in cell.error_value
+    assert f"there was still {where}" in cell.error_value
+    assert "were ended and their variables are lost" in cell.error_value
+    assert notebook.on_ranks("size").status == "ok"
+
+
+def test_ranks_that_do_not_hear_an_interrupt_are_named_and_the_next_one_ends_them(notebook):
+    cell = notebook.start_on_ranks("print('here')\nif rank == 1: sum(range(10**13))")
+    cell.wait_for("here")
+    notebook.drain(0.3)
+    notebook.interrupt()
+    cell.wait_for("not out of the cell 2 s after the interrupt: rank 1", SETTLED_SECONDS)
+    assert "; all ranks are ended by the next interrupt" in cell.text
+    notebook.interrupt()
+    assert cell.wait(SETTLED_SECONDS).error_name == "CellInterrupted"
+    assert "interrupted twice: rank 1 did not settle" in cell.error_value

@@ -1,0 +1,94 @@
+"""A cell may fork: what it forks is no rank, and ends with its part of the cell."""
+
+import pytest
+
+KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
+NEXT = "import numpy as np\nfloat(allreduce(np.ones(2), op=Sum)[0])"
+#: How a forked process leaves the cell, and with which exit code it ends.
+LEAVING = {
+    "at its end": ("pass", 0),
+    "by an exception": ("raise ValueError('in the child')", 1),
+    "by sys.exit": ("import sys; sys.exit(7)", 7),
+    "by a display": ("display('shown')", 0),
+    "by a collective": ("import numpy as np; allreduce(np.ones(3))", 1),
+    "by mpi4py": ("comm.bcast(1)", 1),
+}
+FORK = """
+import os
+pid = os.fork()
+if pid == 0:
+    print("of the child", end="\\n")
+    {act}
+else:
+    ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_them_is_left(notebook):
+    before = {process.pid for process in notebook.children()}
+    yield
+    assert {process.pid for process in notebook.children()} <= before
+    assert notebook.on_ranks("kept").text == KEPT
+    assert notebook.on_ranks(NEXT).text == "ranks 0–3 → 4.0\n"
+
+
+@pytest.mark.parametrize(("act", "code"), LEAVING.values(), ids=LEAVING.keys())
+def test_a_forked_process_ends_with_the_cell_and_its_rank_goes_on(notebook, act, code):
+    cell = notebook.on_ranks(FORK.format(act=act), "-r 1")
+    assert cell.status == "ok", cell.text
+    assert cell.text.count("│ of the child\n") == 1
+    assert notebook.on_ranks("ended", "-r 1").text == f"rank 1 → {code}\n"
+
+
+def test_a_forked_process_leaves_a_cell_that_awaits(notebook):
+    cell = notebook.on_ranks(f"import asyncio\nawait asyncio.sleep(0){FORK.format(act='pass')}")
+    assert cell.status == "ok", cell.text
+    assert notebook.on_ranks("ended").text == "ranks 0–3 → 0\n"
+
+
+def test_a_forked_process_that_awaits_does_not_run_the_loop_of_its_rank(notebook):
+    act = "await asyncio.get_event_loop_policy().get_event_loop().create_future()"
+    cell = notebook.on_ranks(f"import asyncio\nawait asyncio.sleep(0){FORK.format(act=act)}")
+    assert cell.status == "ok", cell.text
+
+
+def test_the_error_of_a_forked_process_is_shown_and_says_why(notebook):
+    cell = notebook.on_ranks(FORK.format(act="import numpy as np; allreduce(np.ones(3))"), "-r 2")
+    assert "a collective needs a rank, and process" in cell.text
+    assert "rank 2 (pid" in cell.text
+    assert "Return the value to the rank" in cell.text
+
+
+def test_a_fork_that_python_does_not_see_ends_with_the_cell(notebook):
+    cell = notebook.on_ranks(
+        "import ctypes, os\npid = ctypes.CDLL(None).fork()\nif pid: os.waitpid(pid, 0)"
+    )
+    assert cell.status == "ok", cell.text
+
+
+def test_pools_of_forked_processes_work_and_may_print(notebook):
+    cell = notebook.on_ranks(
+        "import concurrent.futures, multiprocessing, sys\n"
+        "def square(x):\n    print('err', x, file=sys.stderr)\n    return x * x\n"
+        "fork = multiprocessing.get_context('fork')\n"
+        "with concurrent.futures.ProcessPoolExecutor(2, fork) as pool:\n"
+        "    first = sum(pool.map(square, range(4)))\n"
+        "with fork.Pool(2) as pool:\n    second = sum(pool.map(square, range(4)))\n"
+        "first, second",
+        "-r 2",
+    )
+    assert cell.text.endswith("→ (14, 14)\n")
+    assert cell.text.count("err 3") == 2
+
+
+def test_a_forked_process_may_outlive_the_cell(notebook):
+    cell = notebook.on_ranks(
+        "import os, time\nread, write = os.pipe()\nlong = os.fork()\n"
+        "if long == 0:\n    os.read(read, 1)\n    print('the end of', rank)",
+        "-r 3",
+    )
+    assert (cell.status, cell.text) == ("ok", "")
+    assert notebook.on_ranks(NEXT).text == "ranks 0–3 → 4.0\n"
+    cell = notebook.on_ranks("os.write(write, b'.'); os.waitpid(long, 0)[1]", "-r 3")
+    assert cell.text == "rank 3 │ the end of 3\n       → 0\n"

@@ -1,0 +1,63 @@
+"""A rank keeps the last of what cells print, show and raise, and not all of it."""
+
+import pytest
+
+HELD = "import weakref\nclass Held: pass\nheld = weakref.WeakValueDictionary()"
+FAIL = """
+def fail(name):
+    large = held[name] = Held()
+    {raises}
+fail({name!r})
+"""
+RAISES = {
+    "an exception": "raise ValueError",
+    "a chain": ("try: 1 / 0\n    except ZeroDivisionError as error: raise ValueError from error"),
+    "an exception that its frame holds": (
+        "try: raise ValueError\n    except ValueError as error: mine = error; raise"
+    ),
+    "sys.exit": "raise SystemExit(1)",
+    "an interrupt": "raise KeyboardInterrupt",
+    "a mismatch": "import numpy as np; large.array = np.ones(rank + 1); allreduce(large.array)",
+}
+NAMES = "sorted(held)"
+
+
+@pytest.fixture(autouse=True)
+def _held(notebook):
+    notebook.on_ranks(HELD)
+
+
+@pytest.mark.parametrize("raises", RAISES.values(), ids=RAISES.keys())
+@pytest.mark.parametrize("first", ["", "import asyncio; await asyncio.sleep(0)"])
+def test_the_frames_of_the_last_failed_cell_are_kept_and_no_others(notebook, first, raises):
+    for name in ("first", "second", "third"):
+        cell = notebook.on_ranks(first + FAIL.format(raises=raises, name=name))
+        assert cell.status == "error"
+    assert notebook.on_ranks(NAMES).text == "ranks 0–3 → ['third']\n"
+    post_mortem = (
+        "import sys\nframe = sys.last_traceback\nwhile frame.tb_next: frame = frame.tb_next"
+    )
+    assert notebook.on_ranks(f"{post_mortem}\ndel frame").status == "ok"
+
+
+def test_a_call_that_fails_takes_the_place_of_the_cell_that_failed_before(notebook):
+    notebook.on_ranks(FAIL.format(raises="raise ValueError", name="of a cell"))
+    notebook.run(
+        "import allranks\ndef fails():\n    mine = held['of a call'] = Held()\n    1 / 0\n"
+        "allranks.run(fails, np=4)"
+    )
+    assert notebook.on_ranks(NAMES).text == "ranks 0–3 → ['of a call']\n"
+
+
+def test_the_last_three_values_are_kept(notebook):
+    for name in "abcde":
+        notebook.on_ranks(f"{name} = held[{name!r}] = Held()\n{name}")
+        notebook.on_ranks(f"del {name}")
+    assert notebook.on_ranks(f"print({NAMES})").text == "ranks 0–3 │ ['c', 'd', 'e']\n"
+    assert notebook.on_ranks("print(_ is held['e'], len(Out))").text == "ranks 0–3 │ True 3\n"
+
+
+def test_what_is_printed_is_kept_in_the_log_alone(notebook):
+    notebook.on_ranks("for i in range(1000): print('printed', i)")
+    kept = "sum(map(len, get_ipython().history_manager.outputs.values()))"
+    assert notebook.on_ranks(f"print({kept})").text == "ranks 0–3 │ 0\n"

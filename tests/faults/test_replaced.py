@@ -1,0 +1,135 @@
+"""A cell may replace or close what the rank itself uses; it ends, and the next one works."""
+
+import pytest
+
+KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
+NEXT = "import numpy as np\nprint('printed')\nfloat(allreduce(np.ones(2), op=Sum)[0])"
+#: By what is replaced, and whether that is there again for the next cell.
+REPLACED = {
+    "json.dumps": ("import json; json.dumps = lambda x: x", False),
+    "json.loads": ("import json; json.loads = None", False),
+    "json.JSONEncoder": ("import json; json.JSONEncoder = None; json.JSONDecoder = None", False),
+    "time.monotonic": ("import time; time.monotonic = lambda x: 0", False),
+    "a clock that stands": ("import time; time.monotonic = time.time = lambda: 0.0", False),
+    "time.sleep": ("import time; time.sleep = None", False),
+    "os.getpid": ("import os; os.getpid = lambda x: 0; os._exit = None", False),
+    "signal.signal": ("import signal; signal.signal = signal.pthread_kill = None", False),
+    "pickle": ("import pickle; pickle.loads = pickle.dumps = None", False),
+    "zmq": ("import zmq; zmq.Socket = zmq.Poller = None", False),
+    "print": ("import builtins; builtins.print = lambda x, y: x", False),
+    "len": ("import builtins; builtins.len = lambda x: 0", True),
+    "isinstance": ("import builtins; builtins.isinstance = lambda x: 0", True),
+    "all that can be called": (
+        "import builtins\nfor name in dir(builtins):\n"
+        "    if callable(getattr(builtins, name)): setattr(builtins, name, None)",
+        True,
+    ),
+    "builtins deleted": ("import builtins; del builtins.max, builtins.Exception", True),
+}
+REMEMBER = """
+import builtins, json, os, pickle, signal, sys, time, zmq
+replaced = {
+    module.__name__: dict(vars(module)) for module in (json, os, pickle, signal, time, zmq)
+} | {"builtins": dict(vars(builtins))}
+"""
+RESTORE = """
+import sys
+for module, names in replaced.items():
+    vars(sys.modules[module]).update(names)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _the_ranks_live_on(notebook):
+    notebook.on_ranks(REMEMBER)
+    yield
+    notebook.on_ranks(RESTORE)
+    assert notebook.on_ranks("kept").text == KEPT
+
+
+@pytest.mark.parametrize(("source", "mended"), REPLACED.values(), ids=REPLACED.keys())
+def test_a_cell_may_replace_what_the_wire_needs(notebook, source, mended):
+    cell = notebook.on_ranks(source, timeout=30)
+    assert ("put back" in cell.text) == mended
+    assert notebook.on_ranks("kept", timeout=30).text == KEPT
+
+
+@pytest.mark.parametrize("failing", ["1 / 0", "raise SystemExit"])
+def test_an_error_is_told_after_what_tells_it_is_replaced(notebook, failing):
+    source = "import json, time; json.dumps = time.monotonic = None\n"
+    cell = notebook.on_ranks(source + failing, timeout=30)
+    assert cell.error_name == "CellFailed"
+    assert "at line 3" in cell.error_value
+
+
+def test_an_interrupt_is_heard_where_the_clock_is_replaced(notebook):
+    cell = notebook.start_on_ranks(
+        "import signal, time\nsleep = time.sleep\n"
+        "time.monotonic = time.sleep = signal.pthread_kill = None\nprint('here')\nsleep(60)"
+    ).wait_for("here")
+    notebook.drain(0.3)
+    notebook.interrupt()
+    assert cell.wait(15).error_name == "CellInterrupted"
+
+
+def test_a_cell_may_end_the_zmq_context_that_programs_share(notebook):
+    # It waits for ipyparallel's sockets, which are in it: what matters is that it hears.
+    cell = notebook.start_on_ranks("import zmq\nprint('here')\nzmq.Context.instance().term()")
+    cell.wait_for("here")
+    notebook.drain(0.3)
+    notebook.interrupt()
+    assert cell.wait(15).error_name == "CellInterrupted"
+    assert notebook.on_ranks(NEXT).text.endswith("→ 4.0\n")
+
+
+CLOSED = {
+    "os.dup2(devnull, 1)": "os.dup2(os.open(os.devnull, os.O_WRONLY), 1)",
+    "os.dup2(devnull, 2)": "os.dup2(os.open(os.devnull, os.O_WRONLY), 2)",
+    "os.close(0)": "os.close(0)",
+    "os.close(1)": "os.close(1)",
+    "os.close(2)": "os.close(2)",
+    "os.closerange(0, 3)": "os.closerange(0, 3)",
+    "a file in its place": "os.close(1); file = open(os.devnull, 'w')",
+    "sys.stdout.close()": "sys.stdout.close()",
+    "sys.stderr.close()": "sys.stderr.close()",
+    "sys.stdout = None": "sys.stdout = None",
+    "sys.stdout is closed": "sys.stdout = open(os.devnull, 'w'); sys.stdout.close()",
+}
+WRITES = (
+    "import os, subprocess, sys\nprint('out')\nprint('err', file=sys.stderr)\n"
+    "os.system('echo child; echo too >&2; cat')\nos.write(1, b'descriptor\\n')"
+)
+
+
+@pytest.mark.parametrize("source", CLOSED.values(), ids=CLOSED.keys())
+def test_the_next_cell_has_the_streams_that_one_has_closed(notebook, source):
+    first = notebook.on_ranks(f"import os, sys\n{source}", "-r 1")
+    assert "this cell closed or redirected" in first.text
+    cell = notebook.on_ranks(f"{WRITES};", "-r 1")
+    assert cell.text == (
+        "rank 1 │ out\n       ! err\n       │ child\n       │ too\n       │ descriptor\n"
+    )
+
+
+def test_a_stream_that_a_cell_puts_in_the_place_of_another_stays(notebook):
+    cell = notebook.on_ranks(
+        "import sys\nclass Loud:\n    def __init__(self, to): self.to = to\n"
+        "    def write(self, text): self.to.write(text.upper())\n"
+        "    def flush(self): raise TypeError\n"
+        "sys.stdout = Loud(sys.stdout)",
+        "-r 1",
+    )
+    assert (cell.status, cell.text) == ("ok", "")
+    assert notebook.on_ranks("print('loud')", "-r 1").text == "rank 1 │ LOUD\n"
+    notebook.on_ranks("sys.stdout = sys.stdout.to", "-r 1")
+
+
+def test_a_rank_that_can_tell_nothing_ends_and_says_why(new_notebook):
+    notebook = new_notebook()
+    cell = notebook.on_ranks(
+        "if rank == 1:\n    from allranks.engine import wire\n    wire.encode = None", "-n 2"
+    )
+    assert cell.error_name == "ClusterLost"
+    assert "rank 1 (" in cell.error_value
+    assert "ended with exit code 70" in cell.error_value
+    assert "rank 1 cannot tell the notebook how its cell has ended, so it ends" in cell.text
