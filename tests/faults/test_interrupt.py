@@ -115,7 +115,10 @@ def test_a_time_out_ends_ranks_that_do_not_hear_and_says_which_and_where(noteboo
         timeout=SETTLED_SECONDS,
     )
     where = f"rank 2 at In[{cell.execution_count}]:4  MPI.COMM_WORLD.recv(source=1)"
-    assert f"not out of the cell 2 s after the interrupt: {where}; all ranks are ended in 8 s" in cell.text
+    assert (
+        f"not out of the cell 2 s after the interrupt: {where}; all ranks are ended in 8 s"
+        in cell.text
+    )
     assert cell.error_name == "CellTimeout"
     assert "the cell went past its time of 0.5 s" in cell.error_value
     assert f"there was still {where}" in cell.error_value
