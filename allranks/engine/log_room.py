@@ -15,6 +15,7 @@ _BLOCK_NBYTES = 4096
 # linux/falloc.h
 _KEEP_SIZE = 1
 _PUNCH_HOLE = 2
+_libc = ctypes.CDLL(None, use_errno=True)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -77,6 +78,5 @@ def _allocate(file: int, mode: int, start: int, nbytes: int) -> int:
     """Calls Linux's fallocate; returns 0, or the number of the error."""
     if sys.platform != "linux":
         return errno.EOPNOTSUPP
-    libc = ctypes.CDLL(None, use_errno=True)
-    failed = libc.fallocate64(file, mode, ctypes.c_int64(start), ctypes.c_int64(nbytes))
+    failed = _libc.fallocate64(file, mode, ctypes.c_int64(start), ctypes.c_int64(nbytes))
     return ctypes.get_errno() if failed else 0
