@@ -29,6 +29,7 @@ from allranks.engine.transcript import Transcript
 from allranks.engine.wire import Wire, give_up
 from allranks.errors import UsageError
 from allranks.horovod import alias, tensorflow1
+from allranks.records import settings
 from allranks.records.config import NurseryConfig
 from allranks.records.requests import ANSWERED_WHILE_BUSY
 from allranks.records.wire import (
@@ -43,6 +44,9 @@ from allranks.records.wire import (
     RunMember,
 )
 
+LOG_LIMIT = "ALLRANKS_LOG_LIMIT"
+_LOG_NBYTES = 10**9
+_LEAST_LOG_NBYTES = 10**6
 _LIVES_ON = "the rank lives on with its variables."
 
 QUIET = "3"
@@ -71,7 +75,8 @@ class Rank:
         self._connection = connection
         self.rank = rank
         self.device = _pin(config, rank)
-        self.transcript = Transcript(log_path(config, rank))
+        limit = settings.nbytes(LOG_LIMIT, _LOG_NBYTES, _LEAST_LOG_NBYTES)
+        self.transcript = Transcript(log_path(config, rank), limit)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self) -> None:

@@ -15,9 +15,11 @@ import logging
 import os
 import sys
 import threading
+from time import monotonic
 from typing import Any
 
 from allranks.engine import bundle
+from allranks.engine.log_room import LogRoom, as_text
 
 Entry = list[Any]
 
@@ -25,6 +27,8 @@ _CHUNK_NBYTES = 1 << 20
 _TAIL_SHARE = 4  # a quarter of a cell's screen budget is kept for its last lines
 _DISPLAYS_A_CELL = 64
 _SPANS_A_BATCH = 2000
+#: How often room on the disk is looked for, beside at the end of each cell.
+_ROOM_SECONDS = 1.0
 
 
 class _MarkedFile(io.FileIO):
@@ -53,9 +57,10 @@ class Transcript:
 
     Args:
         path: the log file, created with mode 0600.
+        limit_nbytes: how much of the disk it may take.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, limit_nbytes: int = 10**9) -> None:
         self.path = path
         # Taken again where a finalizer shows something while it is held.
         self._lock = threading.RLock()
@@ -65,6 +70,8 @@ class Transcript:
         """Which bytes of the last batch's part of the log are standard error."""
         self._reader = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._sent = os.fstat(self._reader).st_size
+        self._room = LogRoom(path, limit_nbytes)
+        self._room_at = 0.0
         self._begin(limit_nbytes=1 << 16)
         self._libc = ctypes.CDLL(None)
         self._forked = False
@@ -135,6 +142,7 @@ class Transcript:
         self._skipped_from: int | None = None
         self._hidden_lines = 0
         self._hidden_nbytes = 0
+        self._said: set[str] = set()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def begin_cell(self, limit_nbytes: int) -> list[Entry]:
@@ -256,10 +264,28 @@ class Transcript:
             if final:
                 self._finish(end, entries)
             self._marks[:] = [mark for mark in self._marks if mark[1] > self._sent]
+            entries += [["notice", text] for text in self._look_at_room(end, final)]
             # What the tail will show is late, not hidden: nothing is until there is more than that.
             if not final and self._hidden_nbytes <= self._tail_nbytes:
                 return entries, 0, 0, end
             return entries, self._hidden_lines, self._hidden_nbytes, end
+
+    def _look_at_room(self, end: int, final: bool) -> list[str]:
+        """Holds the log to its size; returns what a cell must be told, each thing once."""
+        found = []
+        if self._room.cut(end):
+            size = as_text(self._room.limit_nbytes)
+            found.append(f"the log has reached {size} (ALLRANKS_LOG_LIMIT): its oldest part goes.")
+        if final or monotonic() >= self._room_at:
+            self._room_at = monotonic() + _ROOM_SECONDS
+            if self._room.is_full():
+                found.append(
+                    f"no room is left for {self.path}: what is written is lost. Make room, or "
+                    "start ranks with ALLRANKS_LOG_DIR at another place."
+                )
+        new = [text for text in found if text not in self._said]
+        self._said.update(new)
+        return new
 
     def _advance(self, end: int, entries: list[Entry]) -> None:
         """Moves the tail to ``end``: shows what the budget allows, counts the rest."""

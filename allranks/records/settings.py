@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
 
 from allranks.errors import UsageError
@@ -52,3 +53,28 @@ def seconds(name: str, default: float) -> float:
             f"expected {name} to be seconds above 0, found {said!r}. Unset it for {default:g}."
         )
     return found
+
+
+_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def nbytes(name: str, default: int, least: int) -> int:
+    """Returns how many bytes a variable says, as ``500 MB``; the default where it is not set.
+
+    Raises:
+        UsageError: it says no such number, or less than ``least``.
+    """
+    said = os.environ.get(name)
+    if said is None:
+        return default
+    found = re.fullmatch(r"\s*([0-9.]+)\s*(|kB|MB|GB|TB)\s*", said)
+    try:
+        size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    except ValueError:
+        size = 0
+    if size < least:
+        raise UsageError(
+            f"expected {name} to be a size of {least:,} bytes or more, as 500 MB, found {said!r}. "
+            f"Unset it for {default:,} bytes."
+        )
+    return size
