@@ -35,7 +35,12 @@ _OPEN_MPI_ALONE = {
     # Without tcp no rank listens for ranks of other hosts, on all of this one's addresses.
     "OMPI_MCA_btl": "self,sm",
 }
-_HYDRA_ALONE = {"HYDRA_RMK": "user", "HYDRA_LAUNCHER": "fork"}
+_MPICH_ALONE = {
+    "HYDRA_RMK": "user",
+    "HYDRA_LAUNCHER": "fork",
+    # The network on whose address every rank listens: loopback, where they are all here.
+    "UCX_NET_DEVICES": "lo",
+}
 _LIBRARIES = ("libmpi.so.40", "libmpi.so.12", "libmpi.dylib", "libmpi.12.dylib")
 
 
@@ -62,7 +67,7 @@ class LocalLauncher:
         if "open mpi" in _version(mpiexec()).lower():
             settings |= _OPEN_MPI | (_OPEN_MPI_ALONE if alone else {})
         elif alone:
-            settings |= _HYDRA_ALONE
+            settings |= _MPICH_ALONE
         folder = Path(mpiexec()).parent.parent / "lib"
         for library in _LIBRARIES:
             if (folder / library).exists():
