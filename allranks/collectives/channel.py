@@ -154,6 +154,10 @@ class Channel:
                 latest, who = arrived, index
         return same, latest, who
 
+    def fingerprints(self, sequence: int) -> list[int]:
+        """What each member brought."""
+        return [self.words[at] for at in self._heads[sequence & 1]]
+
     def extents(self, sequence: int) -> list[int]:
         """How many bytes each member brought."""
         return [self.words[at + 2] for at in self._heads[sequence & 1]]

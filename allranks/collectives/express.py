@@ -31,6 +31,7 @@ from allranks.collectives.window import place
 if TYPE_CHECKING:
     from allranks.collectives.channel import Channel
     from allranks.collectives.group import Group
+    from allranks.collectives.guard import Shapes
     from allranks.collectives.world import World
 
 Array = NDArray[Any]
@@ -44,14 +45,19 @@ class Plan:
     """What calls of the same op, dtype and shape have in common."""
 
     def __init__(
-        self, group: Group, array: Array, op: ReduceOp, factors: tuple[float, float]
+        self,
+        group: Group,
+        array: Array,
+        op: ReduceOp,
+        factors: tuple[float, float],
+        looks: tuple[object, ...],
     ) -> None:
         check(op, array.dtype)
         channel = group.channel
         assert channel is not None
         options = guard.options(*factors, "")
         dtype, shape = array.dtype, array.shape
-        self.spec = guard.Spec("allreduce", op.name, name_of(dtype), shape, -1, options, array.size)
+        self.spec = guard.Spec("allreduce", op.name, name_of(dtype), looks, -1, options, array.size)
         self.fingerprint, self.text = guard.pack(self.spec)
         self.how = Arithmetic(op, dtype, group.size, *factors)
         self.nbytes, self.step = array.nbytes, chunk(dtype)
@@ -82,20 +88,29 @@ class Plan:
 
 
 def express(
-    group: Group, array: Array, op: ReduceOp, factors: tuple[float, float], name: str | None
+    group: Group,
+    array: Array,
+    op: ReduceOp,
+    factors: tuple[float, float],
+    name: str | None,
+    shapes: Shapes | None = None,
 ) -> Array | None:
-    """The reduced array; None where this call has to go the long way."""
+    """The reduced array; None where this call has to go the long way.
+
+    ``shapes`` are those of the arrays that lie in this one, which the ranks compare then.
+    """
     channel, world = group.channel, group.world
     if channel is None or world.pending or world.dirty or op is Adasum:
         return None
     if not array.flags.c_contiguous:
         return None
-    key = op, array.dtype, array.shape, factors
+    looks = shapes or array.shape
+    key = op, array.dtype, looks, factors
     plan = group.plans.get(key)
     if plan is None:
         if len(group.plans) >= _PLANS:
             group.plans.clear()
-        plan = group.plans[key] = Plan(group, array, ReduceOp(op), factors)
+        plan = group.plans[key] = Plan(group, array, ReduceOp(op), factors, looks)
     if not plan.fits:
         return None
     with world.lock:

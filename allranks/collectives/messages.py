@@ -71,6 +71,9 @@ class Messages:
         """Keeps how far this rank has come in a group, for the letter it sends when it leaves."""
         agreed, before = group.full_sequence(call), self.finished.get(group.number, (0, 0))[1]
         self.finished[group.number] = agreed, finished or before
+        if self.world.board is not None:
+            # For the ranks of this host, which read there that this one has left, and no letter.
+            self.world.board.note(group.number, agreed, finished or before)
 
     def missing(self, group: Group, call: Call) -> tuple[int, ...]:
         """The members that have not been heard of in a call."""
@@ -81,7 +84,7 @@ class Messages:
         for rank in group.ranks:
             if rank == self.world.rank or (rank in heard and not call.moving):
                 continue
-            agreed, finished = self.world.peers.state(rank).finished.get(group.number, (0, 0))
+            agreed, finished = self.world.peers.progress(rank, group.number)
             if (finished if call.moving else agreed) < full:
                 found.append(rank)
         return tuple(found)

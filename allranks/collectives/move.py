@@ -13,7 +13,7 @@ from allranks.collectives.call import Call
 from allranks.collectives.callsite import here
 from allranks.collectives.gpu.gathering import gather_on_gpu
 from allranks.collectives.gpu.taking import copying, take, take_none
-from allranks.collectives.guard import Spec
+from allranks.collectives.guard import Spec, describe_group
 from allranks.collectives.handles import Handle
 from allranks.collectives.process_sets import ProcessSet, group_of
 from allranks.collectives.reductions import ReduceOp, check, name_of
@@ -92,6 +92,7 @@ def begin_allgather(
     *,
     kind: str = "allgather",
     root: int = -1,
+    labels: Sequence[str] = (),
 ) -> Call:
     """An allgather or gather of one array or of several, ready to be driven; ends with a list."""
     group = group_of(process_set, kind)
@@ -100,10 +101,10 @@ def begin_allgather(
     for source, _ in pairs:
         _rows(source, kind)
     index = member(group, root, kind) if kind == "gather" else -1
-    shapes = tuple((None, *source.shape[1:]) for source, _ in pairs)
+    looks = [(None, *source.shape[1:]) for source, _ in pairs]
     grouped = kind.startswith("grouped")
-    dtypes = "+".join(name_of(source.dtype) for source, _ in pairs)
-    shape = shapes if grouped else shapes[0]
+    dtypes, shapes = describe_group([name_of(source.dtype) for source, _ in pairs], looks, labels)
+    shape = shapes if grouped else looks[0]
     spec = Spec(kind, "", dtypes, shape, root, transport=taken.transport, device=taken.device)
     nbytes = sum(source.nbytes for source, _ in pairs)
     call = Call(group, spec, here(), name or "", nbytes * group.size)

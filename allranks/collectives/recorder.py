@@ -64,6 +64,7 @@ class Recorder:
             last_rank=call.last_rank,
             ended=call.ended + offset,
             device_seconds=call.device_seconds,
+            attended=call.attended,
         )
 
 

@@ -15,7 +15,7 @@ from allranks.collectives.callsite import here
 from allranks.collectives.compression import Compression
 from allranks.collectives.express import express
 from allranks.collectives.gpu.taking import copying, take
-from allranks.collectives.guard import Spec, options
+from allranks.collectives.guard import Shapes, Spec, describe_group, options
 from allranks.collectives.handles import Handle
 from allranks.collectives.move import member
 from allranks.collectives.process_sets import ProcessSet, group_of
@@ -41,6 +41,8 @@ def _begin(
     transport: str | None = None,
     device: str = "",
     root: int = -1,
+    shapes: Shapes | None = None,
+    labels: Sequence[str] = (),
 ) -> Call:
     """A call of this module, ready to be driven; its result is a list."""
     group = group_of(process_set, kind)
@@ -57,14 +59,14 @@ def _begin(
         sources.append(source)
         contexts.append(context)
     _check_shapes(kind, op, sources, group.size)
-    grouped = kind.startswith("grouped")
-    shapes = [source.shape for source in sources]
-    dtypes = {name_of(source.dtype): None for source in sources}
+    dtypes, looks = describe_group(
+        [name_of(source.dtype) for source in sources], [source.shape for source in sources], labels
+    )
     spec = Spec(
         kind,
         op.name,
-        "+".join(dtypes),
-        tuple(shapes) if grouped else shapes[0],
+        dtypes,
+        looks if kind.startswith("grouped") else shapes or sources[0].shape,
         root,
         options(prescale_factor, postscale_factor, compression.name),
         sum(source.size for source in sources),
@@ -236,6 +238,36 @@ def allreduce(
         device=device,
     )
     return world.current().run(call)[0]
+
+
+def allreduce_fused(
+    array: Array,
+    shapes: Shapes,
+    op: ReduceOp,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Array:
+    """As `allreduce`, of an array in which several lie: the ranks compare ``shapes``, theirs."""
+    factors = (float(prescale_factor), float(postscale_factor))
+    group = group_of(process_set, "allreduce")
+    total = express(group, array, op, factors, name, shapes)
+    if total is None:
+        total = world.current().run(
+            _begin(
+                "allreduce",
+                [array],
+                op,
+                name=name,
+                process_set=process_set,
+                prescale_factor=prescale_factor,
+                postscale_factor=postscale_factor,
+                shapes=shapes,
+            )
+        )[0]
+    return total
 
 
 def allreduce_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handle:

@@ -20,6 +20,7 @@ from allranks.collectives.callsite import Site
 from allranks.collectives.group import Group
 from allranks.collectives.interrupts import ear
 from allranks.collectives.peers import PROCESS, Peers, Scope, State
+from allranks.collectives.presence import Presence
 from allranks.collectives.recorder import Recorder
 from allranks.collectives.wait import Steps, drive
 from allranks.collectives.watch import Watch
@@ -73,6 +74,7 @@ class World:
         """Requests under way and their buffers, and those that an interrupt left."""
         self.lock = threading.RLock()
         self.recorder = Recorder()
+        self.presence = Presence()
         self.watch = Watch(self)
         self.notice: Callable[[str], None] = _to_stderr
         self.attend_messages: Callable[[], None] | None = None
@@ -103,21 +105,28 @@ class World:
         with self.lock:
             self.check_clean(call)
             if self.pending:
-                if call.ordered:
-                    self._enqueue(call)
-                    return self._drive(call, self.until(call))
-                result = self._drive(call, self.alongside(call))
-            else:
-                result = self._drive(call, call.steps)
+                with self.presence:
+                    return self._run_with_others(call)
+            result = self._drive(call, call.steps)
             self.finish(call)
             return result
+
+    def _run_with_others(self, call: Call) -> Any:
+        if call.ordered:
+            self._enqueue(call)
+            return self._drive(call, self.until(call))
+        self.presence.begin(call)
+        result = self._drive(call, self.alongside(call))
+        self.finish(call, posted=True)
+        return result
 
     def join(self, call: Call) -> Any:
         """Waits for a call that was submitted and returns its result."""
         with self.lock:
             if not call.done:
                 self.check_clean(call)
-                return self._drive(call, self.until(call))
+                with self.presence:
+                    return self._drive(call, self.until(call))
             if call.error is not None:
                 raise call.error
             return call.result
@@ -135,11 +144,20 @@ class World:
         """Posts a call as far as it goes without waiting."""
         with self.lock:
             self.check_clean(call)
-            self._enqueue(call)
-            self.progress()
+            with self.presence:
+                self._enqueue(call)
+                self.progress()
             return call
 
+    def poll(self, call: Call) -> None:
+        """Takes everything under way as far as it goes without waiting."""
+        with self.lock:
+            self.check_clean(call)
+            with self.presence:
+                self.progress()
+
     def _enqueue(self, call: Call) -> None:
+        self.presence.begin(call)
         # In this order: one too many ends the epoch with the cell, one too few mixes two cells.
         self.pending += 1
         call.group.queue.append(call)
@@ -167,16 +185,19 @@ class World:
             next(call.steps)
         except StopIteration as end:
             call.result = end.value
-            self.finish(call)
+            self.finish(call, posted=True)
         except (CollectiveMismatch, UsageError) as error:
             call.error = error
         else:
+            self.presence.note(call)
             return False
         return True
 
-    def finish(self, call: Call) -> None:
-        """Notes the end of a call."""
+    def finish(self, call: Call, *, posted: bool = False) -> None:
+        """Notes the end of a call; ``posted`` says that others may have been under way with it."""
         call.ended = perf_counter()
+        if posted:
+            self.presence.end(call)
         if call.ordered:
             call.group.finish(call)
         self.recorder.add(call)

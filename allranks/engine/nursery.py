@@ -26,11 +26,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from allranks.engine import filters, processes
+from allranks.engine import doors, filters, processes
 from allranks.records.config import NurseryConfig
 
 _TICK_SECONDS = 0.5
 _TERM_SECONDS = 0.2
+_MPI_FILES, _MPI_NBYTES = "OMPI_MCA_btl_sm_backing_directory", 16 << 20
 _IMPORTS = (
     "allranks.engine.controller",
     "allranks.engine.rank",
@@ -57,6 +58,7 @@ class Nursery:
         self.places: dict[int, socket.socket] = {}
         self.segments: set[str] = set()
         self.stopping = False
+        self.admitted = False
         self.pid = os.getpid()
         self.parent = os.getppid()
         self.controller = 0
@@ -85,6 +87,9 @@ class Nursery:
         stub = os.path.join(os.path.dirname(os.path.abspath(__file__)), "stub.py")
         command = [*self.config.launch, sys.executable, "-I", "-S", stub, address]
         environment = {**os.environ, **self.config.environment, "TMPDIR": self.config.session_dir}
+        if processes.shared_memory_left() < self.config.size * _MPI_NBYTES:
+            # Open MPI's ranks meet in a file each; one that does not fit ends them by a signal.
+            environment.setdefault(_MPI_FILES, self.config.session_dir)
         self.launcher = subprocess.Popen(
             command,
             env=environment,
@@ -178,6 +183,10 @@ class Nursery:
             for descriptor in received:
                 os.close(descriptor)
             return
+        if not self.admitted:
+            # The launcher has all that it needs of the network: its ranks are on this host.
+            self.admitted = True
+            doors.close_to_network(self.launcher.pid)
         told = json.loads(text)
         environment: dict[str, str] = told["environment"]
         environment["TMPDIR"] = os.environ.get("TMPDIR", "")

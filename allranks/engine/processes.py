@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -79,6 +80,15 @@ def kill_children() -> bool:
     for process in descendants:
         kill(process.pid)
     return bool(descendants)
+
+
+def shared_memory_left() -> float:
+    """Returns how many bytes files in shared memory may still have."""
+    try:
+        found = os.statvfs(_SHARED_MEMORY)
+    except OSError:
+        return math.inf  # there is no such place, so nobody's files go there
+    return found.f_bavail * found.f_frsize
 
 
 def shared_segments(pid: int) -> set[str]:

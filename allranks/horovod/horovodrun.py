@@ -115,7 +115,7 @@ def main() -> None:
         if wanted.hostfile:
             command += ["--hostfile", wanted.hostfile]
         command += python_command(wanted.command)
-        os.environ.update(launcher.environment())
+        os.environ.update(launcher.environment(alone=not (wanted.hosts or wanted.hostfile)))
     except AllranksError as error:
         raise SystemExit(f"horovodrun: {error}") from None
     os.execv(command[0], command)

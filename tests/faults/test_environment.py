@@ -1,5 +1,8 @@
 """A machine on which something is missing or forbidden is told so, or is good enough."""
 
+import socket
+
+import psutil
 import pytest
 
 
@@ -47,6 +50,63 @@ def test_a_temporary_folder_with_a_long_name_is_good_enough(new_notebook, tmp_pa
     notebook.shutdown()
     notebook.wait_for_no_children()
     assert list(long.iterdir()) == []
+
+
+def test_inside_a_job_of_a_scheduler_the_ranks_are_on_this_machine(new_notebook, tmp_path):
+    """The schedulers' own variables, of a job on a node that cannot be reached from here."""
+    nodes = tmp_path / "nodes"
+    nodes.write_text("node1\n")
+    slurm = {"JOB_ID": "7", "JOBID": "7", "NODELIST": "node1", "TASKS_PER_NODE": "4", "NNODES": "1"}
+    slurm |= {"PROCID": "0", "LOCALID": "0", "NTASKS_PER_NODE": "1"}
+    jobs = [
+        {f"SLURM_{name}": value for name, value in slurm.items()},
+        {"PBS_JOBID": "7", "PBS_NODEFILE": str(nodes), "PBS_ENVIRONMENT": "PBS_BATCH"},
+        {"LSB_JOBID": "7", "LSB_HOSTS": "node1", "LSB_MCPU_HOSTS": "node1 4"},
+        {"JOB_ID": "7", "PE_HOSTFILE": str(nodes), "SGE_ROOT": str(tmp_path), "ARC": "lx"},
+    ]
+    notebook = new_notebook()
+    for job in jobs:
+        notebook.run(f"import os; os.environ.update({job!r})")
+        assert "ranks 0–1 → (2, 0)\n" in notebook.on_ranks("size, rank // 2", "-n 2").text
+        notebook.run(f"%distributed stop\nfor name in {list(job)!r}: del os.environ[name]")
+
+
+def test_nobody_can_connect_from_the_network(notebook):
+    ranks = notebook.pids().values()
+    open_to_all = []
+    for process in notebook.children():
+        for link in process.net_connections("inet"):
+            if link.status == psutil.CONN_LISTEN and not link.laddr.ip.startswith("127."):
+                assert process.pid not in ranks
+                open_to_all.append(link.laddr.port)
+    for port in open_to_all:
+        with pytest.raises(OSError, match=r"timed out|refused"):
+            socket.create_connection(("127.0.0.1", port), timeout=0.3)
+
+
+_SMALL = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+NEWNS, REC, PRIVATE = 0x20000, 0x4000, 1 << 18
+small = (
+    libc.unshare(NEWNS) == 0
+    and libc.mount(b"none", b"/", None, REC | PRIVATE, None) == 0
+    and libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=64k") == 0
+)
+"""
+
+
+def test_little_shared_memory_is_enough(new_notebook):
+    """What a container has by default, or less."""
+    notebook = new_notebook()
+    notebook.run(_SMALL)
+    if notebook.value("small") != "True":
+        pytest.skip("this user may not mount a /dev/shm of 64 KiB")
+    big = "import numpy as np\nint(allreduce(np.ones(500_000), Sum)[-1])"
+    cell = notebook.on_ranks(f"{big}, comm.allreduce(1)", "-n 2")
+    assert "ranks 0–1 → (2, 2)\n" in cell.text, cell.text
+    notebook.shutdown()
+    notebook.check_nothing_left()
 
 
 def test_files_of_the_notebook_do_not_shadow_the_standard_library(new_notebook):

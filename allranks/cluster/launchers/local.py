@@ -27,6 +27,21 @@ _OPEN_MPI = {
     "OMPI_MCA_pml": "ob1",
     "OMPI_MCA_btl": "self,sm,tcp",
 }
+
+#: A scheduler's job has variables that send mpiexec to its nodes, whatever it is asked for.
+_SCHEDULERS = "^slurm,pbs,tm,lsf,gridengine,flux"
+_OPEN_MPI_ALONE = {
+    "PRTE_MCA_ras": _SCHEDULERS,
+    "PRTE_MCA_plm": _SCHEDULERS,
+    # Without tcp no rank listens for ranks of other hosts, on all of this one's addresses.
+    "OMPI_MCA_btl": "self,sm",
+}
+_MPICH_ALONE = {
+    "HYDRA_RMK": "user",
+    "HYDRA_LAUNCHER": "fork",
+    # The network on whose address every rank listens: loopback, where they are all here.
+    "UCX_NET_DEVICES": "lo",
+}
 _LIBRARIES = ("libmpi.so.40", "libmpi.so.12", "libmpi.dylib", "libmpi.12.dylib")
 
 
@@ -43,9 +58,17 @@ class LocalLauncher:
         """
         return [mpiexec(), "-n", str(size)]
 
-    def environment(self) -> dict[str, str]:
-        """Returns the settings that the MPI in use needs; what the user has set stays."""
-        settings = dict(_OPEN_MPI) if "open mpi" in _version(mpiexec()).lower() else {}
+    def environment(self, *, alone: bool = True) -> dict[str, str]:
+        """Returns the settings that the MPI in use needs; what the user has set stays.
+
+        Args:
+            alone: whether all ranks run on this machine.
+        """
+        settings: dict[str, str] = {}
+        if "open mpi" in _version(mpiexec()).lower():
+            settings |= _OPEN_MPI | (_OPEN_MPI_ALONE if alone else {})
+        elif alone:
+            settings |= _MPICH_ALONE
         folder = Path(mpiexec()).parent.parent / "lib"
         for library in _LIBRARIES:
             if (folder / library).exists():
