@@ -12,6 +12,7 @@ KNOWN: dict[str, str] = {
     "json_replaced_by_another_signature": "the reply cannot be written",
     "json_loads_is_replaced": "the rank hears no more",
     "json_of_great_depth": "the kernel's reader thread ends",
+    "an_interrupt_of_finalizers": "a finalizer drops it, again and again; a second press ends it",
     "a_timeout_in_a_blocking_call": "--timeout does not escalate",
     "an_enormous_value": "the last value stands outside the limit of a cell's output",
     "an_enormous_display": "a display stands outside the limit of a cell's output",
