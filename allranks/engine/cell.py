@@ -197,6 +197,7 @@ class CellRunner:
                 self._hear_no_more()
             except KeyboardInterrupt:  # it came when the cell had ended: too late to interrupt it
                 self._hear_no_more()
+            _untraced()
         if isinstance(error, asyncio.CancelledError) and self._interrupts:
             # How an interrupt reaches a cell that awaits.
             error = KeyboardInterrupt().with_traceback(error.__traceback__)
@@ -335,6 +336,15 @@ class CellRunner:
             return [cloudpickle.dumps(value, protocol=5)], ""
         except BaseException as error:  # an object's own way to be pickled may do anything
             return [], f"{type(value).__name__}: {text_of(error)}"
+
+
+def _untraced() -> None:
+    """Takes a debugger's hold off the frames below the cell, which go on when it has ended."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_trace is not None:
+            frame.f_trace = None
+        frame = frame.f_back
 
 
 def _reason(error: BaseException | None, interrupted: bool) -> str:

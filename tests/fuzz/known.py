@@ -12,6 +12,7 @@ KNOWN: dict[str, str] = {
     "json_replaced_by_another_signature": "the reply cannot be written",
     "json_loads_is_replaced": "the rank hears no more",
     "json_of_great_depth": "the kernel's reader thread ends",
+    "an_interrupt_of_finalizers": "a finalizer drops it, again and again; a second press ends it",
     "a_timeout_in_a_blocking_call": "--timeout does not escalate",
     "an_enormous_value": "the last value stands outside the limit of a cell's output",
     "an_enormous_display": "a display stands outside the limit of a cell's output",
@@ -21,11 +22,12 @@ KNOWN: dict[str, str] = {
     "a_pool_that_spawns": "a folder pymp-* stays",
     "a_pushed_value_that_exits": "unpickling SystemExit ends the rank",
     "a_cyclic_cause": "the exception is hidden",
-    "failed_cells_keep_large_frames": "the frames of a failed cell stay",
+    "failed_cells_do_not_keep_their_frames": "they stay",
+    "output_is_not_kept_in_memory": "IPython and the transcript keep all that was printed",
+    "asynchronous_calls_in_the_timings": "spans that overlap are added",
+    "structures_in_opposite_order": "they are summed",
+    "a_start_inside_a_job_of_a_scheduler": "the launcher tries to reach the job's nodes",
+    "a_start_in_a_strange_environment": "no home, mpi4py's own settings, warnings as errors",
+    "doors": "ranks listen on all addresses",
 }
 """Names of statements, each with what happens today."""
-
-CHECKS: dict[str, str] = {
-    "listens": "ranks listen on all addresses",
-}
-"""Names of checks of a whole session that are left out, each with what happens today."""

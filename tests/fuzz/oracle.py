@@ -102,6 +102,8 @@ def _check_bundle(rich: str, ranks: Sequence[int], ended: Ended) -> None:
 def follow(case: Case, ended: Ended, session: Session, step: int, n: int) -> None:
     """Runs the cell whose result is known; sets the ranks up again where that was allowed.
 
+    What that cell shows is added to what the step has shown.
+
     Raises:
         Fault: its result is another one, or variables are lost that are not said to be, or kept
             that are said to be lost.
@@ -128,6 +130,7 @@ def follow(case: Case, ended: Ended, session: Session, step: int, n: int) -> Non
     else:
         _check(not said_lost, "lie", "variables to be lost as is said, found them kept", ended)
         _check(case.lost is not True, "kept", "the variables to be lost", ended)
+    ended.text += found.text
     check_probe(found, session)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 import traceback
 from collections import Counter
@@ -22,6 +23,7 @@ statements.load()
 _SESSIONS = {cls.kind: cls for cls in (InNotebook, InProcess)}
 _LENGTHS = (1, 7, 1000, 20_000, 300_000)
 _MOST_BEFORE = 3
+_SHOWN_CHARACTERS = 600
 
 
 @dataclass
@@ -69,18 +71,16 @@ def play(
                 break
             played.steps.append(step)
             _play_step(session, seed, step, played, tell)
-        played.starts = session.starts
         played.after = session.figures()
         session.close()
-    except Fault as fault:
+    except Exception as error:
+        fault = error if isinstance(error, Fault) else _unexpected(error)
+        fault.add_note(_last_lines(folder))
         played.fault = fault
-        if session is not None:
-            session.abandon()
-    except BaseException:
-        if session is not None:
-            session.abandon()
-        raise
     finally:
+        if session is not None and (played.fault or sys.exc_info()[0]):
+            session.abandon()
+        played.starts = session.starts if session is not None else 0
         shutil.rmtree(folder, ignore_errors=True)
     return played
 
@@ -119,7 +119,7 @@ def _play_step(
     n = seed.draw(step, session.size).rng.choice(_LENGTHS)
     if isinstance(what, Act):
         tell(f"{step} {name}")
-        _act(what, session)
+        what.do(session)
         played.ends["act"] += 1
         if what.lost:
             session.set_up()
@@ -145,10 +145,15 @@ def _play_step(
             raise Fault("undo", f"{undone.how}: {undone.message}\n{undone.text}")
 
 
-def _act(act: Act, session: Session) -> None:
-    try:
-        act.do(session)
-    except Fault:
-        raise
-    except Exception as error:
-        raise Fault(type(error).__name__, "".join(traceback.format_exception(error))) from error
+def _unexpected(error: Exception) -> Fault:
+    return Fault(type(error).__name__, "".join(traceback.format_exception(error)))
+
+
+def _last_lines(folder: Path) -> str:
+    """Returns the ends of the newest cluster's logs."""
+    logs = [*folder.glob("notebook/.state/allranks/*"), *folder.glob("logs/*")]
+    newest = max(logs, key=lambda path: path.stat().st_mtime, default=folder)
+    return "\n".join(
+        f"── {path.name}\n{path.read_text(errors='replace')[-_SHOWN_CHARACTERS:]}"
+        for path in sorted(newest.glob("*.log"))
+    )

@@ -59,7 +59,7 @@ def report(played: Played, steps: Sequence[int]) -> str:
     again = f"python -m tests.fuzz --seed {played.seed} --steps {listed}"
     sources = "\n".join(source_of(played.seed, step, played.seed.size) for step in steps)
     return (
-        f"{played.fault}\n\n"
+        f"{played.fault}\n" + "\n".join(getattr(played.fault, "__notes__", [])) + "\n\n"
         f"{played.seed}: found after {len(played.steps)} steps, these {len(steps)} fail as well\n"
         f"again:  {again}\nread:   {again} --source\n\n{sources}"
     )

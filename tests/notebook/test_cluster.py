@@ -87,6 +87,13 @@ def test_a_rank_that_cannot_begin_a_cell_replies_all_the_same(cluster):
     assert cluster.run("kept = 10 * rank\nkept") == [0, 10]
 
 
+def test_a_breakpoint_is_refused_and_harms_no_later_cell(cluster):
+    with pytest.raises(CellFailed, match="needs a keyboard, and a rank has none"):
+        cluster.run("breakpoint()")
+    cluster.run("import sys; sys.settrace(lambda *_: None)")
+    assert cluster.run("sys.settrace(None); kept") == [0, 10]
+
+
 NO_DESCRIPTORS = """
 import os, resource
 limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-_FILES = ("right", "wrong", "ends", "presses", "output", "python", "talk", "clusters")
+_FILES = ("right", "wrong", "ends", "presses", "output", "python", "talk", "clusters", "places")
 
 
 def load() -> None:

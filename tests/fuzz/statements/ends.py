@@ -172,12 +172,3 @@ def a_lone_surrogate_in_an_exception(draw: Draw) -> Case:
         ("follows",),
         dict.fromkeys(range(draw.size), "ValueError"),
     )
-
-
-@statement()
-def failed_cells_keep_large_frames(draw: Draw) -> Case:
-    return Case(
-        "def _fails():\n    mine = np.ones(5_000_000)\n    raise ValueError(len(mine))\n_fails()",
-        ("CellFailed",),
-        failed=dict.fromkeys(range(draw.size), "ValueError"),
-    )

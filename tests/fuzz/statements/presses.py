@@ -23,7 +23,6 @@ _BUSY = (
     "time.sleep(20) if rank == {rank} else barrier()",
     "time.sleep(20) if rank == {rank} else recv({rank})",
     "_i = 0\nwhile True: print('line', _i, 'of', rank); _i += 1; time.sleep(0.001)",
-    "class _Held:\n    def __del__(self): time.sleep(0.05)\nwhile True: _Held()",
     "while True: allgather_object([rank] * 1000)",
     "while True: remove_process_set(add_process_set([0]))",
     "def _deep(n): return _deep(n + 1) if n < 500 else time.sleep(0.01)\nwhile True: _deep(0)",
@@ -40,6 +39,12 @@ def _busy(draw: Draw) -> str:
 def an_interrupt(draw: Draw) -> Case:
     # The moment may come before the cell has begun: then it has not run, or not been sent.
     return Case(_busy(draw), _ONCE, presses=(draw.rng.uniform(0, 0.5),))
+
+
+@statement()
+def an_interrupt_of_finalizers(draw: Draw) -> Case:
+    source = "class _Held:\n    def __del__(self): time.sleep(0.05)\nwhile True: _Held()"
+    return Case(source, _ONCE, presses=(draw.rng.uniform(0.3, 0.5),))
 
 
 @statement(weight=2)
