@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from allranks.cluster import deaths, folders
@@ -61,7 +63,7 @@ class Connection:
         self.hellos: dict[int, Hello] = {}
         self.ends: list[deaths.End] = []
         self.closed = False
-        self._client: ipyparallel.Client | None = None
+        self._clients: list[ipyparallel.Client] = []
         self.launcher_text = ""
         self._ipyparallel: dict[str, Any] | None = None
         self._of_cell = of_cell
@@ -93,9 +95,9 @@ class Connection:
             preload=preload,
         )
         self._nurseries: list[Nursery] = []
-        # Runs when the kernel exits, too.
+        # Runs when nobody holds the connection any longer, and when the kernel exits.
         self._finalizer = weakref.finalize(
-            self, _end, self._nurseries, self._wire, self._session_dir
+            self, _end_anywhere, self._clients, self._nurseries, self._wire, self._session_dir
         )
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────
@@ -154,13 +156,8 @@ class Connection:
     def close(self) -> None:
         """Ends the ranks; returns when every process of theirs is gone."""
         self.closed = True
-        client, self._client = self._client, None
         with self.inbox.hearing_interrupts():  # it ends by itself, and soon
-            try:
-                if client is not None:
-                    client.close()
-            finally:
-                self._finalizer()
+            self._finalizer()
             self.step(0)
 
     # ── talk ─────────────────────────────────────────────────────────────────────────────────
@@ -245,7 +242,7 @@ class Connection:
         import ipyparallel
 
         deadline = time.monotonic() + _CLIENT_SECONDS
-        while self._client is None:
+        while not self._clients:
             made = ipyparallel.Client(self._ipyparallel)
             try:
                 made.wait_for_engines(self.size, timeout=_CLIENT_TRY_SECONDS, interactive=False)
@@ -258,8 +255,8 @@ class Connection:
                 made.close()
                 raise
             else:
-                self._client = made
-        return self._client
+                self._clients.append(made)
+        return self._clients[0]
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Unread):
@@ -321,13 +318,24 @@ def _work_folder() -> str:
         ) from error
 
 
-def _end(nurseries: list[Nursery], wire: Wire, session_dir: str) -> None:
-    """Ends what a connection holds; it must not hold the connection itself."""
+def _end_anywhere(*held: Any) -> None:
+    """Ends what a connection holds; a collection of garbage may ask for it in any thread."""
+    if threading.current_thread() is threading.main_thread():
+        _end(*held)
+        return
     try:
-        for nursery in nurseries:
-            nursery.stop()
-    finally:
-        try:
-            wire.close()
-        finally:
-            shutil.rmtree(session_dir, ignore_errors=True)
+        # The thread may be one of those that it waits for.
+        threading.Thread(target=_end, args=held, name="allranks-end").start()
+    except RuntimeError:
+        pass  # the process ends: so does the nursery, which hears of it
+
+
+def _end(
+    clients: list[ipyparallel.Client], nurseries: list[Nursery], wire: Wire, session_dir: str
+) -> None:
+    """Ends what a connection holds; it must not hold the connection itself."""
+    with ExitStack() as ends:
+        ends.callback(shutil.rmtree, session_dir, ignore_errors=True)
+        ends.callback(wire.close)
+        for held in (*nurseries, *clients):
+            ends.callback(held.stop if isinstance(held, Nursery) else held.close)

@@ -32,6 +32,7 @@ from allranks.records.config import NurseryConfig
 _TICK_SECONDS = 0.5
 _TERM_SECONDS = 0.2
 _MPI_FILES, _MPI_NBYTES = "OMPI_MCA_btl_sm_backing_directory", 16 << 20
+_TRACKER_SECONDS = 1.0
 _IMPORTS = (
     "allranks.engine.controller",
     "allranks.engine.rank",
@@ -310,7 +311,8 @@ class Nursery:
         deadline = time.monotonic() + _TERM_SECONDS
         while processes.reap_all() and time.monotonic() < deadline:
             time.sleep(0.02)
-        while processes.kill_children():
+        deadline = time.monotonic() + _TRACKER_SECONDS
+        while processes.kill_children(spare_trackers=time.monotonic() < deadline):
             processes.reap_all()
             time.sleep(0.02)
         for path in self.segments:

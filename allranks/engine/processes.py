@@ -74,11 +74,17 @@ def reap_all() -> bool:
             return True
 
 
-def kill_children() -> bool:
-    """Kills every descendant of this process; returns whether there were any."""
+def kill_children(spare_trackers: bool = False) -> bool:
+    """Kills every descendant of this process; returns whether there were any.
+
+    Args:
+        spare_trackers: not those of multiprocessing's that remove what a process had in shared
+            memory, once it and all that it has spawned are gone. Nobody else knows the names.
+    """
     descendants = psutil.Process().children(recursive=True)
     for process in descendants:
-        kill(process.pid)
+        if not (spare_trackers and _is_tracker(process)):
+            kill(process.pid)
     return bool(descendants)
 
 
@@ -89,6 +95,13 @@ def shared_memory_left() -> float:
     except OSError:
         return math.inf  # there is no such place, so nobody's files go there
     return found.f_bavail * found.f_frsize
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    try:
+        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+    except psutil.Error:
+        return False  # it is gone
 
 
 def shared_segments(pid: int) -> set[str]:

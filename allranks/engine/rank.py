@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import faulthandler
+import multiprocessing
 import os
 import signal
 import socket
@@ -85,6 +86,8 @@ class Rank:
         self.transcript.capture()
         faulthandler.enable(all_threads=False)
         _fresh_main_module()
+        # What multiprocessing makes when first asked outlives a rank, which nothing can tidy up.
+        multiprocessing.current_process()._config["tempdir"] = self._config.session_dir  # type: ignore[attr-defined]
         builtins.input = _no_keyboard
         alias.install()
         tensorflow1.install()

@@ -74,7 +74,7 @@ class Notebook(Kernel):
         deadline = time.monotonic() + 1
         while (left := self.files_left()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert left == []
+        assert left == [], left
 
     def files_left(self) -> list[str]:
         """Returns the files that the cluster had and that are still there, logs apart."""

@@ -91,3 +91,48 @@ def test_unloading_the_extension_leaves_nothing_but_logs(notebook):
     notebook.run("%unload_ext allranks")
     notebook.check_nothing_left()
     assert "not found" in notebook.on_ranks("rank").error_value
+
+
+DROPPED = {
+    "in the main thread": "gc.collect()",
+    "in another thread": "import threading\nthread = threading.Thread(target=gc.collect)\n"
+    "thread.start()\nthread.join()",
+}
+
+
+@pytest.mark.parametrize("collect", DROPPED.values(), ids=DROPPED.keys())
+def test_a_cluster_that_nobody_holds_any_longer_leaves_nothing_but_logs(new_notebook, collect):
+    notebook = new_notebook()
+    cell = notebook.run(
+        "import allranks, gc\ncluster = allranks.Cluster(n=2).start()\n"
+        "cluster.run('import numpy as np; allreduce(np.ones(9))')\ncluster.client().ids\n"
+        "try:\n    cluster.run('1 / 0')\nexcept allranks.errors.CellFailed:\n    pass"
+    )
+    assert cell.status == "ok", cell.text
+    assert notebook.note_files()
+    cell = notebook.run(f"gc.disable()\ndel cluster\n{collect}\ngc.enable()")
+    assert cell.status == "ok", cell.text
+    notebook.check_nothing_left()
+    cell = notebook.run(
+        "import threading\n"
+        "own = [one for one in threading.enumerate() if one.name.startswith('allranks')]\n"
+        "for thread in own: thread.join(10)\n"
+        "print([thread for thread in own if thread.is_alive()])"
+    )
+    assert cell.stdout == "[]\n", cell.text
+
+
+def test_processes_that_a_rank_has_spawned_leave_no_files(notebook):
+    cell = notebook.on_ranks(
+        "import multiprocessing\nfrom multiprocessing import shared_memory\n"
+        "spawn = multiprocessing.get_context('spawn')\nmanager = spawn.Manager()\n"
+        "fork = multiprocessing.get_context('forkserver')\n"
+        "pools = spawn.Pool(1), fork.Pool(1)\n"
+        "print([pool.map(abs, [-1]) for pool in pools], manager.list([2]))\n"
+        "kept = shared_memory.SharedMemory(create=True, size=1000)",
+        "-r 0",
+    )
+    assert "[[1], [1]] [2]" in cell.text
+    notebook.note_files()
+    notebook.shutdown()
+    notebook.check_nothing_left()
