@@ -35,6 +35,15 @@ def test_a_module_that_cannot_be_imported_says_so_in_its_cell(kernel):
     assert "RuntimeError: broken by itself" in cell.text
 
 
+def test_a_module_may_print_what_it_likes(kernel):
+    (kernel.cwd / "printing_module.py").write_text(
+        "print(42, 'null', [1], '{}', '[' * 100_000, sep='\\n', flush=True)"
+    )
+    kernel.run("%load_ext allranks")
+    cell = kernel.run("%%distributed -n 1 --preload printing_module\n'started'")
+    assert "rank 0 → 'started'" in cell.text
+
+
 def test_the_members_of_an_ensemble_begin_with_them_too(kernel):
     kernel.run("%load_ext allranks")
     cell = kernel.run(
