@@ -153,15 +153,14 @@ def test_no_rank_begins_with_mpi_before_all_are_there(new_notebook, tmp_path):
     while "rank-0.log" not in notebook.logs():
         time.sleep(0.1)
     time.sleep(1)
-    begun = [
-        process.pid
-        for process in notebook.children()
-        if process.name().startswith("python") and "libmpi." in _maps(process.pid)
-    ]
+    begun = [pid for pid in (child.pid for child in notebook.children()) if "libmpi." in _maps(pid)]
     go.touch()
     assert begun == []
     assert "rank 1 → (1, 2)\n" in cell.wait(60).text
 
 
 def _maps(pid: int) -> str:
-    return Path(f"/proc/{pid}/maps").read_text()
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return ""  # the shell's sleep has ended
