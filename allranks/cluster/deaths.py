@@ -13,6 +13,8 @@ from allranks.records.ranks import label
 from allranks.records.wire import Hello
 
 _OTHERS_SECONDS = 1.0
+#: For what the others still have to say, once it is known which rank died of itself.
+_KNOWN_SECONDS = 0.2
 _SHOWN_LINES = 12
 _SHOWN_NBYTES = 16 * 1024
 
@@ -43,9 +45,8 @@ def all_over(ends: Sequence[End], size: int) -> bool:
     if not ends:
         return False
     ended = {end.rank for end in ends}
-    return (
-        len(ended - {-1}) >= size or -2 in ended or time.monotonic() - ends[0].at > _OTHERS_SECONDS
-    )
+    patience = _KNOWN_SECONDS if culprits(ends) else _OTHERS_SECONDS
+    return len(ended - {-1}) >= size or -2 in ended or time.monotonic() - ends[0].at > patience
 
 
 def describe(ends: Sequence[End]) -> str:

@@ -21,7 +21,7 @@ def chosen(n: int | None, gpus: Sequence[object]) -> int:
     """
     cores = os.cpu_count() or 1
     size = (len(gpus) or max(2, min(4, cores))) if n is None else n
-    most = max(64, 16 * cores)
+    most = max(128, 16 * cores)
     try:
         fits = 1 <= index(size) <= most
     except TypeError:

@@ -59,7 +59,9 @@ class Nursery:
         self.places: dict[int, socket.socket] = {}
         self.segments: set[str] = set()
         self.stopping = False
-        self.admitted = False
+        self.admitted = 0
+        self.began = time.time()
+        self.gate, self._open_gate = os.pipe()
         self.pid = os.getpid()
         self.parent = os.getppid()
         self.controller = 0
@@ -184,9 +186,9 @@ class Nursery:
             for descriptor in received:
                 os.close(descriptor)
             return
-        if not self.admitted:
+        self.admitted += 1
+        if self.admitted == 1:
             # The launcher has all that it needs of the network: its ranks are on this host.
-            self.admitted = True
             doors.close_to_network(self.launcher.pid)
         told = json.loads(text)
         environment: dict[str, str] = told["environment"]
@@ -196,13 +198,19 @@ class Nursery:
         number = launched_rank(environment)
 
         def live() -> None:
+            # While MPI starts its ranks look all the time whether the others are there: more of
+            # them than cores would leave no time for those that are still to be forked.
+            os.read(self.gate, 1)
+            os.close(self.gate)
             for have, wanted in zip(received, told["descriptors"], strict=False):
                 os.dup2(have, wanted)
                 os.set_inheritable(wanted, True)
             Rank(self.config, self.connection, number).run()
 
         log = log_path(self.config, number)
-        pid = self._fork(live, environment, log, keep=[*received, *told["descriptors"]])
+        pid = self._fork(live, environment, log, keep=[self.gate, *received, *told["descriptors"]])
+        if self.admitted == self.config.size:
+            os.close(self._open_gate)
         for descriptor in received:
             os.close(descriptor)
         self.ranks[pid] = number
@@ -300,8 +308,10 @@ class Nursery:
     def _end(self) -> None:
         """Ends every process of the cluster and removes every file but the logs."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        for pid in self.ranks:
-            self.segments |= processes.shared_segments(pid)
+        if processes.segments_since(self.began) - self.segments:
+            # Somebody's, made since the ranks came up: it takes long to look whose.
+            for pid in self.ranks:
+                self.segments |= processes.shared_segments(pid)
         for pid in [*self.ranks, self.controller]:
             processes.kill(pid)
         for place in self.places.values():
@@ -312,8 +322,9 @@ class Nursery:
         while processes.reap_all() and time.monotonic() < deadline:
             time.sleep(0.02)
         deadline = time.monotonic() + _TRACKER_SECONDS
-        while processes.kill_children(spare_trackers=time.monotonic() < deadline):
-            processes.reap_all()
+        # Whose parent has died is this process's child: with the last child all are gone.
+        while processes.reap_all():
+            processes.kill_children(spare_trackers=time.monotonic() < deadline)
             time.sleep(0.02)
         for path in self.segments:
             processes.unlink(path)

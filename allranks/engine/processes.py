@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import ctypes
+import glob
 import math
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
 _PR_SET_CHILD_SUBREAPER = 36
+_SLEEP_SECONDS = 2.5e-4
 _SHARED_MEMORY = "/dev/shm/"
 
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
 
 
 def adopt_orphans() -> None:
@@ -32,15 +37,35 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+@contextmanager
+def sleeping_longer(ranks: int) -> Iterator[None]:
+    """Within, this thread's short sleeps last longer where ranks outnumber the cores (Linux).
+
+    While it starts, Open MPI looks every 0.1 ms whether the other ranks are there. A hundred that
+    do so leave no time for the launcher, for which they all wait.
+    """
+    cores = _cores()
+    seconds = _SLEEP_SECONDS * ranks / cores if ranks > cores else 0.0
+    _prctl(_PR_SET_TIMERSLACK, int(seconds * 1e9))
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_TIMERSLACK, 0)  # what it was
+
+
 def share_cores(ranks: int) -> str:
     """Limits numeric libraries to one rank's share of this host's cores; returns the number.
 
     They read ``OMP_NUM_THREADS`` as they are loaded: what is loaded before a fork needs it there.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    share = str(max(1, (cores or 1) // ranks))
+    share = str(max(1, _cores() // ranks))
     os.environ.setdefault("OMP_NUM_THREADS", share)
     return share
+
+
+def _cores() -> int:
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return found or 1
 
 
 def close_all_but(kept: set[int]) -> None:
@@ -115,6 +140,19 @@ def shared_segments(pid: int) -> set[str]:
                     found.add(_SHARED_MEMORY + path)
     except OSError:
         pass  # the process is gone, or the platform has no /proc
+    return found
+
+
+def segments_since(began: float) -> set[str]:
+    """Returns the files of this user in shared memory that are not older than a time."""
+    found = set()
+    for path in glob.glob(f"{_SHARED_MEMORY}*"):
+        try:
+            about = os.stat(path)
+        except OSError:
+            continue  # it has just been removed
+        if about.st_uid == os.geteuid() and about.st_ctime >= began - 1:
+            found.add(path)
     return found
 
 

@@ -91,7 +91,8 @@ class Rank:
         builtins.input = _no_keyboard
         alias.install()
         tensorflow1.install()
-        collectives.init()
+        with processes.sleeping_longer(self._config.size):
+            collectives.init()
         if collectives.size() != self._config.size or collectives.rank() != self.rank:
             raise SystemExit(
                 f"expected to be rank {self.rank} of {self._config.size}, but MPI says rank "

@@ -1,6 +1,9 @@
 """A machine on which something is missing or forbidden is told so, or is good enough."""
 
 import socket
+import sys
+import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -170,3 +173,38 @@ def test_a_python_that_the_user_may_not_run_is_named(new_notebook):
     assert "a Python that this user may run" in cell.error_value
     notebook.run("sys.executable = mine")
     assert "ranks 0–1 → 2\n" in notebook.on_ranks("size", "-n 2").text
+
+
+_HOLDS_ONE_BACK = """#!/bin/sh
+# An mpiexec whose second rank is late: mpiexec -n 2 python …
+shift 2
+exec {mpiexec} -n 1 "$@" : -n 1 sh -c 'while [ ! -e {go} ]; do sleep 0.1; done; exec "$@"' - "$@"
+"""
+
+
+def test_no_rank_begins_with_mpi_before_all_are_there(new_notebook, tmp_path):
+    """It would keep a core busy with looking for those that still have to be started."""
+    beside, go = Path(sys.executable).parent, tmp_path / "go"
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "mpiexec"
+    program.write_text(_HOLDS_ONE_BACK.format(mpiexec=beside / "mpiexec", go=go))
+    program.chmod(0o755)
+    # By its neighbour the launcher's kind is known.
+    (program.parent / "prterun").symlink_to(beside / "prterun")
+    library = {"MPI4PY_LIBMPI": str(beside.parent / "lib" / "libmpi.so.40")}
+    notebook = new_notebook(env={"ALLRANKS_MPIEXEC": str(program), **library})
+    cell = notebook.start_on_ranks("rank, size", "-n 2")
+    while "rank-0.log" not in notebook.logs():
+        time.sleep(0.1)
+    time.sleep(1)
+    begun = [pid for pid in (child.pid for child in notebook.children()) if "libmpi." in _maps(pid)]
+    go.touch()
+    assert begun == []
+    assert "rank 1 → (1, 2)\n" in cell.wait(60).text
+
+
+def _maps(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return ""  # the shell's sleep has ended

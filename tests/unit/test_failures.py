@@ -1,6 +1,8 @@
 """The report of a failed cell: the culprit first, nothing twice, the waiting as waiting."""
 
-from allranks.cluster.deaths import End, loss
+import time
+
+from allranks.cluster.deaths import End, all_over, loss
 from allranks.cluster.failures import describe, ending, headline
 from allranks.records.wire import Hello, Report
 
@@ -60,3 +62,11 @@ def test_the_rank_that_died_of_itself_is_the_culprit() -> None:
     ends = [End(0, -9, by_launcher=True), End(2, 3, by_launcher=False), End(1, -9, True)]
     text = loss(ends, hellos, "", size=3, shown=True)
     assert text.startswith("rank 2 (host, pid 12, cpu) ended with exit code 3; MPI ended ranks 0–1")
+
+
+def test_a_death_is_told_without_waiting_for_the_end_of_all_that_it_took_along():
+    lately = time.monotonic() - 0.5
+    died, ended = End(5, -9, False, lately), End(6, -9, True, lately)
+    assert all_over([died, ended], 128)
+    assert not all_over([ended], 128)
+    assert all_over([ended], 1)
