@@ -126,7 +126,7 @@ class InNotebook(Session):
                 self.notebook.shutdown()
                 self.notebook.check_nothing_left()
             except (TimeoutError, AssertionError) as error:
-                raise Fault("left", str(error)) from error
+                raise Fault("left", f"{error}{self.notebook.files_left()}") from error
         finally:
             self.abandon()
 

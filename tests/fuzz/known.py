@@ -21,6 +21,7 @@ KNOWN: dict[str, str] = {
     "a_cluster_that_is_dropped": "its finalizer never runs",
     "a_pool_that_spawns": "a folder pymp-* stays",
     "a_pushed_value_that_exits": "unpickling SystemExit ends the rank",
+    "an_exception_that_cannot_be_shown": "IPython's own failure is reported in its place",
     "a_cyclic_cause": "the exception is hidden",
     "failed_cells_do_not_keep_their_frames": "they stay",
     "output_is_not_kept_in_memory": "IPython and the transcript keep all that was printed",

@@ -26,7 +26,8 @@ def judge(case: Case, ended: Ended, session: Session, step: int) -> None:
     _check(ended.how in case.ends, "end", f"{case.ends}, found {ended.how}", ended)
     for part in case.says if ended.how != "ok" or case.ends == ("ok",) else ():
         _check(part in ended.text, "words", f"the words {part!r}", ended)
-    _check("WrongResult" not in ended.text, "wrong result", "right results", ended)
+    wrong = any(etype == "WrongResult" for _, etype, _ in ended.reports)
+    _check(not wrong, "wrong result", "right results", ended)
     if case.begins:
         _check_ranks(case, ended, ran, session.witness.heard("reached", step))
         _check_output(case, ended, session, step)
@@ -143,6 +144,10 @@ def probe(session: Session, step: int, n: int) -> Ended:
     found = session.cell(PROBE.format(n=n, step=step), wants_values=True)
     if found.how != "ok" or len(found.values) != session.size:
         raise Fault("next cell", f"the one after it: {found.how}\n{found.text}")
+    said = unfold(found.text)
+    for rank, value in enumerate(found.values):
+        if value is not None and f"probe {step} of {rank}" not in said.get(rank, ()):
+            raise Fault("silence", f"expected the next cell's line of rank {rank}\n{found.text}")
     return found
 
 

@@ -26,6 +26,7 @@ def _make(folder, rank, size, allreduce, Sum, comm, np, os):
         total = allreduce(np.arange(float(n)) + rank, op=Sum)
         right = np.array_equal(total, np.arange(float(n)) * size + sum(range(size)))
         lot = comm.allreduce(rank + 1)
+        print(f"probe {{step}} of {{rank}}")
         return rank, size, getpid(), kept["rank"], kept["steps"], bool(right), int(lot)
 
     def right(got, expected, what):

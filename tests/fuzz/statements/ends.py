@@ -24,9 +24,6 @@ _RAISES = {
         "class _Odd(Exception):\n        def __str__(self): raise RuntimeError('inner')\n"
         "    raise _Odd()",
         "class _Odd(BaseException):\n        def __repr__(self): return 7\n    raise _Odd(object())",
-        "class _Odd(Exception):\n        def __str__(self): return 7\n    raise _Odd()",
-        "class _Odd(Exception):\n        def __getattribute__(self, name): raise OSError(name)\n"
-        "    raise _Odd()",
         "class _Odd(Exception):\n        def __reduce__(self): raise OSError\n    raise _Odd()",
         "class _Odd(Exception):\n        __traceback__ = property(lambda s: 1 / 0)\n    raise _Odd()",
     ),
@@ -53,6 +50,26 @@ def one_rank_raises(draw: Draw) -> Case:
         then = f"recv({draw.rank})"
     ends = ("CellInterrupted", "CellFailed") if name == "KeyboardInterrupt" else ("CellFailed",)
     return Case(f"if rank == {draw.rank}:\n    {source}\n{then}", ends, failed={draw.rank: name})
+
+
+_NOT_SHOWN = (
+    "def __str__(self): return 7",
+    "def __repr__(self): raise OSError\n    __str__ = __repr__",
+    "def __getattribute__(self, name): raise OSError(name)",
+    "__cause__ = property(lambda self: 1 / 0)",
+    "__suppress_context__ = property(lambda self: 1 / 0)",
+    "__class__ = property(lambda self: 1 / 0)",
+)
+
+
+@statement()
+def an_exception_that_cannot_be_shown(draw: Draw) -> Case:
+    return Case(
+        f"class _Odd(Exception):\n    {draw.rng.choice(_NOT_SHOWN)}\n"
+        f"if rank == {draw.rank}: raise _Odd()\nbarrier()",
+        ("CellFailed",),
+        failed={draw.rank: "_Odd"},
+    )
 
 
 @statement(weight=2)
@@ -154,12 +171,20 @@ def a_rank_kills_another(draw: Draw) -> Case:
     )
 
 
+_CYCLES = (
+    "_a.__cause__ = _a",
+    "_a.__cause__, _b.__cause__ = _b, _a",
+    "_a.__context__, _b.__context__ = _b, _a",
+    "_a = ExceptionGroup('a', [_a]); _a.exceptions[0].__cause__ = _a; _a = _a.exceptions[0]",
+)
+
+
 @statement()
 def a_cyclic_cause(draw: Draw) -> Case:
     return Case(
-        "_a, _b = ValueError('a'), OSError('b')\n_a.__cause__, _b.__cause__ = _b, _a\nraise _a",
+        f"_a, _b = ValueError('a'), OSError('b')\n{draw.rng.choice(_CYCLES)}\nraise _a",
         ("CellFailed",),
-        ("ValueError: a",),
+        ("ValueError: a", "Traceback (most recent call last)"),
         dict.fromkeys(range(draw.size), "ValueError"),
     )
 

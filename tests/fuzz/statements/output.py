@@ -155,9 +155,11 @@ def a_cleared_output(draw: Draw) -> Case:
 @statement(only="notebook")
 def an_update_of_a_rich_display(draw: Draw) -> Case:
     rich = f"<b>{draw.step} of {draw.rank}</b>"
+    seconds = draw.rng.choice((0, 0.4))
     return Case(
         "from IPython.display import HTML, display\n"
         "_d = display(HTML('<i>same</i>'), display_id=True)\n"
+        f"time.sleep({seconds})\n"
         f"_d.update(HTML(f'<b>{draw.step} of {{rank}}</b>'))",
         shows=((rich, (draw.rank,)),),
     )
@@ -189,9 +191,10 @@ def a_bundle_with_wrong_metadata(draw: Draw) -> Case:
 @statement()
 def json_of_great_depth(draw: Draw) -> Case:
     return Case(
-        "_deep = []\nfor _i in range(20_000): _deep = [_deep]\n"
-        "display({'application/json': _deep}, raw=True)",
+        "_deep = []\nfor _i in range(20_000): _deep = [_deep]\n_was = sys.getrecursionlimit()\n"
+        "sys.setrecursionlimit(100_000)\ndisplay({'application/json': _deep}, raw=True)",
         ("ok", "CellFailed"),
+        undo="del _deep; sys.setrecursionlimit(_was)",
     )
 
 

@@ -258,8 +258,8 @@ def a_pool(draw: Draw) -> Case:
 @statement(soak=True)
 def a_pool_that_spawns(draw: Draw) -> Case:
     return Case(
-        "import multiprocessing as _m\n_p = _m.get_context('spawn').Pool(1)\n"
-        "assert _p.map(abs, [-1]) == [1]",
+        "import multiprocessing as _m\n_c = _m.get_context('spawn')\n_p, _d = _c.Pool(1), _c.Manager()\n"
+        "assert _p.map(abs, [-1]) == [1] and _d.list([2])[0] == 2",
     )
 
 
