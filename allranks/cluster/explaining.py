@@ -34,7 +34,7 @@ class OnRank:
         return pkgutil.resolve_name(self._where)(*args, **kwargs)
 
 
-explain_here = OnRank("allranks.collectives.algorithms.explaining", "explain_here")
+explain_here = OnRank("allranks.collectives.ring.explaining", "explain_here")
 
 
 class Aside:

@@ -13,7 +13,7 @@ import types
 from typing import Any
 
 from allranks import collectives
-from allranks.collectives.totals import Totals
+from allranks.collectives.timings.totals import Totals
 from allranks.engine import metrics, namespace, pinning, processes
 from allranks.engine.cell import CellRunner, ignore_interrupt
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher

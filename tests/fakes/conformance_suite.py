@@ -25,10 +25,11 @@ from cupy.cuda import nccl, runtime
 
 import allranks.collectives as c
 from allranks.cluster import devices
-from allranks.collectives.gpu import api, device, kinds
-from allranks.collectives.reductions import Arithmetic, ReduceOp, check, is_half
-from allranks.collectives.transports import loopback, nccl_link, nccl_types
-from allranks.collectives.transports.nccl import cut
+from allranks.collectives.arrays.reductions import Arithmetic, ReduceOp, check, is_half
+from allranks.collectives.gpu import api, device, kinds, nccl_types
+from allranks.collectives.gpu import nccl_comm as nccl_link
+from allranks.collectives.gpu.nccl import cut
+from allranks.collectives.transports import loopback
 from allranks.engine import gpu_memory
 from allranks.engine.gpu import is_out_of_memory
 from allranks.errors import MissingDependency

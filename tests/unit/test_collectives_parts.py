@@ -10,17 +10,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from allranks.collectives import memory
-from allranks.collectives import window as window_room
-from allranks.collectives.adasum import adasum
-from allranks.collectives.board import REASON, Board
-from allranks.collectives.callsite import Site, here
-from allranks.collectives.guard import Spec, pack, pack_text, unpack_text
-from allranks.collectives.memory import Segment
-from allranks.collectives.peers import Peers, Scope, State
-from allranks.collectives.tracing import trace
-from allranks.collectives.watch import Watch
-from allranks.collectives.window import Window
+from allranks.collectives.arrays.adasum import adasum
+from allranks.collectives.calls.board import REASON, Board
+from allranks.collectives.calls.callsite import Site, here
+from allranks.collectives.calls.guard import Spec, pack, pack_text, unpack_text
+from allranks.collectives.calls.peers import Peers, Scope, State
+from allranks.collectives.calls.watch import Watch
+from allranks.collectives.host import memory
+from allranks.collectives.host import window as window_room
+from allranks.collectives.host.memory import Segment
+from allranks.collectives.host.window import Window
+from allranks.collectives.timings.timeline import trace
 from allranks.errors import CollectiveMismatch
 from allranks.records.collective import CallRecord
 
@@ -63,7 +63,7 @@ def test_a_trace_has_a_row_a_rank_and_two_slices_a_call():
 
 def test_a_fingerprint_is_the_same_in_every_process():
     told = (
-        "from allranks.collectives.guard import Spec, pack;"
+        "from allranks.collectives.calls.guard import Spec, pack;"
         "print(pack(Spec('allreduce', 'Sum', 'float32', (3,)))[0])"
     )
     other = subprocess.run(

@@ -12,11 +12,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from allranks.collectives.gpu import api, place, seats
+from allranks.collectives.arrays.reductions import ReduceOp
+from allranks.collectives.gpu import api, seats
+from allranks.collectives.gpu import wanted as place
 from allranks.collectives.gpu.device import uuid_text
+from allranks.collectives.gpu.nccl_types import wire
 from allranks.collectives.gpu.seats import Seat
-from allranks.collectives.reductions import ReduceOp
-from allranks.collectives.transports.nccl_types import wire
 from allranks.errors import MissingDependency, UsageError
 
 FAKE = str(Path(__file__).resolve().parents[1] / "fakes" / "gpu")

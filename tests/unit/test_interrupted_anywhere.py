@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 import allranks.collectives as c
-from allranks.collectives import board as fields
-from allranks.collectives import memory
-from allranks.collectives import window as window_room
 from allranks.collectives import world as worlds
-from allranks.collectives.board import Board
-from allranks.collectives.channel import NOWHERE, Channel
-from allranks.collectives.group import Group
+from allranks.collectives.calls import board as fields
+from allranks.collectives.calls.board import Board
+from allranks.collectives.calls.watch import Watch
+from allranks.collectives.gpu.nccl import _at_once
+from allranks.collectives.host import memory
+from allranks.collectives.host import window as window_room
+from allranks.collectives.host.channel import NOWHERE, Channel
+from allranks.collectives.host.window import Window
 from allranks.collectives.transports import loopback
-from allranks.collectives.transports.nccl import _at_once
-from allranks.collectives.watch import Watch
-from allranks.collectives.window import Window
-from allranks.collectives.world import World
+from allranks.collectives.world.group import Group
+from allranks.collectives.world.world import World
 from allranks.errors import RankLeft
 from allranks.records.deferred import deferred
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.collectives.recorder import Recorder
-from allranks.collectives.totals import KINDS, Totals
+from allranks.collectives.calls.journal import Recorder
+from allranks.collectives.timings.totals import KINDS, Totals
 from allranks.records.collective import CallRecord
 from allranks.records.telemetry import CallTotals
 

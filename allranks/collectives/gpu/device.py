@@ -23,10 +23,10 @@ from allranks.errors import MissingDependency, TransportFailed, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from allranks.collectives.call import Call
+    from allranks.collectives.calls.call import Call
+    from allranks.collectives.calls.wait import Awaited, Steps
     from allranks.collectives.gpu.api import Communicator
-    from allranks.collectives.wait import Awaited, Steps
-    from allranks.collectives.world import World
+    from allranks.collectives.world.world import World
 
 Array = NDArray[Any]
 TO_GPU, FROM_GPU = 1, 2

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allranks.collectives.arrays import bfloat16
+from allranks.collectives.arrays.libraries import bfloat16
+from allranks.collectives.arrays.reductions import name_of
 from allranks.collectives.gpu import api
-from allranks.collectives.reductions import name_of
 from allranks.errors import MissingDependency
 
 Array = NDArray[Any]

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.gpu import seats
-from allranks.collectives.transports.nccl import Nccl
-from allranks.collectives.transports.staged import Staged
+from allranks.collectives.gpu.nccl import Nccl
+from allranks.collectives.gpu.staged import Staged
 
 if TYPE_CHECKING:
-    from allranks.collectives.call import Call
-    from allranks.collectives.group import Group
-    from allranks.collectives.reductions import Arithmetic
-    from allranks.collectives.wait import Steps
+    from allranks.collectives.arrays.reductions import Arithmetic
+    from allranks.collectives.calls.call import Call
+    from allranks.collectives.calls.wait import Steps
+    from allranks.collectives.world.group import Group
 
 Array = NDArray[Any]
 

@@ -1,0 +1,182 @@
+"""The shared memory of one group of ranks of one host. Runs in every rank.
+
+Each member owns a page of numbers (how often it has arrived, what it brought) and two blocks
+for data. A rank may overwrite what it wrote two arrivals ago: everybody has arrived once since,
+and so has read it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from time import sleep
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allranks.collectives.calls.wait import Awaited, Steps
+from allranks.collectives.host.memory import fence
+
+PAGE = 4096
+DONE = 8
+_HEAD = struct.Struct("=QdQQQQ")
+_TURN = 512, 512 + 1792
+_WORDS_TEXT = _HEAD.size, 1792 - _HEAD.size
+EPOCH_SHIFT = 40
+"""Counters hold the epoch in their upper bits: what an old epoch left counts as not arrived."""
+
+_yield = getattr(os, "sched_yield", lambda: sleep(0))
+_YIELDS = 200
+
+
+def block_bytes(members: int) -> int:
+    """Bytes of one block: as much as stays in the caches, less where many share the memory."""
+    return min(256 << 10, max(16 << 10, (32 << 20) // (2 * members) // PAGE * PAGE))
+
+
+Place = tuple[int, int, int]
+"""Window segment, offset of the input, offset of the output; segment 0 is none."""
+NOWHERE: Place = (0, 0, 0)
+
+
+class Channel:
+    """One member's view of the group's shared memory."""
+
+    def __init__(self, memory: mmap.mmap, members: int, me: int) -> None:
+        self.memory = memory
+        self.members, self.me = members, me
+        self.block = block_bytes(members)
+        self.words = memoryview(memory).cast("Q")
+        self.times = memoryview(memory).cast("d")
+        self._page = me * PAGE
+        self._heads = [[(index * PAGE + start) // 8 for index in range(members)] for start in _TURN]
+        self._word = [index * PAGE // 8 for index in range(members)]
+        self._mine = self._word[me]
+        self._others = [word for index, word in enumerate(self._word) if index != me]
+        data = np.frombuffer(memory, np.uint8)
+        start = members * PAGE
+        self.blocks: list[list[NDArray[np.uint8]]] = []
+        for index in range(members):
+            at = start + 2 * index * self.block
+            self.blocks.append(
+                [data[at + turn * self.block : at + (turn + 1) * self.block] for turn in (0, 1)]
+            )
+        self.count = 0
+        self.turn = 0
+        """Which of its blocks each member filled last; the same on all. A call takes its turn once
+        it is posted: a rank that has left a call before that has taken none."""
+        self._told = [b"", b""]
+
+    @staticmethod
+    def nbytes(members: int) -> int:
+        """Bytes that a channel for so many members needs."""
+        return members * (PAGE + 2 * block_bytes(members))
+
+    def renew(self, epoch: int) -> None:
+        """Starts counting anew; every member does so before any arrives again."""
+        self.count = epoch << EPOCH_SHIFT
+        self.turn = 0
+
+    def post(
+        self,
+        sequence: int,
+        fingerprint: int,
+        arrived: float,
+        extent: int,
+        place: Place,
+        text: bytes,
+    ) -> None:
+        """Lays out what this rank brings; it counts once this rank has arrived.
+
+        ``text`` says in words what it is and from which line, as `guard` packs it.
+        """
+        turn = sequence & 1
+        at = self._page + _TURN[turn]
+        _HEAD.pack_into(self.memory, at, fingerprint, arrived, extent, *place)
+        if text and text is not self._told[turn]:
+            start = at + _HEAD.size
+            cut = text[: _WORDS_TEXT[1]]
+            self.memory[start : start + len(cut)] = cut
+            self._told[turn] = text
+
+    def arrive(self, awaited: Awaited, spins: int) -> bool:
+        """Arrives; True where everybody else comes within a few moments."""
+        fence()
+        count = self.count = self.count + 1
+        words = self.words
+        words[self._mine] = awaited.stage = count
+        tries, limit = 0, spins + _YIELDS
+        for at in self._others:
+            while words[at] < count:
+                tries += 1
+                if tries > spins:
+                    _yield()
+                    if tries > limit:
+                        return False
+        fence()
+        return True
+
+    def others(self, awaited: Awaited) -> Steps[None]:
+        """Ends when every member has arrived as often as this one."""
+        count, words = self.count, self.words
+        for at in self._others:
+            while words[at] < count:
+                yield awaited
+        fence()
+
+    def sync(self, awaited: Awaited) -> Steps[None]:
+        """Arrives, and ends when every member has arrived as often as this one."""
+        fence()
+        count = self.count = self.count + 1
+        words = self.words
+        words[self._mine] = awaited.stage = count
+        for at in self._others:
+            while words[at] < count:
+                yield awaited
+        fence()
+
+    def behind(self) -> tuple[int, ...]:
+        """The members that have arrived less often than this one."""
+        count = self.count
+        return tuple(i for i, at in enumerate(self._word) if self.words[at] < count)
+
+    def compare(self, sequence: int, fingerprint: int) -> tuple[bool, float, int]:
+        """Whether all brought the same; when the last member arrived, and which one it was."""
+        words, times = self.words, self.times
+        same, latest, who = True, 0.0, 0
+        for index, at in enumerate(self._heads[sequence & 1]):
+            if words[at] != fingerprint:
+                same = False
+            arrived = times[at + 1]
+            if arrived > latest:
+                latest, who = arrived, index
+        return same, latest, who
+
+    def extents(self, sequence: int) -> list[int]:
+        """How many bytes each member brought."""
+        return [self.words[at + 2] for at in self._heads[sequence & 1]]
+
+    def places(self, sequence: int) -> list[Place]:
+        """Where in its window each member's array lies: number and offset of in- and output."""
+        words = self.words
+        return [(words[at + 3], words[at + 4], words[at + 5]) for at in self._heads[sequence & 1]]
+
+    def described(self, member: int, sequence: int) -> bytes:
+        """What a member brought to a call and from which line, as it was packed."""
+        start = member * PAGE + _TURN[sequence & 1] + _HEAD.size
+        return self.memory[start : start + _WORDS_TEXT[1]]
+
+    def put(self, word: int, value: int) -> None:
+        """Sets one of this member's numbers."""
+        self.words[self._mine + word] = value
+
+    def get(self, member: int, word: int) -> int:
+        """One of a member's numbers."""
+        return self.words[self._word[member] + word]
+
+    def blocks_as(self, dtype: np.dtype[Any], count: int, turn: int) -> list[NDArray[Any]]:
+        """Every member's block of one turn, its first ``count`` elements seen as ``dtype``."""
+        nbytes = count * dtype.itemsize
+        return [pair[turn][:nbytes].view(dtype) for pair in self.blocks]
