@@ -5,9 +5,9 @@ Runs in every rank.
 
 from __future__ import annotations
 
-import ast
 import hashlib
-from typing import NamedTuple
+import json
+from typing import Any, NamedTuple
 
 from allranks.collectives.calls.callsite import Site
 from allranks.records.ranks import label
@@ -24,7 +24,9 @@ class Spec(NamedTuple):
     shape: tuple[object, ...] = ()
     """One shape, or for a grouped call one a tensor; None where a dimension may differ."""
     root: int = -1
-    options: str = ""
+    prescale: float = 1.0
+    postscale: float = 1.0
+    compression: str = ""
     elements: int = 0
     """How many in all, for ranks that have joined and bring zeros."""
     transport: str = ""
@@ -55,38 +57,33 @@ def pack(spec: Spec) -> tuple[int, bytes]:
     """A 64-bit fingerprint of a spec, the same in every process, and its text."""
     known = _packed.get(spec)
     if known is None:
-        whole = repr(tuple(spec)).encode()
+        whole = _laid_out(spec)
         number = int.from_bytes(hashlib.blake2b(whole, digest_size=8).digest(), "little")
         if len(spec.shape) > 2 * _SHOWN and isinstance(spec.shape[0], tuple):
             more = f"and {len(spec.shape) - _SHOWN} more"
-            whole = repr(tuple(spec._replace(shape=(*spec.shape[:_SHOWN], more)))).encode()
+            whole = _laid_out(spec._replace(shape=(*spec.shape[:_SHOWN], more)))
         if len(_packed) > 4096:
             _packed.clear()
         known = _packed[spec] = number, whole
     return known
 
 
+def _laid_out(spec: Spec) -> bytes:
+    # A root that is numpy's integer is the same as Python's.
+    return json.dumps(spec, separators=(",", ":"), default=int).encode()
+
+
+def _tuples(value: Any) -> Any:
+    """What JSON has made a list of was a tuple."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
 def unpack(text: bytes) -> Spec:
     """The spec that a rank laid out."""
     try:
-        return Spec(*ast.literal_eval(text.decode()))
-    except (ValueError, SyntaxError, TypeError):
+        return Spec(*map(_tuples, json.loads(text)))
+    except (ValueError, TypeError):
         return Spec(text.decode("utf-8", "replace"))
-
-
-def options(prescale: float, postscale: float, compression: str) -> str:
-    """The factors and the compression of a reduction; "" where there are none."""
-    if prescale == 1.0 and postscale == 1.0 and not compression:
-        return ""
-    return f"prescale={prescale}, postscale={postscale}, compression={compression or None}"
-
-
-def factors(spec: Spec) -> tuple[float, float]:
-    """The factors that `options` has put into words."""
-    if not spec.options:
-        return 1.0, 1.0
-    said = dict(part.split("=", 1) for part in spec.options.split(", "))
-    return float(said["prescale"]), float(said["postscale"])
 
 
 _texts: dict[tuple[bytes, Site], bytes] = {}
@@ -114,13 +111,14 @@ def unpack_text(data: bytes) -> tuple[Spec, Site]:
     return unpack(text), Site(filename, int(lineno) if lineno.isdigit() else 0)
 
 
+_FACTORS = ("prescale", "postscale", "compression")
 _WORDS = {
     "op": "operation",
     "reduction": "reduction",
     "dtype": "dtype",
     "shape": "shape",
     "root": "root",
-    "options": "factors and options",
+    **dict.fromkeys(_FACTORS, "factors and options"),
     "elements": "number of elements",
     "transport": "transport",
     "device": "kind of memory",
@@ -131,7 +129,7 @@ _ADVICE = {
     "dtype": "Convert with astype() before the call",
     "shape": "Check the last batch, or drop the remainder",
     "root": "Pass the same root on every rank; it is a rank of the world, in a process set too",
-    "options": "Pass the same factors and options on every rank",
+    **dict.fromkeys(_FACTORS, "Pass the same factors and options on every rank"),
     "elements": "Pass as many tensors on every rank",
     "transport": "Pass the same transport= on every rank, and set ALLRANKS_ALLREDUCE alike",
     "device": "Move the array first (cupy.asarray(x), x.get()), or pass device='/cpu:0'",
@@ -145,7 +143,7 @@ def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
     title = specs[0].title if field != "op" else "a collective"
     if field == "reduction":
         title = specs[0].op
-    found = _group({r: _value(getattr(s, field), field) for r, (s, _) in brought.items()})
+    found = _group({r: _value(s, field) for r, (s, _) in brought.items()})
     said = ", ".join(
         f"{label(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}" for value, ranks in found
     )
@@ -162,7 +160,15 @@ def list_sites(sites: dict[int, Site]) -> list[str]:
     ]
 
 
-def _value(value: object, field: str) -> str:
+def _value(spec: Spec, field: str) -> str:
+    value = getattr(spec, field)
+    if field in _FACTORS:
+        if spec.prescale == spec.postscale == 1.0 and not spec.compression:
+            return "none"
+        return (
+            f"prescale={spec.prescale}, postscale={spec.postscale}, "
+            f"compression={spec.compression or None}"
+        )
     if field == "op":
         return str(value)
     if field == "device":

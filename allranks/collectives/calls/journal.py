@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from allranks.collectives.calls.call import Call
+from allranks.collectives.calls.callsite import Site
+from allranks.collectives.calls.standing import Standing
 from allranks.records.collective import CallRecord
-
-if TYPE_CHECKING:
-    from allranks.collectives.calls.call import Call
-    from allranks.collectives.calls.callsite import Site
 
 KEPT = 100_000
 
 
-class Recorder:
+class Journal:
     """Keeps records and passes them on."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: Standing | None = None) -> None:
+        self._own = own
         self._kept: deque[Call | CallRecord] = deque(maxlen=KEPT)
         self.callback: Callable[[CallRecord], None] | None = None
         self.fresh: deque[Call | CallRecord] | None = None
         """What :class:`Totals` has not counted yet; None while nobody counts."""
-        self.offset_seconds = 0.0
-        """What this host's clock lacks to the first rank's host's."""
 
     def add(self, call: Call) -> None:
         """Notes a call that has ended."""
@@ -47,15 +44,16 @@ class Recorder:
         return [it if isinstance(it, CallRecord) else self._record(it) for it in self._kept]
 
     def _record(self, call: Call) -> CallRecord:
-        group, offset, started = call.group, self.offset_seconds, call.started
+        members, started = call.members, call.started
+        offset = self._own.offset_seconds if self._own is not None else 0.0
         return CallRecord(
             op=call.spec.op,
             name=call.name or named(call.site),
-            rank=group.world.rank,
+            rank=members.rank,
             sequence=call.sequence,
             epoch=call.epoch,
-            process_set=group.number,
-            ranks=len(group.ranks),
+            process_set=members.number,
+            ranks=members.size,
             transport=call.transport,
             dtype=call.spec.dtype,
             nbytes=call.nbytes,

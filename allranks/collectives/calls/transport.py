@@ -1,24 +1,21 @@
 """The ways that bytes take between ranks, behind one small interface. Runs in every rank.
 
-A transport is asked for one operation at a time. A call that is not ``posted`` has not been
-agreed on: then the transport runs `Group.agree` before any data reaches a user's array, and may
-have laid out its own data by then. Every method is a generator that yields while
-it waits. Arrays are contiguous; ``out`` never overlaps ``source`` unless it is the same array.
-
-What a transport for GPUs brings: these methods over device arrays, and a place in `choose`.
+A transport prepares one move at a time: it lays out what others will read, says what it offers, and
+returns the rest as steps, which `Call.moved` drives once all members have agreed. Arrays are
+contiguous; ``out`` never overlaps ``source`` unless it is the same array.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from allranks.collectives.arrays.reductions import Arithmetic
-    from allranks.collectives.calls.call import Call
-    from allranks.collectives.calls.wait import Steps
+from allranks.collectives.arrays.reductions import Arithmetic
+from allranks.collectives.calls.call import Call, Prepared
 
 Array = NDArray[Any]
 
@@ -28,32 +25,35 @@ class Transport(Protocol):
 
     name: str
 
-    def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array for a result, where this transport writes it fastest."""
+
+    def copying(self, call: Call) -> AbstractContextManager[object]:
+        """Where a call's arrays are copied before they move: on a GPU, behind what made them."""
+
+    def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Prepared[None]:
         """Every member's ``out`` is the reduction of all sources; (n,) and (n,)."""
 
     def reducescatter(
-        self,
-        call: Call,
-        source: Array,
-        bounds: Sequence[int],
-        out: Array,
-        how: Arithmetic,
-    ) -> Steps[None]:
+        self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
+    ) -> Prepared[None]:
         """``out`` is the elements bounds[me]:bounds[me + 1] of the reduction."""
 
-    def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
+    def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
         """Every member's ``array`` (bytes) is the root's; ``root`` is a member's index."""
 
     def allgather(
-        self,
-        call: Call,
-        source: Array,
-        lengths: list[int] | None = None,
-        root: int = -1,
-    ) -> Steps[list[Array]]:
-        """All sources (bytes, of any length) in order, on every member or on ``root`` only."""
+        self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
+    ) -> Prepared[list[Array]]:
+        """All sources (bytes) in order, on every member or on ``root`` only.
+
+        ``lengths`` is what the members bring; what they have offered where it is None.
+        """
 
     def alltoall(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
-    ) -> Steps[list[Array]]:
+    ) -> Prepared[list[Array]]:
         """The pieces (bytes) that the members, or ``root`` only, cut for this one."""
+
+    def renew(self) -> None:
+        """A new epoch has begun."""

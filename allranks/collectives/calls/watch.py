@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from allranks.collectives.calls import board as fields
+from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import list_sites
 from allranks.collectives.calls.interrupts import ear
+from allranks.collectives.calls.standing import Standing
 from allranks.errors import CollectiveMismatch, RankLeft
 from allranks.records.ranks import label
-
-if TYPE_CHECKING:
-    from allranks.collectives.calls.call import Call
-    from allranks.collectives.world.world import World
 
 _ASK_BEFORE_SECONDS = 0.6
 _ASKED_AT_ONCE = 8
@@ -27,8 +24,8 @@ _ARRIVING_SECONDS = 0.3
 class Watch:
     """Looks after the waits of one rank."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, own: Standing) -> None:
+        self.own = own
         self._call: Call | None = None
         self._edge = (-1, 0)
         self._ticket = 0
@@ -44,11 +41,11 @@ class Watch:
             RankLeft: a missing rank will never come.
             CollectiveMismatch: this rank and others wait for each other.
         """
-        world = self.world
-        if threading.get_ident() != world.main_thread and ear.heard():
+        own = self.own
+        if threading.get_ident() != own.main_thread and ear.heard():
             raise KeyboardInterrupt
-        if world.attend_messages is not None:
-            world.attend_messages()
+        if own.listen is not None:
+            own.listen()
         missing = call.missing()
         self._publish(call, missing)
         wanted = missing or (call.unfinished() if call.moving else ())
@@ -69,11 +66,11 @@ class Watch:
 
     def _left(self, call: Call, missing: tuple[int, ...]) -> list[tuple[int, int, str]]:
         """The missing ranks that will never come: how telling it is, who, why."""
-        world, found = self.world, []
+        own, found = self.own, []
         for rank in missing:
-            why = world.peers.departure(rank, world.scope, world.epoch)
+            why = own.peers.departure(rank, own.scope, own.epoch)
             # Asked last: a rank that leaves over a deadlock tells of the deadlock first.
-            verdict = world.peers.deadlocked(rank, world.epoch)
+            verdict = own.peers.deadlocked(rank, own.epoch)
             if verdict is not None:
                 call.deadlock = verdict
                 raise CollectiveMismatch(verdict)
@@ -86,21 +83,21 @@ class Watch:
         if self._call is not None:
             self._edge = (-1, 0)
             self._suspects = {}
-            self.world.doing = ""
-            if self.world.board is not None:
-                self.world.board.put(fields.TICKET, 0)
+            self.own.doing = ""
+            if self.own.board is not None:
+                self.own.board.put(fields.TICKET, 0)
             self._call = None  # last: a rest that an interrupt ends is taken again
 
     def _publish(self, call: Call, missing: tuple[int, ...]) -> None:
-        board = self.world.board
+        board = self.own.board
         edge = missing[0] if missing and (call.ordered or len(missing) == 1) else -1
         if call is not self._call:
             self._call, self._edge = call, (-1, 0)
-            self._notice_after, self._asked = self.world.late_seconds, 0
+            self._notice_after, self._asked = self.own.late_seconds, 0
             if board is not None:
                 board.write(fields.WAITING, f"{call.spec.title} at {call.site}")
         if missing:
-            self.world.doing = f"waiting in {call.spec.title} for {label(missing)}"
+            self.own.doing = f"waiting in {call.spec.title} for {label(missing)}"
         if board is None:
             return
         if (edge, call.stage) != self._edge:
@@ -126,7 +123,7 @@ class Watch:
 
     def _look_for_cycle(self, call: Call) -> None:
         """Follows who waits for whom; a ring whose every rank has looked again since is real."""
-        board = self.world.board
+        board = self.own.board
         if board is None:
             return
         ring: list[int] = []
@@ -164,12 +161,12 @@ class Watch:
             raise CollectiveMismatch(call.deadlock)
 
     def _tell_late(self, call: Call, missing: tuple[int, ...], waited: float) -> None:
-        world = self.world
+        own = self.own
         if waited > self._notice_after - _ASK_BEFORE_SECONDS and not self._asked:
             self._asked = time.monotonic_ns()
             for rank in missing[:_ASKED_AT_ONCE]:
-                if world.board is not None and rank in world.board:
-                    world.board.ask(rank, self._asked)
+                if own.board is not None and rank in own.board:
+                    own.board.ask(rank, self._asked)
         if waited < self._notice_after:
             return
         asked, self._asked = self._asked, 0
@@ -183,14 +180,14 @@ class Watch:
             lines.append(f"  rank {rank} {self._whereabouts(rank, asked)}")
         if len(missing) > _ASKED_AT_ONCE:
             lines.append(f"  and {len(missing) - _ASKED_AT_ONCE} more")
-        world.notice("\n".join(lines))
+        own.notice("\n".join(lines))
 
     def _whereabouts(self, rank: int, asked: int) -> str:
-        world = self.world
-        state = world.peers.state(rank)
-        if state.entered <= world.scope.number:
-            return f"has not started {world.scope.name} yet"
-        board = world.board
+        own = self.own
+        state = own.peers.state(rank)
+        if state.entered <= own.scope.number:
+            return f"has not started {own.scope.name} yet"
+        board = own.board
         if board is None or rank not in board:
             return "is on another host and has not arrived"
         if board.get(rank, fields.TICKET):

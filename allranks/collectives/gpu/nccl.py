@@ -12,22 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from allranks.collectives.gpu.api import load_nccl
-from allranks.collectives.gpu.nccl_comm import Link
+from allranks.collectives.arrays.reductions import Arithmetic
+from allranks.collectives.calls.call import Call, Members
+from allranks.collectives.calls.transport import Transport
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.gpu.api import Communicator, Event, Stream, load_nccl
+from allranks.collectives.gpu.device import Device
+from allranks.collectives.gpu.nccl_comm import Connection
 from allranks.collectives.gpu.nccl_types import BYTES, Wire, wire
 from allranks.records.deferred import deferred
-
-if TYPE_CHECKING:
-    from allranks.collectives.arrays.reductions import Arithmetic
-    from allranks.collectives.calls.call import Call
-    from allranks.collectives.calls.wait import Steps
-    from allranks.collectives.gpu.api import Communicator, Event, Stream
-    from allranks.collectives.gpu.device import Device
-    from allranks.collectives.world.group import Group
 
 Array = Any
 """An array on a GPU: what cupy.ndarray is."""
@@ -40,18 +37,18 @@ class Nccl:
 
     name = "nccl"
 
-    def __init__(self, group: Group, device: Device) -> None:
-        self.group, self.device = group, device
-        self.link = Link(group, device)
-        self.stream = device.stream_of(group.number)
+    def __init__(self, members: Members, device: Device, host: Transport) -> None:
+        self.members, self.device = members, device
+        self.connection = Connection(members, device, host)
+        self.stream = device.stream_of(members.number)
 
     def abandon(self) -> None:
         """Ends what is under way on the GPU; nobody else has to be there."""
-        self.link.abandon()
+        self.connection.abandon()
 
     def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
         """ncclAllReduce, where NCCL knows the dtype's arithmetic; see `_by_pieces` for the rest."""
-        comm = yield from self.link.comm(call)
+        comm = yield from self.connection.comm(call)
         form = wire(how.op, how.dtype)
         if form is None:
             yield from self._by_pieces(call, comm, source, out, how)
@@ -73,7 +70,7 @@ class Nccl:
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
     ) -> Steps[None]:
         """ncclReduceScatter, or where the members' parts differ in size one ncclReduce for each."""
-        comm = yield from self.link.comm(call)
+        comm = yield from self.connection.comm(call)
         form = wire(how.op, how.dtype)
         if form is None:
             yield from self._collect(call, comm, source, bounds, out, how)
@@ -100,7 +97,7 @@ class Nccl:
 
     def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
         """ncclBroadcast of bytes, in place."""
-        comm = yield from self.link.comm(call)
+        comm = yield from self.connection.comm(call)
         if array.nbytes:
             with self.device.behind_caller(call, self.stream) as stream:
                 began = self._event(stream)
@@ -113,11 +110,11 @@ class Nccl:
         self, call: Call, source: Array, lengths: Sequence[int], root: int
     ) -> Steps[list[Array]]:
         """ncclAllGather; where the members' parts differ in size, or go to one, send and recv."""
-        comm = yield from self.link.comm(call)
-        group = self.group
-        reads = root in (-1, group.me)
+        comm = yield from self.connection.comm(call)
+        members = self.members
+        reads = root in (-1, members.me)
         out = self.device.empty((sum(lengths) if reads else 0,), source.dtype)
-        pieces = cut(out, lengths) if reads else [out] * group.size
+        pieces = cut(out, lengths) if reads else [out] * members.size
         if root < 0 and len(set(lengths)) == 1:
             if source.nbytes:
                 with self.device.behind_caller(call, self.stream) as stream:
@@ -133,7 +130,7 @@ class Nccl:
                 call.held = [call.held, out]
                 yield from self._wait(call, began, ended)
             return pieces
-        to = range(group.size) if root < 0 else [root]
+        to = range(members.size) if root < 0 else [root]
         yield from self._exchange(
             call, comm, [(i, source) for i in to], list(enumerate(pieces)) if reads else []
         )
@@ -143,11 +140,11 @@ class Nccl:
         self, call: Call, source: Array, table: Sequence[Sequence[int]]
     ) -> Steps[list[Array]]:
         """ncclSend and ncclRecv with every member, launched as one group."""
-        comm = yield from self.link.comm(call)
-        lengths = [row[self.group.me] for row in table]
+        comm = yield from self.connection.comm(call)
+        lengths = [row[self.members.me] for row in table]
         out = self.device.empty((sum(lengths),), source.dtype)
         pieces = cut(out, lengths)
-        mine = cut(source, table[self.group.me])
+        mine = cut(source, table[self.members.me])
         yield from self._exchange(call, comm, list(enumerate(mine)), list(enumerate(pieces)))
         return pieces
 
@@ -160,7 +157,7 @@ class Nccl:
         Everyone sends every member its part, which that one reduces and sends back: as many bytes
         as a ring moves, and half precision stays half on the way.
         """
-        size, me = self.group.size, self.group.me
+        size, me = self.members.size, self.members.me
         bounds = [source.size * i // size for i in range(size + 1)]
         parts = [out[low:high] for low, high in pairwise(bounds)]
         yield from self._collect(call, comm, source, bounds, parts[me], how)
@@ -179,7 +176,7 @@ class Nccl:
         how: Arithmetic,
     ) -> Steps[None]:
         """``out`` is this member's part of the reduction, all members' parts of it side by side."""
-        size, me = self.group.size, self.group.me
+        size, me = self.members.size, self.members.me
         with self.device.behind_caller(call, self.stream):
             ready = how.prescaled(source)
             count = bounds[me + 1] - bounds[me]
@@ -191,13 +188,13 @@ class Nccl:
             with self.device.behind_caller(call, self.stream) as stream:
                 how.combine(theirs, out)
                 done = self._event(stream)
-            yield from self.device.wait(done, call, self.link.check)
+            yield from self.device.wait(done, call, self.connection.check)
 
     def _exchange(
         self, call: Call, comm: Communicator, sends: Pieces, receives: Pieces
     ) -> Steps[None]:
         """Sends and receives of bytes, all at once; one to oneself is a copy."""
-        me, nccl = self.group.me, load_nccl()
+        me, nccl = self.members.me, load_nccl()
         out = {i: _bytes(piece) for i, piece in receives if piece.nbytes}
         ins = {i: _bytes(piece) for i, piece in sends if piece.nbytes}
         with self.device.behind_caller(call, self.stream) as stream:
@@ -222,7 +219,7 @@ class Nccl:
             for root, piece in enumerate(cut(view, sizes)):
                 if piece.size:
                     # Only the root's output is written; the others' is asked for all the same.
-                    out = into if root == self.group.me else piece
+                    out = into if root == self.members.me else piece
                     comm.reduce(
                         piece.data.ptr,
                         out.data.ptr,
@@ -240,7 +237,7 @@ class Nccl:
         self, call: Call, began: Event, ended: Event, done: Event | None = None
     ) -> Steps[None]:
         """Ends when ``done`` has happened; notes how long the GPU was at the transfer."""
-        yield from self.device.wait(done or ended, call, self.link.check)
+        yield from self.device.wait(done or ended, call, self.connection.check)
         seconds = self.device.seconds(began, ended)
         call.device_seconds = (call.device_seconds or 0.0) + seconds
 

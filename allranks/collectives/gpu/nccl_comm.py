@@ -9,30 +9,26 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from allranks.collectives.gpu.api import load_nccl
+from allranks.collectives.calls.call import Call, Members
+from allranks.collectives.calls.transport import Transport
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.gpu.api import Communicator, load_nccl
+from allranks.collectives.gpu.device import Device
 from allranks.errors import TransportFailed
 from allranks.records.ranks import label
-
-if TYPE_CHECKING:
-    from allranks.collectives.calls.call import Call
-    from allranks.collectives.calls.wait import Steps
-    from allranks.collectives.gpu.api import Communicator
-    from allranks.collectives.gpu.device import Device
-    from allranks.collectives.world.group import Group
 
 _ID_NBYTES = 128
 _ADVICE = "NCCL_DEBUG=WARN in the ranks' environment makes NCCL say more."
 
 
-class Link:
+class Connection:
     """A communicator of this epoch, or the way to one."""
 
-    def __init__(self, group: Group, device: Device) -> None:
-        self.group, self.device = group, device
+    def __init__(self, members: Members, device: Device, host: Transport) -> None:
+        self.members, self.device, self.host = members, device, host
         self._comm: Communicator | None = None
         self._making: _Making | None = None
 
@@ -44,15 +40,16 @@ class Link:
         """
         if self._comm is None:
             unique = yield from self._unique(call)
-            making = self._making = _Making(self.device, self.group.size, unique, self.group.me)
+            making = self._making = _Making(self.device, self.members.size, unique, self.members.me)
             making.start()
             call.stage += 1
             while making.is_alive():
                 yield call
             self._making = None
             if making.problem is not None:
+                whom = label(self.members.ranks)
                 raise TransportFailed(
-                    f"NCCL could not connect {label(self.group.ranks)}: {making.problem}. {_ADVICE}"
+                    f"NCCL could not connect {whom}: {making.problem}. {_ADVICE}"
                 ) from making.problem
             self._comm = making.comm
         assert self._comm is not None
@@ -62,17 +59,17 @@ class Link:
         """The first member's unique id, on all members; the byte before says whether it has one."""
         word = np.zeros(1 + _ID_NBYTES, np.uint8)
         problem: Exception | None = None
-        if self.group.me == 0:
+        if self.members.me == 0:
             try:
                 word[1:] = np.frombuffer(load_nccl().get_unique_id(), np.uint8)
                 word[0] = 1
             except Exception as error:
                 problem = error
-        yield from self.group.host.broadcast(call, word, 0)
+        yield from call.moved(self.host.broadcast(call, word, 0))
         if not word[0]:
             why = str(problem) if problem is not None else "see its own error"
             raise TransportFailed(
-                f"NCCL could not begin on rank {self.group.ranks[0]}: {why}. {_ADVICE}"
+                f"NCCL could not begin on rank {self.members.ranks[0]}: {why}. {_ADVICE}"
             ) from problem
         return word[1:].tobytes()
 

@@ -7,26 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from allranks.collectives.host.channel import NOWHERE, Place
+from allranks.collectives.calls.call import Call, Members
+from allranks.collectives.calls.offer import NOWHERE, Offer
+from allranks.collectives.calls.transport import Transport
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.gpu.api import Event
+from allranks.collectives.gpu.device import Device
+from allranks.collectives.host.shared import Shared
 from allranks.collectives.host.window import place
-
-if TYPE_CHECKING:
-    from allranks.collectives.calls.call import Call
-    from allranks.collectives.calls.wait import Steps
-    from allranks.collectives.gpu.api import Event
-    from allranks.collectives.gpu.device import Device
-    from allranks.collectives.world.group import Group
 
 Host = NDArray[Any]
 BLOCK_BYTES = 4 << 20
 """Long enough that what Python does for a block is little beside its copy."""
 Fill = Callable[[int, Host], None]
-Move = Callable[[int, Host, Host], "Steps[None]"]
+Move = Callable[[int, Host, Host], Steps[None]]
 
 
 @dataclass(slots=True)
@@ -35,8 +34,8 @@ class Blocks:
 
     down: list[Host]
     up: list[Host]
-    places: list[list[Place]]
-    """For each of the two turns every member's place; empty where they cannot be reached."""
+    offers: list[list[Offer]]
+    """For each of the two turns what every member offers; empty where they cannot be reached."""
 
     @property
     def nbytes(self) -> int:
@@ -47,8 +46,9 @@ class Blocks:
 class Pipeline:
     """The blocks of one group in one epoch, and the order in which they are used."""
 
-    def __init__(self, group: Group, device: Device) -> None:
-        self.group, self.device = group, device
+    def __init__(self, members: Members, device: Device, host: Transport) -> None:
+        self.members, self.device, self.host = members, device, host
+        self._window = host.window if isinstance(host, Shared) else None
         self._blocks: Blocks | None = None
 
     def blocks(self, call: Call) -> Steps[Blocks]:
@@ -57,8 +57,8 @@ class Pipeline:
             whole = self._memory()
             down = [whole[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES] for i in (0, 1)]
             up = [whole[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES] for i in (2, 3)]
-            places = yield from self._places(call, down, up)
-            self._blocks = Blocks(down, up, places)
+            offers = yield from self._offers(call, down, up)
+            self._blocks = Blocks(down, up, offers)
         return self._blocks
 
     def _memory(self) -> Host:
@@ -66,33 +66,33 @@ class Pipeline:
 
         A group keeps it over its epochs: pinning takes longer than a block's way.
         """
-        kept, number = self.device.blocks, self.group.number
+        kept, number = self.device.blocks, self.members.number
         whole = kept.get(number)
         if whole is None:
-            window, size = self.group.world.window, 4 * BLOCK_BYTES
-            if window is not None and self.group.channel is not None:
+            window, size = self._window, 4 * BLOCK_BYTES
+            if window is not None:
                 whole = window.empty((size,), np.dtype(np.uint8), size)
             if whole is None or not self.device.pin(whole):
                 whole = self.device.pinned(size)
             kept[number] = whole
         return whole
 
-    def _places(self, call: Call, down: list[Host], up: list[Host]) -> Steps[list[list[Place]]]:
-        window, group = self.group.world.window, self.group
-        if window is None or group.channel is None:
+    def _offers(self, call: Call, down: list[Host], up: list[Host]) -> Steps[list[list[Offer]]]:
+        window, size = self._window, self.members.size
+        if window is None:
             return []
         mine = [
             place(window.place_of(source), window.place_of(out))
             for source, out in zip(down, up, strict=True)
         ]
         told = np.array(mine, np.int64).reshape(-1).view(np.uint8)
-        every = yield from group.host.allgather(call, told, [told.nbytes] * group.size)
+        every = yield from call.moved(self.host.allgather(call, told, [told.nbytes] * size))
         tables = [part.copy().view(np.int64).reshape(2, 3).tolist() for part in every]
-        places: list[list[Place]] = [
-            [(int(a), int(b), int(c)) for a, b, c in (table[turn] for table in tables)]
+        offers = [
+            [Offer(place=(int(a), int(b), int(c))) for a, b, c in (table[turn] for table in tables)]
             for turn in (0, 1)
         ]
-        return [] if any(NOWHERE in turn for turn in places) else places
+        return [] if any(offer.place == NOWHERE for turn in offers for offer in turn) else offers
 
     def run(
         self, call: Call, blocks: Blocks, count: int, fill: Fill, move: Move, drain: Fill

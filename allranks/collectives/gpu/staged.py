@@ -10,32 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
+from allranks.collectives.arrays.reductions import Arithmetic
+from allranks.collectives.calls.call import Call, Members
+from allranks.collectives.calls.transport import Transport
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.gpu.device import Device
 from allranks.collectives.gpu.pipeline import Blocks, Pipeline
 from allranks.collectives.host.shared import Shared
-
-if TYPE_CHECKING:
-    from allranks.collectives.arrays.reductions import Arithmetic
-    from allranks.collectives.calls.call import Call
-    from allranks.collectives.calls.wait import Steps
-    from allranks.collectives.gpu.device import Device
-    from allranks.collectives.world.group import Group
 
 GpuArray = Any
 Host = NDArray[Any]
 
 
 class Staged:
-    """Transport of arrays on GPUs through the group's way between host memories."""
+    """Transport of arrays on GPUs through the group's transport between host memories."""
 
     name = "staged"
 
-    def __init__(self, group: Group, device: Device) -> None:
-        self.group, self.device = group, device
-        self.pipeline = Pipeline(group, device)
+    def __init__(self, members: Members, device: Device, host: Transport) -> None:
+        self.members, self.device, self.host = members, device, host
+        self.pipeline = Pipeline(members, device, host)
 
     def abandon(self) -> None:
         """Nothing runs that waits for others; the arrays of calls that were left are kept."""
@@ -64,14 +62,14 @@ class Staged:
         self, call: Call, blocks: Blocks, index: int, mine: Host, out: Host, how: Arithmetic
     ) -> Steps[None]:
         """One block's reduction on the host."""
-        host = self.group.host
-        if not blocks.places or not isinstance(host, Shared):
-            yield from host.allreduce(call, mine, out, how)
+        host = self.host
+        if not blocks.offers or not isinstance(host, Shared):
+            yield from call.moved(host.allreduce(call, mine, out, how))
             return
         if how.prescale != 1.0:
             how.staged(mine, mine)
-        call.places, call.extents = blocks.places[index % 2], [0] * self.group.size
-        yield from host.channel.sync(call)
+        call.offers = blocks.offers[index % 2]
+        yield from call.agreement.meet(call)
         yield from host.in_windows(call, mine, out, how, copied=False)
 
     def reducescatter(
@@ -80,7 +78,7 @@ class Staged:
         """Reduces block by block; each member keeps what is its own of each."""
         blocks = yield from self.pipeline.blocks(call)
         step = blocks.nbytes // source.itemsize
-        me, width = self.group.me, source.itemsize
+        me, width = self.members.me, source.itemsize
         first = bounds[me]
 
         def own(index: int) -> tuple[int, int]:
@@ -97,7 +95,7 @@ class Staged:
             mine = down[: count * width].view(how.dtype)
             into = up[: (high - low) * width].view(how.dtype)
             inside = [min(max(bound - start, 0), count) for bound in bounds]
-            yield from self.group.host.reducescatter(call, mine, inside, into, how)
+            yield from call.moved(self.host.reducescatter(call, mine, inside, into, how))
 
         def drain(index: int, host: Host) -> None:
             low, high = own(index)
@@ -108,7 +106,7 @@ class Staged:
     def broadcast(self, call: Call, array: GpuArray, root: int) -> Steps[None]:
         """The root's bytes come down, and go up everywhere else."""
         blocks = yield from self.pipeline.blocks(call)
-        step, mine = blocks.nbytes, self.group.me == root
+        step, mine = blocks.nbytes, self.members.me == root
 
         def part(index: int) -> GpuArray:
             return array[index * step : (index + 1) * step]
@@ -119,7 +117,7 @@ class Staged:
 
         def move(index: int, down: Host, up: Host) -> Steps[None]:
             there = (down if mine else up)[: min(step, array.nbytes - index * step)]
-            yield from self.group.host.broadcast(call, there, root)
+            yield from call.moved(self.host.broadcast(call, there, root))
 
         def drain(index: int, host: Host) -> None:
             if not mine:
@@ -131,28 +129,30 @@ class Staged:
         self, call: Call, source: GpuArray, lengths: Sequence[int], root: int
     ) -> Steps[list[GpuArray]]:
         """Everybody's blocks meet on the host, of every member or of the root."""
-        group = self.group
-        reads = root in (-1, group.me)
-        table = [[length] * group.size if reads else [0] * group.size for length in lengths]
+        members = self.members
+        reads = root in (-1, members.me)
+        table = [[length] * members.size if reads else [0] * members.size for length in lengths]
 
         def move(call: Call, mine: Host, sizes: list[list[int]]) -> Steps[list[Host]]:
             each = [row[0] for row in sizes]
-            return (yield from group.host.allgather(call, mine, each, root))
+            return (yield from call.moved(self.host.allgather(call, mine, each, root)))
 
         whole = [[length] for length in lengths]
-        found = yield from self._pieces(call, source, whole, [row[group.me] for row in table], move)
+        found = yield from self._pieces(
+            call, source, whole, [row[members.me] for row in table], move
+        )
         return found
 
     def alltoall(
         self, call: Call, source: GpuArray, table: Sequence[Sequence[int]]
     ) -> Steps[list[GpuArray]]:
         """Each block holds some of what goes to every member."""
-        group = self.group
+        members = self.members
 
         def move(call: Call, mine: Host, sizes: list[list[int]]) -> Steps[list[Host]]:
-            return (yield from group.host.alltoall(call, mine, sizes[group.me]))
+            return (yield from call.moved(self.host.alltoall(call, mine, sizes[members.me])))
 
-        incoming = [row[group.me] for row in table]
+        incoming = [row[members.me] for row in table]
         return (yield from self._pieces(call, source, table, incoming, move))
 
     def _pieces(
@@ -168,8 +168,8 @@ class Staged:
         ``table`` holds the bytes of each member's pieces; ``incoming`` those that come here.
         """
         blocks = yield from self.pipeline.blocks(call)
-        step = blocks.nbytes // self.group.size
-        mine = table[self.group.me]
+        step = blocks.nbytes // self.members.size
+        mine = table[self.members.me]
         starts = list(accumulate(mine, initial=0))
         out = self.device.empty((sum(incoming),), source.dtype)
         ends = list(accumulate(incoming, initial=0))
@@ -187,7 +187,7 @@ class Staged:
 
         def move(index: int, down: Host, up: Host) -> Steps[None]:
             sizes = [[inside(length, index) for length in row] for row in table]
-            came = yield from meet(call, down[: sum(sizes[self.group.me])], sizes)
+            came = yield from meet(call, down[: sum(sizes[self.members.me])], sizes)
             at = 0
             for piece, length in zip(came, incoming, strict=True):
                 count = inside(length, index)

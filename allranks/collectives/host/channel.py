@@ -16,16 +16,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allranks.collectives.calls.call import EPOCH_SHIFT
+from allranks.collectives.calls.offer import Offer
 from allranks.collectives.calls.wait import Awaited, Steps
 from allranks.collectives.host.memory import fence
 
 PAGE = 4096
 DONE = 8
-_HEAD = struct.Struct("=QdQQQQ")
+_HEAD = struct.Struct("=Qd")
+_OFFER = struct.Struct("=QQQQQQ")
+_OFFER_AT, _TEXT_AT = _HEAD.size, _HEAD.size + _OFFER.size
 _TURN = 512, 512 + 1792
-_WORDS_TEXT = _HEAD.size, 1792 - _HEAD.size
-EPOCH_SHIFT = 40
-"""Counters hold the epoch in their upper bits: what an old epoch left counts as not arrived."""
+_TEXT_BYTES = 1792 - _TEXT_AT
 
 _yield = getattr(os, "sched_yield", lambda: sleep(0))
 _YIELDS = 200
@@ -34,11 +36,6 @@ _YIELDS = 200
 def block_bytes(members: int) -> int:
     """Bytes of one block: as much as stays in the caches, less where many share the memory."""
     return min(256 << 10, max(16 << 10, (32 << 20) // (2 * members) // PAGE * PAGE))
-
-
-Place = tuple[int, int, int]
-"""Window segment, offset of the input, offset of the output; segment 0 is none."""
-NOWHERE: Place = (0, 0, 0)
 
 
 class Channel:
@@ -68,6 +65,7 @@ class Channel:
         """Which of its blocks each member filled last; the same on all. A call takes its turn once
         it is posted: a rank that has left a call before that has taken none."""
         self._told = [b"", b""]
+        self._offered: list[Offer | None] = [None, None]
 
     @staticmethod
     def nbytes(members: int) -> int:
@@ -80,13 +78,7 @@ class Channel:
         self.turn = 0
 
     def post(
-        self,
-        sequence: int,
-        fingerprint: int,
-        arrived: float,
-        extent: int,
-        place: Place,
-        text: bytes,
+        self, sequence: int, fingerprint: int, arrived: float, offer: Offer, text: bytes
     ) -> None:
         """Lays out what this rank brings; it counts once this rank has arrived.
 
@@ -94,10 +86,14 @@ class Channel:
         """
         turn = sequence & 1
         at = self._page + _TURN[turn]
-        _HEAD.pack_into(self.memory, at, fingerprint, arrived, extent, *place)
+        _HEAD.pack_into(self.memory, at, fingerprint, arrived)
+        if offer is not self._offered[turn]:
+            nbytes, place, copied, answered = offer
+            _OFFER.pack_into(self.memory, at + _OFFER_AT, nbytes, *place, copied, answered)
+            self._offered[turn] = offer
         if text and text is not self._told[turn]:
-            start = at + _HEAD.size
-            cut = text[: _WORDS_TEXT[1]]
+            start = at + _TEXT_AT
+            cut = text[:_TEXT_BYTES]
             self.memory[start : start + len(cut)] = cut
             self._told[turn] = text
 
@@ -154,19 +150,19 @@ class Channel:
                 latest, who = arrived, index
         return same, latest, who
 
-    def extents(self, sequence: int) -> list[int]:
-        """How many bytes each member brought."""
-        return [self.words[at + 2] for at in self._heads[sequence & 1]]
-
-    def places(self, sequence: int) -> list[Place]:
-        """Where in its window each member's array lies: number and offset of in- and output."""
-        words = self.words
-        return [(words[at + 3], words[at + 4], words[at + 5]) for at in self._heads[sequence & 1]]
+    def offers(self, sequence: int) -> list[Offer]:
+        """What each member has offered."""
+        words, found = self.words, []
+        for head in self._heads[sequence & 1]:
+            at = head + _OFFER_AT // 8
+            nbytes, segments, source, out, copied, answered = words[at : at + 6]
+            found.append(Offer(nbytes, (segments, source, out), bool(copied), answered))
+        return found
 
     def described(self, member: int, sequence: int) -> bytes:
         """What a member brought to a call and from which line, as it was packed."""
-        start = member * PAGE + _TURN[sequence & 1] + _HEAD.size
-        return self.memory[start : start + _WORDS_TEXT[1]]
+        start = member * PAGE + _TURN[sequence & 1] + _TEXT_AT
+        return self.memory[start : start + _TEXT_BYTES]
 
     def put(self, word: int, value: int) -> None:
         """Sets one of this member's numbers."""

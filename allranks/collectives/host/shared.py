@@ -1,26 +1,29 @@
 """Data through memory that the ranks of one host share. Runs in every rank.
 
 Private arrays stream through the channel's blocks, which stay in the caches: everyone writes a
-block, arrives, and reads what it needs of the others' blocks while the next ones are filled.
+block, arrives, and reads what it needs of the others' blocks while the next ones are filled. The
+first block is written while a call is prepared, so that the arrival at which all agree is the one
+after which it may be read.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from allranks.collectives.host.channel import NOWHERE, Channel, Place
-from allranks.collectives.host.window import place
+from allranks.collectives.arrays.reductions import Arithmetic
+from allranks.collectives.calls.call import Call, Members, Prepared
+from allranks.collectives.calls.offer import NOTHING, NOWHERE, Offer
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.host.channel import Channel
+from allranks.collectives.host.window import WARM_BYTES, Window, place
 from allranks.collectives.host.windowed import blocks, chunk, reduce_blocks, straight
-
-if TYPE_CHECKING:
-    from allranks.collectives.arrays.reductions import Arithmetic
-    from allranks.collectives.calls.call import Call
-    from allranks.collectives.calls.wait import Steps
-    from allranks.collectives.world.group import Group
 
 Array = NDArray[Any]
 _SLICE_FROM = 4
@@ -28,112 +31,129 @@ _SLICE_FROM = 4
 
 
 class Shared:
-    """Transport over one channel."""
+    """Transport over one channel, and over the members' windows where they have some."""
 
     name = "shared"
 
-    def __init__(self, group: Group, channel: Channel) -> None:
-        self.group, self.channel = group, channel
+    def __init__(self, members: Members, channel: Channel, window: Window | None) -> None:
+        self.members, self.channel, self.window = members, channel, window
 
-    def _arrive(self, call: Call, extent: int = 0, place: Place = NOWHERE) -> Steps[None]:
-        """Arrives; the first arrival of a call is its agreement."""
-        if call.posted:
-            return self.channel.sync(call)
-        return self.group.agree(call, extent, place)
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array, where the other members can reach it if that pays."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes > WARM_BYTES and self.window is not None:
+            out = self.window.empty(shape, dtype, nbytes)
+            if out is not None:
+                return out
+        return np.empty(shape, dtype)
 
-    def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
+    def copying(self, call: Call) -> AbstractContextManager[object]:
+        """Nothing is needed to copy in host memory."""
+        return nullcontext()
+
+    def renew(self) -> None:
+        """Nothing is left of an epoch here."""
+
+    def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Prepared[None]:
         """Small arrays go through the blocks, the others are reduced where they lie."""
-        channel, window, dtype = self.channel, self.group.world.window, source.dtype
+        channel, window = self.channel, self.window
         small = straight(channel.members, source.nbytes, channel.block)
         if small or window is None or call.posted:
-            yield from self._through_blocks(call, source, out, how)
-            return
+            turn = self._stage(source[: self._step(source)], how)
+            return NOTHING, self._through_blocks(source, out, how, call, turn)
         at, source_at = window.place_of(out), window.place_of(source)
         copied = not source_at[0] or not how.plain
         call.held = source, out
         if copied and at[0]:
-            step = chunk(dtype)
+            step = chunk(source.dtype)
             how.staged(source[:step], out[:step])
-        yield from self._arrive(call, int(copied), place(at if copied else source_at, at))
-        yield from self.in_windows(call, source, out, how, copied=copied)
-        call.held = None
+        offer = Offer(source.nbytes, place(at if copied else source_at, at), copied)
+        return offer, self.in_windows(call, source, out, how, copied=copied)
 
     def in_windows(
         self, call: Call, source: Array, out: Array, how: Arithmetic, *, copied: bool
     ) -> Steps[None]:
         """Reduces where the arrays lie, if all lie in a window; all members have agreed."""
         channel, step = self.channel, chunk(how.dtype)
-        if NOWHERE in call.places:
-            yield from self._through_blocks(call, source, out, how)
-            return
-        if len(set(call.extents)) > 1:
-            # Some members have copied their first chunk and some had nothing to copy.
-            if not copied:
-                how.staged(source[:step], out[:step])
-            copied = True
-            yield from channel.sync(call)
-        todo = blocks(self.group, call.places, source.size, how.dtype, copied=copied)
-        for index, found in enumerate(todo):
-            if index and copied:
-                start = index * step
-                how.staged(source[start : start + step], out[start : start + step])
+        places = [offer.place for offer in call.offers]
+        if NOWHERE in places or self.window is None:
+            yield from self._through_blocks(source, out, how, call)
+        else:
+            if len({offer.copied for offer in call.offers}) > 1:
+                # Some members have copied their first chunk and some had nothing to copy.
+                if not copied:
+                    how.staged(source[:step], out[:step])
+                copied = True
                 yield from channel.sync(call)
-            reduce_blocks(found, how)
-        yield from channel.sync(call)
+            todo = blocks(self.window, self.members, places, source.size, how.dtype, copied=copied)
+            for index, found in enumerate(todo):
+                if index and copied:
+                    start = index * step
+                    how.staged(source[start : start + step], out[start : start + step])
+                    yield from channel.sync(call)
+                reduce_blocks(found, how)
+            yield from channel.sync(call)
 
     def _through_blocks(
-        self, call: Call, source: Array, out: Array, how: Arithmetic
+        self, source: Array, out: Array, how: Arithmetic, call: Call, turn: int | None = None
     ) -> Steps[None]:
-        """Reduces block by block; what fits in one block takes a single arrival, the guard's."""
-        channel = self.channel
+        """Reduces block by block; what fits in one block takes a single arrival, the guard's.
+
+        ``turn`` is that of the first block, where it has been laid out and all have arrived since.
+        """
+        channel, step = self.channel, self._step(source)
         by_slice = not straight(channel.members, source.nbytes, channel.block)
         by_slice = by_slice and channel.members >= _SLICE_FROM
-        step = max(1, channel.block // source.dtype.itemsize)
         for start in range(0, max(1, source.size), step):
             part, into = source[start : start + step], out[start : start + step]
-            turn = channel.turn ^ 1
-            parts = channel.blocks_as(source.dtype, part.size, turn)
-            how.staged(part, parts[channel.me])
-            yield from self._arrive(call)
+            if start or turn is None:
+                turn = self._stage(part, how)
+                yield from channel.sync(call)
             channel.turn = turn
+            parts = channel.blocks_as(source.dtype, part.size, turn)
             if not by_slice:
                 how.combine(parts, into)
                 continue
-            bounds = split(part.size, channel.members)
-            mine = slice(bounds[channel.me], bounds[channel.me + 1])
+            slices = [slice(*bounds) for bounds in pairwise(split(part.size, channel.members))]
+            mine = slices[channel.me]
             how.combine([p[mine] for p in parts], into[mine])
             np.copyto(parts[channel.me][mine], into[mine])
             yield from channel.sync(call)
-            for index in range(channel.members):
+            for index, theirs in enumerate(slices):
                 if index != channel.me:
-                    theirs = slice(bounds[index], bounds[index + 1])
                     np.copyto(into[theirs], parts[index][theirs])
 
     def reducescatter(
+        self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
+    ) -> Prepared[None]:
+        """Every member reduces the part of each block that is its own."""
+        turn = self._stage(source[: self._step(source)], how)
+        return NOTHING, self._scatter(call, source, bounds, out, how, turn)
+
+    def _scatter(
         self,
         call: Call,
         source: Array,
         bounds: Sequence[int],
         out: Array,
         how: Arithmetic,
+        turn: int,
     ) -> Steps[None]:
-        """Every member reduces the part of each block that is its own."""
-        channel = self.channel
+        channel, step = self.channel, self._step(source)
         first, last = bounds[channel.me], bounds[channel.me + 1]
-        step = max(1, channel.block // source.dtype.itemsize)
         for start in range(0, max(1, source.size), step):
             part = source[start : start + step]
-            turn = channel.turn ^ 1
-            parts = channel.blocks_as(source.dtype, part.size, turn)
-            how.staged(part, parts[channel.me])
-            yield from self._arrive(call)
+            if start:
+                turn = self._stage(part, how)
+                yield from channel.sync(call)
             channel.turn = turn
             low, high = max(first, start), min(last, start + part.size)
             if low < high:
                 here = slice(low - start, high - start)
+                parts = channel.blocks_as(source.dtype, part.size, turn)
                 how.combine([p[here] for p in parts], out[low - first : high - first])
 
-    def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
+    def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
         """Streams the root's bytes to everyone."""
         source = array if root == self.channel.me else array[:0]
 
@@ -142,39 +162,44 @@ class Shared:
                 np.copyto(array[start : start + block.size], block)
 
         lengths = [array.nbytes if i == root else 0 for i in range(self.channel.members)]
-        yield from self._stream(call, source, lambda: lengths, read)
+        turn = self._fill(source, 0)
+        return Offer(source.nbytes), self._stream(call, source, lengths, read, turn)
 
     def allgather(
-        self,
-        call: Call,
-        source: Array,
-        lengths: list[int] | None = None,
-        root: int = -1,
-    ) -> Steps[list[Array]]:
+        self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
+    ) -> Prepared[list[Array]]:
         """Streams everyone's bytes to everyone, or to the root."""
-        outs: list[Array] = []
-        reads = root in (-1, self.channel.me)
+        turn = self._fill(source, 0)
+        return Offer(source.nbytes), self._gather(call, source, lengths, root, turn)
 
-        def extents() -> list[int]:
-            found = lengths or call.extents
-            outs.extend(np.empty(n if reads else 0, np.uint8) for n in found)
-            return found
+    def _gather(
+        self, call: Call, source: Array, lengths: Sequence[int] | None, root: int, turn: int
+    ) -> Steps[list[Array]]:
+        reads = root in (-1, self.channel.me)
+        sizes = lengths or [offer.nbytes for offer in call.offers]
+        outs: list[Array] = [np.empty(size if reads else 0, np.uint8) for size in sizes]
 
         def read(member: int, start: int, block: Array) -> None:
             if reads:
                 np.copyto(outs[member][start : start + block.size], block)
 
-        yield from self._stream(call, source, extents, read)
+        yield from self._stream(call, source, sizes, read, turn)
         return outs
 
     def alltoall(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
-    ) -> Steps[list[Array]]:
+    ) -> Prepared[list[Array]]:
         """Streams everyone's bytes; each member keeps the piece that was cut for it."""
-        me, members = self.channel.me, self.channel.members
         head = np.array(lengths, np.int64).view(np.uint8)
+        turn = self._fill(head, 0)
+        return Offer(source.nbytes), self._exchange(call, source, head, root, turn)
+
+    def _exchange(
+        self, call: Call, source: Array, head: Array, root: int, turn: int
+    ) -> Steps[list[Array]]:
+        me, members = self.channel.me, self.channel.members
         sizes = [8 * members if root in (-1, index) else 0 for index in range(members)]
-        tables = yield from self.allgather(call, head, sizes)
+        tables = yield from self._gather(call, head, sizes, -1, turn)
         cuts = [np.concatenate([[0], np.cumsum(table.view(np.int64))]) for table in tables]
         spans = [(int(cut[me]), int(cut[me + 1])) if cut.size > me + 1 else (0, 0) for cut in cuts]
         outs: list[Array] = [np.empty(high - low, np.uint8) for low, high in spans]
@@ -187,46 +212,52 @@ class Shared:
                     outs[member][first - low : last - low], block[first - start : last - start]
                 )
 
-        totals = [int(cut[-1]) for cut in cuts]
-        yield from self._stream(call, source, lambda: totals, read)
+        yield from self._stream(call, source, [int(cut[-1]) for cut in cuts], read)
         return outs
 
     def _stream(
         self,
         call: Call,
         source: Array,
-        lengths: Callable[[], list[int]],
+        lengths: Sequence[int],
         read: Callable[[int, int, Array], None],
+        turn: int | None = None,
     ) -> Steps[None]:
         """Every member's bytes pass by every member, block by block.
 
-        ``lengths`` is asked once all have arrived.
+        ``turn`` is that of the first block, where it has been laid out and all have arrived since.
         """
         channel = self.channel
-        turn = self._fill(source, 0)
-        yield from self._arrive(call, source.nbytes)
-        channel.turn = turn
-        every = lengths()
-        for start in self._starts(max(every)):
-            if start:
+        for start in self._starts(max(lengths)):
+            if start or turn is None:
                 turn = self._fill(source, start)
                 yield from channel.sync(call)
-                channel.turn = turn
-            for member, length in enumerate(every):
+            channel.turn = turn
+            for member, length in enumerate(lengths):
                 size = min(channel.block, length - start)
                 if size > 0:
                     read(member, start, channel.blocks[member][turn][:size])
 
-    def _fill(self, source: Array, start: int) -> int:
-        """Fills the block whose turn is next, and returns which one that is."""
-        channel = self.channel
-        turn = channel.turn ^ 1
-        part = source[start : start + channel.block]
-        np.copyto(channel.blocks[channel.me][turn][: part.size], part)
+    def _starts(self, longest: int) -> Iterator[int]:
+        # Where nobody brings anything the block has its turn all the same.
+        return iter(range(0, max(1, longest), self.channel.block))
+
+    def _step(self, array: Array) -> int:
+        """How many elements a block holds."""
+        return max(1, self.channel.block // array.dtype.itemsize)
+
+    def _stage(self, part: Array, how: Arithmetic) -> int:
+        """Fills the block whose turn is next with values, and returns which one that is."""
+        turn = self.channel.turn ^ 1
+        how.staged(part, self.channel.blocks_as(part.dtype, part.size, turn)[self.channel.me])
         return turn
 
-    def _starts(self, longest: int) -> Iterator[int]:
-        return iter(range(0, longest, self.channel.block))
+    def _fill(self, source: Array, start: int) -> int:
+        """The same, with bytes."""
+        turn = self.channel.turn ^ 1
+        part = source[start : start + self.channel.block]
+        np.copyto(self.channel.blocks[self.channel.me][turn][: part.size], part)
+        return turn
 
 
 def split(count: int, members: int) -> list[int]:

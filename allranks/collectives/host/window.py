@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.calls.board import Board
-from allranks.collectives.host.channel import NOWHERE, Place
+from allranks.collectives.calls.offer import NOWHERE, Place
 from allranks.collectives.host.memory import LINE, Segment, attach
 from allranks.records.deferred import deferred
 

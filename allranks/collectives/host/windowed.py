@@ -7,17 +7,16 @@ there, chunk by chunk, into what becomes the result; a chunk is reduced while it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from allranks.collectives.host.window import WARM_BYTES
-
-if TYPE_CHECKING:
-    from allranks.collectives.arrays.reductions import Arithmetic
-    from allranks.collectives.host.channel import Place
-    from allranks.collectives.world.group import Group
+from allranks.collectives.arrays.reductions import Arithmetic
+from allranks.collectives.calls.call import Members
+from allranks.collectives.calls.offer import Place
+from allranks.collectives.host.window import WARM_BYTES, Window
 
 Array = NDArray[Any]
 CHUNK_BYTES = 2 << 20
@@ -34,19 +33,24 @@ class Block(NamedTuple):
 
 
 def blocks(
-    group: Group, places: list[Place], size: int, dtype: np.dtype[Any], *, copied: bool
+    window: Window,
+    members: Members,
+    places: Sequence[Place],
+    size: int,
+    dtype: np.dtype[Any],
+    *,
+    copied: bool,
 ) -> list[list[Block]]:
     """For each chunk what this rank has to reduce, as views of all members' windows."""
-    window, nbytes = group.world.window, size * dtype.itemsize
-    assert window is not None
+    nbytes = size * dtype.itemsize
     sources, outs = [], []
-    for rank, (segments, source, out) in zip(group.ranks, places, strict=True):
+    for rank, (segments, source, out) in zip(members.ranks, places, strict=True):
         outs.append(window.at(rank, segments >> 16, out, nbytes).view(dtype))
         if not copied:
             sources.append(window.at(rank, segments & 0xFFFF, source, nbytes).view(dtype))
     step = chunk(dtype) if copied else max(1, size)
     return [
-        _slice(outs if copied else sources, outs, group.me, start, min(size, start + step))
+        _slice(outs if copied else sources, outs, members.me, start, min(size, start + step))
         for start in range(0, size, step)
     ]
 

@@ -6,20 +6,20 @@ Source: MPI 4.1, chapter 6, non-blocking collective operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise, starmap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from allranks.collectives.arrays.reductions import Arithmetic
+from allranks.collectives.calls.call import Call, Members, Prepared
+from allranks.collectives.calls.offer import Offer
+from allranks.collectives.calls.standing import Standing
+from allranks.collectives.calls.wait import Awaited, Steps
 from allranks.collectives.mpi.mpi_types import finish, is_foreign, prepare
-
-if TYPE_CHECKING:
-    from allranks.collectives.arrays.reductions import Arithmetic
-    from allranks.collectives.calls.call import Call
-    from allranks.collectives.calls.wait import Awaited, Steps
-    from allranks.collectives.world.group import Group
 
 Array = NDArray[Any]
 
@@ -53,14 +53,28 @@ class Mpi:
 
     name = "mpi"
 
-    def __init__(self, group: Group, make: Callable[[Awaited], Steps[MPI.Intracomm]]) -> None:
-        self.group = group
-        self._make = make
-        self._comm: MPI.Intracomm | None = None
+    def __init__(
+        self,
+        own: Standing,
+        members: Members,
+        make: Callable[[Awaited], Steps[MPI.Intracomm]],
+        make_now: Callable[[], MPI.Intracomm | None],
+    ) -> None:
+        self.own, self.members = own, members
+        self._make, self._make_now = make, make_now
+        self._comm = make_now()
 
-    def use(self, comm: MPI.Intracomm) -> None:
-        """Takes a communicator that has been made already."""
-        self._comm = comm
+    def renew(self) -> None:
+        """A new epoch has begun, with other communicators."""
+        self._comm = self._make_now()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array."""
+        return np.empty(shape, dtype)
+
+    def copying(self, call: Call) -> AbstractContextManager[object]:
+        """Nothing is needed to copy in host memory."""
+        return nullcontext()
 
     def comm(self, awaited: Awaited) -> Steps[MPI.Intracomm]:
         """The group's communicator of this epoch. Collective over the group."""
@@ -68,19 +82,15 @@ class Mpi:
             self._comm = yield from self._make(awaited)
         return self._comm
 
-    def _agreed(self, call: Call, extent: int) -> Steps[MPI.Intracomm]:
-        """The communicator, once all have agreed on the call."""
-        if not call.posted:
-            yield from self.group.agree(call, extent)
-        comm = yield from self.comm(call)
-        return comm
-
     def _do(self, call: Call, post: Callable[..., MPI.Request], *arguments: object) -> Steps[None]:
-        yield from complete(self.group.world.kept, call, post, *arguments)
+        yield from complete(self.own.kept, call, post, *arguments)
 
-    def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
+    def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Prepared[None]:
         """MPI_Iallreduce, where MPI knows the arithmetic."""
-        comm = yield from self._agreed(call, source.nbytes)
+        return Offer(source.nbytes), self._allreduce(call, source, out, how)
+
+    def _allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
+        comm = yield from self.comm(call)
         if is_foreign(how):
             yield from self._by_all(call, source, slice(None), out, how)
             return
@@ -93,7 +103,7 @@ class Mpi:
     ) -> Steps[None]:
         """Gathers everybody's values and reduces this rank's part of them here."""
         data = how.prescaled(source).view(np.uint8)
-        parts = yield from self.allgather(call, data, [data.nbytes] * self.group.size)
+        parts = yield from self._gather(call, data, [data.nbytes] * self.members.size)
         how.combine([part.view(how.dtype)[mine] for part in parts], out)
 
     def reducescatter(
@@ -103,11 +113,16 @@ class Mpi:
         bounds: Sequence[int],
         out: Array,
         how: Arithmetic,
-    ) -> Steps[None]:
+    ) -> Prepared[None]:
         """MPI_Ireduce_scatter."""
-        comm = yield from self._agreed(call, source.nbytes)
+        return Offer(source.nbytes), self._scatter(call, source, bounds, out, how)
+
+    def _scatter(
+        self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
+    ) -> Steps[None]:
+        comm = yield from self.comm(call)
         if is_foreign(how):
-            mine = slice(bounds[self.group.me], bounds[self.group.me + 1])
+            mine = slice(bounds[self.members.me], bounds[self.members.me + 1])
             yield from self._by_all(call, source, mine, out, how)
             return
         ready, total, op = prepare(source, out, how)
@@ -115,22 +130,26 @@ class Mpi:
         yield from self._do(call, comm.Ireduce_scatter, ready, total, counts, op)
         finish(total, out, how)
 
-    def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
+    def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
         """MPI_Ibcast of bytes."""
-        comm = yield from self._agreed(call, array.nbytes)
+        return Offer(array.nbytes), self._broadcast(call, array, root)
+
+    def _broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
+        comm = yield from self.comm(call)
         yield from self._do(call, comm.Ibcast, array, root)
 
     def allgather(
-        self,
-        call: Call,
-        source: Array,
-        lengths: list[int] | None = None,
-        root: int = -1,
-    ) -> Steps[list[Array]]:
+        self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
+    ) -> Prepared[list[Array]]:
         """MPI_Iallgatherv, or MPI_Igatherv, of bytes."""
-        comm = yield from self._agreed(call, source.nbytes)
-        counts = lengths or call.extents
-        reads = root in (-1, self.group.me)
+        return Offer(source.nbytes), self._gather(call, source, lengths, root)
+
+    def _gather(
+        self, call: Call, source: Array, lengths: Sequence[int] | None, root: int = -1
+    ) -> Steps[list[Array]]:
+        comm = yield from self.comm(call)
+        counts = list(lengths or [offer.nbytes for offer in call.offers])
+        reads = root in (-1, self.members.me)
         out = np.empty(sum(counts) if reads else 0, np.uint8)
         into = (out, counts, _offsets(counts), MPI.BYTE)
         if root < 0:
@@ -141,10 +160,15 @@ class Mpi:
 
     def alltoall(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
-    ) -> Steps[list[Array]]:
+    ) -> Prepared[list[Array]]:
         """MPI_Ialltoallv, or MPI_Iscatterv, of bytes."""
-        comm = yield from self._agreed(call, source.nbytes)
-        size, me = self.group.size, self.group.me
+        return Offer(source.nbytes), self._exchange(call, source, lengths, root)
+
+    def _exchange(
+        self, call: Call, source: Array, lengths: Sequence[int], root: int
+    ) -> Steps[list[Array]]:
+        comm = yield from self.comm(call)
+        size, me = self.members.size, self.members.me
         mine = np.array(lengths or [0] * size, np.int64)
         if root >= 0:
             got = np.zeros(1, np.int64)

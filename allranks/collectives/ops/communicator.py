@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpi4py import MPI
 
-from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.callsite import here
 from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.wait import Steps
 from allranks.collectives.mpi.transport import complete
 from allranks.collectives.ops import objects
 from allranks.collectives.ops.point_to_point import PointToPoint
+from allranks.collectives.world import World
 from allranks.collectives.world.process_sets import open_group
 from allranks.records.deferred import deferred
-
-if TYPE_CHECKING:
-    from allranks.collectives.calls.wait import Steps
-    from allranks.collectives.world.world import World
 
 
 class Comm(PointToPoint):
@@ -36,11 +32,11 @@ class Comm(PointToPoint):
     ) -> None:
         group = self._group()
         whom = group.ranks[root] if 0 <= root < group.size else root
-        call = Call(group, Spec(f"comm.{op}", root=whom), here(), op, 0)
+        call = group.call(Spec(f"comm.{op}", root=whom), op)
         call.transport = "mpi"
 
         def steps() -> Steps[None]:
-            yield from group.agree(call)
+            yield from call.agreed()
             yield from complete(self._world.kept, call, post, *arguments)
 
         call.steps = steps()
@@ -70,8 +66,8 @@ class Comm(PointToPoint):
             world.made = max(made for _, _, made in every) + 1
             chosen = sorted((k, i) for i, (other, k, _) in enumerate(every) if other == color)
             ranks = tuple(parent.ranks[i] for _, i in chosen) if color >= 0 else ()
-            call = Call(parent, Spec(f"comm.{op} group"), here(), op, 0)
-            call.steps = open_group(parent, call, world.made, ranks)
+            call = parent.call(Spec(f"comm.{op} group"), op)
+            call.steps = open_group(world, parent, call, world.made, ranks)
             world.run(call)
             fresh = Comm(MPI.Intracomm.Split(self, color, key))
         if ranks:

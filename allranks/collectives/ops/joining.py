@@ -6,8 +6,6 @@ reduce from what they have laid out for the guard.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from allranks.collectives import world
@@ -15,15 +13,13 @@ from allranks.collectives.arrays.libraries import to_dtype
 from allranks.collectives.arrays.reductions import Arithmetic, ReduceOp
 from allranks.collectives.calls import guard
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.callsite import here
 from allranks.collectives.calls.guard import JOIN, Spec
+from allranks.collectives.calls.offer import Offer
+from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.windowed import straight
 from allranks.collectives.ops.taking import take
+from allranks.collectives.world.group import Group
 from allranks.errors import UsageError
-
-if TYPE_CHECKING:
-    from allranks.collectives.calls.wait import Steps
-    from allranks.collectives.world.group import Group
 
 
 def join() -> int:
@@ -50,7 +46,7 @@ def join() -> int:
         )
     answered = 0
     while True:
-        call = Call(group, JOIN, here(), "join", 0)
+        call = group.call(JOIN, "join")
         call.steps = _steps(group, call, answered)
         answered += 1
         last: int | None = this.run(call)
@@ -67,14 +63,14 @@ def _steps(group: Group, call: Call, answered: int) -> Steps[int | None]:
     # Zero in every dtype: whatever the others have laid out beside it.
     channel.blocks[channel.me][turn][:] = 0
     call.transport = "shared"
-    yield from group.agree(call, answered)
+    yield from call.agreement.agree(call, Offer(answered=answered))
     channel.turn = turn
     specs = [guard.unpack_text(channel.described(i, call.sequence))[0] for i in range(group.size)]
     theirs = next((spec for spec in specs if spec != JOIN), None)
     if theirs is None:
         # Who joined last has answered least.
-        least = min(call.extents)
-        return max(r for r, n in zip(group.ranks, call.extents, strict=True) if n == least)
+        answers = [offer.answered for offer in call.offers]
+        return max(r for r, n in zip(group.ranks, answers, strict=True) if n == min(answers))
     yield from _contribute(group, call, theirs, before)
     return None
 
@@ -82,13 +78,19 @@ def _steps(group: Group, call: Call, answered: int) -> Steps[int | None]:
 def _contribute(group: Group, call: Call, spec: Spec, before: int) -> Steps[None]:
     channel, dtype = group.channel, to_dtype(spec.dtype)
     assert channel is not None
-    transport = group.choose(0, call, spec.transport, on_gpu=bool(spec.device))
+    zeros = np.zeros(spec.elements, dtype)
+    device = None
+    if spec.device:
+        taken = take("join", [zeros], None, "/gpu:0")
+        (zeros,), device = taken.sources, taken.gpu
+    transport = group.choose(call, spec.transport, device)
     nbytes = spec.elements * dtype.itemsize
     if transport.name == "shared" and straight(group.size, nbytes, channel.block):
         return
     channel.turn = before
-    zeros = np.zeros(spec.elements, dtype)
-    if spec.device:
-        zeros = take("join", [zeros], None, "/gpu:0").sources[0]
-    how = Arithmetic(ReduceOp[spec.reduction], dtype, group.size, *guard.factors(spec))
-    yield from transport.allreduce(call, zeros, zeros.copy(), how)
+    how = Arithmetic(ReduceOp[spec.reduction], dtype, group.size, spec.prescale, spec.postscale)
+    _, steps = transport.allreduce(call, zeros, zeros.copy(), how)
+    if transport.name == "shared":
+        # The others, who have found no place for these zeros, begin again with blocks.
+        yield from call.agreement.meet(call)
+    yield from steps

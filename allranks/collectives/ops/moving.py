@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from allranks.collectives import world
+from allranks.collectives.arrays.heads import Head
 from allranks.collectives.arrays.libraries import Array, to_dtype, to_numpy
 from allranks.collectives.arrays.reductions import ReduceOp, check, name_of
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.callsite import here
 from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.wait import Steps
 from allranks.collectives.ops.gathering import gather_on_gpu
 from allranks.collectives.ops.handles import Handle
-from allranks.collectives.ops.taking import copying, take, take_none
+from allranks.collectives.ops.taking import take, take_none
+from allranks.collectives.world.group import Group
 from allranks.collectives.world.process_sets import ProcessSet, group_of
 from allranks.errors import UsageError
 from allranks.records.ranks import label
-
-if TYPE_CHECKING:
-    from allranks.collectives.calls.wait import Steps
-    from allranks.collectives.world.group import Group
 
 
 def member(group: Group, root: int, op: str) -> int:
@@ -67,16 +65,16 @@ def begin_broadcast(
         "broadcast", "", name_of(source.dtype), source.shape, root,
         transport=taken.transport, device=taken.device,
     )  # fmt: skip
-    call = Call(group, spec, here(), name or "", source.nbytes)
+    call = group.call(spec, name or "", source.nbytes)
     call.ready = taken.mark()
 
     def steps() -> Steps[Any]:
-        way = group.choose(source.nbytes, call, taken.transport, on_gpu=bool(taken.device))
-        out = group.empty_for(call, source.shape, source.dtype)
+        transport = group.choose(call, taken.transport, taken.gpu)
+        out = transport.empty(source.shape, source.dtype)
         if group.me == index:
-            with copying(call):
+            with transport.copying(call):
                 np.copyto(out, source)
-        yield from way.broadcast(call, _bytes(out), index)
+        yield from call.moved(transport.broadcast(call, _bytes(out), index))
         return restore(out)
 
     call.steps = steps()
@@ -106,19 +104,19 @@ def begin_allgather(
     shape = shapes if grouped else shapes[0]
     spec = Spec(kind, "", dtypes, shape, root, transport=taken.transport, device=taken.device)
     nbytes = sum(source.nbytes for source, _ in pairs)
-    call = Call(group, spec, here(), name or "", nbytes * group.size)
+    call = group.call(spec, name or "", nbytes * group.size)
     call.ready = taken.mark()
     if taken.device:
-        call.steps = gather_on_gpu(call, taken, index)
+        call.steps = gather_on_gpu(group, call, taken, index)
         return call
 
     # Rows of no bytes cannot be counted from the bytes that came, so their number goes with them.
     tabled = grouped or 0 in shape[1:]
 
     def steps() -> Steps[list[Any]]:
-        way = group.choose(nbytes, call, taken.transport)
+        transport = group.choose(call, taken.transport)
         data = _tabled(pairs) if tabled else _bytes(pairs[0][0])
-        parts = yield from way.allgather(call, data, root=index)
+        parts = yield from call.moved(transport.allgather(call, data, root=index))
         if index not in (-1, group.me):
             return [None] * len(pairs)
         if not tabled:
@@ -186,14 +184,15 @@ def begin_alltoall(
         "alltoall", "", name_of(source.dtype), shape,
         transport=taken.transport, device=taken.device,
     )  # fmt: skip
-    call = Call(group, spec, here(), name or "", source.nbytes)
+    call = group.call(spec, name or "", source.nbytes)
     call.ready = taken.mark()
 
     def steps() -> Steps[tuple[Any, list[int]]]:
-        way = group.choose(source.nbytes, call, taken.transport, on_gpu=bool(taken.device))
+        transport = group.choose(call, taken.transport, taken.gpu)
         row = int(np.prod(source.shape[1:])) * source.itemsize
         lengths = [count * (row or 1) for count in rows]
-        parts = yield from way.alltoall(call, _row_bytes(source, row, sum(rows)), lengths)
+        flat = _row_bytes(source, row, sum(rows))
+        parts = yield from call.moved(transport.alltoall(call, flat, lengths))
         received = [part.nbytes // (row or 1) for part in parts]
         return restore(_joined_rows(parts, source, row)), received
 
@@ -226,35 +225,30 @@ def begin_scatter(
     else:
         _rows(source, "scatter")
         rows = _splits("scatter", source, splits, group.size)
-    call = Call(
-        group, Spec("scatter", root=root, transport=taken.transport), here(), name or "",
-        source.nbytes,
-    )  # fmt: skip
+    spec = Spec("scatter", root=root, transport=taken.transport)
+    call = group.call(spec, name or "", source.nbytes)
     call.ready = taken.mark()
 
     def steps() -> Steps[Any]:
-        on_gpu, wanted, data, restore = taken.device, taken.transport, source, taken.restores[0]
-        way = group.choose(source.nbytes, call, "" if on_gpu else wanted)
+        wanted, data, restore = taken.transport, source, taken.restores[0]
+        transport = group.choose(call, "" if taken.device else wanted)
         # What it is goes ahead of it: the others bring nothing to tell it from.
-        kind = f"{name_of(source.dtype)} {' '.join(map(str, source.shape[1:]))}" if rows else ""
-        told = yield from way.allgather(
-            call, np.frombuffer(f"{on_gpu or 'cpu'} {kind}".encode(), np.uint8)
-        )
-        places, sizes = zip(*(part.tobytes().decode().split(" ", 1) for part in told), strict=True)
-        name, *shape = sizes[index].split()
-        like = np.empty((0, *map(int, shape)), to_dtype(name))
+        mine = Head(name_of(source.dtype), source.shape[1:]) if rows else Head()
+        told = mine._replace(device=taken.device).pack()
+        heads = list(map(Head.unpack, (yield from call.moved(transport.allgather(call, told)))))
+        head = heads[index]
+        like = np.empty((0, *head.shape), to_dtype(head.dtype))
         row = int(np.prod(like.shape[1:])) * like.itemsize
-        gpu = group.world.gpu
-        if gpu is not None and set(places) == {"gpu"}:
-            way = group.choose(source.nbytes, call, wanted, on_gpu=True)
-            like = gpu.empty(like.shape, like.dtype)
-        elif on_gpu:
+        if taken.gpu is not None and all(head.device for head in heads):
+            transport = group.choose(call, wanted, taken.gpu)
+            like = taken.gpu.empty(like.shape, like.dtype)
+        elif taken.device:
             # Somebody has no array on a GPU: it goes through the host.
             brought, restore = to_numpy(array)
-            data = brought if mine else brought.reshape(-1)[:0].view(np.uint8)
+            data = brought if rows else brought.reshape(-1)[:0].view(np.uint8)
         lengths = [count * (row or 1) for count in rows]
         flat = _row_bytes(data, row, sum(rows))
-        parts = yield from way.alltoall(call, flat, lengths, root=index)
+        parts = yield from call.moved(transport.alltoall(call, flat, lengths, root=index))
         return restore(_joined_rows([parts[index]], like, row))
 
     call.steps = steps()
@@ -282,11 +276,11 @@ def _splits(kind: str, source: Array, splits: Any, size: int) -> list[int]:
 def begin_barrier(process_set: ProcessSet | None = None, name: str | None = None) -> Call:
     """A barrier, ready to be driven."""
     group = group_of(process_set, "barrier")
-    call = Call(group, Spec("barrier"), here(), name or "", 0)
+    call = group.call(Spec("barrier"), name or "", 0)
 
     def steps() -> Steps[None]:
-        group.choose(0, call)
-        yield from group.agree(call)
+        group.choose(call)
+        yield from call.agreed()
 
     call.steps = steps()
     return call

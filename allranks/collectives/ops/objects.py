@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.callsite import here
 from allranks.collectives.calls.guard import Spec
-
-if TYPE_CHECKING:
-    from allranks.collectives.calls.wait import Steps
-    from allranks.collectives.world.group import Group
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.world.group import Group
 
 Bytes = NDArray[np.uint8]
 
@@ -37,11 +34,11 @@ def gather(group: Group, op: str, value: object, name: str = "", root: int = -1)
     """A call that ends with the list of all members' objects, on all or on ``root`` (an index)."""
     data = dumps(value)
     whom = group.ranks[root] if root >= 0 else -1
-    call = Call(group, Spec(op, root=whom), here(), name, data.nbytes * group.size)
+    call = group.call(Spec(op, root=whom), name, data.nbytes * group.size)
 
     def steps() -> Steps[list[Any] | None]:
-        transport = group.choose(data.nbytes, call)
-        parts = yield from transport.allgather(call, data, root=root)
+        transport = group.choose(call)
+        parts = yield from call.moved(transport.allgather(call, data, root=root))
         return [loads(part) for part in parts] if root in (-1, group.me) else None
 
     call.steps = steps()
@@ -51,11 +48,11 @@ def gather(group: Group, op: str, value: object, name: str = "", root: int = -1)
 def broadcast(group: Group, op: str, value: object, name: str = "", root: int = 0) -> Call:
     """A call that ends with the root's object; ``root`` is a member's index."""
     data = dumps(value) if group.me == root else np.empty(0, np.uint8)
-    call = Call(group, Spec(op, root=group.ranks[root]), here(), name, data.nbytes)
+    call = group.call(Spec(op, root=group.ranks[root]), name, data.nbytes)
 
     def steps() -> Steps[Any]:
-        transport = group.choose(data.nbytes, call)
-        parts = yield from transport.allgather(call, data)
+        transport = group.choose(call)
+        parts = yield from call.moved(transport.allgather(call, data))
         return value if group.me == root else loads(parts[root])
 
     call.steps = steps()
@@ -67,12 +64,12 @@ def alltoall(group: Group, op: str, values: list[Any], name: str = "", root: int
     pieces = [dumps(value) for value in values]
     data = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
     whom = group.ranks[root] if root >= 0 else -1
-    call = Call(group, Spec(op, root=whom), here(), name, data.nbytes)
+    call = group.call(Spec(op, root=whom), name, data.nbytes)
 
     def steps() -> Steps[list[Any]]:
-        transport = group.choose(data.nbytes, call)
+        transport = group.choose(call)
         lengths = [piece.nbytes for piece in pieces]
-        parts = yield from transport.alltoall(call, data, lengths, root)
+        parts = yield from call.moved(transport.alltoall(call, data, lengths, root))
         return [loads(part) if part.size else None for part in parts]
 
     call.steps = steps()

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mpi4py import MPI
 
 from allranks.collectives.calls.call import PointCall
 from allranks.collectives.calls.callsite import here
 from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.wait import Steps
 from allranks.collectives.mpi.transport import complete
+from allranks.collectives.world import World
+from allranks.collectives.world.group import Group
 from allranks.errors import StaleHandle
-
-if TYPE_CHECKING:
-    from allranks.collectives.calls.wait import Steps
-    from allranks.collectives.world.group import Group
-    from allranks.collectives.world.world import World
 
 
 class PointToPoint(MPI.Intracomm):
@@ -44,7 +42,7 @@ class PointToPoint(MPI.Intracomm):
         group = self._group()
         others = tuple(rank for rank in group.ranks if rank != self._world.rank)
         peers = others if peer < 0 else (group.ranks[peer],)
-        call = PointCall(group, Spec(f"comm.{op}"), here(), op, 0, peers)
+        call = PointCall(group.agreement, Spec(f"comm.{op}"), here(), op, 0, peers)
         call.transport = "mpi"
         call.steps = steps(call)
         return self._world.run(call)
@@ -188,7 +186,7 @@ class PointToPoint(MPI.Intracomm):
 
     def _begin(self, post: Callable[..., MPI.Request], *arguments: Any) -> Steps[MPI.Request]:
         """Posts now what `_end` waits for."""
-        holder = PointCall(self._group(), Spec("comm.send"), here(), "", 0, ())
+        holder = PointCall(self._group().agreement, Spec("comm.send"), here(), "", 0, ())
         steps = complete(self._world.kept, holder, post, *arguments)
         next(steps, None)
         return steps

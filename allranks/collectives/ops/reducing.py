@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,19 +20,17 @@ from allranks.collectives.arrays.reductions import (
     name_of,
 )
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.callsite import here
-from allranks.collectives.calls.guard import Spec, options
+from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.transport import Transport
+from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.shared import split
 from allranks.collectives.ops.express import express
 from allranks.collectives.ops.handles import Handle
 from allranks.collectives.ops.moving import member
-from allranks.collectives.ops.taking import copying, take
+from allranks.collectives.ops.taking import take
+from allranks.collectives.world.group import Group
 from allranks.collectives.world.process_sets import ProcessSet, group_of
 from allranks.errors import UsageError
-
-if TYPE_CHECKING:
-    from allranks.collectives.calls.wait import Steps
-    from allranks.collectives.world.group import Group
 
 
 def _begin(
@@ -73,18 +71,23 @@ def _begin(
         "+".join(dtypes),
         tuple(shapes) if grouped else shapes[0],
         root,
-        options(prescale_factor, postscale_factor, compression.name),
+        prescale_factor,
+        postscale_factor,
+        compression.name,
         sum(source.size for source in sources),
         taken.transport,
         taken.device,
     )
-    call = Call(group, spec, here(), name or "", sum(source.nbytes for source in sources))
+    call = group.call(spec, name or "", sum(source.nbytes for source in sources))
     call.ready = taken.mark()
     factors = (prescale_factor, postscale_factor)
     reduce = _scatter_steps if "reducescatter" in kind else _reduce_steps
 
     def steps() -> Steps[list[Any]]:
-        outs = yield from reduce(group, call, sources, op, factors, taken.transport)
+        transport = group.choose(call, taken.transport, taken.gpu)
+        if not sources:
+            yield from call.agreed()
+        outs = yield from reduce(group, call, transport, sources, op, factors)
         return [
             restore(compression.decompress(out, context))
             for out, restore, context in zip(outs, taken.restores, contexts, strict=True)
@@ -97,19 +100,17 @@ def _begin(
 def _reduce_steps(
     group: Group,
     call: Call,
+    transport: Transport,
     sources: list[Array],
     op: ReduceOp,
     factors: tuple[float, float],
-    wanted: str,
 ) -> Steps[list[Array]]:
-    transport = group.choose(call.nbytes, call, wanted, on_gpu=bool(call.spec.device))
-    if not sources:
-        yield from group.agree(call)
     outs: list[Any] = []
     if op is Adasum:
         for source in sources:
             data = source.reshape(-1).view(np.uint8)
-            parts = yield from transport.allgather(call, data, [data.nbytes] * group.size)
+            lengths = [data.nbytes] * group.size
+            parts = yield from call.moved(transport.allgather(call, data, lengths))
             total = adasum([part.view(source.dtype) for part in parts], *factors)
             outs.append(total.reshape(source.shape))
         return outs
@@ -118,12 +119,12 @@ def _reduce_steps(
         how = Arithmetic(op, sources[where[0]].dtype, group.size, *factors)
         first = sources[where[0]]
         if len(where) == 1:
-            out = outs[where[0]] = group.empty_for(call, first.shape, first.dtype)
+            out = outs[where[0]] = transport.empty(first.shape, first.dtype)
             source, total = first.reshape(-1), out.reshape(-1)
         else:
             count = sum(sources[i].size for i in where)
-            source = total = group.empty_for(call, (count,), first.dtype)
-            with copying(call):
+            source = total = transport.empty((count,), first.dtype)
+            with transport.copying(call):
                 start = 0
                 for i in where:
                     end = start + sources[i].size
@@ -133,30 +134,28 @@ def _reduce_steps(
             if not how.half:
                 # They have been prescaled on their way: once, whatever the transport copies.
                 how = Arithmetic(op, first.dtype, group.size, 1.0, factors[1])
-        yield from transport.allreduce(call, source, total, how)
+        yield from call.moved(transport.allreduce(call, source, total, how))
     return outs
 
 
 def _scatter_steps(
     group: Group,
     call: Call,
+    transport: Transport,
     sources: list[Array],
     op: ReduceOp,
     factors: tuple[float, float],
-    wanted: str,
 ) -> Steps[list[Array]]:
-    transport = group.choose(call.nbytes, call, wanted, on_gpu=bool(call.spec.device))
-    if not sources:
-        yield from group.agree(call)
     outs = []
     for source in sources:
         rows = split(source.shape[0], group.size)
         row = source[0].size if source.shape[0] else 0
         shape = (rows[group.me + 1] - rows[group.me], *source.shape[1:])
-        out = group.empty_for(call, shape, source.dtype)
+        out = transport.empty(shape, source.dtype)
         how = Arithmetic(op, source.dtype, group.size, *factors)
         bounds = [start * row for start in rows]
-        yield from transport.reducescatter(call, source.reshape(-1), bounds, out.reshape(-1), how)
+        flat, into = source.reshape(-1), out.reshape(-1)
+        yield from call.moved(transport.reducescatter(call, flat, bounds, into, how))
         outs.append(out)
     return outs
 
@@ -227,7 +226,8 @@ def allreduce(
     factors = (float(prescale_factor), float(postscale_factor))
     plain = type(array) is np.ndarray and transport is None and not device
     if plain and compression is Compression.none:
-        done = express(group_of(process_set, "allreduce"), array, op, factors, name)
+        group = group_of(process_set, "allreduce")
+        done = express(world.current(), group, array, op, factors, name)
         if done is not None:
             return done
     call = _begin(

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from allranks.collectives import world
+from allranks.collectives.arrays.heads import Head
 from allranks.collectives.arrays.libraries import to_dtype, to_numpy
 from allranks.collectives.arrays.reductions import ReduceOp, check, name_of
 from allranks.collectives.calls.call import PointCall
 from allranks.collectives.calls.callsite import here
 from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.world import World
 from allranks.errors import UsageError
-
-if TYPE_CHECKING:
-    from allranks.collectives.calls.wait import Steps
-    from allranks.collectives.world.world import World
 
 _TAGS = 1 << 14
 """Added to the tags, so that receives of any tag on `comm()` keep off these messages."""
@@ -43,8 +41,8 @@ def send(array: Any, dest: int, tag: int = 0, *, name: str | None = None) -> Non
     this = _world(dest, tag)
     source, _ = to_numpy(array)
     check(ReduceOp.Sum, source.dtype)
-    head = json.dumps([name_of(source.dtype), source.shape]).encode().ljust(_HEAD_BYTES)
-    data = np.concatenate([np.frombuffer(head, np.uint8), source.reshape(-1).view(np.uint8)])
+    head = Head(name_of(source.dtype), source.shape).pack(_HEAD_BYTES)
+    data = np.concatenate([head, source.reshape(-1).view(np.uint8)])
     assert this.mpi is not None
     comm = this.mpi.user
 
@@ -53,7 +51,7 @@ def send(array: Any, dest: int, tag: int = 0, *, name: str | None = None) -> Non
         yield from complete(this.kept, call, comm.Isend, data, dest, _TAGS + tag)
 
     spec = Spec("send", dtype=name_of(source.dtype), shape=source.shape)
-    call = PointCall(this.groups[0], spec, here(), name or "", source.nbytes, (dest,))
+    call = PointCall(this.groups[0].agreement, spec, here(), name or "", source.nbytes, (dest,))
     call.transport, call.steps = "mpi", steps()
     this.run(call)
 
@@ -85,11 +83,11 @@ def recv(source: int, tag: int = 0, *, like: Any = None, name: str | None = None
         data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
         call.posted = True
         yield from complete(this.kept, call, message.Irecv, data)
-        kind, shape = json.loads(data[:_HEAD_BYTES].tobytes())
+        head = Head.unpack(data[:_HEAD_BYTES])
         call.nbytes = data.nbytes - _HEAD_BYTES
-        return data[_HEAD_BYTES:].view(to_dtype(kind)).reshape(shape)
+        return data[_HEAD_BYTES:].view(to_dtype(head.dtype)).reshape(head.shape)
 
-    call = PointCall(this.groups[0], Spec("recv"), here(), name or "", 0, (source,))
+    call = PointCall(this.groups[0].agreement, Spec("recv"), here(), name or "", 0, (source,))
     call.transport, call.steps = "mpi", steps()
     found = this.run(call)
     return found if like is None else to_numpy(like)[1](found)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives import world
 from allranks.collectives.arrays.libraries import Restore, to_numpy
-from allranks.collectives.gpu import kinds
-from allranks.collectives.gpu import wanted as place
-from allranks.collectives.gpu.device import device_of
+from allranks.collectives.gpu import kinds, wanted
+from allranks.collectives.gpu.api import Event
+from allranks.collectives.gpu.device import Device
 from allranks.errors import UsageError
-
-if TYPE_CHECKING:
-    from allranks.collectives.calls.call import Call
-    from allranks.collectives.gpu.api import Event
 
 Array = NDArray[Any]
 
@@ -33,11 +28,12 @@ class Taken:
     device: str = ""
     """"gpu" or ""; the same on every rank, or the call is a mismatch."""
     transport: str = ""
+    gpu: Device | None = None
+    """This rank's GPU, where the arrays are on it."""
 
     def mark(self) -> Event | None:
         """For arrays on a GPU, an event behind what has made them on the caller's stream."""
-        gpu = world.current().gpu
-        return gpu.mark() if self.device and gpu is not None else None
+        return self.gpu.mark() if self.gpu is not None else None
 
 
 def take(
@@ -55,29 +51,29 @@ def take(
         UsageError: they are not where ``transport`` needs them.
         MissingDependency: what a GPU needs is missing.
     """
-    way = place.way(kind, transport, device) if transport or device else place.Way()
+    want = wanted.read(kind, transport, device) if transport or device else wanted.Wanted()
     on_gpu: list[bool] = []
-    if way.place != "cpu":
+    if want.memory != "cpu":
         on_gpu = [type(value) is not np.ndarray and kinds.is_on_gpu(value) for value in values]
-        if way.transport and not way.place and not all(on_gpu):
+        if want.transport and not want.memory and not all(on_gpu):
             raise UsageError(
-                f"transport={way.transport!r} moves arrays that are on a GPU: found "
+                f"transport={want.transport!r} moves arrays that are on a GPU: found "
                 f"{_where(values, on_gpu)}. Pass cupy.asarray(x), or device='/gpu:0'."
             )
-        if way == place.Way() and any(on_gpu):
-            way = place.of_environment(kind)
+        if want == wanted.Wanted() and any(on_gpu):
+            want = wanted.of_environment(kind)
             # Without cupy, torch and the others still know the way through the host.
-            if not way.transport and any(map(kinds.without_cupy, values)):
-                way = place.Way("cpu")
-        if way.place == "cpu" or not (any(on_gpu) or way.place == "gpu"):
+            if not want.transport and any(map(kinds.without_cupy, values)):
+                want = wanted.Wanted("cpu")
+        if want.memory == "cpu" or not (any(on_gpu) or want.memory == "gpu"):
             on_gpu = []
     if not on_gpu or host:
-        return _in_host_memory(values, way if way.place == "cpu" else place.Way())
-    return _on_gpu(kind, values, on_gpu, way.transport)
+        return _in_host_memory(values, want if want.memory == "cpu" else wanted.Wanted())
+    return _on_gpu(kind, values, on_gpu, want.transport)
 
 
-def _in_host_memory(values: Sequence[Any], way: place.Way) -> Taken:
-    taken = Taken(transport=way.transport)
+def _in_host_memory(values: Sequence[Any], want: wanted.Wanted) -> Taken:
+    taken = Taken(transport=want.transport)
     for value in values:
         source, restore = to_numpy(value)
         taken.sources.append(source)
@@ -97,29 +93,36 @@ def _on_gpu(kind: str, values: Sequence[Any], on_gpu: list[bool], transport: str
             restore = _in_turn(down, back)
         taken.sources.append(source)
         taken.restores.append(restore)
-    device_of(world.current(), kind, taken.sources)
+    taken.gpu = device_of(world.current(), kind, taken.sources)
     return taken
 
 
 def take_none(kind: str, transport: str | None, device: str) -> Taken:
     """For a rank that only receives: an empty array where the arguments say, numpy's otherwise."""
-    way = place.way(kind, transport, device) if transport or device else place.Way()
-    if way.place == "gpu" or way.transport in place.ON_GPU:
+    want = wanted.read(kind, transport, device) if transport or device else wanted.Wanted()
+    if want.memory == "gpu" or want.transport in wanted.ON_GPU:
         nothing, _ = kinds.upload(np.empty(0, np.uint8))
-        return _on_gpu(kind, [nothing], [True], way.transport)
-    return _in_host_memory([np.empty(0, np.uint8)], way)
+        return _on_gpu(kind, [nothing], [True], want.transport)
+    return _in_host_memory([np.empty(0, np.uint8)], want)
 
 
-@contextmanager
-def copying(call: Call) -> Iterator[None]:
-    """Where a call's arrays are copied before they move: on a GPU, behind what made them."""
-    gpu = call.group.world.gpu
-    if not call.spec.device or gpu is None:
-        yield
-        return
-    with gpu.behind_caller(call) as stream:
-        yield
-        call.ready = gpu.event(stream)
+def device_of(this: world.World, kind: str, arrays: list[Any]) -> Device:
+    """This rank's GPU: the one that its first array on a GPU was on.
+
+    Raises:
+        UsageError: an array is on another.
+        MissingDependency: there is no driver, or no GPU.
+    """
+    numbers = {int(array.device.id) for array in arrays}
+    if this.gpu is None and len(numbers) == 1:
+        this.gpu = Device(*numbers)
+    if this.gpu is None or numbers != {this.gpu.number}:
+        found = sorted(numbers | ({this.gpu.number} if this.gpu is not None else set()))
+        raise UsageError(
+            f"{kind} needs arrays on one GPU a rank: found GPUs {', '.join(map(str, found))}. "
+            "Move them to one, or start a rank for each GPU."
+        )
+    return this.gpu
 
 
 def _in_turn(first: Callable[[Array], Array], then: Restore) -> Restore:

@@ -27,7 +27,7 @@ def divide(ranks_each: int) -> World:
         base = whole.mpi.pristine.Split(whole.rank // ranks_each, whole.rank)
     part = start(base)
     part.checks, part.late_seconds, part.notice = whole.checks, whole.late_seconds, whole.notice
-    part.recorder = whole.recorder
+    part.journal = whole.journal
     return part
 
 

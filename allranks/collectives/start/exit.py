@@ -8,13 +8,10 @@ import sys
 import threading
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from allranks.collectives.calls import board as fields
 from allranks.collectives.calls.callsite import of_traceback
-
-if TYPE_CHECKING:
-    from allranks.collectives.world.world import World
+from allranks.collectives.world import World
 
 _AFTER_FAILURE_SECONDS = 10.0
 _NOTEBOOK_SECONDS = 2.0
@@ -76,8 +73,8 @@ def _meet(world: World) -> bool:
             return False
         if waited > _AFTER_FAILURE_SECONDS and (world.failed or _anyone_failed(world)):
             return False
-        if world.attend_messages is not None:
-            world.attend_messages()
+        if world.listen is not None:
+            world.listen()
         time.sleep(min(0.005, max(5e-5, waited / 20)))
     return True
 

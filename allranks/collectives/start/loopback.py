@@ -16,7 +16,6 @@ from allranks.collectives.calls.callsite import of_traceback
 from allranks.collectives.host.channel import Channel
 from allranks.collectives.host.memory import Segment
 from allranks.collectives.host.window import Window
-from allranks.collectives.world.group import Group
 from allranks.collectives.world.world import World
 
 T = TypeVar("T")
@@ -33,7 +32,7 @@ def worlds_of(ranks: int) -> list[World]:
         world.window = Window(world.board)
         # Threads share one interpreter: who spins keeps the others from running.
         world.spins, world.spin_seconds = 0, 0.0
-        world.groups[0] = Group(world, 0, everybody, Channel(channel.memory, ranks, rank))
+        world.open(0, everybody, Channel(channel.memory, ranks, rank))
         made.append(world)
     board.close()
     channel.close()

@@ -136,7 +136,8 @@ def comm() -> Comm:
         raise UsageError(
             "comm() needs MPI, and the loopback has none. Use the functions of this module."
         )
-    return this.mpi.user
+    user: Comm = this.mpi.user
+    return user
 
 
 def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> NDArray[Any]:
@@ -203,12 +204,12 @@ def on_notice(callback: Callable[[str], None]) -> None:
 
 def on_record(callback: Callable[[CallRecord], None] | None) -> None:
     """Passes every call's record to ``callback`` as soon as the call has ended."""
-    world.current().recorder.callback = callback
+    world.current().journal.callback = callback
 
 
 def records() -> list[CallRecord]:
     """The records of this rank's calls, the last 100,000."""
-    return world.current().recorder.records
+    return world.current().journal.records
 
 
 def _peers_of_hosts(this: world.World) -> list[int]:

@@ -17,7 +17,6 @@ from allranks.collectives.calls.whereabouts import Watcher
 from allranks.collectives.host import memory
 from allranks.collectives.host.channel import Channel
 from allranks.collectives.host.window import Window
-from allranks.collectives.world.group import Group
 from allranks.collectives.world.world import World
 from allranks.errors import MissingDependency, UsageError
 
@@ -46,7 +45,9 @@ def load_mpi() -> Any:
 
 def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
     """This rank's world. Collective over the ranks of ``comm``."""
-    from allranks.collectives.mpi.communicators import MpiSide
+    from allranks.collectives.mpi.epochs import Epochs
+    from allranks.collectives.mpi.letters import Letters
+    from allranks.collectives.ops.communicator import Comm
 
     mpi = load_mpi()
     base: MPI.Intracomm = mpi.COMM_WORLD
@@ -78,11 +79,15 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
         block = share(node, Channel.nbytes(world.size))
         channel = Channel(block, world.size, rank) if block is not None else None
     # Whether there is a channel is the same on every rank: `share` agrees on it.
-    world.mpi = MpiSide(world, base)
-    world.groups[0] = Group(world, 0, everybody, channel)
-    world.mpi.open(world.groups[0])
+    pristine, user = base.Dup(), Comm(base.Dup())
+    user.bind(world, 0)
+    letters = Letters(world, base.Dup()) if channel is None else None
+    if letters is not None:
+        world.tell, world.listen = letters.tell, letters.receive
+    world.mpi = Epochs(world, user, pristine, letters, world.renewed)
+    world.open(0, everybody, channel, now=False)
     if len(order) > 1:
-        world.recorder.offset_seconds = clock_offset(base, node, firsts)
+        world.offset_seconds = clock_offset(base, node, firsts)
     ear.open()
     if world.board is not None:
         world.watcher = Watcher(world.board, rank, world.main_thread)

@@ -27,7 +27,7 @@ def timeline(path: str | Path) -> None:
     Collective over all ranks.
     """
     this = world.current()
-    mine = this.recorder.records
+    mine = this.journal.records
     every = move.run(objects.gather(this.groups[0], "timeline", mine, root=0))
     if this.rank == 0:
         Path(path).write_text(json.dumps(trace(every, this.hosts)))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.calls.journal import KEPT, Recorder, named
+from allranks.collectives.calls.call import Call
+from allranks.collectives.calls.journal import KEPT, Journal, named
 from allranks.records.collective import CallRecord
 from allranks.records.telemetry import CallTotals
-
-if TYPE_CHECKING:
-    from allranks.collectives.calls.call import Call
 
 KINDS = 512
 """More kinds of calls than this are summed under one name."""
@@ -36,13 +34,13 @@ class Totals:
     """Counts a rank's calls from the moment it is made; a call itself is hardly slower for it.
 
     Args:
-        recorder: whose calls are counted; by default this process's.
+        journal: whose calls are counted; by default this process's.
     """
 
-    def __init__(self, recorder: Recorder | None = None) -> None:
-        self._recorder = recorder or world.current().recorder
+    def __init__(self, journal: Journal | None = None) -> None:
+        self._journal = journal or world.current().journal
         self._fresh: deque[Call | CallRecord] = deque(maxlen=KEPT)
-        self._recorder.fresh = self._fresh
+        self._journal.fresh = self._fresh
         self._sums: dict[_Key, _Sums] = {}
 
     def begin(self) -> None:
@@ -62,7 +60,7 @@ class Totals:
                 key, ranks = _key_of_record(call), call.ranks
                 wait, transfer = call.wait_seconds, call.transfer_seconds
             else:
-                key, ranks = _key_of_call(call), len(call.group.ranks)
+                key, ranks = _key_of_call(call), call.members.size
                 arrived, ready = call.started, call.last or call.started
                 wait, transfer = max(0.0, ready - arrived), call.ended - max(ready, arrived)
             if key not in self._sums and len(self._sums) >= KINDS:
@@ -95,7 +93,7 @@ def _key_of_record(call: CallRecord) -> _Key:
 def _key_of_call(call: Call) -> _Key:
     name = call.name or named(call.site)
     spec = call.spec
-    return spec.op, name, spec.dtype, call.nbytes, len(call.group.ranks), call.transport
+    return spec.op, name, spec.dtype, call.nbytes, call.members.size, call.transport
 
 
 def _told(key: _Key, sums: _Sums) -> CallTotals:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from allranks.collectives import world
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.callsite import here
 from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host import memory
 from allranks.collectives.host.channel import Channel
 from allranks.collectives.world.group import Group
+from allranks.collectives.world.world import World
 from allranks.errors import UsageError
 from allranks.records.deferred import deferred
 from allranks.records.ranks import label
-
-if TYPE_CHECKING:
-    from allranks.collectives.calls.wait import Steps
 
 
 class ProcessSet:
@@ -117,8 +115,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
             f"process set {next(iter(taken), 0)} has. Use that one."
         )
     number = next(n for n in range(1, len(this.sets) + 2) if n not in this.sets)
-    call = Call(this.groups[0], Spec("add_process_set", shape=ranks), here(), "", 0)
-    call.steps = open_group(this.groups[0], call, number, ranks)
+    call = this.groups[0].call(Spec("add_process_set", shape=ranks))
+    call.steps = open_group(this, this.groups[0], call, number, ranks)
     # Either all ranks have the set afterwards or none has.
     with deferred():
         this.run(call)
@@ -135,8 +133,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     this, number = world.current(), process_set.process_set_id
     if not number or number not in this.sets:
         return False
-    call = Call(this.groups[0], Spec("remove_process_set", root=number), here(), "", 0)
-    call.steps = this.groups[0].agree(call)
+    call = this.groups[0].call(Spec("remove_process_set", root=number))
+    call.steps = call.agreed()
     with deferred():
         this.run(call)
         del this.sets[number]
@@ -147,17 +145,18 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def open_group(parent: Group, call: Call, number: int, ranks: tuple[int, ...]) -> Steps[None]:
+def open_group(
+    this: World, parent: Group, call: Call, number: int, ranks: tuple[int, ...]
+) -> Steps[None]:
     """Gives the members of a new group their shared memory. Collective over ``parent``.
 
     Several groups that have no rank in common can be opened at once: each rank names its own.
     """
-    this = parent.world
-    transport = parent.choose(0, call)
+    transport = parent.choose(call)
     together = this.board is not None and len({this.hosts[rank] for rank in ranks}) == 1
     made = _make(ranks) if together and this.rank == ranks[0] else None
     address = np.frombuffer(made.address.encode() if made else b"", np.uint8)
-    addresses = yield from transport.allgather(call, address)
+    addresses = yield from call.moved(transport.allgather(call, address))
     channel: Channel | None = None
     member = this.rank in ranks
     at = addresses[parent.ranks.index(ranks[0])].tobytes().decode() if ranks else ""
@@ -168,15 +167,12 @@ def open_group(parent: Group, call: Call, number: int, ranks: tuple[int, ...]) -
         except OSError:
             channel = None
     word = np.array([channel is not None or not member], np.uint8)
-    everyone = yield from transport.allgather(call, word, [1] * parent.size)
+    everyone = yield from call.moved(transport.allgather(call, word, [1] * parent.size))
     if made is not None:
         made.close()
     if member:
         whole = all(flag[0] for flag in everyone)
-        group = Group(this, number, ranks, channel if whole else None)
-        this.groups[number] = group
-        if this.mpi is not None:
-            this.mpi.open(group, now=True)
+        this.open(number, ranks, channel if whole else None)
 
 
 def _make(ranks: tuple[int, ...]) -> Any:

@@ -5,60 +5,57 @@ Runs in every rank. There is one world a process, behind ``init()``; the loopbac
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
-from collections.abc import Callable
-from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from allranks.collectives.calls import board as fields
 from allranks.collectives.calls.board import Board
-from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.callsite import Site
-from allranks.collectives.calls.interrupts import ear
-from allranks.collectives.calls.journal import Recorder
-from allranks.collectives.calls.peers import PROCESS, Peers, Scope, State
+from allranks.collectives.calls.call import Agreement, Call, Members
+from allranks.collectives.calls.journal import Journal
+from allranks.collectives.calls.standing import Standing
+from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps, drive
 from allranks.collectives.calls.watch import Watch
+from allranks.collectives.calls.whereabouts import Watcher
+from allranks.collectives.gpu.device import Device
+from allranks.collectives.host.agreement import MemoryAgreement
+from allranks.collectives.host.channel import Channel
+from allranks.collectives.host.shared import Shared
+from allranks.collectives.host.window import Window
 from allranks.collectives.world.group import Group
 from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, UsageError
 
-if TYPE_CHECKING:
-    from allranks.collectives.calls.whereabouts import Watcher
-    from allranks.collectives.gpu.device import Device
-    from allranks.collectives.host.window import Window
-    from allranks.collectives.mpi.communicators import MpiSide
-
-_SPIN_SECONDS = 50e-6
 FIRST_MADE = 1 << 20
 """Numbers from here on belong to groups of communicators, those below to process sets."""
-_SPINS = 300
-"""Looks at a peer's counter that take about as long."""
 
 
-def _to_stderr(text: str) -> None:
-    sys.stderr.write(f"[allranks] {text}\n")
+class Communicators(Protocol):
+    """What a world needs of MPI."""
+
+    user: Any
+    """The communicator of all ranks for mpi4py's own calls."""
+    pristine: Any
+    """The communicator that the next ones are made from."""
+
+    def transport(self, members: Members, *, now: bool) -> Transport:
+        """Through MPI. ``now``: all members are here, and none can be interrupted."""
+
+    def agreement(self, members: Members, transport: Any) -> Agreement:
+        """By messages, for members that share no memory."""
+
+    def renew(self, epoch: int) -> None:
+        """Moves this rank to a fresh communicator. Collective over all ranks."""
 
 
-class World:
-    """Everything that one rank knows."""
+class World(Standing):
+    """Everything that one rank knows: how it stands, its groups, and what is under way."""
 
     def __init__(self, rank: int, hosts: tuple[int, ...], board: Board | None) -> None:
-        self.rank, self.size = rank, len(hosts)
-        self.hosts = hosts
-        """For every rank the number of its host, counted in the order of the ranks."""
-        self.board = board
-        self.peers = Peers(board)
+        super().__init__(rank, hosts, board)
         self.window: Window | None = None
         self.gpu: Device | None = None
         """This rank's GPU, from the first array on one on."""
-        self.quarantine: list[Any] = []
-        """Arrays of calls that were left: a peer may still write to them in this epoch."""
-        self.scope: Scope = PROCESS
-        self._told = State()
-        self.epoch = 0
+        self.mpi: Communicators | None = None
         self.groups: dict[int, Group] = {}
         self.sets: dict[int, tuple[int, ...]] = {}
         """The process sets by number, those that this rank is not in as well."""
@@ -66,37 +63,36 @@ class World:
         """The number of the last group that a communicator has made."""
         self.pending = 0
         self.dirty = False
-        self.checks = True
-        self.late_seconds = 5.0
-        self.doing = ""
-        self.kept: dict[int, list[Any]] = {}
-        """Requests under way and their buffers, and those that an interrupt left."""
+        self.quarantine: list[Any] = []
+        """Arrays of calls that were left: a peer may still write to them in this epoch."""
         self.lock = threading.RLock()
-        self.recorder = Recorder()
+        self.journal = Journal(self)
         self.watch = Watch(self)
-        self.notice: Callable[[str], None] = _to_stderr
-        self.attend_messages: Callable[[], None] | None = None
-        self.mpi: MpiSide | None = None
         self.watcher: Watcher | None = None
         self.notebook = False
         """True once an engine has entered a cell: then the scope is not the process."""
-        self.failed = False
-        self.main_thread = threading.get_ident()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        # With more ranks than cores, a spinning rank keeps off the one that it waits for.
-        self.spin_seconds = _SPIN_SECONDS if self.local_size <= cores else 0.0
-        self.spins = _SPINS if self.local_size <= cores else 0
 
-    @property
-    def local_ranks(self) -> tuple[int, ...]:
-        """The ranks of this rank's host."""
-        here = self.hosts[self.rank]
-        return tuple(rank for rank, host in enumerate(self.hosts) if host == here)
+    def open(
+        self, number: int, ranks: tuple[int, ...], channel: Channel | None, *, now: bool = True
+    ) -> Group:
+        """A group that this rank is in, with its way to agree and its transports.
 
-    @property
-    def local_size(self) -> int:
-        """How many ranks this host has."""
-        return len(self.local_ranks)
+        ``channel`` is None where the members have no memory in common; ``now`` is False while
+        the world itself is made.
+        """
+        members = Members(number, ranks, self.rank)
+        transports: dict[str, Transport] = {}
+        agreement: Agreement
+        if self.mpi is not None:
+            transports["mpi"] = self.mpi.transport(members, now=now and channel is None)
+        if channel is not None:
+            transports["shared"] = Shared(members, channel, self.window)
+            agreement = MemoryAgreement(self, members, channel)
+        else:
+            assert self.mpi is not None
+            agreement = self.mpi.agreement(members, transports["mpi"])
+        group = self.groups[number] = Group(self, agreement, transports)
+        return group
 
     def run(self, call: Call) -> Any:
         """Drives a call to its end and returns its result."""
@@ -142,7 +138,7 @@ class World:
     def _enqueue(self, call: Call) -> None:
         # In this order: one too many ends the epoch with the cell, one too few mixes two cells.
         self.pending += 1
-        call.group.queue.append(call)
+        self.groups[call.members.number].queue.append(call)
 
     def progress(self) -> None:
         """Takes every group's first call as far as it goes without waiting."""
@@ -177,9 +173,10 @@ class World:
     def finish(self, call: Call) -> None:
         """Notes the end of a call."""
         call.ended = perf_counter()
+        call.held = None
         if call.ordered:
-            call.group.finish(call)
-        self.recorder.add(call)
+            call.agreement.finish(call)
+        self.journal.add(call)
 
     def alongside(self, call: Call) -> Steps[Any]:
         """Drives a call that takes no part in the group's order, and everything under way."""
@@ -196,7 +193,7 @@ class World:
             self.progress()
             if call.done:
                 break
-            yield call.group.queue[0]
+            yield self.groups[call.members.number].queue[0]
         if call.error is not None:
             raise call.error
         return call.result
@@ -234,89 +231,25 @@ class World:
             group.abandon()
         if call is not None and call.spec.device and self.gpu is not None:
             self.gpu.hold(call)
-        self._told.broken, self._told.broke = (self.epoch + 1) * 2 + int(deadlock), why
-        if self.board is not None:
-            self.board.write(fields.BROKE, why)
-            self.board.put(fields.BROKEN, self._told.broken)
-        if self.mpi is not None:
-            self.mpi.tell()
-
-    def enter(self, name: str, ranks: tuple[int, ...] | None, number: int) -> None:
-        """This rank starts a scope, together with ``ranks``."""
-        ear.heard()  # what has come before is over
-        self.scope = Scope(name, number, None if ranks is None else frozenset(ranks))
-        self._told.entered = number + 1
-        if self.board is not None:
-            self.board.put(fields.FAILED, 0)
-            self.board.put(fields.ENTERED, number + 1)
+        self.give_up(why, deadlock=deadlock)
 
     def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
         """This rank's scope has ended."""
         if self.pending:
             self.spoil(f"has left {self.scope.name} without synchronize() on a handle")
-        told = self._told
-        told.reason, told.where, told.failed = reason, where, failed
-        told.left = fields.GONE if gone else self.scope.number + 1
-        if self.board is not None:
-            self.board.write(fields.REASON, reason)
-            self.board.write(fields.WHERE, where)
-            self.board.put(fields.FAILED, int(failed))
-            self.board.put(fields.LEFT, told.left)
-        self.scope = PROCESS
-        if self.mpi is not None:
-            self.mpi.tell()
-
-    def depart(self, reason: str, failed: bool, where: str) -> None:
-        """This rank leaves for good; the first reason given is kept."""
-        if self._told.left >= fields.GONE:
-            return
-        self.failed = failed
-        self.leave(reason, failed, where, gone=True)
-
-    def begin(self) -> None:
-        """The process is a scope from now on."""
-        self.enter(PROCESS.name, None, PROCESS.number)
-
-    def agree_by_messages(self, group: Group, call: Call, extent: int) -> Steps[None]:
-        """Agreement between hosts."""
-        assert self.mpi is not None
-        yield from self.mpi.agree(group, call, extent)
-
-    def missing_by_messages(self, group: Group, call: Call) -> tuple[int, ...]:
-        """The ranks of other hosts, or all, that keep a call from going on."""
-        assert self.mpi is not None
-        return self.mpi.missing(group, call)
-
-    def sites_by_messages(self, group: Group, call: Call) -> dict[int, Site]:
-        """Where those who are known to wait have called from."""
-        if self.mpi is None or self.mpi.messages is None:
-            return {self.rank: call.site}
-        return self.mpi.messages.sites(group, call)
-
-    def finished_by_messages(self, group: Group, call: Call) -> None:
-        """Keeps what other hosts must know when this rank leaves."""
-        if self.mpi is not None and self.mpi.messages is not None:
-            self.mpi.messages.note(group, call, group.full_sequence(call))
-
-    def own_state(self) -> State:
-        """What this rank tells of itself."""
-        return replace(self._told)
+        super().leave(reason, failed, where, gone=gone)
 
     def renewed(self, epoch: int) -> None:
         """A new epoch has begun: nothing of the old one counts any more."""
-        self.epoch, self.dirty, self.pending = epoch, False, 0
+        self.start_over(epoch)
+        self.dirty, self.pending = False, 0
         self.quarantine.clear()
-        self._told.broken = 0
-        if self.board is not None:
-            self.board.put(fields.BROKEN, 0)
         for group in list(self.groups.values()):
             group.abandon()
         # Groups that Split() and Dup() have made end with their epoch.
         self.groups = {n: group for n, group in list(self.groups.items()) if n < FIRST_MADE}
         for _, group in sorted(self.groups.items()):
             group.renew()
-            if self.mpi is not None:
-                self.mpi.open(group, now=True)
 
 
 _process: World | None = None

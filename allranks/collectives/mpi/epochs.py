@@ -1,78 +1,93 @@
-"""What needs MPI itself: communicators, epochs, agreement between hosts. Runs in every rank."""
+"""The communicators of one rank: one for life, and a fresh one for each epoch.
+
+Runs in every rank.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from mpi4py import MPI
 
+from allranks.collectives.calls.call import Members
+from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.wait import YIELD_SECONDS, Awaited, Steps
-from allranks.collectives.mpi.letters import Messages
+from allranks.collectives.mpi.agreement import MessageAgreement
+from allranks.collectives.mpi.letters import Letters
 from allranks.collectives.mpi.transport import Mpi, complete
-from allranks.collectives.ops.communicator import Comm
 from allranks.records.deferred import deferred
-
-if TYPE_CHECKING:
-    from allranks.collectives.calls.call import Call
-    from allranks.collectives.world.group import Group
-    from allranks.collectives.world.world import World
 
 _CREATE_TAG = 29
 _STEP_SECONDS = 2e-4
 
 
-class MpiSide:
-    """The communicators of one rank.
+class Epochs:
+    """The communicators of one rank, epoch by epoch.
 
     ``pristine`` is used for nothing but making the next epoch's communicator. A communicator
     that has been left in the middle of a call is never freed: freeing one makes MPICH return
     wrong results later.
+
+    Args:
+        own: whose they are.
+        user: what users are given; it stands for each epoch's communicator in turn.
+        pristine: see above.
+        letters: None where all ranks share memory.
+        renewed: called with the epoch's number once it has begun.
     """
 
-    def __init__(self, world: World, base: MPI.Intracomm) -> None:
-        self.world = world
-        self.pristine = base.Dup()
-        self.user = Comm(base.Dup())
-        self.user.bind(world, 0)
-        self.messages = Messages(world, base.Dup()) if len(set(world.hosts)) > 1 else None
+    def __init__(
+        self,
+        own: Standing,
+        user: MPI.Intracomm,
+        pristine: MPI.Intracomm,
+        letters: Letters | None,
+        renewed: Callable[[int], None],
+    ) -> None:
+        self.own, self.user, self.pristine, self.letters = own, user, pristine, letters
+        self._renewed = renewed
         self._renewing: tuple[int, Steps[MPI.Intracomm]] | None = None
         self._retired: list[MPI.Intracomm] = []
-        if self.messages is not None:
-            world.attend_messages = self.messages.receive
 
-    def open(self, group: Group, *, now: bool = False) -> None:
-        """Gives a group its way through MPI.
+    def transport(self, members: Members, *, now: bool) -> Mpi:
+        """A group's transport through MPI.
 
         ``now``: all members are here, and none can be interrupted. Members that share no memory
         could not wait for each other later on, before the communicator is there.
         """
 
         def make(awaited: Awaited) -> Steps[MPI.Intracomm]:
-            return self._make(group, awaited)
+            return self._make(members, awaited)
 
-        way = group.transports["mpi"] = Mpi(group, make)
-        if now and group.channel is None and not self._is_world(group):
-            way.use(self._create(group))
+        def make_now() -> MPI.Intracomm | None:
+            return self._create(members) if now and not self._is_world(members) else None
 
-    def _make(self, group: Group, awaited: Awaited) -> Steps[MPI.Intracomm]:
+        return Mpi(self.own, members, make, make_now)
+
+    def agreement(self, members: Members, transport: Mpi) -> MessageAgreement:
+        """How members that share no memory agree."""
+        assert self.letters is not None
+        return MessageAgreement(self.own, members, transport, self.letters)
+
+    def _make(self, members: Members, awaited: Awaited) -> Steps[MPI.Intracomm]:
         """A communicator of a group's members, who have all arrived."""
-        if self._is_world(group):
+        if self._is_world(members):
             comm, request = self.user.Idup()
             while not request.Test():
                 yield awaited
             return comm
         with deferred():
-            return self._create(group)
+            return self._create(members)
 
-    def _is_world(self, group: Group) -> bool:
-        return group.ranks == tuple(range(self.world.size))
+    def _is_world(self, members: Members) -> bool:
+        return members.ranks == tuple(range(self.own.size))
 
-    def _create(self, group: Group) -> MPI.Intracomm:
+    def _create(self, members: Members) -> MPI.Intracomm:
         """There is no non-blocking call for this: it is made when all members are certain to."""
-        members = self.user.Get_group().Incl(list(group.ranks))
-        return self.user.Create_group(members, _CREATE_TAG + group.number)
+        ranks = self.user.Get_group().Incl(list(members.ranks))
+        return self.user.Create_group(ranks, _CREATE_TAG + members.number)
 
     def renew(self, epoch: int) -> None:
         """Moves this rank to a fresh communicator. Collective over all ranks.
@@ -96,10 +111,10 @@ class MpiSide:
             self._renewing = None
             self._retired.append(MPI.Intracomm(self.user))
             _rebind(self.user, fresh)
-            self.world.renewed(epoch)
+            self._renewed(epoch)
 
     def _renew_steps(self) -> Steps[MPI.Intracomm]:
-        kept, awaited = self.world.kept, _Everyone(self.world)
+        kept, awaited = self.own.kept, _Everyone(self.own)
         fresh, request = self.pristine.Idup()
         kept[id(request)] = [fresh, request]
         while not request.Test():
@@ -108,31 +123,16 @@ class MpiSide:
         yield from complete(kept, awaited, self.pristine.Ibarrier)
         return fresh
 
-    def agree(self, group: Group, call: Call, extent: int) -> Steps[None]:
-        """Agreement of ranks that share no memory."""
-        assert self.messages is not None
-        yield from self.messages.agree(group, call, extent)
-
-    def missing(self, group: Group, call: Call) -> tuple[int, ...]:
-        """The ranks that have not been heard of in this call."""
-        assert self.messages is not None
-        return self.messages.missing(group, call)
-
-    def tell(self) -> None:
-        """Lets ranks on other hosts know that this one has left."""
-        if self.messages is not None:
-            self.messages.tell()
-
 
 class _Everyone:
     """What a renewal waits for."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, own: Standing) -> None:
+        self.own = own
         self.stage = 0
 
     def missing(self) -> tuple[int, ...]:
-        return tuple(range(self.world.size))
+        return tuple(range(self.own.size))
 
 
 def _rebind(comm: MPI.Intracomm, fresh: MPI.Intracomm) -> None:
