@@ -8,13 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from allranks import collectives
 from allranks.collectives import Average, ProcessSet, ReduceOp, global_process_set
 from allranks.errors import UsageError
 from allranks.tensorflow import fused, sparse
 from allranks.tensorflow.compression import Compression
 from allranks.tensorflow.crossing import Array, cross, like
-from allranks.tensorflow.places import ANYWHERE
+from allranks.tensorflow.places import ANYWHERE, HOST
 
 
 @dataclass
@@ -88,11 +87,14 @@ class Reduction:
             shared.append(index)
         if size == 1 or not shared:
             return outs
-        for index, made in zip(shared, self._cross([outs[i] for i in shared]), strict=True):
+        # Where some are missing the ranks compare which: another's of the same shape is not it.
+        labels = [f"gradient {i}" for i in shared] if len(shared) < len(outs) else []
+        crossed = self._cross([outs[i] for i in shared], labels)
+        for index, made in zip(shared, crossed, strict=True):
             outs[index] = made
         return outs
 
-    def _cross(self, gradients: list[Any]) -> list[Any]:
+    def _cross(self, gradients: list[Any], labels: list[str]) -> list[Any]:
         outs: list[Any] = list(gradients)
         rows = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
         dense = [i for i in range(len(gradients)) if i not in rows]
@@ -105,14 +107,27 @@ class Reduction:
             contexts.append(context)
         parts = [p for i in rows for p in (gradients[i].values, gradients[i].indices)]
 
+        shapes = sparse.dense_shapes([gradients[i] for i in rows])
+
         def move(*arrays: Array) -> list[Any]:
-            return self._move(arrays[: len(dense)], arrays[len(dense) :])
+            made = self._reduced(arrays[: len(dense)], [labels[i] for i in dense if labels])
+            if rows:
+                end = len(dense) + len(parts)
+                made = made + sparse.gather(
+                    arrays[len(dense) : end],
+                    arrays[end:],
+                    self.process_set,
+                    self.name,
+                    [labels[i] for i in rows if labels],
+                )
+            return made
 
         specs = [like(tensor) for tensor in packed]
         specs += [like(part, open_rows=True) for part in parts]
         name = self.name or "allranks_gradients"
         devices = [self.device_dense] * len(packed) + [self.device_sparse] * len(parts)
-        made = cross(move, [*packed, *parts], specs, name, self.process_set, devices)
+        devices += [HOST] * len(shapes)
+        made = cross(move, [*packed, *parts, *shapes], specs, name, self.process_set, devices)
         for place, (index, context) in enumerate(zip(dense, contexts, strict=True)):
             outs[index] = self.compression.decompress(made[place], context)
         for place, index in enumerate(rows):
@@ -122,20 +137,16 @@ class Reduction:
             )
         return outs
 
-    def _move(self, dense: Sequence[Array], parts: Sequence[Array]) -> list[Any]:
-        made: list[Any] = fused.allreduce(
+    def _reduced(self, dense: Sequence[Array], labels: Sequence[str]) -> list[Any]:
+        return fused.allreduce(
             dense,
             self.op,
             self.process_set,
+            tuple(labels),
             prescale_factor=1.0 / self.predivide,
             postscale_factor=self.predivide,
             name=self.name,
         )
-        if parts:
-            made = made + collectives.grouped_allgather(
-                parts, process_set=self.process_set, name=self.name
-            )
-        return made
 
 
 def identity(variable: Any) -> int:

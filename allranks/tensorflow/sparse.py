@@ -10,7 +10,7 @@ import tensorflow as tf
 from allranks import collectives
 from allranks.collectives import Average, ProcessSet, ReduceOp, Sum
 from allranks.tensorflow.crossing import Array, cross, like
-from allranks.tensorflow.places import ANYWHERE
+from allranks.tensorflow.places import ANYWHERE, HOST
 
 
 def allreduce(
@@ -36,13 +36,51 @@ def allreduce(
     """
     check(op)
 
-    def move(*arrays: Array) -> Sequence[Any]:
-        return collectives.grouped_allgather(arrays, process_set=process_set, name=name)
-
     parts = [part for s in slices for part in (s.values, s.indices)]
+    shapes = dense_shapes(slices)
+
+    def move(*arrays: Array) -> Sequence[Any]:
+        rows, wholes = arrays[: len(parts)], arrays[len(parts) :]
+        return gather(rows, wholes, process_set, name)
+
     specs = [like(part, open_rows=True) for part in parts]
-    made = cross(move, parts, specs, name, process_set, [device] * len(parts))
+    devices = [device] * len(parts) + [HOST] * len(shapes)
+    made = cross(move, [*parts, *shapes], specs, name, process_set, devices)
     return [rebuilt(s, made[2 * i : 2 * i + 2], op, process_set) for i, s in enumerate(slices)]
+
+
+def dense_shapes(slices: Sequence[Any]) -> list[Any]:
+    """A tensor for each: the shape of the whole; the slices may come without."""
+    return [
+        tf.zeros([0], tf.int64) if s.dense_shape is None else tf.cast(s.dense_shape, tf.int64)
+        for s in slices
+    ]
+
+
+def gather(
+    parts: Sequence[Array],
+    wholes: Sequence[Array],
+    process_set: ProcessSet,
+    name: str | None,
+    labels: Sequence[str] = (),
+) -> list[Any]:
+    """The rows of all ranks.
+
+    The ranks bring different numbers of rows, so they compare whose rows they are.
+
+    Args:
+        parts: values and indices of each of the slices, one after the other.
+        wholes: for each of the slices the shape of the whole.
+        process_set: whose ranks take part.
+        name: for the timeline.
+        labels: for each of the slices what tells it from others of its shape.
+    """
+    said = [f"rows of {tuple(map(int, whole)) or 'any shape'}" for whole in wholes]
+    if labels:
+        said = [f"{label}, {rows}" for label, rows in zip(labels, said, strict=True)]
+    return collectives.grouped_allgather(
+        parts, process_set=process_set, name=name, labels=[text for text in said for _ in range(2)]
+    )
 
 
 def rebuilt(slices: Any, made: Sequence[Any], op: ReduceOp, process_set: ProcessSet) -> Any:

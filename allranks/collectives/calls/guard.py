@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from allranks.collectives.calls.callsite import Site
@@ -50,6 +51,32 @@ def goes_with_joined(spec: Spec) -> bool:
     )
 
 
+class Shapes(tuple[object, ...]):
+    """What several arrays look like, in their order, as a key that is hashed once."""
+
+    def __hash__(self) -> int:
+        known: int | None = self.__dict__.get("known")
+        if known is None:
+            known = self.__dict__["known"] = super().__hash__()
+        return known
+
+
+def describe_group(
+    dtypes: Sequence[str], shapes: Sequence[tuple[object, ...]], labels: Sequence[str] = ()
+) -> tuple[str, Shapes]:
+    """The dtype and the shape of a `Spec` of several arrays.
+
+    Each shape begins with what tells the array from another one of its shape: its dtype where
+    they are mixed, and its label where the caller has given one.
+    """
+    kinds = dict.fromkeys(dtypes)
+    if len(kinds) > 1:
+        shapes = [(dtype, *shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
+    if labels:
+        shapes = [(label, *shape) for label, shape in zip(labels, shapes, strict=True)]
+    return "+".join(kinds), Shapes(shapes)
+
+
 _packed: dict[Spec, tuple[int, bytes]] = {}
 
 
@@ -60,7 +87,9 @@ def pack(spec: Spec) -> tuple[int, bytes]:
         whole = _laid_out(spec)
         number = int.from_bytes(hashlib.blake2b(whole, digest_size=8).digest(), "little")
         if len(spec.shape) > 2 * _SHOWN and isinstance(spec.shape[0], tuple):
-            more = f"and {len(spec.shape) - _SHOWN} more"
+            # Two lists that begin alike differ in their checksums, so that the text tells of it.
+            checksum = hashlib.blake2b(repr(spec.shape).encode(), digest_size=4).hexdigest()
+            more = f"and {len(spec.shape) - _SHOWN} more, checksum {checksum}"
             whole = _laid_out(spec._replace(shape=(*spec.shape[:_SHOWN], more)))
         if len(_packed) > 4096:
             _packed.clear()

@@ -59,7 +59,9 @@ class MemoryAgreement:
         if not same and self.own.checks:
             brought = self.brought(call)
             specs = {spec for spec, _ in brought.values()} - {guard.JOIN}
-            if len(specs) > 1 or not guard.goes_with_joined(*specs):
+            # Not by these texts alone, as they may be cut.
+            others = set(channel.fingerprints(call.sequence)) - {guard.pack(guard.JOIN)[0]}
+            if len(others) > 1 or not guard.goes_with_joined(*specs):
                 # Some have laid out a block, some have not: all go on from the same one.
                 channel.turn = channel.count & 1
                 raise CollectiveMismatch(guard.mismatch_text(brought))

@@ -150,6 +150,10 @@ class Channel:
                 latest, who = arrived, index
         return same, latest, who
 
+    def fingerprints(self, sequence: int) -> list[int]:
+        """What each member brought."""
+        return [self.words[at] for at in self._heads[sequence & 1]]
+
     def offers(self, sequence: int) -> list[Offer]:
         """What each member has offered."""
         words, found = self.words, []

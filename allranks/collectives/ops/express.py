@@ -43,14 +43,20 @@ class Plan:
     """What calls of the same op, dtype and shape have in common."""
 
     def __init__(
-        self, this: World, group: Group, array: Array, op: ReduceOp, factors: tuple[float, float]
+        self,
+        this: World,
+        group: Group,
+        array: Array,
+        op: ReduceOp,
+        factors: tuple[float, float],
+        looks: tuple[object, ...],
     ) -> None:
         check(op, array.dtype)
         channel = group.channel
         assert channel is not None
         dtype, shape = array.dtype, array.shape
         self.spec = guard.Spec(
-            "allreduce", op.name, name_of(dtype), shape, -1, *factors, elements=array.size
+            "allreduce", op.name, name_of(dtype), looks, -1, *factors, elements=array.size
         )
         self.fingerprint, self.text = guard.pack(self.spec)
         self.how = Arithmetic(op, dtype, group.size, *factors)
@@ -86,19 +92,24 @@ def express(
     op: ReduceOp,
     factors: tuple[float, float],
     name: str | None,
+    shapes: guard.Shapes | None = None,
 ) -> Array | None:
-    """The reduced array; None where this call has to go the long way."""
+    """The reduced array; None where this call has to go the long way.
+
+    ``shapes`` are those of the arrays that lie in this one, which the ranks compare then.
+    """
     agreement = group.agreement
     if not isinstance(agreement, MemoryAgreement) or this.pending or this.dirty or op is Adasum:
         return None
     if not array.flags.c_contiguous:
         return None
-    key = op, array.dtype, array.shape, factors
+    looks = shapes or array.shape
+    key = op, array.dtype, looks, factors
     plan: Plan | None = group.plans.get(key)
     if plan is None:
         if len(group.plans) >= _PLANS:
             group.plans.clear()
-        plan = group.plans[key] = Plan(this, group, array, ReduceOp(op), factors)
+        plan = group.plans[key] = Plan(this, group, array, ReduceOp(op), factors, looks)
     if not plan.fits:
         return None
     with this.lock:

@@ -12,7 +12,7 @@ from allranks.collectives.arrays.heads import Head
 from allranks.collectives.arrays.libraries import Array, to_dtype, to_numpy
 from allranks.collectives.arrays.reductions import ReduceOp, check, name_of
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.guard import Spec, describe_group
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.ops.gathering import gather_on_gpu
 from allranks.collectives.ops.handles import Handle
@@ -90,6 +90,7 @@ def begin_allgather(
     *,
     kind: str = "allgather",
     root: int = -1,
+    labels: Sequence[str] = (),
 ) -> Call:
     """An allgather or gather of one array or of several, ready to be driven; ends with a list."""
     group = group_of(process_set, kind)
@@ -98,10 +99,10 @@ def begin_allgather(
     for source, _ in pairs:
         _rows(source, kind)
     index = member(group, root, kind) if kind == "gather" else -1
-    shapes = tuple((None, *source.shape[1:]) for source, _ in pairs)
+    looks = [(None, *source.shape[1:]) for source, _ in pairs]
     grouped = kind.startswith("grouped")
-    dtypes = "+".join(name_of(source.dtype) for source, _ in pairs)
-    shape = shapes if grouped else shapes[0]
+    dtypes, shapes = describe_group([name_of(source.dtype) for source, _ in pairs], looks, labels)
+    shape = shapes if grouped else looks[0]
     spec = Spec(kind, "", dtypes, shape, root, transport=taken.transport, device=taken.device)
     nbytes = sum(source.nbytes for source, _ in pairs)
     call = group.call(spec, name or "", nbytes * group.size)

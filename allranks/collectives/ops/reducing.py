@@ -20,7 +20,7 @@ from allranks.collectives.arrays.reductions import (
     name_of,
 )
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.guard import Shapes, Spec, describe_group
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.shared import split
@@ -46,6 +46,8 @@ def _begin(
     transport: str | None = None,
     device: str = "",
     root: int = -1,
+    shapes: Shapes | None = None,
+    labels: Sequence[str] = (),
 ) -> Call:
     """A call of this module, ready to be driven; its result is a list."""
     group = group_of(process_set, kind)
@@ -62,14 +64,14 @@ def _begin(
         sources.append(source)
         contexts.append(context)
     _check_shapes(kind, op, sources, group.size)
-    grouped = kind.startswith("grouped")
-    shapes = [source.shape for source in sources]
-    dtypes = {name_of(source.dtype): None for source in sources}
+    dtypes, looks = describe_group(
+        [name_of(source.dtype) for source in sources], [source.shape for source in sources], labels
+    )
     spec = Spec(
         kind,
         op.name,
-        "+".join(dtypes),
-        tuple(shapes) if grouped else shapes[0],
+        dtypes,
+        looks if kind.startswith("grouped") else shapes or sources[0].shape,
         root,
         prescale_factor,
         postscale_factor,
@@ -243,6 +245,36 @@ def allreduce(
         device=device,
     )
     return world.current().run(call)[0]
+
+
+def allreduce_fused(
+    array: Array,
+    shapes: Shapes,
+    op: ReduceOp,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Array:
+    """As `allreduce`, of an array in which several lie: the ranks compare ``shapes``, theirs."""
+    factors = (float(prescale_factor), float(postscale_factor))
+    group = group_of(process_set, "allreduce")
+    total = express(world.current(), group, array, op, factors, name, shapes)
+    if total is None:
+        total = world.current().run(
+            _begin(
+                "allreduce",
+                [array],
+                op,
+                name=name,
+                process_set=process_set,
+                prescale_factor=prescale_factor,
+                postscale_factor=postscale_factor,
+                shapes=shapes,
+            )
+        )[0]
+    return total
 
 
 def allreduce_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handle:

@@ -18,6 +18,20 @@ from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle
 pytestmark = pytest.mark.skipif(c.size() < 2, reason="a mistake takes two ranks")
 TIMES = int(os.environ.get("ALLRANKS_TEST_TIMES", "5"))
 X = np.ones(4)
+
+
+def many(reverse: bool) -> list[object]:
+    """Ten arrays, of which the last two may stand in the other order."""
+    last = [np.ones((8, 16)), np.ones((16, 8))]
+    return [X] * 8 + (last[::-1] if reverse else last)
+
+
+def mixed(otherwise: bool) -> list[object]:
+    """Arrays of the same shapes and of the same two dtypes, which another array may have."""
+    dtypes = ["f4", "f8", "f8"] if otherwise else ["f4", "f8", "f4"]
+    return [np.ones(3, dtype) for dtype in dtypes]
+
+
 MISMATCHES: dict[str, Callable[[], object]] = {
     "shape": lambda: c.allreduce(np.ones(4 if odd() else 5)),
     "dtype": lambda: c.allreduce(X.astype("float32" if odd() else "float64")),
@@ -25,6 +39,9 @@ MISMATCHES: dict[str, Callable[[], object]] = {
     "root": lambda: c.broadcast(X, 1 if odd() else 0),
     "operation": lambda: c.broadcast(X) if odd() else c.allreduce(X),
     "number of elements|shape": lambda: c.grouped_allreduce([X] * (2 if odd() else 3)),
+    "shape: of the ninth": lambda: c.grouped_allreduce(many(odd()), c.Sum),
+    "shape: of a mixed group": lambda: c.grouped_allreduce(mixed(odd()), c.Sum),
+    "shape: of the ninth that is gathered": lambda: c.grouped_allgather(many(odd())),
     "factors": lambda: c.allreduce(X, prescale_factor=2.0 if odd() else 1.0),
     "transport": lambda: c.allreduce(X, transport="mpi" if odd() else None),
 }
@@ -35,7 +52,9 @@ def test_a_difference_is_named_on_every_rank(what):
     for _ in range(TIMES):
         error = in_a_cell(MISMATCHES[what])
         assert isinstance(error, CollectiveMismatch)
-        assert any(f"needs the same {word}" in str(error) for word in what.split("|"))
+        assert any(
+            f"needs the same {word}" in str(error) for word in what.split(": ")[0].split("|")
+        )
         assert "rank 1 ha" in str(error)
         assert "misuse_suite.py" in str(error)
         next_cell_works()

@@ -69,6 +69,63 @@ def test_models_of_as_many_weights_in_another_order_are_a_mismatch() -> None:
     next_cell_works()
 
 
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_models_that_were_both_seen_before_are_a_mismatch_in_another_order(in_graph: bool) -> None:
+    """The other order has as many numbers, and each rank knows both orders already."""
+    tall, wide = tf.Variable(tf.ones([8, 16])), tf.Variable(tf.ones([16, 8]))
+
+    def step(variables: list[Any]) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(v) for v in variables])
+        return hvd.DistributedGradientTape(tape).gradient(loss, variables)
+
+    orders = [lambda: step([tall, wide]), lambda: step([wide, tall])]
+    if in_graph:
+        orders = [tf.function(order) for order in orders]
+    for order in [*orders, *orders]:
+        order()
+    error = in_a_cell(lambda: [order() for order in [*orders, orders[odd()]]])
+    assert isinstance(error, CollectiveMismatch)
+    assert "((8, 16), (16, 8))" in str(error)
+    assert "((16, 8), (8, 16))" in str(error)
+    next_cell_works()
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_gradients_of_other_variables_are_a_mismatch(in_graph: bool) -> None:
+    """Each rank's loss lacks another variable: what is left looks alike."""
+    variables = [tf.Variable(tf.ones([2, 3])), tf.Variable(tf.ones([2, 3]))]
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variables[odd()])
+        return hvd.DistributedGradientTape(tape).gradient(loss, variables)
+
+    error = in_a_cell(tf.function(step) if in_graph else step)
+    assert isinstance(error, CollectiveMismatch)
+    assert "gradient 0" in str(error)
+    assert "gradient 1" in str(error)
+    next_cell_works()
+
+
+def test_rows_of_another_table_are_a_mismatch() -> None:
+    """Tables of one width, in another order: the numbers of rows may differ, the tables may not."""
+    tables = [tf.Variable(tf.ones([50, 4])), tf.Variable(tf.ones([70, 4]))]
+    if odd():
+        tables.reverse()
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(tf.gather(t, [1, 2 + R])) for t in tables])
+        return hvd.DistributedGradientTape(tape).gradient(loss, tables)
+
+    for run in (step, tf.function(step)):
+        error = in_a_cell(lambda run=run: run())  # type: ignore[misc]
+        assert isinstance(error, CollectiveMismatch)
+        assert "rows of (50, 4)" in str(error)
+        next_cell_works()
+
+
 def test_unequal_steps_end_with_who_left() -> None:
     rows = 24 if odd() else 16
     mine = model()
