@@ -78,13 +78,13 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_that_is_left_before_it_counts_changes_no_later_result(call, monkeypatch):
-    lay_out, left = MemoryAgreement.lay_out, []
+    come, left = MemoryAgreement.come, []
 
     def interrupted(agreement, *arguments, **options):
         if agreement.members.rank == 0 and not left:
             left.append(call)
             raise KeyboardInterrupt
-        return lay_out(agreement, *arguments, **options)
+        return come(agreement, *arguments, **options)
 
     def body():
         if c.rank() == 0:
@@ -93,7 +93,7 @@ def test_a_call_that_is_left_before_it_counts_changes_no_later_result(call, monk
         assert not c.dirty()
         return [float(c.allreduce(np.array([10.0 * i + c.rank()]), c.Sum)[0]) for i in range(4)]
 
-    monkeypatch.setattr(MemoryAgreement, "lay_out", interrupted)
+    monkeypatch.setattr(MemoryAgreement, "come", interrupted)
     assert loopback.run(2, body) == 2 * [[1.0, 21.0, 41.0, 61.0]]
     assert left == [call]
 
@@ -112,7 +112,7 @@ def test_a_posted_call_that_is_not_yet_counted_ends_the_epoch_with_its_cell(alon
     assert c.dirty()
 
 
-@pytest.mark.parametrize("where", [(Channel, "sync"), (World, "finish")])
+@pytest.mark.parametrize("where", [(Channel, "arrive"), (World, "finish")])
 def test_a_posted_call_that_is_left_halfway_is_not_taken_for_done(where, monkeypatch):
     room, name = where
     real, left = getattr(room, name), []
@@ -130,7 +130,7 @@ def test_a_posted_call_that_is_left_halfway_is_not_taken_for_done(where, monkeyp
             assert c.dirty()
         else:
             handle = c.allreduce_async(np.ones(3), c.Sum)
-            if name == "sync":
+            if name == "arrive":
                 with pytest.raises(RankLeft):
                     handle.synchronize()
         with pytest.raises(RankLeft):

@@ -119,20 +119,24 @@ class Arithmetic:
         self.postscale = postscale
         self.half = is_half(dtype)
         self.total = accumulator(op, dtype)
+        self.copies = self.half or prescale == 1.0
+        """True where a rank's values are laid out as they are."""
         self.plain = not self.half and prescale == 1.0
         """True where the ranks' values can be combined as they lie."""
         self.scaled = self.divisor != 1 or postscale != 1.0
+        self.bare = self.total == dtype and not self.scaled
+        """True where a sum of two values is all there is to do with two of them."""
 
     def staged(self, values: NDArray[Any], out: NDArray[Any]) -> None:
         """Writes this rank's values where the others read them: prescaled, but half precision."""
-        if self.prescale == 1.0 or self.half:
-            np.copyto(out, values)
+        if self.copies:
+            out[...] = values
         else:
             scale(values, self.prescale, 1, out)
 
     def prescaled(self, values: NDArray[Any]) -> NDArray[Any]:
         """What `staged` writes: these values themselves where it would only copy them."""
-        if self.prescale == 1.0 or self.half:
+        if self.copies:
             return values
         out = np.empty_like(values)
         scale(values, self.prescale, 1, out)
@@ -152,7 +156,8 @@ class Arithmetic:
             self.ufunc(parts[0], parts[1], out=out)
         for part in parts[2:]:
             self.ufunc(out, part, out=out)
-        self.finish(out, out)
+        if self.scaled:
+            self.finish(out, out)
 
     def finish(self, total: NDArray[Any], out: NDArray[Any]) -> None:
         """Writes what has been accumulated, postscaled, into ``out``.

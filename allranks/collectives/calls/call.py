@@ -5,20 +5,31 @@ A call agrees in one place, `Call.moved`; then its transport moves data.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from allranks.collectives.calls.callsite import Site
-from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.guard import Packed, Spec, pack
 from allranks.collectives.calls.offer import NOTHING, Offer
 from allranks.collectives.calls.wait import Steps
 from allranks.records.ranks import label
 
 T = TypeVar("T")
+P = ParamSpec("P")
 EPOCH_SHIFT = 40
 """Counters hold the epoch in their upper bits: what an old epoch left counts as not arrived."""
-Prepared = tuple[Offer, Steps[T]]
-"""What a transport has laid out of a move, and the rest of it, to be driven once all have come."""
+Prepared = tuple[Offer, Steps[T] | Callable[[], T]]
+"""What a transport has laid out of a move, and the rest of it for when all have come: steps, or a
+function where nothing more has to be waited for."""
+
+
+def _over() -> Steps[Any]:
+    yield from ()
+
+
+OVER = _over()
+"""The steps of a call that has ended."""
 
 
 class Members:
@@ -37,12 +48,22 @@ class Agreement(Protocol):
 
     members: Members
 
-    def agree(self, call: Call, offer: Offer) -> Steps[None]:
-        """Ends when every member has come with the same fingerprint; notes all their offers.
+    def come(self, call: Call, offer: Offer) -> bool:
+        """Lays out what this rank brings; True where all have come, and agree, within moments.
 
         Raises:
             CollectiveMismatch: they brought different things; nothing has moved.
         """
+
+    def agree(self, call: Call, offer: Offer) -> Steps[None]:
+        """Where they had not: ends when every member has come with the same fingerprint.
+
+        Raises:
+            CollectiveMismatch: they brought different things; nothing has moved.
+        """
+
+    def offers(self, call: Call) -> list[Offer]:
+        """What each member has offered, once all have agreed."""
 
     def meet(self, call: Call) -> Steps[None]:
         """Ends when what the members laid out after they agreed may be read."""
@@ -73,10 +94,15 @@ class Call:
 
     # What most calls never set stands here: making a call is on the shortest path there is.
     steps: Steps[Any]
+    move: Callable[..., Prepared[Any]] | None = None
+    """Where it is no more than one move of a transport: that one, in place of steps."""
+    arguments: tuple[Any, ...] | None = None
     epoch = sequence = stage = 0
     last = ended = 0.0
     last_rank = -1
     left_at = -1.0
+    spins = -1
+    """Looks at the others' counters before a wait is left to its schedule; below 0 not even one."""
     transport = ""
     deadlock = ""
     posted = moving = done = False
@@ -90,32 +116,54 @@ class Call:
     held: Any = None
     """Arrays that other members may write to."""
     error: BaseException | None = None
-    offers: list[Offer]
-    """What each member has offered, once all have agreed."""
 
     def __init__(
-        self, agreement: Agreement, spec: Spec, site: Site, name: str, nbytes: int
+        self,
+        agreement: Agreement,
+        spec: Spec,
+        site: Site,
+        name: str,
+        nbytes: int,
+        packed: Packed | None = None,
     ) -> None:
         self.agreement, self.spec, self.site = agreement, spec, site
-        self.members = agreement.members
+        self.packed = packed or pack(spec)
         self.name, self.nbytes = name, nbytes
         self.started = perf_counter()
 
-    def moved(self, prepared: Prepared[T]) -> Steps[T]:
-        """Ends when all have agreed and a transport has moved what it had prepared.
+    def moved(
+        self,
+        move: Callable[Concatenate[Call, P], Prepared[T]],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> Steps[T]:
+        """Ends when all have agreed and a transport has made a move; begun when it is driven.
 
-        A call whose transport moves several things one after the other agrees on the first.
+        A call that makes several moves one after the other agrees on the first.
         """
-        offer, steps = prepared
+        offer, rest = move(self, *arguments, **options)
         if self.posted:
             yield from self.agreement.meet(self)
+            arrived = True
         else:
-            yield from self.agreement.agree(self, offer)
-        return (yield from steps)
+            arrived = self.agreement.come(self, offer)
+        return (yield from self.rest_of(offer, rest, arrived=arrived))
 
-    def agreed(self) -> Steps[None]:
+    def rest_of(self, offer: Offer, rest: Steps[T] | Callable[[], T], *, arrived: bool) -> Steps[T]:
+        """Ends when all have agreed, if they had not arrived before, and the rest is done."""
+        if not arrived:
+            yield from self.agreement.agree(self, offer)
+        return rest() if callable(rest) else (yield from rest)
+
+    def agreed(self, offer: Offer = NOTHING) -> Steps[None]:
         """Ends when all have agreed, where nothing is to be moved."""
-        yield from self.agreement.agree(self, NOTHING)
+        if not self.agreement.come(self, offer):
+            yield from self.agreement.agree(self, offer)
+
+    @property
+    def members(self) -> Members:
+        """Who takes part."""
+        return self.agreement.members
 
     @property
     def number(self) -> int:

@@ -42,6 +42,9 @@ def shorten(filename: str) -> str:
 
 
 def _kind(name: str) -> int:
+    known = _kinds.get(name)
+    if known is not None:
+        return known
     if name.startswith(_PACKAGE) or name.startswith("<frozen"):
         kind = _OURS
     elif name.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in name:
@@ -67,9 +70,7 @@ def _found(frame: FrameType | None) -> tuple[Site | None, Site | None]:
     library: Site | None = None
     while frame is not None:
         name = frame.f_code.co_filename
-        kind = _kinds.get(name)
-        if kind is None:
-            kind = _kind(name)
+        kind = _kind(name)
         if kind == _USER:
             return Site(name, frame.f_lineno), library
         if kind == _LIBRARY and library is None:
@@ -85,21 +86,24 @@ def of_traceback(traceback: TracebackType | None) -> Site:
     return of_frame(traceback.tb_frame if traceback is not None else None)
 
 
-def here(depth: int = 1) -> Site:
+def here() -> Site:
     """The user's line that led to this call.
 
     TensorFlow calls us from threads of its own, which no line of the user's has started: then it
     is the line at which the main thread waits.
-
-    Args:
-        depth: how many frames up that line is likely to be: where it is, its site is remembered.
     """
-    frame = sys._getframe(depth)
-    code = frame.f_code
-    known = _sites.get((id(code), frame.f_lasti))
-    if known is not None:
-        return known[1]
-    if _kinds.get(code.co_filename) != _USER:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if id(code) not in _ours:
+            known = _sites.get((id(code), frame.f_lasti))
+            if known is not None:
+                return known[1]
+            if _kind(code.co_filename) != _OURS:
+                break
+            _ours[id(code)] = code
+        frame = frame.f_back
+    if frame is None or _kind(code.co_filename) != _USER:
         return _outermost(sys._getframe(1))
     site = Site(code.co_filename, frame.f_lineno)
     if len(_sites) >= _REMEMBERED:
@@ -118,3 +122,5 @@ def _outermost(frame: FrameType) -> Site:
 _REMEMBERED = 4096
 _sites: dict[tuple[int, int], tuple[CodeType, Site]] = {}
 """The sites of calls by instruction; the code is kept, so that its id stays its own."""
+_ours: dict[int, CodeType] = {}
+"""This package's own functions, which are passed by on the way to the user's line."""

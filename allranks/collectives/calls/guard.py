@@ -77,11 +77,28 @@ def describe_group(
     return "+".join(kinds), Shapes(shapes)
 
 
-_packed: dict[Spec, tuple[int, bytes]] = {}
+class Packed:
+    """A spec as it is laid out: a 64-bit fingerprint, the same in every process, and its text."""
+
+    __slots__ = ("_last", "fingerprint", "text")
+
+    def __init__(self, fingerprint: int, text: bytes) -> None:
+        self.fingerprint, self.text = fingerprint, text
+        self._last: tuple[Site | None, bytes] = None, b""
+
+    def text_at(self, site: Site) -> bytes:
+        """The text together with a line of source; of the line that was asked for last at once."""
+        last = self._last
+        if last[0] is not site:
+            last = self._last = site, pack_text(self.text, site)
+        return last[1]
 
 
-def pack(spec: Spec) -> tuple[int, bytes]:
-    """A 64-bit fingerprint of a spec, the same in every process, and its text."""
+_packed: dict[Spec, Packed] = {}
+
+
+def pack(spec: Spec) -> Packed:
+    """A spec as it is laid out."""
     known = _packed.get(spec)
     if known is None:
         whole = _laid_out(spec)
@@ -93,7 +110,7 @@ def pack(spec: Spec) -> tuple[int, bytes]:
             whole = _laid_out(spec._replace(shape=(*spec.shape[:_SHOWN], more)))
         if len(_packed) > 4096:
             _packed.clear()
-        known = _packed[spec] = number, whole
+        known = _packed[spec] = Packed(number, whole)
     return known
 
 

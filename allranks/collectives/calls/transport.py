@@ -1,7 +1,7 @@
 """The ways that bytes take between ranks, behind one small interface. Runs in every rank.
 
 A transport prepares one move at a time: it lays out what others will read, says what it offers, and
-returns the rest as steps, which `Call.moved` drives once all members have agreed. Arrays are
+returns the rest, which `Call.moved` sees to once all members have agreed. Arrays are
 contiguous; ``out`` never overlaps ``source`` unless it is the same array.
 """
 
@@ -31,8 +31,10 @@ class Transport(Protocol):
     def copying(self, call: Call) -> AbstractContextManager[object]:
         """Where a call's arrays are copied before they move: on a GPU, behind what made them."""
 
-    def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Prepared[None]:
-        """Every member's ``out`` is the reduction of all sources; (n,) and (n,)."""
+    def allreduce(
+        self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
+    ) -> Prepared[Array]:
+        """The reduction of all sources, of any shape; in ``out``, or in a new array."""
 
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic

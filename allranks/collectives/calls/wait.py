@@ -41,6 +41,12 @@ when the wait can never end."""
 _yield = getattr(os, "sched_yield", lambda: sleep(0))
 
 
+def ending(steps: Steps[None], result: T) -> Steps[T]:
+    """The same steps, with a result."""
+    yield from steps
+    return result
+
+
 def drive(steps: Steps[T], attend: Attend, spin_seconds: float = 50e-6) -> T:
     """Runs an operation to its end and returns its result."""
     try:

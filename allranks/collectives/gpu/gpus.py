@@ -83,10 +83,11 @@ class Gpus:
     def tell(self, call: Call, mine: bytes) -> Steps[list[bytes]]:
         """Every member's few bytes on every member, through host memory, within a call."""
         length = np.array([len(mine)], np.int64).view(np.uint8)
-        told = yield from call.moved(self.host.allgather(call, length, [8] * self.members.size))
+        sizes = [8] * self.members.size
+        told = yield from call.moved(self.host.allgather, length, sizes)
         lengths = [int(one.view(np.int64)[0]) for one in told]
         data = np.frombuffer(mine, np.uint8)
-        parts = yield from call.moved(self.host.allgather(call, data, lengths))
+        parts = yield from call.moved(self.host.allgather, data, lengths)
         return [part.tobytes() for part in parts]
 
     def abandon(self, calls: Iterable[Call]) -> None:
@@ -121,13 +122,17 @@ class OnGpu:
     def renew(self) -> None:
         """What is known of the GPUs is known anew in each epoch."""
 
-    def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Prepared[None]:
+    def allreduce(
+        self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
+    ) -> Prepared[Array]:
         """As `Transport.allreduce`."""
+        found = self.empty(source.shape, source.dtype) if out is None else out
 
-        def steps() -> Steps[None]:
+        def steps() -> Steps[Array]:
             way = yield from self.gpus.transport(call, self.wanted)
-            call.held = [call.held, source, out]
-            yield from way.allreduce(call, source, out, how)
+            call.held = [call.held, source, found]
+            yield from way.allreduce(call, source.reshape(-1), found.reshape(-1), how)
+            return found
 
         return Offer(source.nbytes), steps()
 
@@ -160,7 +165,7 @@ class OnGpu:
 
         def steps() -> Steps[list[Array]]:
             way = yield from self.gpus.transport(call, self.wanted)
-            sizes = lengths or [offer.nbytes for offer in call.offers]
+            sizes = lengths or [offer.nbytes for offer in call.agreement.offers(call)]
             call.held = [call.held, source]
             return (yield from way.allgather(call, source, sizes, root))
 

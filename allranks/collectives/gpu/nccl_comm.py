@@ -65,7 +65,7 @@ class Connection:
                 word[0] = 1
             except Exception as error:
                 problem = error
-        yield from call.moved(self.host.broadcast(call, word, 0))
+        yield from call.moved(self.host.broadcast, word, 0)
         if not word[0]:
             why = str(problem) if problem is not None else "see its own error"
             raise TransportFailed(

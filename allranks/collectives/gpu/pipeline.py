@@ -86,7 +86,7 @@ class Pipeline:
             for source, out in zip(down, up, strict=True)
         ]
         told = np.array(mine, np.int64).reshape(-1).view(np.uint8)
-        every = yield from call.moved(self.host.allgather(call, told, [told.nbytes] * size))
+        every = yield from call.moved(self.host.allgather, told, [told.nbytes] * size)
         tables = [part.copy().view(np.int64).reshape(2, 3).tolist() for part in every]
         offers = [
             [Offer(place=(int(a), int(b), int(c))) for a, b, c in (table[turn] for table in tables)]

@@ -64,13 +64,13 @@ class Staged:
         """One block's reduction on the host."""
         host = self.host
         if not blocks.offers or not isinstance(host, Shared):
-            yield from call.moved(host.allreduce(call, mine, out, how))
+            yield from call.moved(host.allreduce, mine, how, out)
             return
         if how.prescale != 1.0:
             how.staged(mine, mine)
-        call.offers = blocks.offers[index % 2]
         yield from call.agreement.meet(call)
-        yield from host.in_windows(call, mine, out, how, copied=False)
+        offers = blocks.offers[index % 2]
+        yield from host.in_windows(call, offers, mine, out, how, copied=False)
 
     def reducescatter(
         self, call: Call, source: GpuArray, bounds: Sequence[int], out: GpuArray, how: Arithmetic
@@ -95,7 +95,7 @@ class Staged:
             mine = down[: count * width].view(how.dtype)
             into = up[: (high - low) * width].view(how.dtype)
             inside = [min(max(bound - start, 0), count) for bound in bounds]
-            yield from call.moved(self.host.reducescatter(call, mine, inside, into, how))
+            yield from call.moved(self.host.reducescatter, mine, inside, into, how)
 
         def drain(index: int, host: Host) -> None:
             low, high = own(index)
@@ -117,7 +117,7 @@ class Staged:
 
         def move(index: int, down: Host, up: Host) -> Steps[None]:
             there = (down if mine else up)[: min(step, array.nbytes - index * step)]
-            yield from call.moved(self.host.broadcast(call, there, root))
+            yield from call.moved(self.host.broadcast, there, root)
 
         def drain(index: int, host: Host) -> None:
             if not mine:
@@ -135,7 +135,7 @@ class Staged:
 
         def move(call: Call, mine: Host, sizes: list[list[int]]) -> Steps[list[Host]]:
             each = [row[0] for row in sizes]
-            return (yield from call.moved(self.host.allgather(call, mine, each, root)))
+            return (yield from call.moved(self.host.allgather, mine, each, root))
 
         whole = [[length] for length in lengths]
         found = yield from self._pieces(
@@ -150,7 +150,7 @@ class Staged:
         members = self.members
 
         def move(call: Call, mine: Host, sizes: list[list[int]]) -> Steps[list[Host]]:
-            return (yield from call.moved(self.host.alltoall(call, mine, sizes[members.me])))
+            return (yield from call.moved(self.host.alltoall, mine, sizes[members.me]))
 
         incoming = [row[members.me] for row in table]
         return (yield from self._pieces(call, source, table, incoming, move))

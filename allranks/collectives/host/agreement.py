@@ -28,44 +28,51 @@ class MemoryAgreement:
         self.sequence = 0
         self.channel.renew(self.own.epoch)
 
+    def come(self, call: Call, offer: Offer) -> bool:
+        """Lays out what this rank brings; True where all have come, and agree, within moments."""
+        own, packed = self.own, call.packed
+        sequence = call.sequence = self.sequence = self.sequence + 1
+        call.epoch, call.posted = own.epoch, True
+        text = packed.text_at(call.site) if own.checks else b""
+        self.channel.post(sequence, packed.fingerprint, call.started, offer, text)
+        if self.channel.arrive(call):
+            self.compare(call)
+            return True
+        return False
+
     def agree(self, call: Call, offer: Offer) -> Steps[None]:
         """Ends when every member has arrived with the same fingerprint.
 
         Raises:
             CollectiveMismatch: they brought different things; nothing has moved.
         """
-        fingerprint, text = guard.pack(call.spec)
-        text = guard.pack_text(text, call.site) if self.own.checks else b""
-        self.lay_out(call, fingerprint, text, offer)
-        yield from self.channel.sync(call)
-        call.offers = self.channel.offers(call.sequence)
-        self.compare(call, fingerprint)
+        yield from self.channel.others(call)
+        self.compare(call)
 
     def meet(self, call: Call) -> Steps[None]:
         """Ends when every member has arrived once more."""
         return self.channel.sync(call)
 
-    def lay_out(self, call: Call, fingerprint: int, text: bytes, offer: Offer) -> None:
-        """Shows the other members what this one brings, and in ``text`` from which line."""
-        self.sequence += 1
-        call.sequence, call.epoch, call.posted = self.sequence, self.own.epoch, True
-        self.channel.post(call.sequence, fingerprint, call.started, offer, text)
+    def offers(self, call: Call) -> list[Offer]:
+        """What each member has offered: it lies there until this rank comes to the next call."""
+        return self.channel.offers(call.sequence)
 
-    def compare(self, call: Call, fingerprint: int) -> None:
+    def compare(self, call: Call) -> None:
         """Looks at what the others have brought, once all have arrived."""
         channel = self.channel
-        same, call.last, index = channel.compare(call.sequence, fingerprint)
-        call.last_rank = self.members.ranks[index]
+        same, latest, index = channel.compare(call.sequence, call.packed.fingerprint, call.started)
+        call.last, call.last_rank, call.moving = latest, self.members.ranks[index], True
         if not same and self.own.checks:
+            call.moving = False
             brought = self.brought(call)
             specs = {spec for spec, _ in brought.values()} - {guard.JOIN}
             # Not by these texts alone, as they may be cut.
-            others = set(channel.fingerprints(call.sequence)) - {guard.pack(guard.JOIN)[0]}
+            others = set(channel.fingerprints(call.sequence)) - {guard.pack(guard.JOIN).fingerprint}
             if len(others) > 1 or not guard.goes_with_joined(*specs):
                 # Some have laid out a block, some have not: all go on from the same one.
                 channel.turn = channel.count & 1
                 raise CollectiveMismatch(guard.mismatch_text(brought))
-        call.moving = True
+            call.moving = True
 
     def brought(self, call: Call) -> dict[int, tuple[guard.Spec, Site]]:
         """What every member has laid out for a call."""

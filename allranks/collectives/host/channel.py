@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allranks.collectives.calls.call import EPOCH_SHIFT
+from allranks.collectives.calls.call import EPOCH_SHIFT, Call
 from allranks.collectives.calls.offer import Offer
-from allranks.collectives.calls.wait import Awaited, Steps
-from allranks.collectives.host.memory import fence
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.host.memory import ORDERED, fence
 
 PAGE = 4096
 DONE = 8
@@ -47,11 +47,14 @@ class Channel:
         self.block = block_bytes(members)
         self.words = memoryview(memory).cast("Q")
         self.times = memoryview(memory).cast("d")
-        self._page = me * PAGE
         self._heads = [[(index * PAGE + start) // 8 for index in range(members)] for start in _TURN]
         self._word = [index * PAGE // 8 for index in range(members)]
         self._mine = self._word[me]
         self._others = [word for index, word in enumerate(self._word) if index != me]
+        self._other_heads = [
+            [(index, at) for index, at in enumerate(heads) if index != me] for heads in self._heads
+        ]
+        self._my_heads = [heads[me] for heads in self._heads]
         data = np.frombuffer(memory, np.uint8)
         start = members * PAGE
         self.blocks: list[list[NDArray[np.uint8]]] = []
@@ -85,64 +88,64 @@ class Channel:
         ``text`` says in words what it is and from which line, as `guard` packs it.
         """
         turn = sequence & 1
-        at = self._page + _TURN[turn]
-        _HEAD.pack_into(self.memory, at, fingerprint, arrived)
+        at = self._my_heads[turn]
+        self.words[at] = fingerprint
+        self.times[at + 1] = arrived
         if offer is not self._offered[turn]:
             nbytes, place, copied, answered = offer
-            _OFFER.pack_into(self.memory, at + _OFFER_AT, nbytes, *place, copied, answered)
+            _OFFER.pack_into(self.memory, 8 * at + _OFFER_AT, nbytes, *place, copied, answered)
             self._offered[turn] = offer
         if text and text is not self._told[turn]:
-            start = at + _TEXT_AT
+            start = 8 * at + _TEXT_AT
             cut = text[:_TEXT_BYTES]
             self.memory[start : start + len(cut)] = cut
             self._told[turn] = text
 
-    def arrive(self, awaited: Awaited, spins: int) -> bool:
-        """Arrives; True where everybody else comes within a few moments."""
-        fence()
+    def arrive(self, call: Call) -> bool:
+        """Arrives; True where everybody else comes within as many moments as the call spends."""
+        if not ORDERED:
+            fence()
         count = self.count = self.count + 1
         words = self.words
-        words[self._mine] = awaited.stage = count
-        tries, limit = 0, spins + _YIELDS
+        words[self._mine] = call.stage = count
+        tries, spins = 0, call.spins
         for at in self._others:
             while words[at] < count:
                 tries += 1
                 if tries > spins:
-                    _yield()
-                    if tries > limit:
+                    if spins < 0 or tries > spins + _YIELDS:
                         return False
-        fence()
+                    _yield()
+        if not ORDERED:
+            fence()
         return True
 
-    def others(self, awaited: Awaited) -> Steps[None]:
+    def others(self, call: Call) -> Steps[None]:
         """Ends when every member has arrived as often as this one."""
         count, words = self.count, self.words
         for at in self._others:
             while words[at] < count:
-                yield awaited
+                yield call
         fence()
 
-    def sync(self, awaited: Awaited) -> Steps[None]:
+    def sync(self, call: Call) -> Steps[None]:
         """Arrives, and ends when every member has arrived as often as this one."""
-        fence()
-        count = self.count = self.count + 1
-        words = self.words
-        words[self._mine] = awaited.stage = count
-        for at in self._others:
-            while words[at] < count:
-                yield awaited
-        fence()
+        if not self.arrive(call):
+            yield from self.others(call)
 
     def behind(self) -> tuple[int, ...]:
         """The members that have arrived less often than this one."""
         count = self.count
         return tuple(i for i, at in enumerate(self._word) if self.words[at] < count)
 
-    def compare(self, sequence: int, fingerprint: int) -> tuple[bool, float, int]:
-        """Whether all brought the same; when the last member arrived, and which one it was."""
+    def compare(self, sequence: int, fingerprint: int, arrived: float) -> tuple[bool, float, int]:
+        """Whether all brought the same; when the last member arrived, and which one it was.
+
+        ``arrived`` is when this one did.
+        """
         words, times = self.words, self.times
-        same, latest, who = True, 0.0, 0
-        for index, at in enumerate(self._heads[sequence & 1]):
+        same, latest, who = True, arrived, self.me
+        for index, at in self._other_heads[sequence & 1]:
             if words[at] != fingerprint:
                 same = False
             arrived = times[at + 1]
@@ -153,6 +156,11 @@ class Channel:
     def fingerprints(self, sequence: int) -> list[int]:
         """What each member brought."""
         return [self.words[at] for at in self._heads[sequence & 1]]
+
+    def offered(self, sequence: int) -> list[bytes]:
+        """The same as `offers`, as it lies there."""
+        starts = [8 * head + _OFFER_AT for head in self._heads[sequence & 1]]
+        return [self.memory[start : start + _OFFER.size] for start in starts]
 
     def offers(self, sequence: int) -> list[Offer]:
         """What each member has offered."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,12 +21,22 @@ from numpy.typing import NDArray
 from allranks.collectives.arrays.reductions import Arithmetic
 from allranks.collectives.calls.call import Call, Members, Prepared
 from allranks.collectives.calls.offer import NOTHING, NOWHERE, Offer
-from allranks.collectives.calls.wait import Steps
+from allranks.collectives.calls.wait import Steps, ending
 from allranks.collectives.host.channel import Channel
 from allranks.collectives.host.window import WARM_BYTES, Window, place
-from allranks.collectives.host.windowed import blocks, chunk, reduce_blocks, straight
+from allranks.collectives.host.windowed import (
+    Block,
+    blocks,
+    chunk,
+    reduce_blocks,
+    straight_bytes,
+)
 
 Array = NDArray[Any]
+Straight = tuple[Array, Callable[..., Array]]
+"""This rank's block of one turn, and what makes the result once all have filled theirs."""
+_KEPT = 1024
+"""Kinds of calls whose views of the shared memory are kept: making them takes longer than using."""
 _SLICE_FROM = 4
 """Members from which each reduces only its slice: below, reducing everything saves an arrival."""
 
@@ -37,6 +48,10 @@ class Shared:
 
     def __init__(self, members: Members, channel: Channel, window: Window | None) -> None:
         self.members, self.channel, self.window = members, channel, window
+        self._straight_bytes = straight_bytes(channel.members, channel.block)
+        self._straight: tuple[dict[Arithmetic, Straight], ...] = ({}, {})
+        self._parts: dict[tuple[np.dtype[Any], tuple[int, ...], int], list[Array]] = {}
+        self._found: dict[tuple[object, ...], tuple[bool, list[list[Block]] | None]] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array, where the other members can reach it if that pays."""
@@ -54,38 +69,83 @@ class Shared:
     def renew(self) -> None:
         """Nothing is left of an epoch here."""
 
-    def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Prepared[None]:
+    def allreduce(
+        self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
+    ) -> Prepared[Array]:
         """Small arrays go through the blocks, the others are reduced where they lie."""
-        channel, window = self.channel, self.window
-        small = straight(channel.members, source.nbytes, channel.block)
-        if small or window is None or call.posted:
+        channel = self.channel
+        if source.nbytes <= self._straight_bytes:
+            turn = channel.turn ^ 1
+            known = self._straight[turn].get(how)
+            if known is None or known[0].shape != source.shape:
+                known = self._begin_straight(source, how, turn)
+            block, rest = known
+            if how.copies:
+                block[...] = source
+            else:
+                how.staged(source, block)
+            return NOTHING, rest if out is None else partial(rest, out)
+        found = self.empty(source.shape, source.dtype) if out is None else out
+        source, flat = source.reshape(-1), found.reshape(-1)
+        window = self.window
+        if window is None or call.posted:
             turn = self._stage(source[: self._step(source)], how)
-            return NOTHING, self._through_blocks(source, out, how, call, turn)
-        at, source_at = window.place_of(out), window.place_of(source)
+            return NOTHING, ending(self._through_blocks(source, flat, how, call, turn), found)
+        at, source_at = window.place_of(found), window.place_of(source)
         copied = not source_at[0] or not how.plain
-        call.held = source, out
+        call.held = source, found
         if copied and at[0]:
             step = chunk(source.dtype)
-            how.staged(source[:step], out[:step])
+            how.staged(source[:step], flat[:step])
         offer = Offer(source.nbytes, place(at if copied else source_at, at), copied)
-        return offer, self.in_windows(call, source, out, how, copied=copied)
+        steps = self.in_windows(call, None, source, flat, how, copied=copied)
+        return offer, ending(steps, found)
+
+    def _begin_straight(self, source: Array, how: Arithmetic, turn: int) -> Straight:
+        """What fits in one block takes a single arrival, at which all have agreed."""
+        channel = self.channel
+        parts = self._blocks(source.dtype, source.shape, turn)
+        pair = how.ufunc if how.bare and len(parts) == 2 else None
+
+        def rest(out: Array | None = None) -> Array:
+            channel.turn = turn
+            if pair is not None and out is None:
+                # numpy makes a result faster than it fills one that is there.
+                return pair(parts[0], parts[1])  # type: ignore[no-any-return]
+            total = np.empty(parts[0].shape, parts[0].dtype) if out is None else out
+            how.combine(parts, total)
+            return total
+
+        if len(self._straight[turn]) >= _KEPT:
+            self._straight[turn].clear()
+        known = self._straight[turn][how] = parts[self.members.me], rest
+        return known
 
     def in_windows(
-        self, call: Call, source: Array, out: Array, how: Arithmetic, *, copied: bool
+        self,
+        call: Call,
+        offers: list[Offer] | None,
+        source: Array,
+        out: Array,
+        how: Arithmetic,
+        *,
+        copied: bool,
     ) -> Steps[None]:
-        """Reduces where the arrays lie, if all lie in a window; all members have agreed."""
+        """Reduces where the arrays lie, if all lie in a window; all members have agreed.
+
+        ``offers`` are what the members have agreed on where it is None.
+        """
         channel, step = self.channel, chunk(how.dtype)
-        places = [offer.place for offer in call.offers]
-        if NOWHERE in places or self.window is None:
+        mixed, todo = self._where(call, offers, source.size, how.dtype, copied=copied)
+        if todo is None:
             yield from self._through_blocks(source, out, how, call)
         else:
-            if len({offer.copied for offer in call.offers}) > 1:
+            if mixed:
                 # Some members have copied their first chunk and some had nothing to copy.
                 if not copied:
                     how.staged(source[:step], out[:step])
                 copied = True
                 yield from channel.sync(call)
-            todo = blocks(self.window, self.members, places, source.size, how.dtype, copied=copied)
             for index, found in enumerate(todo):
                 if index and copied:
                     start = index * step
@@ -94,23 +154,46 @@ class Shared:
                 reduce_blocks(found, how)
             yield from channel.sync(call)
 
+    def _where(
+        self,
+        call: Call,
+        offers: list[Offer] | None,
+        size: int,
+        dtype: np.dtype[Any],
+        *,
+        copied: bool,
+    ) -> tuple[bool, list[list[Block]] | None]:
+        """Whether only some members copy, and what is to be reduced; None where that is nowhere."""
+        key = tuple(offers or self.channel.offered(call.sequence)), size, dtype, copied
+        known = self._found.get(key)
+        if known is None:
+            if len(self._found) >= _KEPT:
+                self._found.clear()
+            offers = offers or self.channel.offers(call.sequence)
+            places = [offer.place for offer in offers]
+            mixed, todo = any(offer.copied is not copied for offer in offers), None
+            if self.window is not None and NOWHERE not in places:
+                window, copied = self.window, copied or mixed
+                todo = blocks(window, self.members, places, size, dtype, copied=copied)
+            known = self._found[key] = mixed, todo
+        return known
+
     def _through_blocks(
         self, source: Array, out: Array, how: Arithmetic, call: Call, turn: int | None = None
     ) -> Steps[None]:
-        """Reduces block by block; what fits in one block takes a single arrival, the guard's.
+        """Reduces block by block.
 
         ``turn`` is that of the first block, where it has been laid out and all have arrived since.
         """
         channel, step = self.channel, self._step(source)
-        by_slice = not straight(channel.members, source.nbytes, channel.block)
-        by_slice = by_slice and channel.members >= _SLICE_FROM
+        by_slice = source.nbytes > self._straight_bytes and channel.members >= _SLICE_FROM
         for start in range(0, max(1, source.size), step):
             part, into = source[start : start + step], out[start : start + step]
             if start or turn is None:
                 turn = self._stage(part, how)
                 yield from channel.sync(call)
             channel.turn = turn
-            parts = channel.blocks_as(source.dtype, part.size, turn)
+            parts = self._blocks(part.dtype, part.shape, turn)
             if not by_slice:
                 how.combine(parts, into)
                 continue
@@ -150,7 +233,7 @@ class Shared:
             low, high = max(first, start), min(last, start + part.size)
             if low < high:
                 here = slice(low - start, high - start)
-                parts = channel.blocks_as(source.dtype, part.size, turn)
+                parts = self._blocks(part.dtype, part.shape, turn)
                 how.combine([p[here] for p in parts], out[low - first : high - first])
 
     def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
@@ -176,7 +259,7 @@ class Shared:
         self, call: Call, source: Array, lengths: Sequence[int] | None, root: int, turn: int
     ) -> Steps[list[Array]]:
         reads = root in (-1, self.channel.me)
-        sizes = lengths or [offer.nbytes for offer in call.offers]
+        sizes = lengths or [offer.nbytes for offer in call.agreement.offers(call)]
         outs: list[Array] = [np.empty(size if reads else 0, np.uint8) for size in sizes]
 
         def read(member: int, start: int, block: Array) -> None:
@@ -249,8 +332,19 @@ class Shared:
     def _stage(self, part: Array, how: Arithmetic) -> int:
         """Fills the block whose turn is next with values, and returns which one that is."""
         turn = self.channel.turn ^ 1
-        how.staged(part, self.channel.blocks_as(part.dtype, part.size, turn)[self.channel.me])
+        how.staged(part, self._blocks(part.dtype, part.shape, turn)[self.members.me])
         return turn
+
+    def _blocks(self, dtype: np.dtype[Any], shape: tuple[int, ...], turn: int) -> list[Array]:
+        """Every member's block of one turn, seen as an array."""
+        key = dtype, shape, turn
+        parts = self._parts.get(key)
+        if parts is None:
+            if len(self._parts) >= _KEPT:
+                self._parts.clear()
+            found = self.channel.blocks_as(dtype, math.prod(shape), turn)
+            parts = self._parts[key] = [part.reshape(shape) for part in found]
+        return parts
 
     def _fill(self, source: Array, start: int) -> int:
         """The same, with bytes."""

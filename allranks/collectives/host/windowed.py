@@ -81,10 +81,10 @@ def chunk(dtype: np.dtype[Any]) -> int:
     return CHUNK_BYTES // dtype.itemsize
 
 
-def straight(members: int, nbytes: int, block: int) -> bool:
-    """Whether it is faster that every member reduces everything, through blocks.
+def straight_bytes(members: int, block: int) -> int:
+    """Up to how many bytes it is faster that every member reduces everything, through blocks.
 
     That takes one arrival instead of two, for members − 1 times the arithmetic. Larger results
     live in the windows, where they can be written by all.
     """
-    return nbytes <= min(block, WARM_BYTES) and nbytes * (members - 1) <= CHUNK_BYTES // 2
+    return min(block, WARM_BYTES, CHUNK_BYTES // 2 // max(1, members - 1))

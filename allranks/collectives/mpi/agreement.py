@@ -28,10 +28,17 @@ class MessageAgreement:
         self.own, self.members = own, members
         self.transport, self.letters = transport, letters
         self.sequence = 0
+        self._offers: list[Offer] = []
 
     def renew(self) -> None:
         """A new epoch has begun: calls are counted anew."""
         self.sequence = 0
+
+    def come(self, call: Call, offer: Offer) -> bool:
+        """Says that it has come; nobody is heard of at once."""
+        self.sequence += 1
+        call.sequence, call.epoch, call.posted = self.sequence, self.own.epoch, True
+        return False
 
     def agree(self, call: Call, offer: Offer) -> Steps[None]:
         """Ends when every member has arrived with the same fingerprint.
@@ -39,11 +46,8 @@ class MessageAgreement:
         Raises:
             CollectiveMismatch: they brought different things; nothing has moved.
         """
-        own = self.own
-        self.sequence += 1
-        call.sequence, call.epoch, call.posted = self.sequence, own.epoch, True
+        own, fingerprint = self.own, call.packed.fingerprint
         comm = yield from self.transport.comm(call)
-        fingerprint, text = guard.pack(call.spec)
         mine = np.array((fingerprint, offer.nbytes, call.started + own.offset_seconds), _ROW)
         every = np.empty(self.members.size, _ROW)
         row, rows = mine.reshape(1).view(np.uint8), every.view(np.uint8)
@@ -51,10 +55,10 @@ class MessageAgreement:
         times = every["arrived"].tolist()
         call.last = max(times) - own.offset_seconds
         call.last_rank = self.members.ranks[times.index(max(times))]
-        call.offers = [Offer(nbytes) for nbytes in every["nbytes"].tolist()]
+        self._offers = [Offer(nbytes) for nbytes in every["nbytes"].tolist()]
         if own.checks and (every["fingerprint"] != fingerprint).any():
             detail = np.zeros(_DETAIL_BYTES, np.uint8)
-            data = guard.pack_text(text, call.site)[:_DETAIL_BYTES]
+            data = call.packed.text_at(call.site)[:_DETAIL_BYTES]
             detail[: len(data)] = np.frombuffer(data, np.uint8)
             details = np.empty((self.members.size, _DETAIL_BYTES), np.uint8)
             yield from complete(own.kept, call, comm.Iallgather, detail, details)
@@ -64,6 +68,10 @@ class MessageAgreement:
             raise CollectiveMismatch(guard.mismatch_text(brought))
         call.moving = True
         self.letters.note(call, finished=False)
+
+    def offers(self, call: Call) -> list[Offer]:
+        """What each member has offered to the call that was agreed on last."""
+        return self._offers
 
     def meet(self, call: Call) -> Steps[None]:
         """Nothing is laid out where all could read it."""

@@ -18,7 +18,7 @@ from allranks.collectives.arrays.reductions import Arithmetic
 from allranks.collectives.calls.call import Call, Members, Prepared
 from allranks.collectives.calls.offer import Offer
 from allranks.collectives.calls.standing import Standing
-from allranks.collectives.calls.wait import Awaited, Steps
+from allranks.collectives.calls.wait import Awaited, Steps, ending
 from allranks.collectives.mpi.mpi_types import finish, is_foreign, prepare
 
 Array = NDArray[Any]
@@ -85,9 +85,13 @@ class Mpi:
     def _do(self, call: Call, post: Callable[..., MPI.Request], *arguments: object) -> Steps[None]:
         yield from complete(self.own.kept, call, post, *arguments)
 
-    def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Prepared[None]:
+    def allreduce(
+        self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
+    ) -> Prepared[Array]:
         """MPI_Iallreduce, where MPI knows the arithmetic."""
-        return Offer(source.nbytes), self._allreduce(call, source, out, how)
+        found = np.empty(source.shape, source.dtype) if out is None else out
+        steps = self._allreduce(call, source.reshape(-1), found.reshape(-1), how)
+        return Offer(source.nbytes), ending(steps, found)
 
     def _allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
         comm = yield from self.comm(call)
@@ -148,7 +152,7 @@ class Mpi:
         self, call: Call, source: Array, lengths: Sequence[int] | None, root: int = -1
     ) -> Steps[list[Array]]:
         comm = yield from self.comm(call)
-        counts = list(lengths or [offer.nbytes for offer in call.offers])
+        counts = list(lengths or [offer.nbytes for offer in call.agreement.offers(call)])
         reads = root in (-1, self.members.me)
         out = np.empty(sum(counts) if reads else 0, np.uint8)
         into = (out, counts, _offsets(counts), MPI.BYTE)

@@ -33,7 +33,7 @@ def gather_on_gpu(group: Group, call: Call, taken: Taken, root: int) -> Steps[li
         width = int(np.prod(source.shape[1:])) * source.itemsize
         data = source.reshape(-1).view(np.uint8)
         lengths = [count * width for count in rows]
-        parts = yield from call.moved(transport.allgather(call, data, lengths, root))
+        parts = yield from call.moved(transport.allgather, data, lengths, root)
         if root in (-1, group.me):
             whole = np.concatenate(parts) if len(parts) > 1 else parts[0]
             shaped = whole.view(source.dtype).reshape(sum(rows), *source.shape[1:])

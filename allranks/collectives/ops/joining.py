@@ -14,9 +14,9 @@ from allranks.collectives.arrays.reductions import Arithmetic, ReduceOp
 from allranks.collectives.calls import guard
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import JOIN, Spec
-from allranks.collectives.calls.offer import Offer
+from allranks.collectives.calls.offer import NOTHING, Offer
 from allranks.collectives.calls.wait import Steps
-from allranks.collectives.host.windowed import straight
+from allranks.collectives.host.windowed import straight_bytes
 from allranks.collectives.ops.taking import take
 from allranks.collectives.world.group import Group
 from allranks.errors import UsageError
@@ -63,13 +63,13 @@ def _steps(group: Group, call: Call, answered: int) -> Steps[int | None]:
     # Zero in every dtype: whatever the others have laid out beside it.
     channel.blocks[channel.me][turn][:] = 0
     call.transport = "shared"
-    yield from call.agreement.agree(call, Offer(answered=answered))
+    yield from call.agreed(Offer(answered=answered))
     channel.turn = turn
     specs = [guard.unpack_text(channel.described(i, call.sequence))[0] for i in range(group.size)]
     theirs = next((spec for spec in specs if spec != JOIN), None)
     if theirs is None:
         # Who joined last has answered least.
-        answers = [offer.answered for offer in call.offers]
+        answers = [offer.answered for offer in call.agreement.offers(call)]
         return max(r for r, n in zip(group.ranks, answers, strict=True) if n == min(answers))
     yield from _contribute(group, call, theirs, before)
     return None
@@ -85,12 +85,12 @@ def _contribute(group: Group, call: Call, spec: Spec, before: int) -> Steps[None
         (zeros,), device = taken.sources, taken.gpu
     transport = group.choose(call, spec.transport, device)
     nbytes = spec.elements * dtype.itemsize
-    if transport.name == "shared" and straight(group.size, nbytes, channel.block):
+    if transport.name == "shared" and nbytes <= straight_bytes(group.size, channel.block):
         return
     channel.turn = before
     how = Arithmetic(ReduceOp[spec.reduction], dtype, group.size, spec.prescale, spec.postscale)
-    _, steps = transport.allreduce(call, zeros, zeros.copy(), how)
+    _, rest = transport.allreduce(call, zeros, how)
     if transport.name == "shared":
         # The others, who have found no place for these zeros, begin again with blocks.
         yield from call.agreement.meet(call)
-    yield from steps
+    yield from call.rest_of(NOTHING, rest, arrived=True)

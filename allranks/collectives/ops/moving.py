@@ -74,7 +74,7 @@ def begin_broadcast(
         if group.me == index:
             with transport.copying(call):
                 np.copyto(out, source)
-        yield from call.moved(transport.broadcast(call, _bytes(out), index))
+        yield from call.moved(transport.broadcast, _bytes(out), index)
         return restore(out)
 
     call.steps = steps()
@@ -117,7 +117,7 @@ def begin_allgather(
     def steps() -> Steps[list[Any]]:
         transport = group.choose(call, taken.transport)
         data = _tabled(pairs) if tabled else _bytes(pairs[0][0])
-        parts = yield from call.moved(transport.allgather(call, data, root=index))
+        parts = yield from call.moved(transport.allgather, data, root=index)
         if index not in (-1, group.me):
             return [None] * len(pairs)
         if not tabled:
@@ -193,7 +193,7 @@ def begin_alltoall(
         row = int(np.prod(source.shape[1:])) * source.itemsize
         lengths = [count * (row or 1) for count in rows]
         flat = _row_bytes(source, row, sum(rows))
-        parts = yield from call.moved(transport.alltoall(call, flat, lengths))
+        parts = yield from call.moved(transport.alltoall, flat, lengths)
         received = [part.nbytes // (row or 1) for part in parts]
         return restore(_joined_rows(parts, source, row)), received
 
@@ -236,7 +236,7 @@ def begin_scatter(
         # What it is goes ahead of it: the others bring nothing to tell it from.
         mine = Head(name_of(source.dtype), source.shape[1:]) if rows else Head()
         told = mine._replace(device=taken.device).pack()
-        heads = list(map(Head.unpack, (yield from call.moved(transport.allgather(call, told)))))
+        heads = list(map(Head.unpack, (yield from call.moved(transport.allgather, told))))
         head = heads[index]
         like = np.empty((0, *head.shape), to_dtype(head.dtype))
         row = int(np.prod(like.shape[1:])) * like.itemsize
@@ -249,7 +249,7 @@ def begin_scatter(
             data = brought if rows else brought.reshape(-1)[:0].view(np.uint8)
         lengths = [count * (row or 1) for count in rows]
         flat = _row_bytes(data, row, sum(rows))
-        parts = yield from call.moved(transport.alltoall(call, flat, lengths, root=index))
+        parts = yield from call.moved(transport.alltoall, flat, lengths, root=index)
         return restore(_joined_rows([parts[index]], like, row))
 
     call.steps = steps()

@@ -38,7 +38,7 @@ def gather(group: Group, op: str, value: object, name: str = "", root: int = -1)
 
     def steps() -> Steps[list[Any] | None]:
         transport = group.choose(call)
-        parts = yield from call.moved(transport.allgather(call, data, root=root))
+        parts = yield from call.moved(transport.allgather, data, root=root)
         return [loads(part) for part in parts] if root in (-1, group.me) else None
 
     call.steps = steps()
@@ -52,7 +52,7 @@ def broadcast(group: Group, op: str, value: object, name: str = "", root: int = 
 
     def steps() -> Steps[Any]:
         transport = group.choose(call)
-        parts = yield from call.moved(transport.allgather(call, data))
+        parts = yield from call.moved(transport.allgather, data)
         return value if group.me == root else loads(parts[root])
 
     call.steps = steps()
@@ -69,7 +69,7 @@ def alltoall(group: Group, op: str, values: list[Any], name: str = "", root: int
     def steps() -> Steps[list[Any]]:
         transport = group.choose(call)
         lengths = [piece.nbytes for piece in pieces]
-        parts = yield from call.moved(transport.alltoall(call, data, lengths, root))
+        parts = yield from call.moved(transport.alltoall, data, lengths, root)
         return [loads(part) if part.size else None for part in parts]
 
     call.steps = steps()

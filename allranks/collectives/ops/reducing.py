@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,17 +21,109 @@ from allranks.collectives.arrays.reductions import (
     name_of,
 )
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.guard import Shapes, Spec, describe_group
+from allranks.collectives.calls.callsite import here
+from allranks.collectives.calls.guard import Spec, describe_group, pack
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.shared import split
-from allranks.collectives.ops.express import express
 from allranks.collectives.ops.handles import Handle
 from allranks.collectives.ops.moving import member
-from allranks.collectives.ops.taking import take
+from allranks.collectives.ops.taking import Taken, take
 from allranks.collectives.world.group import Group
 from allranks.collectives.world.process_sets import ProcessSet, group_of
 from allranks.errors import UsageError
+
+_PLANS = 1024
+_LINE = 64
+"""Bytes: arrays of a group begin on such a boundary, so that TensorFlow can take their memory."""
+
+
+class Plan:
+    """What reductions of the same kind, dtypes and shapes have in common, worked out once."""
+
+    def __init__(
+        self,
+        group: Group,
+        kind: str,
+        op: ReduceOp,
+        factors: tuple[float, float],
+        looks: Sequence[tuple[np.dtype[Any], tuple[int, ...]]],
+        *,
+        root: int = -1,
+        compression: str = "",
+        labels: Sequence[str] = (),
+        taken: Taken | None = None,
+    ) -> None:
+        dtypes, shapes = [dtype for dtype, _ in looks], [shape for _, shape in looks]
+        for dtype in dtypes:
+            check(op, dtype)
+        _check_shapes(kind, op, shapes, group.size)
+        self.transport = group.through_host
+        """Where nothing else is asked for, and no array is on a GPU."""
+        self.native = True
+        """False where arrays of another byte order are given."""
+        self.op, self.factors, self.dtypes, self.shapes = op, factors, dtypes, shapes
+        sizes = [math.prod(shape) for shape in shapes]
+        self.nbytes = sum(n * dtype.itemsize for n, dtype in zip(sizes, dtypes, strict=True))
+        self.hows = [Arithmetic(op, dtype, group.size, *factors) for dtype in dtypes]
+        found: dict[np.dtype[Any], list[int]] = {}
+        for index, dtype in enumerate(dtypes):
+            found.setdefault(dtype, []).append(index)
+        self.batches = [
+            Batch(where, [shapes[index] for index in where], self.hows[where[0]], group.size)
+            for where in found.values()
+        ]
+        """The arrays of each dtype, which move as one."""
+        whole = kind == "grouped_allreduce" and op is not Adasum
+        names, shown = describe_group([name_of(dtype) for dtype in dtypes], shapes, labels)
+        self.spec = Spec(
+            kind,
+            op.name,
+            names,
+            shown if kind.startswith("grouped") else shapes[0],
+            root,
+            *factors,
+            compression,
+            sum(batch.size for batch in self.batches) if whole else sum(sizes),
+            taken.transport if taken is not None else "",
+            taken.device if taken is not None else "",
+        )
+        self.packed = pack(self.spec)
+
+
+class Batch:
+    """Arrays of one dtype, laid out one after the other."""
+
+    def __init__(
+        self, where: list[int], shapes: list[tuple[int, ...]], how: Arithmetic, ranks: int
+    ) -> None:
+        self.where, self.shapes, self.dtype = where, shapes, how.dtype
+        step = max(1, _LINE // how.dtype.itemsize) if len(where) > 1 else 1
+        self.spans: list[tuple[int, int]] = []
+        self.size = 0
+        for shape in shapes:
+            end = self.size + math.prod(shape)
+            self.spans.append((self.size, end))
+            self.size = -(-end // step) * step
+        self.staging = self.how = how
+        if len(where) > 1 and not how.half:
+            # They are prescaled on their way here: once, whatever the transport copies.
+            self.how = Arithmetic(how.op, how.dtype, ranks, 1.0, how.postscale)
+
+    def parts(self, flat: Array) -> list[Array]:
+        """The arrays that lie in ``flat``."""
+        return [
+            flat[start:end].reshape(shape)
+            for (start, end), shape in zip(self.spans, self.shapes, strict=True)
+        ]
+
+    def fill(self, flat: Array, parts: list[Array], sources: Sequence[Array]) -> None:
+        """Copies the arrays in; what lies between two of them is reduced as well."""
+        ends = [start for start, _ in self.spans[1:]] + [self.size]
+        for part, source, (_, end), after in zip(parts, sources, self.spans, ends, strict=True):
+            self.staging.staged(source, part)
+            if end < after:
+                flat[end:after] = 0
 
 
 def _begin(
@@ -46,7 +139,6 @@ def _begin(
     transport: str | None = None,
     device: str = "",
     root: int = -1,
-    shapes: Shapes | None = None,
     labels: Sequence[str] = (),
 ) -> Call:
     """A call of this module, ready to be driven; its result is a list."""
@@ -54,132 +146,107 @@ def _begin(
     op = ReduceOp(op)
     if kind == "reduce":
         member(group, root, kind)
-    prescale_factor, postscale_factor = float(prescale_factor), float(postscale_factor)
+    factors = float(prescale_factor), float(postscale_factor)
     taken = take(kind, arrays, transport, device, host=op is Adasum)
-    sources: list[Array] = []
-    contexts: list[Any] = []
-    for array in taken.sources:
-        source, context = compression.compress(array)
-        check(op, source.dtype)
-        sources.append(source)
-        contexts.append(context)
-    _check_shapes(kind, op, sources, group.size)
-    dtypes, looks = describe_group(
-        [name_of(source.dtype) for source in sources], [source.shape for source in sources], labels
-    )
-    spec = Spec(
-        kind,
-        op.name,
-        dtypes,
-        looks if kind.startswith("grouped") else shapes or sources[0].shape,
-        root,
-        prescale_factor,
-        postscale_factor,
-        compression.name,
-        sum(source.size for source in sources),
-        taken.transport,
-        taken.device,
-    )
-    call = group.call(spec, name or "", sum(source.nbytes for source in sources))
+    pairs = [compression.compress(source) for source in taken.sources]
+    sources: list[Array] = [source for source, _ in pairs]
+    looks = tuple([(source.dtype, source.shape) for source in sources])
+    key = (kind, op._value_, factors, root, compression.name, labels, taken.transport,
+           taken.device, looks)  # fmt: skip
+    plan: Plan | None = group.plans.get(key)
+    if plan is None:
+        plan = Plan(
+            group, kind, op, factors, looks,
+            root=root, compression=compression.name, labels=labels, taken=taken,
+        )  # fmt: skip
+        _keep(group, key, plan)
+    call = Call(group.agreement, plan.spec, here(), name or "", plan.nbytes, plan.packed)
     call.ready = taken.mark()
-    factors = (prescale_factor, postscale_factor)
-    reduce = _scatter_steps if "reducescatter" in kind else _reduce_steps
 
     def steps() -> Steps[list[Any]]:
-        transport = group.choose(call, taken.transport, taken.gpu)
+        way = group.choose(call, taken.transport, taken.gpu)
         if not sources:
             yield from call.agreed()
-        outs = yield from reduce(group, call, transport, sources, op, factors)
+        move = _scatter_steps if "reducescatter" in kind else _reduce_steps
+        outs = yield from move(group, call, way, sources, plan)
         return [
             restore(compression.decompress(out, context))
-            for out, restore, context in zip(outs, taken.restores, contexts, strict=True)
+            for out, restore, (_, context) in zip(outs, taken.restores, pairs, strict=True)
         ]
 
     call.steps = steps()
     return call
 
 
+def _plan_of_one(group: Group, key: tuple[Any, ...], op: ReduceOp, array: Array) -> Plan:
+    native = array.dtype.newbyteorder("=")
+    looks = [(native, array.shape)]
+    plan = Plan(group, "allreduce", op, (float(key[-2]), float(key[-1])), looks)
+    plan.native = array.dtype.isnative
+    _keep(group, key, plan)
+    return plan
+
+
+def _keep(group: Group, key: object, plan: Plan) -> None:
+    if len(group.plans) >= _PLANS:
+        group.plans.clear()
+    group.plans[key] = plan
+
+
 def _reduce_steps(
-    group: Group,
-    call: Call,
-    transport: Transport,
-    sources: list[Array],
-    op: ReduceOp,
-    factors: tuple[float, float],
+    group: Group, call: Call, transport: Transport, sources: list[Array], plan: Plan
 ) -> Steps[list[Array]]:
-    outs: list[Any] = []
-    if op is Adasum:
-        for source in sources:
+    outs: list[Any] = [None] * len(sources)
+    if plan.op is Adasum:
+        for index, source in enumerate(sources):
             data = source.reshape(-1).view(np.uint8)
             lengths = [data.nbytes] * group.size
-            parts = yield from call.moved(transport.allgather(call, data, lengths))
-            total = adasum([part.view(source.dtype) for part in parts], *factors)
-            outs.append(total.reshape(source.shape))
+            parts = yield from call.moved(transport.allgather, data, lengths)
+            total = adasum([part.view(source.dtype) for part in parts], *plan.factors)
+            outs[index] = total.reshape(source.shape)
         return outs
-    outs = [None] * len(sources)
-    for where in _by_dtype(sources):
-        how = Arithmetic(op, sources[where[0]].dtype, group.size, *factors)
-        first = sources[where[0]]
-        if len(where) == 1:
-            out = outs[where[0]] = transport.empty(first.shape, first.dtype)
-            source, total = first.reshape(-1), out.reshape(-1)
-        else:
-            count = sum(sources[i].size for i in where)
-            source = total = transport.empty((count,), first.dtype)
-            with transport.copying(call):
-                start = 0
-                for i in where:
-                    end = start + sources[i].size
-                    outs[i] = total[start:end].reshape(sources[i].shape)
-                    how.staged(sources[i], outs[i])
-                    start = end
-            if not how.half:
-                # They have been prescaled on their way: once, whatever the transport copies.
-                how = Arithmetic(op, first.dtype, group.size, 1.0, factors[1])
-        yield from call.moved(transport.allreduce(call, source, total, how))
+    for batch in plan.batches:
+        if len(batch.where) == 1:
+            index = batch.where[0]
+            outs[index] = yield from call.moved(transport.allreduce, sources[index], batch.how)
+            continue
+        flat = transport.empty((batch.size,), batch.dtype)
+        parts = batch.parts(flat)
+        with transport.copying(call):
+            batch.fill(flat, parts, [sources[index] for index in batch.where])
+        yield from call.moved(transport.allreduce, flat, batch.how, flat)
+        for index, part in zip(batch.where, parts, strict=True):
+            outs[index] = part
     return outs
 
 
 def _scatter_steps(
-    group: Group,
-    call: Call,
-    transport: Transport,
-    sources: list[Array],
-    op: ReduceOp,
-    factors: tuple[float, float],
+    group: Group, call: Call, transport: Transport, sources: list[Array], plan: Plan
 ) -> Steps[list[Array]]:
     outs = []
-    for source in sources:
+    for source, how in zip(sources, plan.hows, strict=True):
         rows = split(source.shape[0], group.size)
         row = source[0].size if source.shape[0] else 0
         shape = (rows[group.me + 1] - rows[group.me], *source.shape[1:])
         out = transport.empty(shape, source.dtype)
-        how = Arithmetic(op, source.dtype, group.size, *factors)
         bounds = [start * row for start in rows]
         flat, into = source.reshape(-1), out.reshape(-1)
-        yield from call.moved(transport.reducescatter(call, flat, bounds, into, how))
+        yield from call.moved(transport.reducescatter, flat, bounds, into, how)
         outs.append(out)
     return outs
 
 
-def _check_shapes(kind: str, op: ReduceOp, sources: list[Array], size: int) -> None:
+def _check_shapes(kind: str, op: ReduceOp, shapes: list[tuple[int, ...]], size: int) -> None:
     if op is Adasum and (size & (size - 1) or "reducescatter" in kind):
         raise UsageError(
             f"Adasum needs allreduce on a number of ranks that is a power of two: found {kind} "
             f"on {size}. Use Average."
         )
-    if "reducescatter" in kind and any(source.ndim == 0 for source in sources):
+    if "reducescatter" in kind and () in shapes:
         raise UsageError(
             "reducescatter needs a first dimension to cut: found a scalar. "
             "Use allreduce, or reshape(1)."
         )
-
-
-def _by_dtype(sources: list[Array]) -> list[list[int]]:
-    found: dict[str, list[int]] = {}
-    for index, source in enumerate(sources):
-        found.setdefault(name_of(source.dtype), []).append(index)
-    return list(found.values())
 
 
 def allreduce(
@@ -225,13 +292,25 @@ def allreduce(
     Collective over the process set: all of its ranks call this, with the same arguments but for
     values and ``name``.
     """
-    factors = (float(prescale_factor), float(postscale_factor))
-    plain = type(array) is np.ndarray and transport is None and not device
-    if plain and compression is Compression.none:
-        group = group_of(process_set, "allreduce")
-        done = express(world.current(), group, array, op, factors, name)
-        if done is not None:
-            return done
+    if (
+        type(array) is np.ndarray
+        and type(op) is ReduceOp
+        and op is not Adasum
+        and transport is None
+        and not device
+        and compression is Compression.none
+    ):
+        # numpy's arrays need no taking.
+        this = world.current()
+        group = this.groups[0] if process_set is None else group_of(process_set, "allreduce")
+        key = op._value_, array.dtype, array.shape, prescale_factor, postscale_factor
+        plan = group.plans.get(key) or _plan_of_one(group, key, op, array)
+        call = Call(group.agreement, plan.spec, here(), name or "", plan.nbytes, plan.packed)
+        if not plan.native:
+            array = array.astype(plan.dtypes[0])
+        call.transport = plan.transport.name
+        call.move, call.arguments = plan.transport.allreduce, (array, plan.hows[0])
+        return this.run(call)
     call = _begin(
         "allreduce",
         [array],
@@ -245,36 +324,6 @@ def allreduce(
         device=device,
     )
     return world.current().run(call)[0]
-
-
-def allreduce_fused(
-    array: Array,
-    shapes: Shapes,
-    op: ReduceOp,
-    *,
-    name: str | None = None,
-    process_set: ProcessSet | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Array:
-    """As `allreduce`, of an array in which several lie: the ranks compare ``shapes``, theirs."""
-    factors = (float(prescale_factor), float(postscale_factor))
-    group = group_of(process_set, "allreduce")
-    total = express(world.current(), group, array, op, factors, name, shapes)
-    if total is None:
-        total = world.current().run(
-            _begin(
-                "allreduce",
-                [array],
-                op,
-                name=name,
-                process_set=process_set,
-                prescale_factor=prescale_factor,
-                postscale_factor=postscale_factor,
-                shapes=shapes,
-            )
-        )[0]
-    return total
 
 
 def allreduce_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handle:

@@ -156,7 +156,7 @@ def open_group(
     together = this.board is not None and len({this.hosts[rank] for rank in ranks}) == 1
     made = _make(ranks) if together and this.rank == ranks[0] else None
     address = np.frombuffer(made.address.encode() if made else b"", np.uint8)
-    addresses = yield from call.moved(transport.allgather(call, address))
+    addresses = yield from call.moved(transport.allgather, address)
     channel: Channel | None = None
     member = this.rank in ranks
     at = addresses[parent.ranks.index(ranks[0])].tobytes().decode() if ranks else ""
@@ -167,7 +167,7 @@ def open_group(
         except OSError:
             channel = None
     word = np.array([channel is not None or not member], np.uint8)
-    everyone = yield from call.moved(transport.allgather(call, word, [1] * parent.size))
+    everyone = yield from call.moved(transport.allgather, word, [1] * parent.size)
     if made is not None:
         made.close()
     if member:

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from allranks.collectives.calls.board import Board
-from allranks.collectives.calls.call import Agreement, Call, Members
+from allranks.collectives.calls.call import OVER, Agreement, Call, Members
 from allranks.collectives.calls.journal import Journal
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.transport import Transport
@@ -97,16 +97,43 @@ class World(Standing):
     def run(self, call: Call) -> Any:
         """Drives a call to its end and returns its result."""
         with self.lock:
-            self.check_clean(call)
+            if self.dirty:
+                self.check_clean(call)
             if self.pending:
-                if call.ordered:
-                    self._enqueue(call)
-                    return self._drive(call, self.until(call))
-                result = self._drive(call, self.alongside(call))
-            else:
+                return self._run_among_others(call)
+            call.spins = self.spins
+            move = call.move
+            if move is None:
                 result = self._drive(call, call.steps)
+                call.steps = OVER
+            else:
+                try:
+                    offer, rest = move(call, *(call.arguments or ()))
+                    arrived = call.agreement.come(call, offer)
+                    # Where all were there at once nothing has to be driven.
+                    done = arrived and callable(rest)
+                    result = rest() if done else None  # type: ignore[operator]
+                except BaseException as error:
+                    self.fail(call, error)
+                    raise
+                if not done:
+                    result = self._drive(call, call.rest_of(offer, rest, arrived=arrived))
+                # Not del: that makes each call's attributes a dictionary of its own.
+                call.move = call.arguments = None
+            # It holds no arrays any more: its record can be made when it is asked for.
+            call.light = call.device_seconds is None
             self.finish(call)
             return result
+
+    def _run_among_others(self, call: Call) -> Any:
+        if call.move is not None:
+            call.steps = call.moved(call.move, *(call.arguments or ()))
+        if call.ordered:
+            self._enqueue(call)
+            return self._drive(call, self.until(call))
+        result = self._drive(call, self.alongside(call))
+        self.finish(call)
+        return result
 
     def join(self, call: Call) -> Any:
         """Waits for a call that was submitted and returns its result."""
@@ -173,7 +200,8 @@ class World(Standing):
     def finish(self, call: Call) -> None:
         """Notes the end of a call."""
         call.ended = perf_counter()
-        call.held = None
+        if call.held is not None:
+            call.held = None
         if call.ordered:
             call.agreement.finish(call)
         self.journal.add(call)
