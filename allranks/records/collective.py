@@ -33,10 +33,16 @@ class CallRecord:
     ended: float
     device_seconds: float | None = None
     """What the GPU's own clock says of the transfer; None where none moved the data by itself."""
+    attended: tuple[float, float] | None = None
+    """For a call that was under way with others, as an asynchronous one may be: the seconds for
+    which this rank waited in it and moved its data, without those that it spent on other things
+    and those that count for another call. None for a call that was alone."""
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds between this rank's arrival and the last rank's."""
+        """Seconds between this rank's arrival and the last rank's, for which this rank waited."""
+        if self.attended is not None:
+            return self.attended[0]
         return max(0.0, self.last_arrived - self.arrived)
 
     @property
@@ -47,6 +53,8 @@ class CallRecord:
         """
         if self.device_seconds is not None:
             return self.device_seconds
+        if self.attended is not None:
+            return self.attended[1]
         return max(0.0, self.ended - max(self.last_arrived, self.arrived))
 
     @property

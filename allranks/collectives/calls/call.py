@@ -100,6 +100,10 @@ class Call:
     epoch = sequence = stage = 0
     last = ended = 0.0
     last_rank = -1
+    began = uncounted = 0.0
+    ready_at = -1.0
+    attended: tuple[float, float] | None = None
+    """Of a call that was under way with others: seconds of waiting and of transfer at it."""
     left_at = -1.0
     spins = -1
     """Looks at the others' counters before a wait is left to its schedule; below 0 not even one."""

@@ -62,6 +62,7 @@ class Journal:
             last_rank=call.last_rank,
             ended=call.ended + offset,
             device_seconds=call.device_seconds,
+            attended=call.attended,
         )
 
 

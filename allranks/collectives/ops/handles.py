@@ -33,9 +33,7 @@ class Handle:
         """
         self._check()
         if not self._call.done:
-            with self._world.lock:
-                self._world.check_clean(self._call)
-                self._world.progress()
+            self._world.poll(self._call)
         return self._call.done
 
     def synchronize(self) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from allranks.collectives.calls.board import Board
 from allranks.collectives.calls.call import OVER, Agreement, Call, Members
 from allranks.collectives.calls.journal import Journal
+from allranks.collectives.calls.presence import Presence
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps, drive
@@ -67,6 +68,7 @@ class World(Standing):
         """Arrays of calls that were left: a peer may still write to them in this epoch."""
         self.lock = threading.RLock()
         self.journal = Journal(self)
+        self.presence = Presence()
         self.watch = Watch(self)
         self.watcher: Watcher | None = None
         self.notebook = False
@@ -100,7 +102,8 @@ class World(Standing):
             if self.dirty:
                 self.check_clean(call)
             if self.pending:
-                return self._run_among_others(call)
+                with self.presence:
+                    return self._run_among_others(call)
             call.spins = self.spins
             move = call.move
             if move is None:
@@ -131,8 +134,9 @@ class World(Standing):
         if call.ordered:
             self._enqueue(call)
             return self._drive(call, self.until(call))
+        self.presence.begin(call)
         result = self._drive(call, self.alongside(call))
-        self.finish(call)
+        self.finish(call, posted=True)
         return result
 
     def join(self, call: Call) -> Any:
@@ -140,7 +144,8 @@ class World(Standing):
         with self.lock:
             if not call.done:
                 self.check_clean(call)
-                return self._drive(call, self.until(call))
+                with self.presence:
+                    return self._drive(call, self.until(call))
             if call.error is not None:
                 raise call.error
             return call.result
@@ -158,11 +163,20 @@ class World(Standing):
         """Posts a call as far as it goes without waiting."""
         with self.lock:
             self.check_clean(call)
-            self._enqueue(call)
-            self.progress()
+            with self.presence:
+                self._enqueue(call)
+                self.progress()
             return call
 
+    def poll(self, call: Call) -> None:
+        """Takes everything under way as far as it goes without waiting."""
+        with self.lock:
+            self.check_clean(call)
+            with self.presence:
+                self.progress()
+
     def _enqueue(self, call: Call) -> None:
+        self.presence.begin(call)
         # In this order: one too many ends the epoch with the cell, one too few mixes two cells.
         self.pending += 1
         self.groups[call.members.number].queue.append(call)
@@ -190,15 +204,16 @@ class World(Standing):
             next(call.steps)
         except StopIteration as end:
             call.result = end.value
-            self.finish(call)
+            self.finish(call, posted=True)
         except (CollectiveMismatch, UsageError) as error:
             call.error = error
         else:
+            self.presence.note(call)
             return False
         return True
 
-    def finish(self, call: Call) -> None:
-        """Notes the end of a call."""
+    def finish(self, call: Call, *, posted: bool = False) -> None:
+        """Notes the end of a call; ``posted`` says that others may have been under way with it."""
         call.ended = perf_counter()
         if call.held is not None:
             call.held = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from operations import TRANSPORTS, c
 
+from allranks.collectives.timings.totals import Totals
 from allranks.errors import CollectiveMismatch, UsageError
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
@@ -468,6 +471,52 @@ def test_records_tell_waiting_from_transfer():
     assert (record.op, record.name, record.nbytes) == ("allreduce", "gradients", 4000)
     assert record.arrived <= record.last_arrived <= record.ended
     assert (record.busbw_gbps is None) == (c.size() == 1)
+
+
+def counted(calls: Callable[[], object]) -> tuple[float, float]:
+    """Seconds that calls took, and seconds of waiting and transfer that are told of them."""
+    totals = Totals()
+    before, began = len(c.records()), time.perf_counter()
+    calls()
+    took = time.perf_counter() - began
+    told = sum(row.wait_seconds + row.transfer_seconds for row in totals.changed())
+    records = c.records()[before:]
+    assert told == pytest.approx(sum(r.wait_seconds + r.transfer_seconds for r in records))
+    return took, told
+
+
+def test_time_away_from_asynchronous_calls_is_neither_waiting_nor_transfer(sets, transport):
+    away = 0.3
+
+    def calls() -> None:
+        posted = [
+            c.allreduce_async(np.full(2000, float(i)), c.Sum, transport=transport, process_set=s)
+            for i in range(200)
+            for s in sets.values()
+        ]
+        time.sleep(away)
+        c.grouped_allreduce([np.ones(3), np.ones(3)], c.Sum)
+        for handle in posted:
+            c.synchronize(handle)
+
+    took, told = counted(calls)
+    assert 0 < told <= took - away
+
+
+def test_a_moment_counts_for_one_of_the_calls_that_are_under_way_together(sets):
+    """The last rank comes later, and every other one waits for it in several calls at once."""
+
+    def calls() -> None:
+        if c.rank() == c.size() - 1:
+            time.sleep(0.2)
+        posted = [
+            c.allreduce_async(np.ones(5), c.Sum, process_set=s) for s in sets.values() for _ in "ab"
+        ]
+        for handle in posted:
+            c.synchronize(handle)
+
+    took, told = counted(calls)
+    assert 0 < told <= took
 
 
 one_host = pytest.mark.skipif(c.local_size() < c.size(), reason="join needs a single host")
