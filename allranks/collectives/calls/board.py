@@ -10,12 +10,14 @@ from __future__ import annotations
 import mmap
 import os
 
-PAGE = 8192
+PAGE = 12288
 ENTERED, LEFT, FAILED, BROKEN = 0, 1, 2, 3
 ASKED = 8
 ANSWERED, TICKET, EDGE, BEAT, PID = 16, 17, 18, 19, 20
 REASON, WHERE, LINE, WAITING, BROKE = range(5)
 _DIRECTORY = 512
+_PROGRESS, _GROUPS = 1024, 170
+"""Three words for each of so many groups: its number + 1, and how far this rank has come in it."""
 GONE = 1 << 62
 """A scope number that is past every other: the rank has left for good."""
 
@@ -35,6 +37,7 @@ class Board:
         self._page = {other: index * PAGE for index, other in enumerate(ranks)}
         self._word = {other: index * PAGE // 8 for index, other in enumerate(ranks)}
         self.rank = rank
+        self._places: dict[int, int] = {}
         self._mine = self._word[rank]
         self.put(PID, os.getpid())
 
@@ -69,6 +72,31 @@ class Board:
         data = text.encode("utf-8", "replace")[: _TEXT - 2]
         start = self._page[self.rank] + _TEXTS + kind * _TEXT
         self.memory[start : start + 2 + len(data)] = len(data).to_bytes(2, "little") + data
+
+    def note(self, group: int, agreed: int, finished: int) -> None:
+        """Shows how far this rank has come in a group that has no memory of its own.
+
+        It is written before the rank says that it has left: who reads in the other order sees
+        every call that it has made.
+        """
+        places = self._places
+        place = places.pop(group, -1)
+        if place < 0:
+            # Where there are too many, the place of the group that has been quiet longest.
+            place = len(places) if len(places) < _GROUPS else places.pop(next(iter(places)))
+        places[group] = place
+        at = self._mine + _PROGRESS + 3 * place
+        self.words[at] = 0
+        self.words[at + 1], self.words[at + 2] = agreed, finished
+        self.words[at] = group + 1
+
+    def progress(self, rank: int, group: int) -> tuple[int, int]:
+        """The last call that a rank has agreed on in a group, and the last that it finished."""
+        start = self._word[rank] + _PROGRESS
+        for at in range(start, start + 3 * _GROUPS, 3):
+            if self.words[at] == group + 1:
+                return self.words[at + 1], self.words[at + 2]
+        return 0, 0
 
     def publish(self, index: int, fd: int, nbytes: int) -> None:
         """Shows a segment of this rank's window to the others."""

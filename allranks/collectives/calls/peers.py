@@ -64,6 +64,12 @@ class Peers:
             broke=board.text(rank, fields.BROKE) if broken else "",
         )
 
+    def progress(self, rank: int, group: int) -> tuple[int, int]:
+        """The last call that a rank has agreed on in a group, and the last that it finished."""
+        if self.board is not None and rank in self.board:
+            return self.board.progress(rank, group)
+        return (self.remote.get(rank) or State()).finished.get(group, (0, 0))
+
     def departure(self, rank: int, scope: Scope, epoch: int) -> tuple[int, str] | None:
         """Why a rank will never come, in words that follow its name; None while it may.
 

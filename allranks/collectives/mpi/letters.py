@@ -40,6 +40,9 @@ class Letters:
         group, number = call.members.number, call.number
         before = self.finished.get(group, (0, 0))[1]
         self.finished[group] = number, number if finished else before
+        if self.own.board is not None:
+            # For the ranks of this host, which read there that this one has left, and no letter.
+            self.own.board.note(group, *self.finished[group])
 
     def missing(self, call: Call) -> tuple[int, ...]:
         """The members that have not been heard of in a call."""
@@ -48,7 +51,7 @@ class Letters:
         for rank in call.members.ranks:
             if rank == self.own.rank or (rank in heard and not call.moving):
                 continue
-            agreed, finished = self.own.peers.state(rank).finished.get(group, (0, 0))
+            agreed, finished = self.own.peers.progress(rank, group)
             if (finished if call.moving else agreed) < call.number:
                 found.append(rank)
         return tuple(found)

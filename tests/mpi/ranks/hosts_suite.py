@@ -13,6 +13,7 @@ import pytest
 from conftest import in_a_cell, next_cell_works, odd
 
 import allranks.collectives as c
+from allranks.collectives.transports.mpi import Mpi
 from allranks.errors import CollectiveMismatch, RankLeft
 
 PER_HOST = int(os.environ.get("ALLRANKS_RANKS_PER_HOST", "0"))
@@ -62,6 +63,22 @@ def test_a_rank_of_another_host_that_left_is_named():
             assert f"rank {c.size() - 1} has left" in str(error)
             assert "ValueError: bad batch" in str(error)
         next_cell_works()
+
+
+def test_a_rank_that_has_done_its_part_and_left_is_not_missed(monkeypatch):
+    """Every rank has arrived; the slowest sends when the others have left the cell already."""
+    move = Mpi._do
+
+    def slowly(self, call, *arguments):
+        time.sleep(1)
+        yield from move(self, call, *arguments)
+
+    if c.rank() == c.size() - 1:
+        monkeypatch.setattr(Mpi, "_do", slowly)
+    assert in_a_cell(lambda: c.gather(np.ones(3), root=0)) is None
+    assert in_a_cell(lambda: c.comm().allreduce(1)) is None
+    monkeypatch.undo()
+    next_cell_works()
 
 
 def test_a_late_rank_of_another_host_is_awaited():
