@@ -26,6 +26,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from allranks import launched
 from allranks.engine import processes
 from allranks.records.config import NurseryConfig
 
@@ -166,7 +167,7 @@ class Nursery:
 
     def _admit(self) -> None:
         """A stub is at the door: fork the rank that takes its place."""
-        from allranks.engine.rank import Rank, launched_rank, log_path
+        from allranks.engine.rank import Rank, log_path
 
         place, _ = self.door.accept()
         head, received, _, _ = socket.recv_fds(place, 8, 8)
@@ -182,7 +183,7 @@ class Nursery:
         environment["TMPDIR"] = os.environ.get("TMPDIR", "")
         if not environment["TMPDIR"]:
             del environment["TMPDIR"]
-        number = launched_rank(environment)
+        number = launched.rank(environment)
 
         def live() -> None:
             for have, wanted in zip(received, told["descriptors"], strict=False):

@@ -1,1 +1,1 @@
-"""The values of a call: other libraries' arrays, dtypes, reductions. Runs in every rank."""
+"""The values of a call: other libraries' arrays, dtypes, reductions."""

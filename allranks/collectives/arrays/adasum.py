@@ -1,6 +1,6 @@
 """Adasum: gradients added as far as they are orthogonal, averaged as far as they are parallel.
 
-Runs in every rank. Source: Maleki et al., "Scaling Distributed Training with Adaptive
+Source: Maleki et al., "Scaling Distributed Training with Adaptive
 Summation", 2020, equation 4.
 """
 

@@ -1,4 +1,4 @@
-"""Fewer bytes on the way. Runs in every rank."""
+"""Fewer bytes on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of an array ahead of its bytes, where the other side cannot know. In every rank."""
+"""What is told of an array ahead of its bytes, where the other side cannot know."""
 
 from __future__ import annotations
 

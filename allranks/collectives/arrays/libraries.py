@@ -1,4 +1,4 @@
-"""Other libraries' arrays as numpy's, and back. Runs in every rank.
+"""Other libraries' arrays as numpy's, and back.
 
 None of the libraries is imported unless an array of it was passed.
 """

@@ -1,4 +1,4 @@
-"""The reductions and their arithmetic, one definition for every transport. Runs in every rank."""
+"""The reductions and their arithmetic, one definition for every transport."""
 
 from __future__ import annotations
 

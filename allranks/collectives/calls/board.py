@@ -1,4 +1,4 @@
-"""The status board: what every rank of a host lets the others know. Runs in every rank.
+"""The status board: what every rank of a host lets the others know.
 
 A page a rank in shared memory, written by its owner (except for `ASKED`) and read by anybody at
 the price of a load. Nothing on it needs a peer's cooperation: it tells about ranks that compute,

@@ -1,4 +1,4 @@
-"""One collective call of one rank, from its arrival to its end. Runs in every rank.
+"""One collective call of one rank, from its arrival to its end.
 
 A call agrees in one place, `Call.moved`; then its transport moves data.
 """

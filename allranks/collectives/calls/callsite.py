@@ -1,4 +1,4 @@
-"""Where in the user's source a call was made. Runs in every rank."""
+"""Where in the user's source a call was made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every thread of this process is doing. Runs in every rank."""
+"""What every thread of this process is doing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a rank brings to a collective, and what is said when ranks bring different things.
-
-Runs in every rank.
-"""
+"""What a rank brings to a collective, and what is said when ranks bring different things."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, heard outside the main thread. Runs in every rank."""
+"""Ctrl-C, heard outside the main thread."""
 
 from __future__ import annotations
 

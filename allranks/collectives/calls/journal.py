@@ -1,4 +1,4 @@
-"""Every call's record, the last hundred thousand of them. Runs in every rank."""
+"""Every call's record, the last hundred thousand of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member of a call lays out for the others besides the fingerprint. Runs in every rank."""
+"""What a member of a call lays out for the others besides the fingerprint."""
 
 from __future__ import annotations
 

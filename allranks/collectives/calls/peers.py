@@ -1,7 +1,4 @@
-"""The scope that ranks enter and leave together: a notebook cell, or the whole process.
-
-Runs in every rank.
-"""
+"""The scope that ranks enter and leave together: a notebook cell, or the whole process."""
 
 from __future__ import annotations
 

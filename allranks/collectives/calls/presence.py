@@ -1,4 +1,4 @@
-"""How long a rank was at its posted calls, and at which one. Runs in every rank.
+"""How long a rank was at its posted calls, and at which one.
 
 A call that an ``_async`` function has posted goes on only while its rank polls, synchronizes or
 makes another call; what the rank computes in between is neither waiting nor transfer. So time is

@@ -1,7 +1,4 @@
-"""How one rank stands: what it knows of itself and of the others, and what it tells them.
-
-Runs in every rank.
-"""
+"""How one rank stands: what it knows of itself and of the others, and what it tells them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways that bytes take between ranks, behind one small interface. Runs in every rank.
+"""The ways that bytes take between ranks, behind one small interface.
 
 A transport prepares one move at a time: it lays out what others will read, says what it offers, and
 returns the rest, which `Call.moved` sees to once all members have agreed. Arrays are

@@ -1,4 +1,4 @@
-"""Waits that can be left. Runs in every rank.
+"""Waits that can be left.
 
 An operation is a generator that yields whenever it cannot go on yet. Whoever drives it decides
 how to spend the time, hears Ctrl-C between two steps, and asks the watch whether waiting still
@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
+SPIN_SECONDS = 50e-6
 YIELD_SECONDS = 1e-3
 ATTEND_SECONDS = 0.02
 SHORTEST_SLEEP, LONGEST_SLEEP, SHARE = 5e-5, 2e-3, 0.05
@@ -38,7 +39,26 @@ Attend = Callable[[Awaited, float], None]
 """Called every 20 ms of a long wait with what is awaited and the seconds waited so far; raises
 when the wait can never end."""
 
-_yield = getattr(os, "sched_yield", lambda: sleep(0))
+yield_core = getattr(os, "sched_yield", lambda: sleep(0))
+
+
+class Pause:
+    """The schedule of one wait: each time it is called it spends a moment of it."""
+
+    __slots__ = ("_began", "_spin_seconds")
+
+    def __init__(self, spin_seconds: float = SPIN_SECONDS) -> None:
+        self._spin_seconds = spin_seconds
+        self._began = perf_counter()
+
+    def __call__(self) -> float:
+        """Spins, yields the core or sleeps; returns the seconds waited before."""
+        waited = perf_counter() - self._began
+        if waited > YIELD_SECONDS:
+            sleep(min(LONGEST_SLEEP, max(SHORTEST_SLEEP, waited * SHARE)))
+        elif waited > self._spin_seconds:
+            yield_core()
+        return waited
 
 
 def ending(steps: Steps[None], result: T) -> Steps[T]:
@@ -47,27 +67,18 @@ def ending(steps: Steps[None], result: T) -> Steps[T]:
     return result
 
 
-def drive(steps: Steps[T], attend: Attend, spin_seconds: float = 50e-6) -> T:
+def drive(steps: Steps[T], attend: Attend, spin_seconds: float = SPIN_SECONDS) -> T:
     """Runs an operation to its end and returns its result."""
     try:
         awaited = next(steps)
-        stage = awaited.stage
-        began = perf_counter()
-        attended = 0.0
         while True:
-            waited = perf_counter() - began
-            if waited > YIELD_SECONDS:
+            stage, attended, pause = awaited.stage, 0.0, Pause(spin_seconds)
+            while awaited.stage == stage:
+                waited = pause()
                 if waited - attended > ATTEND_SECONDS:
                     attended = waited
                     attend(awaited, waited)
-                sleep(min(LONGEST_SLEEP, max(SHORTEST_SLEEP, waited * SHARE)))
-            elif waited > spin_seconds:
-                _yield()
-            awaited = next(steps)
-            if awaited.stage != stage:
-                stage = awaited.stage
-                began = perf_counter()
-                attended = 0.0
+                awaited = next(steps)
     except StopIteration as end:
         result: T = end.value
         return result

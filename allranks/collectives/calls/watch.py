@@ -1,7 +1,4 @@
-"""What a rank does while it waits: hear who left, say who is late, see deadlocks.
-
-Runs in every rank.
-"""
+"""What a rank does while it waits: hear who left, say who is late, see deadlocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread that answers, for a rank that is busy, where it is. Runs in every rank.
+"""The thread that answers, for a rank that is busy, where it is.
 
 It reads and writes the board four times a second and never touches MPI.
 """

@@ -1,4 +1,4 @@
-"""What is used of cupy and of NCCL, and the sentences where they are missing. Runs in every rank.
+"""What is used of cupy and of NCCL, and the sentences where they are missing.
 
 The protocols say which names, no more: a fake that has them stands in for the real ones in tests.
 

@@ -1,4 +1,4 @@
-"""This rank's GPU: streams of its own for collectives, and waits that can be left. In every rank.
+"""This rank's GPU: streams of its own for collectives, and waits that can be left.
 
 Collectives run on streams of their own, behind everything that the caller's stream held when the
 call was made. Results are allocated on the caller's stream, and their memory with it; what only a

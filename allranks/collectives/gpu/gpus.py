@@ -1,4 +1,4 @@
-"""The GPUs of one group in one epoch: who sits where, and their transport. In every rank."""
+"""The GPUs of one group in one epoch: who sits where, and their transport."""
 
 from __future__ import annotations
 
@@ -131,7 +131,9 @@ class OnGpu:
         def steps() -> Steps[Array]:
             way = yield from self.gpus.transport(call, self.wanted)
             call.held = [call.held, source, found]
-            yield from way.allreduce(call, source.reshape(-1), found.reshape(-1), how)
+            into = found.reshape(-1)
+            flat = into if source is found else source.reshape(-1)
+            yield from way.allreduce(call, flat, into, how)
             return found
 
         return Offer(source.nbytes), steps()

@@ -1,4 +1,4 @@
-"""Data between GPUs through NCCL, which works on one rank a GPU. Runs in every rank.
+"""Data between GPUs through NCCL, which works on one rank a GPU.
 
 A collective is launched once every member has agreed on it, so that nothing on a GPU waits for a
 rank that may never come. What is launched is awaited by asking for an event, on the main thread;

@@ -1,4 +1,4 @@
-"""A group's NCCL communicator, from its making to its end. Runs in every rank.
+"""A group's NCCL communicator, from its making to its end.
 
 Making one blocks until all members do the same, for seconds. So a thread does it, and the rank
 waits as it waits everywhere: an interrupt is heard, and so is a member that has left.

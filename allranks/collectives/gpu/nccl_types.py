@@ -1,4 +1,4 @@
-"""Our dtypes and reductions as NCCL's. Runs in every rank.
+"""Our dtypes and reductions as NCCL's.
 
 Source: nccl.h, ncclDataType_t and ncclRedOp_t.
 """

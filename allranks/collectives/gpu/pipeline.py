@@ -1,6 +1,6 @@
 """Blocks of pinned memory through which arrays come down from a GPU and go up again, all at once.
 
-Runs in every rank. Two blocks each way: one is copied while the other is worked on.
+Two blocks each way: one is copied while the other is worked on.
 """
 
 from __future__ import annotations

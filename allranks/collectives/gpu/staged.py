@@ -1,4 +1,4 @@
-"""Data between GPUs through pinned host memory, for ranks that share a GPU. Runs in every rank.
+"""Data between GPUs through pinned host memory, for ranks that share a GPU.
 
 Arrays move in blocks: while the ranks reduce one block on the host, the next one comes down from
 the GPU and the one before goes up again. Where the ranks share memory the blocks lie in it, so

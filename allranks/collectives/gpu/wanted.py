@@ -1,4 +1,4 @@
-"""Where a call's arrays move, as its arguments and the environment say. Runs in every rank."""
+"""Where a call's arrays move, as its arguments and the environment say."""
 
 from __future__ import annotations
 

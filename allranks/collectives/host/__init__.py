@@ -1,1 +1,1 @@
-"""Memory that the ranks of one host share, and data through it. Runs in every rank."""
+"""Memory that the ranks of one host share, and data through it."""

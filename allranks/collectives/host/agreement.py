@@ -1,7 +1,4 @@
-"""Agreement of ranks that share memory: what one arrives with lies open to the others.
-
-Runs in every rank.
-"""
+"""Agreement of ranks that share memory: what one arrives with lies open to the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shared memory of one group of ranks of one host. Runs in every rank.
+"""The shared memory of one group of ranks of one host.
 
 Each member owns a page of numbers (how often it has arrived, what it brought) and two blocks
 for data. A rank may overwrite what it wrote two arrivals ago: everybody has arrived once since,
@@ -8,9 +8,7 @@ and so has read it.
 from __future__ import annotations
 
 import mmap
-import os
 import struct
-from time import sleep
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 
 from allranks.collectives.calls.call import EPOCH_SHIFT, Call
 from allranks.collectives.calls.offer import Offer
-from allranks.collectives.calls.wait import Steps
+from allranks.collectives.calls.wait import Steps, yield_core
 from allranks.collectives.host.memory import ORDERED, fence
 
 PAGE = 4096
@@ -29,7 +27,6 @@ _OFFER_AT, _TEXT_AT = _HEAD.size, _HEAD.size + _OFFER.size
 _TURN = 512, 512 + 1792
 _TEXT_BYTES = 1792 - _TEXT_AT
 
-_yield = getattr(os, "sched_yield", lambda: sleep(0))
 _YIELDS = 200
 
 
@@ -115,7 +112,7 @@ class Channel:
                 if tries > spins:
                     if spins < 0 or tries > spins + _YIELDS:
                         return False
-                    _yield()
+                    yield_core()
         if not ORDERED:
             fence()
         return True

@@ -1,4 +1,4 @@
-"""Memory that the ranks of one host share. Runs in every rank."""
+"""Memory that the ranks of one host share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data through memory that the ranks of one host share. Runs in every rank.
+"""Data through memory that the ranks of one host share.
 
 Private arrays stream through the channel's blocks, which stay in the caches: everyone writes a
 block, arrives, and reads what it needs of the others' blocks while the next ones are filled. The

@@ -1,4 +1,4 @@
-"""Arrays that the other ranks of this host can read and write where they lie. Runs in every rank.
+"""Arrays that the other ranks of this host can read and write where they lie.
 
 Each rank allocates from segments of its own, by itself, whenever it likes; the others map a
 segment when they first need it. Memory that is given back is used again, so that its pages are

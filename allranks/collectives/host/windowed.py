@@ -1,4 +1,4 @@
-"""allreduce where the arrays lie: nobody copies to send. Runs in every rank.
+"""allreduce where the arrays lie: nobody copies to send.
 
 Each member reduces its slice over all members' windows and writes the result to all of them, so
 that the memory is read once and written once. Arrays that are not in the window are copied

@@ -1,1 +1,1 @@
-"""MPI: the communicators, data and letters through them. Runs in every rank."""
+"""MPI: the communicators, data and letters through them."""

@@ -1,7 +1,4 @@
-"""Agreement of ranks that share no memory: one allgather of their fingerprints.
-
-Runs in every rank.
-"""
+"""Agreement of ranks that share no memory: one allgather of their fingerprints."""
 
 from __future__ import annotations
 

@@ -1,26 +1,21 @@
-"""The communicators of one rank: one for life, and a fresh one for each epoch.
-
-Runs in every rank.
-"""
+"""The communicators of one rank: one for life, and a fresh one for each epoch."""
 
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable
 
 from mpi4py import MPI
 
 from allranks.collectives.calls.call import Members
 from allranks.collectives.calls.standing import Standing
-from allranks.collectives.calls.wait import YIELD_SECONDS, Awaited, Steps
+from allranks.collectives.calls.wait import Awaited, Pause, Steps
 from allranks.collectives.mpi.agreement import MessageAgreement
 from allranks.collectives.mpi.letters import Letters
 from allranks.collectives.mpi.transport import Mpi, complete
 from allranks.records.deferred import deferred
 
 _CREATE_TAG = 29
-_STEP_SECONDS = 2e-4
 
 
 class Epochs:
@@ -98,7 +93,7 @@ class Epochs:
             if self._renewing is None or self._renewing[0] != epoch:
                 self._renewing = epoch, self._renew_steps()
             steps = self._renewing[1]
-            began = time.perf_counter()
+            pause = Pause()
             while True:
                 try:
                     next(steps)
@@ -106,8 +101,7 @@ class Epochs:
                     fresh: MPI.Intracomm = end.value
                     break
                 held.leave()
-                if time.perf_counter() - began > YIELD_SECONDS:
-                    time.sleep(_STEP_SECONDS)
+                pause()
             self._renewing = None
             self._retired.append(MPI.Intracomm(self.user))
             _rebind(self.user, fresh)

@@ -1,7 +1,4 @@
-"""News between ranks that share no memory, as messages that nobody waits for.
-
-Runs in every rank.
-"""
+"""News between ranks that share no memory, as messages that nobody waits for."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from mpi4py import MPI
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.callsite import Site
 from allranks.collectives.calls.standing import Standing
+from allranks.collectives.calls.wait import Pause
 
 _TAG = 7
 _ARRIVED, _STATE = "arrived", "state"
@@ -86,8 +84,9 @@ class Letters:
         ) is not None:
             data = bytearray(status.Get_count(MPI.BYTE))
             request = message.Irecv([data, MPI.BYTE])
+            pause = Pause()
             while not request.Test():
-                continue
+                pause()
             self._read(pickle.loads(bytes(data)))
 
     def _read(self, letter: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Our dtypes and reductions as MPI's. Runs in every rank.
+"""Our dtypes and reductions as MPI's.
 
 Source: MPI 4.1, section 6.9.2, predefined reduction operations.
 """

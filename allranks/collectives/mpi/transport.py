@@ -1,4 +1,4 @@
-"""Data through MPI, on any number of hosts: non-blocking calls, polled. Runs in every rank.
+"""Data through MPI, on any number of hosts: non-blocking calls, polled.
 
 Source: MPI 4.1, chapter 6, non-blocking collective operations.
 """
@@ -90,7 +90,9 @@ class Mpi:
     ) -> Prepared[Array]:
         """MPI_Iallreduce, where MPI knows the arithmetic."""
         found = np.empty(source.shape, source.dtype) if out is None else out
-        steps = self._allreduce(call, source.reshape(-1), found.reshape(-1), how)
+        into = found.reshape(-1)
+        flat = into if source is found else source.reshape(-1)
+        steps = self._allreduce(call, flat, into, how)
         return Offer(source.nbytes), ending(steps, found)
 
     def _allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:

@@ -1,1 +1,1 @@
-"""The public operations, and mpi4py's own calls. Runs in every rank."""
+"""The public operations, and mpi4py's own calls."""

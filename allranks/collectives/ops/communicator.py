@@ -1,4 +1,4 @@
-"""An mpi4py communicator whose every wait can be left. Runs in every rank."""
+"""An mpi4py communicator whose every wait can be left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""allgather and gather of arrays on a GPU: their rows are told on the host. Runs in every rank."""
+"""allgather and gather of arrays on a GPU: their rows are told on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that have been posted and not waited for. Runs in every rank."""
+"""Calls that have been posted and not waited for."""
 
 from __future__ import annotations
 

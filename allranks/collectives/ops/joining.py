@@ -1,4 +1,4 @@
-"""join: ranks that have run out of data take part with zeros. Runs in every rank.
+"""join: ranks that have run out of data take part with zeros.
 
 A rank that has joined answers the others' allreduces until all have joined. It learns what they
 reduce from what they have laid out for the guard.

@@ -1,4 +1,4 @@
-"""broadcast, allgather, gather, scatter, alltoall and barrier. Runs in every rank."""
+"""broadcast, allgather, gather, scatter, alltoall and barrier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any picklable object between ranks, as bytes over a group's transport. Runs in every rank."""
+"""Any picklable object between ranks, as bytes over a group's transport."""
 
 from __future__ import annotations
 

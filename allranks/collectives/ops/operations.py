@@ -1,4 +1,4 @@
-"""The public functions that move arrays and objects without reducing them. Runs in every rank."""
+"""The public functions that move arrays and objects without reducing them."""
 
 from __future__ import annotations
 

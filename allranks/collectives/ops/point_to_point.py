@@ -1,4 +1,4 @@
-"""Sends and receives between two ranks whose wait can be left. Runs in every rank."""
+"""Sends and receives between two ranks whose wait can be left."""
 
 from __future__ import annotations
 

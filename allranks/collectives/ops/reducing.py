@@ -1,4 +1,4 @@
-"""allreduce, reduce and reducescatter, of one array or of a group. Runs in every rank."""
+"""allreduce, reduce and reducescatter, of one array or of a group."""
 
 from __future__ import annotations
 
@@ -65,10 +65,12 @@ class Plan:
         self.op, self.factors, self.dtypes, self.shapes = op, factors, dtypes, shapes
         sizes = [math.prod(shape) for shape in shapes]
         self.nbytes = sum(n * dtype.itemsize for n, dtype in zip(sizes, dtypes, strict=True))
-        self.hows = [Arithmetic(op, dtype, group.size, *factors) for dtype in dtypes]
+        self.hows: list[Arithmetic] = []
         found: dict[np.dtype[Any], list[int]] = {}
-        for index, dtype in enumerate(dtypes):
+        # Adasum's is its own, and it takes one array after the other.
+        for index, dtype in enumerate(dtypes if op is not Adasum else ()):
             found.setdefault(dtype, []).append(index)
+            self.hows.append(Arithmetic(op, dtype, group.size, *factors))
         self.batches = [
             Batch(where, [shapes[index] for index in where], self.hows[where[0]], group.size)
             for where in found.values()

@@ -1,4 +1,4 @@
-"""send and recv of arrays. Runs in every rank."""
+"""send and recv of arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call is given, as arrays of one place: host memory, or this rank's GPU. In every rank."""
+"""What a call is given, as arrays of one place: host memory, or this rank's GPU."""
 
 from __future__ import annotations
 

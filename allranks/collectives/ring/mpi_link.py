@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from allranks.collectives.calls.wait import Pause
 from allranks.collectives.ring.link import Array
 
 if TYPE_CHECKING:
@@ -25,21 +24,10 @@ Wait = Callable[[Sequence[Any]], object]
 
 
 def poll(requests: Sequence[Any]) -> None:
-    """The requests are complete; an interrupt is heard while they are not.
-
-    Spins for 50 µs, yields the core until 1 ms has passed, then sleeps 5 % of the time waited,
-    between 50 µs and 0.5 ms: nearly as fast as a blocking wait when nobody is late, 4 % of a
-    core when somebody is.
-    """
-    began = time.perf_counter()
-    pending = [request for request in requests if not request.Test()]
-    while pending:
-        waited = time.perf_counter() - began
-        if waited > 1e-3:
-            time.sleep(min(max(0.05 * waited, 50e-6), 500e-6))
-        elif waited > 50e-6:
-            os.sched_yield()
-        pending = [request for request in pending if not request.Test()]
+    """The requests are complete; an interrupt is heard while they are not."""
+    pause = Pause()
+    while not all(request.Test() for request in requests):
+        pause()
 
 
 class MpiLink:

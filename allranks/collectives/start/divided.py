@@ -1,4 +1,4 @@
-"""A world within the world: some ranks in a row are all the ranks there are. Runs in every rank.
+"""A world within the world: some ranks in a row are all the ranks there are.
 
 Inside it every function of this package, and whatever is built on them, means those ranks only:
 ``rank()``, ``size()``, ``allreduce``, process sets, ``comm()``.

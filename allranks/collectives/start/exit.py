@@ -1,4 +1,4 @@
-"""How a rank ends: the others hear of it, and nobody hangs in MPI_Finalize. Runs in every rank."""
+"""How a rank ends: the others hear of it, and nobody hangs in MPI_Finalize."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import atexit
 import os
 import sys
 import threading
-import time
 from types import TracebackType
 
 from allranks.collectives.calls import board as fields
 from allranks.collectives.calls.callsite import of_traceback
+from allranks.collectives.calls.wait import Pause
 from allranks.collectives.world import World
 
 _AFTER_FAILURE_SECONDS = 10.0
@@ -66,16 +66,15 @@ def _meet(world: World) -> bool:
     """Waits for the other ranks' end: for ever while they work, briefly after a failure."""
     assert world.mpi is not None
     request = world.mpi.pristine.Ibarrier()
-    began = time.monotonic()
+    pause = Pause()
     while not request.Test():
-        waited = time.monotonic() - began
+        waited = pause()
         if world.notebook and waited > _NOTEBOOK_SECONDS:
             return False
         if waited > _AFTER_FAILURE_SECONDS and (world.failed or _anyone_failed(world)):
             return False
         if world.listen is not None:
             world.listen()
-        time.sleep(min(0.005, max(5e-5, waited / 20)))
     return True
 
 

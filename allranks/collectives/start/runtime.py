@@ -1,4 +1,4 @@
-"""init, shutdown and what a rank asks about itself and its world. Runs in every rank."""
+"""init, shutdown and what a rank asks about itself and its world."""
 
 from __future__ import annotations
 

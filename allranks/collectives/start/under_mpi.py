@@ -1,4 +1,4 @@
-"""From a process to a rank: MPI, who is on which host, the shared memory. Runs in every rank.
+"""From a process to a rank: MPI, who is on which host, the shared memory.
 
 The only place where blocking MPI calls are made: every rank of a job starts, or none does.
 """
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from allranks import launched
 from allranks.collectives.calls.board import Board
 from allranks.collectives.calls.interrupts import ear
 from allranks.collectives.calls.whereabouts import Watcher
@@ -23,8 +24,6 @@ from allranks.errors import MissingDependency, UsageError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-"""Where launchers say how many processes they have started, the nearest to a process first."""
 _PER_HOST = "ALLRANKS_RANKS_PER_HOST"
 """For tests: pretend that each host has so many ranks."""
 
@@ -109,13 +108,13 @@ def check_launched(size: int, library: str) -> None:
     Raises:
         UsageError: it has found none of them.
     """
-    said = next((name for name in _SIZES if os.environ.get(name, "").isdecimal()), "")
-    if size > 1 or not said or int(os.environ[said]) <= 1:
+    started, said = launched.size(os.environ)
+    if size > 1 or started <= 1:
         return
     beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
     program = beside if os.path.exists(beside) else "the mpiexec of that MPI"
     raise UsageError(
-        f"expected {os.environ[said]} ranks, as the launcher says ({said}), found 1: it does not "
+        f"expected {started} ranks, as the launcher says ({said}), found 1: it does not "
         f"belong to the MPI of this Python, {library.splitlines()[0].split(',')[0]}. Start the "
         f"ranks with {program}, or under Slurm with: srun --mpi=pmix"
     )

@@ -1,1 +1,1 @@
-"""What the calls cost: sums and the timeline. Runs in every rank."""
+"""What the calls cost: sums and the timeline."""

@@ -1,4 +1,4 @@
-"""The calls of all ranks as a Chrome trace, which Perfetto opens. Runs in every rank.
+"""The calls of all ranks as a Chrome trace, which Perfetto opens.
 
 Source: "Trace Event Format", Google, events of phase X and M.
 """

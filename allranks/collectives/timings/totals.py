@@ -1,4 +1,4 @@
-"""Sums of a rank's calls by op, name and size, made beside the calls. Runs in every rank."""
+"""Sums of a rank's calls by op, name and size, made beside the calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank: its groups, process sets, scopes, and what is under way. Runs in every rank."""
+"""One rank: its groups, process sets, scopes, and what is under way."""
 
 from allranks.collectives.world.world import World, current, exists, set_process, set_thread
 

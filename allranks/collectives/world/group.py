@@ -1,7 +1,4 @@
-"""The ranks of one process set, seen from one of them: their order of calls, their transports.
-
-Runs in every rank.
-"""
+"""The ranks of one process set, seen from one of them: their order of calls, their transports."""
 
 from __future__ import annotations
 

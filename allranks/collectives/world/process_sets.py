@@ -1,4 +1,4 @@
-"""Groups of ranks that communicate among themselves. Runs in every rank."""
+"""Groups of ranks that communicate among themselves."""
 
 from __future__ import annotations
 

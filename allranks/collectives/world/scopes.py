@@ -1,4 +1,4 @@
-"""The scope as an engine sees it: enter before a cell, leave after it. Runs in every rank."""
+"""The scope as an engine sees it: enter before a cell, leave after it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One rank's world: who there is, what is under way, and how a call is driven to its end.
 
-Runs in every rank. There is one world a process, behind ``init()``; the loopback has one a thread.
+There is one world a process, behind ``init()``; the loopback has one a thread.
 """
 
 from __future__ import annotations
@@ -215,6 +215,8 @@ class World(Standing):
     def finish(self, call: Call, *, posted: bool = False) -> None:
         """Notes the end of a call; ``posted`` says that others may have been under way with it."""
         call.ended = perf_counter()
+        if posted:
+            self.presence.end(call)
         if call.held is not None:
             call.held = None
         if call.ordered:
