@@ -121,7 +121,7 @@ def parts_of_protocols() -> list[tuple[str, Any, ast.FunctionDef]]:
         "Event": cupy.cuda.Event,
         "Stream": cupy.cuda.Stream,
         "Communicator": nccl.NcclCommunicator,
-        "Nccl": nccl,
+        "NcclModule": nccl,
         "Runtime": runtime,
         "Cuda": cupy.cuda,
         "Cupy": cupy,

@@ -58,7 +58,7 @@ class Board:
         self.words[self._mine + word] = value
 
     def ask(self, rank: int, ticket: int) -> None:
-        """Asks a rank's watcher for the line where it is."""
+        """Asks a rank for the line where it is."""
         self.words[self._word[rank] + ASKED] = ticket
 
     def text(self, rank: int, kind: int) -> str:

@@ -16,11 +16,11 @@ from allranks.collectives.calls.callsite import of_frame
 _PERIOD_SECONDS = 0.25
 
 
-class Watcher(threading.Thread):
+class Whereabouts(threading.Thread):
     """Writes the line of the rank's main thread whenever another rank asks."""
 
     def __init__(self, board: Board, rank: int, thread: int) -> None:
-        super().__init__(name="allranks-watcher", daemon=True)
+        super().__init__(name="allranks-whereabouts", daemon=True)
         self.board, self.rank, self.thread = board, rank, thread
         self._stopped = threading.Event()
 

@@ -75,8 +75,8 @@ def shutdown() -> None:
     if world.exists() and not world.current().notebook:
         this = world.current()
         this.depart("it called shutdown()", False, "")
-        if this.watcher is not None:
-            this.watcher.stop()
+        if this.whereabouts is not None:
+            this.whereabouts.stop()
         world.set_process(None)
 
 

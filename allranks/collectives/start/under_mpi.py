@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from allranks import launched
 from allranks.collectives.calls.board import Board
 from allranks.collectives.calls.interrupts import ear
-from allranks.collectives.calls.whereabouts import Watcher
+from allranks.collectives.calls.whereabouts import Whereabouts
 from allranks.collectives.host import memory
 from allranks.collectives.host.channel import Channel
 from allranks.collectives.host.window import Window
@@ -89,8 +89,8 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
         world.offset_seconds = clock_offset(base, node, firsts)
     ear.open()
     if world.board is not None:
-        world.watcher = Watcher(world.board, rank, world.main_thread)
-        world.watcher.start()
+        world.whereabouts = Whereabouts(world.board, rank, world.main_thread)
+        world.whereabouts.start()
     node.Free()
     return world
 

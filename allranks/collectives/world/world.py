@@ -17,7 +17,7 @@ from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps, drive
 from allranks.collectives.calls.watch import Watch
-from allranks.collectives.calls.whereabouts import Watcher
+from allranks.collectives.calls.whereabouts import Whereabouts
 from allranks.collectives.gpu.device import Device
 from allranks.collectives.host.agreement import MemoryAgreement
 from allranks.collectives.host.channel import Channel
@@ -70,7 +70,7 @@ class World(Standing):
         self.journal = Journal(self)
         self.presence = Presence()
         self.watch = Watch(self)
-        self.watcher: Watcher | None = None
+        self.whereabouts: Whereabouts | None = None
         self.notebook = False
         """True once an engine has entered a cell: then the scope is not the process."""
 
