@@ -130,7 +130,7 @@ class Arithmetic:
     def staged(self, values: NDArray[Any], out: NDArray[Any]) -> None:
         """Writes this rank's values where the others read them: prescaled, but half precision."""
         if self.copies:
-            out[...] = values
+            np.copyto(out, values)
         else:
             scale(values, self.prescale, 1, out)
 

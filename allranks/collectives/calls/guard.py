@@ -77,17 +77,18 @@ def describe_group(
 class Packed:
     """A spec as it is laid out: a 64-bit fingerprint, the same in every process, and its text."""
 
-    __slots__ = ("_last", "fingerprint", "text")
+    __slots__ = ("fingerprint", "last", "text")
 
     def __init__(self, fingerprint: int, text: bytes) -> None:
         self.fingerprint, self.text = fingerprint, text
-        self._last: tuple[Site | None, bytes] = None, b""
+        self.last: tuple[Site | None, bytes] = None, b""
+        """The line that was asked for last, and the text with it."""
 
     def text_at(self, site: Site) -> bytes:
-        """The text together with a line of source; of the line that was asked for last at once."""
-        last = self._last
+        """The text together with a line of source."""
+        last = self.last
         if last[0] is not site:
-            last = self._last = site, pack_text(self.text, site)
+            last = self.last = site, pack_text(self.text, site)
         return last[1]
 
 

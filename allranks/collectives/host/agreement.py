@@ -30,9 +30,12 @@ class MemoryAgreement:
         own, packed = self.own, call.packed
         sequence = call.sequence = self.sequence = self.sequence + 1
         call.epoch, call.posted = own.epoch, True
-        text = packed.text_at(call.site) if own.checks else b""
-        self.channel.post(sequence, packed.fingerprint, call.started, offer, text)
-        if self.channel.arrive(call):
+        site, text = packed.last
+        if site is not call.site:
+            text = packed.text_at(call.site)
+        channel = self.channel
+        channel.post(sequence, packed.fingerprint, call.started, offer, text if own.checks else b"")
+        if channel.arrive(call):
             self.compare(call)
             return True
         return False

@@ -33,8 +33,8 @@ from allranks.collectives.host.windowed import (
 )
 
 Array = NDArray[Any]
-Straight = tuple[Array, Callable[..., Array]]
-"""This rank's block of one turn, and what makes the result once all have filled theirs."""
+Straight = tuple[int, Array, Callable[..., Array]]
+"""Bytes, this rank's block of one turn, and what makes the result once all have filled theirs."""
 _KEPT = 1024
 """Kinds of calls whose views of the shared memory are kept: making them takes longer than using."""
 _SLICE_FROM = 4
@@ -77,9 +77,9 @@ class Shared:
         if source.nbytes <= self._straight_bytes:
             turn = channel.turn ^ 1
             known = self._straight[turn].get(how)
-            if known is None or known[0].shape != source.shape:
+            if known is None or known[0] != source.nbytes:
                 known = self._begin_straight(source, how, turn)
-            block, rest = known
+            _, block, rest = known
             if how.copies:
                 block[...] = source
             else:
@@ -118,7 +118,7 @@ class Shared:
 
         if len(self._straight[turn]) >= _KEPT:
             self._straight[turn].clear()
-        known = self._straight[turn][how] = parts[self.members.me], rest
+        known = self._straight[turn][how] = source.nbytes, parts[self.members.me], rest
         return known
 
     def in_windows(

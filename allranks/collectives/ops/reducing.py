@@ -71,8 +71,10 @@ class Plan:
         for index, dtype in enumerate(dtypes if op is not Adasum else ()):
             found.setdefault(dtype, []).append(index)
             self.hows.append(Arithmetic(op, dtype, group.size, *factors))
+        # On a GPU nothing is taken over that has to be aligned.
+        line = 1 if taken is not None and taken.device else _LINE
         self.batches = [
-            Batch(where, [shapes[index] for index in where], self.hows[where[0]], group.size)
+            Batch(where, [shapes[index] for index in where], self.hows[where[0]], group.size, line)
             for where in found.values()
         ]
         """The arrays of each dtype, which move as one."""
@@ -97,10 +99,15 @@ class Batch:
     """Arrays of one dtype, laid out one after the other."""
 
     def __init__(
-        self, where: list[int], shapes: list[tuple[int, ...]], how: Arithmetic, ranks: int
+        self,
+        where: list[int],
+        shapes: list[tuple[int, ...]],
+        how: Arithmetic,
+        ranks: int,
+        line: int,
     ) -> None:
         self.where, self.shapes, self.dtype = where, shapes, how.dtype
-        step = max(1, _LINE // how.dtype.itemsize) if len(where) > 1 else 1
+        step = max(1, line // how.dtype.itemsize) if len(where) > 1 else 1
         self.spans: list[tuple[int, int]] = []
         self.size = 0
         for shape in shapes:
