@@ -105,7 +105,8 @@ class Shared:
         """What fits in one block takes a single arrival, at which all have agreed."""
         channel = self.channel
         parts = self._blocks(source.dtype, source.shape, turn)
-        pair = how.ufunc if how.bare and len(parts) == 2 else None
+        # Of arrays without dimensions numpy makes numbers.
+        pair = how.ufunc if how.bare and len(parts) == 2 and source.ndim else None
 
         def rest(out: Array | None = None) -> Array:
             channel.turn = turn
