@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from allranks.records.wire import Report
+    from allranks.records.report import Report
 
 
 class AllranksError(Exception):
@@ -74,7 +74,7 @@ class CellFailed(AllranksError):
     """A cell raised on at least one rank.
 
     Attributes:
-        reports: one :class:`allranks.records.wire.Report` for each rank that did not finish.
+        reports: one :class:`allranks.records.report.Report` for each rank that did not finish.
         text: the whole report as a person reads it, with colour codes.
     """
 

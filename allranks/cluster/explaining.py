@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from allranks.errors import UsageError
 from allranks.records.explained import Explained
 from allranks.records.wire import Output
-
-if TYPE_CHECKING:
-    from allranks.cluster.cluster import Cluster
 
 _EXPLAIN_SECONDS = 30.0
 
@@ -34,7 +31,22 @@ class OnRank:
         return pkgutil.resolve_name(self._where)(*args, **kwargs)
 
 
-explain_here = OnRank("allranks.collectives.algorithms.explaining", "explain_here")
+explain_here = OnRank("allranks.collectives.ring.explaining", "explain_here")
+
+
+class Ranks(Protocol):
+    """What is asked of a cluster here."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether its ranks run a cell."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks it has."""
+
+    def run(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> list[Any]:
+        """What a function returns on each rank."""
 
 
 class Aside:
@@ -69,7 +81,7 @@ class Aside:
 
 
 def explain(
-    cluster: Cluster,
+    cluster: Ranks,
     algorithm: str,
     values: Sequence[Sequence[float]],
     keep: Callable[[Output], object],

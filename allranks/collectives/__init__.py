@@ -3,12 +3,19 @@
 Importing this imports numpy and nothing heavier; MPI starts with `init`.
 """
 
-from allranks.collectives.cells import scope
-from allranks.collectives.compression import Compression
-from allranks.collectives.handles import Handle, poll, synchronize
-from allranks.collectives.joining import join
-from allranks.collectives.messaging import recv, send
-from allranks.collectives.operations import (
+from allranks.collectives.arrays.compression import Compression
+from allranks.collectives.arrays.reductions import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    ReduceOp,
+    Sum,
+)
+from allranks.collectives.ops.handles import Handle, poll, synchronize
+from allranks.collectives.ops.joining import join
+from allranks.collectives.ops.operations import (
     allgather,
     allgather_async,
     allgather_object,
@@ -25,13 +32,7 @@ from allranks.collectives.operations import (
     scatter,
     scatter_async,
 )
-from allranks.collectives.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from allranks.collectives.reducing import (
+from allranks.collectives.ops.reducing import (
     allreduce,
     allreduce_async,
     grouped_allreduce,
@@ -43,16 +44,8 @@ from allranks.collectives.reducing import (
     reducescatter,
     reducescatter_async,
 )
-from allranks.collectives.reductions import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    ReduceOp,
-    Sum,
-)
-from allranks.collectives.runtime import (
+from allranks.collectives.ops.sending import recv, send
+from allranks.collectives.start.runtime import (
     activity,
     comm,
     cross_rank,
@@ -73,7 +66,14 @@ from allranks.collectives.runtime import (
     shutdown,
     size,
 )
-from allranks.collectives.tracing import timeline
+from allranks.collectives.timings.timeline import timeline
+from allranks.collectives.world.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from allranks.collectives.world.scopes import scope
 
 __all__ = [
     "Adasum",

@@ -19,7 +19,10 @@ from allranks.errors import UsageError
 
 _FAILED = 1
 #: What a rank does in a world that others can see.
-_SEEN_BY_OTHERS = ("run", "join", "submit", "progress", "spoil", "enter", "leave", "depart")
+_SEEN_BY_OTHERS = (
+    *("run", "join", "submit", "poll", "progress"),
+    *("spoil", "enter", "leave", "depart", "give_up"),
+)
 
 _rank_pid = getpid()
 
@@ -60,7 +63,6 @@ def _take_no_part(this: World) -> None:
             " has forked it. Return the value to the rank, and make the call there."
         )
 
-    this.dirty = True  # the short way of small calls asks this first
     for name in _SEEN_BY_OTHERS:
         setattr(this, name, refuse)
 

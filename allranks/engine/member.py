@@ -13,9 +13,9 @@ import numpy as np
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks import collectives
-from allranks.collectives import divided
-from allranks.collectives.memory import Segment
-from allranks.collectives.world import World
+from allranks.collectives.host.memory import Segment
+from allranks.collectives.start import divided
+from allranks.collectives.world.world import World
 from allranks.engine import namespace
 from allranks.engine.cell import CellRunner
 from allranks.engine.report import text_of

@@ -26,6 +26,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from allranks import launched
 from allranks.engine import doors, filters, processes
 from allranks.records.config import NurseryConfig
 
@@ -175,7 +176,7 @@ class Nursery:
 
     def _admit(self) -> None:
         """A stub is at the door: fork the rank that takes its place."""
-        from allranks.engine.rank import Rank, launched_rank, log_path
+        from allranks.engine.rank import Rank, log_path
 
         place, _ = self.door.accept()
         head, received, _, _ = socket.recv_fds(place, 8, 8)
@@ -195,7 +196,7 @@ class Nursery:
         environment["TMPDIR"] = os.environ.get("TMPDIR", "")
         if not environment["TMPDIR"]:
             del environment["TMPDIR"]
-        number = launched_rank(environment)
+        number = launched.rank(environment)
 
         def live() -> None:
             # While MPI starts its ranks look all the time whether the others are there: more of

@@ -11,25 +11,6 @@ from collections.abc import Mapping, MutableMapping, Sequence
 HIDDEN = "-1"
 #: A context, and what libraries load, takes memory beside what is limited here.
 _SHARED_PERCENT = 90
-_LOCAL = (
-    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ("SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
-)
-
-
-def local_place(environment: Mapping[str, str], rank: int, size: int) -> tuple[int, int]:
-    """Returns a process's number among those of its host, and how many these are.
-
-    As the launcher says, where there are several hosts. On a single one it is the rank: Open MPI
-    counts local ranks in another order where there are more of them than cores.
-    """
-    for local, count in _LOCAL:
-        if environment.get(local, "").isdecimal() and environment.get(count, "").isdecimal():
-            if int(environment[count]) < size:
-                return int(environment[local]), int(environment[count])
-            break
-    return rank, size
 
 
 def sharers(devices: Sequence[str], local: int, local_size: int) -> tuple[int, ...]:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from allranks import collectives
-from allranks.collectives.totals import Totals
+from allranks import collectives, launched
+from allranks.collectives.timings.totals import Totals
 from allranks.engine import filters, forks, metrics, namespace, pinning, processes
 from allranks.engine.cell import CellRunner, ignore_interrupt
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
@@ -52,14 +52,6 @@ _LIVES_ON = "the rank lives on with its variables."
 
 QUIET = "3"
 """TensorFlow looks for CUDA where there is none, and says so at length: only fatal errors show."""
-
-
-def launched_rank(environment: dict[str, str]) -> int:
-    """Returns the rank that a launcher gave a process, from its environment."""
-    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
-        if environment.get(name, "").isdecimal():
-            return int(environment[name])
-    return 0
 
 
 class Rank:
@@ -264,7 +256,7 @@ def _pin(config: NurseryConfig, rank: int) -> str:
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     if not config.devices:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
-    local, local_size = pinning.local_place(os.environ, rank, config.size)
+    local, local_size = launched.local_place(os.environ, rank, config.size)
     device, settings = pinning.pinning(config.devices, local, local_size)
     pinning.apply(os.environ, settings)
     return device

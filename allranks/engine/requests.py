@@ -14,7 +14,7 @@ import psutil
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks import collectives
-from allranks.collectives import frames
+from allranks.collectives.calls import frames
 from allranks.engine import namespace
 from allranks.engine.ipengine import CELL_FILE
 from allranks.engine.report import PACKAGE, text_of

@@ -8,7 +8,7 @@ from time import monotonic
 import psutil
 
 from allranks import collectives
-from allranks.collectives.totals import Totals
+from allranks.collectives.timings.totals import Totals
 from allranks.engine.gpu import Gpu
 from allranks.engine.metrics import Metrics
 from allranks.engine.requests import current_line

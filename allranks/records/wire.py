@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.errors import WireError
+from allranks.records.report import Report as Report
 from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
 
 Bundle = dict[str, Any]
@@ -118,21 +119,6 @@ class Output:
     hidden_nbytes: int
     log_nbytes: int
     err_spans: tuple[list[int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Why a cell ended early on one rank, as a person reads it."""
-
-    rank: int
-    host: str
-    device: str
-    etype: str
-    message: str
-    traceback: tuple[str, ...]
-    line: int | None
-    source_line: str
-    waiting: bool
 
 
 @dataclass(frozen=True, slots=True)

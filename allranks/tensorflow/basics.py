@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from allranks import collectives
 from allranks.errors import UsageError
-from allranks.tensorflow import fused, turns
+from allranks.tensorflow import turns
 from allranks.tensorflow.crossing import cross
 
 _timeline: list[str] = []
@@ -31,7 +31,6 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
 
 def shutdown() -> None:
     """Collectives are over for this rank; the others hear that it has left."""
-    fused.forget()
     turns.forget()
     collectives.shutdown()
 

@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from allranks import errors
-from allranks.collectives.interrupts import ear
+from allranks.collectives.calls.interrupts import ear
 
 _KEPT = 16
 _MARK = re.compile(r"\[allranks failure (\d+)\]")

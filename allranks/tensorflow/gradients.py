@@ -8,9 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from allranks import collectives
 from allranks.collectives import Average, ProcessSet, ReduceOp, global_process_set
 from allranks.errors import UsageError
-from allranks.tensorflow import fused, sparse
+from allranks.tensorflow import sparse
 from allranks.tensorflow.compression import Compression
 from allranks.tensorflow.crossing import Array, cross, like
 from allranks.tensorflow.places import ANYWHERE, HOST
@@ -138,11 +139,13 @@ class Reduction:
         return outs
 
     def _reduced(self, dense: Sequence[Array], labels: Sequence[str]) -> list[Any]:
-        return fused.allreduce(
+        if not dense:
+            return []
+        return collectives.grouped_allreduce(
             dense,
             self.op,
-            self.process_set,
-            tuple(labels),
+            process_set=self.process_set,
+            labels=tuple(labels),
             prescale_factor=1.0 / self.predivide,
             postscale_factor=self.predivide,
             name=self.name,

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 
 from allranks import collectives
 from allranks.collectives import ProcessSet
-from allranks.collectives.interrupts import ear
-from allranks.collectives.world import World, current
+from allranks.collectives.calls.interrupts import ear
+from allranks.collectives.world.world import World, current
 from allranks.errors import CollectiveMismatch
 
 _LOOK_SECONDS = 0.05

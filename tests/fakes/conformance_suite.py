@@ -25,10 +25,10 @@ from cupy.cuda import nccl, runtime
 
 import allranks.collectives as c
 from allranks.cluster import devices
-from allranks.collectives.gpu import api, device, kinds
-from allranks.collectives.reductions import Arithmetic, ReduceOp, check, is_half
-from allranks.collectives.transports import loopback, nccl_link, nccl_types
-from allranks.collectives.transports.nccl import cut
+from allranks.collectives.arrays.reductions import Arithmetic, ReduceOp, check, is_half
+from allranks.collectives.gpu import api, device, kinds, nccl_comm, nccl_types
+from allranks.collectives.gpu.nccl import cut
+from allranks.collectives.transports import loopback
 from allranks.engine import gpu_memory
 from allranks.engine.gpu import is_out_of_memory
 from allranks.errors import MissingDependency
@@ -121,7 +121,7 @@ def parts_of_protocols() -> list[tuple[str, Any, ast.FunctionDef]]:
         "Event": cupy.cuda.Event,
         "Stream": cupy.cuda.Stream,
         "Communicator": nccl.NcclCommunicator,
-        "Nccl": nccl,
+        "NcclModule": nccl,
         "Runtime": runtime,
         "Cuda": cupy.cuda,
         "Cupy": cupy,
@@ -235,11 +235,11 @@ def test_errors_of_the_driver_are_named_as_the_fakes():
 def test_a_communicators_id_goes_from_one_rank_to_another():
     """As bytes, of which the other rank makes a communicator: on a GPU, which is missing here."""
     unique = nccl.get_unique_id()
-    assert len(unique) == nccl_link._ID_NBYTES
+    assert len(unique) == nccl_comm._ID_NBYTES
     crossed = np.frombuffer(unique, np.uint8).tobytes()
     with pytest.raises(nccl.NcclError, match="CUDA"):
         nccl.NcclCommunicator(1, crossed, 0)
-    assert isinstance(nccl_link.last_error(), str)
+    assert isinstance(nccl_comm.last_error(), str)
 
 
 def test_a_call_that_is_in_progress_is_no_error_to_cupy():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import allranks.collectives as c
+from allranks.collectives import world as worlds
 from allranks.collectives.transports import loopback
 from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, UsageError
 
@@ -98,7 +99,7 @@ def test_a_notice_names_the_late_rank_once():
 
     def one_sleeps() -> None:
         c.on_notice(told.append)
-        c.runtime.world.current().late_seconds = 0.2
+        worlds.current().late_seconds = 0.2
         if c.rank() == 1:
             time.sleep(0.35)
         c.barrier()
@@ -112,7 +113,7 @@ def test_what_a_rank_waits_for_can_be_asked_from_outside():
     seen: list[str] = []
 
     def one_sleeps() -> None:
-        world = c.runtime.world.current()
+        world = worlds.current()
         if c.rank() == 0:
             timer = threading.Timer(0.2, lambda: seen.append(world.doing))
             timer.start()

@@ -10,17 +10,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from allranks.collectives import memory
-from allranks.collectives import window as window_room
-from allranks.collectives.adasum import adasum
-from allranks.collectives.board import REASON, Board
-from allranks.collectives.callsite import Site, here
-from allranks.collectives.guard import Spec, pack, pack_text, unpack_text
-from allranks.collectives.memory import Segment
-from allranks.collectives.peers import Peers, Scope, State
-from allranks.collectives.tracing import trace
-from allranks.collectives.watch import Watch
-from allranks.collectives.window import Window
+from allranks.collectives.arrays.adasum import adasum
+from allranks.collectives.calls.board import REASON, Board
+from allranks.collectives.calls.callsite import Site, here
+from allranks.collectives.calls.guard import Spec, pack, pack_text, unpack_text
+from allranks.collectives.calls.peers import Peers, Scope, State
+from allranks.collectives.calls.watch import Watch
+from allranks.collectives.host import memory
+from allranks.collectives.host import window as window_room
+from allranks.collectives.host.memory import Segment
+from allranks.collectives.host.window import Window
+from allranks.collectives.timings.timeline import trace
 from allranks.errors import CollectiveMismatch
 from allranks.records.collective import CallRecord
 
@@ -63,8 +63,8 @@ def test_a_trace_has_a_row_a_rank_and_two_slices_a_call():
 
 def test_a_fingerprint_is_the_same_in_every_process():
     told = (
-        "from allranks.collectives.guard import Spec, pack;"
-        "print(pack(Spec('allreduce', 'Sum', 'float32', (3,)))[0])"
+        "from allranks.collectives.calls.guard import Spec, pack;"
+        "print(pack(Spec('allreduce', 'Sum', 'float32', (3,))).fingerprint)"
     )
     other = subprocess.run(
         [sys.executable, "-c", told],
@@ -73,12 +73,12 @@ def test_a_fingerprint_is_the_same_in_every_process():
         capture_output=True,
         text=True,
     )
-    assert pack(Spec("allreduce", "Sum", "float32", (3,)))[0] == int(other.stdout)
+    assert pack(Spec("allreduce", "Sum", "float32", (3,))).fingerprint == int(other.stdout)
 
 
 def test_what_was_laid_out_is_read_back():
     spec, site = Spec("broadcast", "", "int8", ((2, None), (3,)), 1), Site("a.py", 7)
-    assert unpack_text(pack_text(pack(spec)[1], site) + b"rest of an older text") == (spec, site)
+    assert unpack_text(pack_text(pack(spec).text, site) + b"rest of an older text") == (spec, site)
 
 
 def test_the_callers_line_is_found():

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from allranks.cluster.options import ClusterOptions
-from allranks.collectives.memory import Segment
+from allranks.collectives.host.memory import Segment
 from allranks.engine.member import numbers_of, summary_of
 from allranks.ensemble import early, options, predict
 from allranks.ensemble.arrays import Arena, Shared

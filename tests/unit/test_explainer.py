@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from allranks.cluster.explaining import explain_here
-from allranks.collectives.algorithms import explaining
-from allranks.collectives.ring import ALGORITHMS, explain
+from allranks.collectives.ring import ALGORITHMS, explain, explaining
 from allranks.errors import UsageError
 from allranks.records.explained import Explained
 from allranks.records.predictions import Prediction

@@ -5,7 +5,7 @@ import sys
 import textwrap
 import threading
 
-from allranks.collectives import frames
+from allranks.collectives.calls import frames
 
 # Frees a threading.local in a garbage collection that begins at each point in turn.
 COLLECTED = """
@@ -13,7 +13,7 @@ COLLECTED = """
     import gc
     import threading
 
-    from allranks.collectives import frames
+    from allranks.collectives.calls import frames
 
     class Cycle:
         pass

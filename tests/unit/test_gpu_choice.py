@@ -12,11 +12,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from allranks.collectives.gpu import api, place, seats
+from allranks.collectives.arrays.reductions import ReduceOp
+from allranks.collectives.gpu import api, seats, wanted
 from allranks.collectives.gpu.device import uuid_text
+from allranks.collectives.gpu.nccl_types import wire
 from allranks.collectives.gpu.seats import Seat
-from allranks.collectives.reductions import ReduceOp
-from allranks.collectives.transports.nccl_types import wire
 from allranks.errors import MissingDependency, UsageError
 
 FAKE = str(Path(__file__).resolve().parents[1] / "fakes" / "gpu")
@@ -64,12 +64,12 @@ def test_a_uuid_reads_as_the_drivers():
 
 @pytest.mark.parametrize("device", ["/cpu:0", "/CPU:0", "cpu", "/device:CPU:0", "CPU:1"])
 def test_a_device_is_read_as_tensorflow_writes_it(device):
-    assert place.way("allreduce", None, device) == place.Way("cpu", "")
+    assert wanted.read("allreduce", None, device) == wanted.Wanted("cpu", "")
 
 
 def test_a_transport_between_hosts_takes_arrays_through_the_host():
-    assert place.way("allreduce", "mpi", "") == place.Way("cpu", "mpi")
-    assert place.way("allreduce", "staged", "/gpu:0") == place.Way("gpu", "staged")
+    assert wanted.read("allreduce", "mpi", "") == wanted.Wanted("cpu", "mpi")
+    assert wanted.read("allreduce", "staged", "/gpu:0") == wanted.Wanted("gpu", "staged")
 
 
 def test_every_dtype_has_its_way_over_the_wire():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks import launched
 from allranks.engine import pinning
 from allranks.engine.gpu import Gpu, GpuUse, is_out_of_memory
 from allranks.engine.gpu_memory import release
@@ -62,13 +63,13 @@ def test_ranks_without_gpus_see_none_where_none_are_wanted():
 
 def test_the_launcher_says_which_rank_of_its_host_a_process_is():
     of_two_hosts = {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
-    assert pinning.local_place(of_two_hosts, 5, 8) == (1, 4)
+    assert launched.local_place(of_two_hosts, 5, 8) == (1, 4)
 
 
 def test_on_a_single_host_the_rank_counts():
     oversubscribed = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
-    assert pinning.local_place(oversubscribed, 2, 3) == (2, 3)
-    assert pinning.local_place({}, 5, 8) == (5, 8)
+    assert launched.local_place(oversubscribed, 2, 3) == (2, 3)
+    assert launched.local_place({}, 5, 8) == (5, 8)
 
 
 def test_a_gpus_use_is_what_the_driver_tells(nvml):

@@ -13,18 +13,19 @@ import numpy as np
 import pytest
 
 import allranks.collectives as c
-from allranks.collectives import board as fields
-from allranks.collectives import memory
-from allranks.collectives import window as window_room
 from allranks.collectives import world as worlds
-from allranks.collectives.board import Board
-from allranks.collectives.channel import NOWHERE, Channel
-from allranks.collectives.group import Group
+from allranks.collectives.calls import board as fields
+from allranks.collectives.calls.board import Board
+from allranks.collectives.calls.offer import NOTHING
+from allranks.collectives.calls.watch import Watch
+from allranks.collectives.gpu.nccl import _at_once
+from allranks.collectives.host import memory
+from allranks.collectives.host import window as window_room
+from allranks.collectives.host.agreement import MemoryAgreement
+from allranks.collectives.host.channel import Channel
+from allranks.collectives.host.window import Window
 from allranks.collectives.transports import loopback
-from allranks.collectives.transports.nccl import _at_once
-from allranks.collectives.watch import Watch
-from allranks.collectives.window import Window
-from allranks.collectives.world import World
+from allranks.collectives.world.world import World
 from allranks.errors import RankLeft
 from allranks.records.deferred import deferred
 
@@ -77,13 +78,13 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_that_is_left_before_it_counts_changes_no_later_result(call, monkeypatch):
-    lay_out, left = Group.lay_out, []
+    come, left = MemoryAgreement.come, []
 
-    def interrupted(group, *arguments, **options):
-        if group.world.rank == 0 and not left:
+    def interrupted(agreement, *arguments, **options):
+        if agreement.members.rank == 0 and not left:
             left.append(call)
             raise KeyboardInterrupt
-        return lay_out(group, *arguments, **options)
+        return come(agreement, *arguments, **options)
 
     def body():
         if c.rank() == 0:
@@ -92,7 +93,7 @@ def test_a_call_that_is_left_before_it_counts_changes_no_later_result(call, monk
         assert not c.dirty()
         return [float(c.allreduce(np.array([10.0 * i + c.rank()]), c.Sum)[0]) for i in range(4)]
 
-    monkeypatch.setattr(Group, "lay_out", interrupted)
+    monkeypatch.setattr(MemoryAgreement, "come", interrupted)
     assert loopback.run(2, body) == 2 * [[1.0, 21.0, 41.0, 61.0]]
     assert left == [call]
 
@@ -111,16 +112,16 @@ def test_a_posted_call_that_is_not_yet_counted_ends_the_epoch_with_its_cell(alon
     assert c.dirty()
 
 
-@pytest.mark.parametrize("where", [(Channel, "sync"), (World, "finish")])
+@pytest.mark.parametrize("where", [(Channel, "arrive"), (World, "finish")])
 def test_a_posted_call_that_is_left_halfway_is_not_taken_for_done(where, monkeypatch):
     room, name = where
     real, left = getattr(room, name), []
 
-    def interrupted(self, call):
-        if call.group.world.rank == 0 and not left:
+    def interrupted(self, call, **options):
+        if call.members.rank == 0 and not left:
             left.append(call)
             raise KeyboardInterrupt
-        return real(self, call)
+        return real(self, call, **options)
 
     def body():
         if c.rank() == 0:
@@ -129,7 +130,7 @@ def test_a_posted_call_that_is_left_halfway_is_not_taken_for_done(where, monkeyp
             assert c.dirty()
         else:
             handle = c.allreduce_async(np.ones(3), c.Sum)
-            if name == "sync":
+            if name == "arrive":
                 with pytest.raises(RankLeft):
                     handle.synchronize()
         with pytest.raises(RankLeft):
@@ -231,7 +232,7 @@ def test_the_window_loses_no_memory_wherever_the_interrupt_comes(monkeypatch):
 def test_what_a_rank_said_last_is_written_again_where_that_was_interrupted():
     segment = memory.Segment(Channel.nbytes(1))
     text, step = b"what this rank brings", 1
-    brought = 1, 7, 0.0, 0, NOWHERE, text
+    brought = 1, 7, 0.0, NOTHING, text
     while True:
         channel = Channel(segment.memory, 1, 0)
         segment.memory[:] = bytes(len(segment.memory))

@@ -1,5 +1,7 @@
 """The notebook's kernel stays light: no MPI, no GPU library, no TensorFlow."""
 
+import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +54,29 @@ def test_every_folder_with_code_is_a_package():
     folders = {path.parent for path in (REPOSITORY / "allranks").rglob("*.py")}
     unseen = [folder for folder in folders if not (folder / "__init__.py").exists()]
     assert unseen == [], "the import contract does not look into these: add an __init__.py"
+
+
+def imports_of(path: Path, files: dict[str, Path]) -> set[str]:
+    """The package's files that a file imports, those for types only and within functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & files.keys() or {node.module}
+    return found & files.keys()
+
+
+def test_no_two_files_import_each_other_in_a_circle():
+    files = {
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (REPOSITORY / "allranks").rglob("*.py")
+    }
+    graph = {name: imports_of(path, files) - {name} for name, path in files.items()}
+    assert sum(map(len, graph.values())) > len(files)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        circle = " -> ".join(reversed(error.args[1]))
+        pytest.fail(f"{circle}: the lower of the two says what it needs as a protocol")

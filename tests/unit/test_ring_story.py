@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.collectives.algorithms.story import find
 from allranks.collectives.ring import ALGORITHMS, LoopbackLinks, Recorder, Run, collect, explain
+from allranks.collectives.ring.story import find
 from allranks.errors import CollectiveError
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.collectives.recorder import Recorder
-from allranks.collectives.totals import KINDS, Totals
+from allranks.collectives.calls.journal import Journal
+from allranks.collectives.timings.totals import KINDS, Totals
 from allranks.records.collective import CallRecord
 from allranks.records.telemetry import CallTotals
 
@@ -19,11 +19,11 @@ def call(name: str, arrived: float, last: float, ended: float, last_rank: int = 
 @pytest.fixture
 def counted():
     """A recorder that notes whole records, and what counts them."""
-    recorder = Recorder()
-    totals = Totals(recorder)
+    journal = Journal()
+    totals = Totals(journal)
 
     def note(*calls: CallRecord) -> list[CallTotals]:
-        recorder.fresh.extend(calls)
+        journal.fresh.extend(calls)
         return totals.changed()
 
     note.begin = totals.begin

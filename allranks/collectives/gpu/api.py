@@ -1,4 +1,4 @@
-"""What is used of cupy and of NCCL, and the sentences where they are missing. Runs in every rank.
+"""What is used of cupy and of NCCL, and the sentences where they are missing.
 
 The protocols say which names, no more: a fake that has them stands in for the real ones in tests.
 
@@ -76,7 +76,7 @@ class Communicator(Protocol):
         """Ends what is under way and frees the communicator; nobody else has to be there."""
 
 
-class Nccl(Protocol):
+class NcclModule(Protocol):
     """``cupy.cuda.nccl``."""
 
     available: bool
@@ -214,7 +214,7 @@ def load() -> Cupy:
     )
 
 
-def load_nccl() -> Nccl:
+def load_nccl() -> NcclModule:
     """The module cupy.cuda.nccl, with a library behind it.
 
     Raises:
@@ -222,7 +222,7 @@ def load_nccl() -> Nccl:
     """
     problem = ""
     try:
-        nccl = cast("Nccl", importlib.import_module("cupy.cuda.nccl"))
+        nccl = cast("NcclModule", importlib.import_module("cupy.cuda.nccl"))
         if nccl.available and nccl.get_version():
             return nccl
     except Exception as error:  # a library that cannot be loaded fails in its own ways

@@ -1,4 +1,4 @@
-"""This rank's GPU: streams of its own for collectives, and waits that can be left. In every rank.
+"""This rank's GPU: streams of its own for collectives, and waits that can be left.
 
 Collectives run on streams of their own, behind everything that the caller's stream held when the
 call was made. Results are allocated on the caller's stream, and their memory with it; what only a
@@ -8,25 +8,19 @@ never used again before the work on it is done.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from allranks.collectives.gpu.api import Event, Stream, load, load_nccl
+from allranks.collectives.calls.call import Call
+from allranks.collectives.calls.wait import Awaited, Steps
+from allranks.collectives.gpu.api import Communicator, Event, Stream, load, load_nccl
 from allranks.collectives.gpu.seats import Seat
-from allranks.errors import MissingDependency, TransportFailed, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from allranks.collectives.call import Call
-    from allranks.collectives.gpu.api import Communicator
-    from allranks.collectives.wait import Awaited, Steps
-    from allranks.collectives.world import World
+from allranks.errors import MissingDependency, TransportFailed
 
 Array = NDArray[Any]
 TO_GPU, FROM_GPU = 1, 2
@@ -86,7 +80,7 @@ class Device:
     def hold(self, call: Call) -> None:
         """Keeps the arrays of a call that was left until nothing that it queued can touch them."""
         events: list[Event] = []
-        streams = (self.packing, self.down, self.up, self.stream_of(call.group.number))
+        streams = (self.packing, self.down, self.up, self.stream_of(call.members.number))
         with suppress(RuntimeError), self.cupy.cuda.Device(self.number):
             events = [self.event(stream) for stream in streams]
         self._held.append((events, call))
@@ -204,25 +198,6 @@ def uuid_text(raw: bytes) -> str:
     digits = raw.hex()
     cuts = (0, 8, 12, 16, 20, 32)
     return "GPU-" + "-".join(digits[a:b] for a, b in pairwise(cuts))
-
-
-def device_of(world: World, kind: str, arrays: list[Any]) -> Device:
-    """This rank's GPU: the one that its first array on a GPU was on.
-
-    Raises:
-        UsageError: an array is on another.
-        MissingDependency: there is no driver, or no GPU.
-    """
-    numbers = {int(array.device.id) for array in arrays}
-    if world.gpu is None and len(numbers) == 1:
-        world.gpu = Device(*numbers)
-    if world.gpu is None or numbers != {world.gpu.number}:
-        found = sorted(numbers | ({world.gpu.number} if world.gpu is not None else set()))
-        raise UsageError(
-            f"{kind} needs arrays on one GPU a rank: found GPUs {', '.join(map(str, found))}. "
-            "Move them to one, or start a rank for each GPU."
-        )
-    return world.gpu
 
 
 def _failed(what: str) -> str:

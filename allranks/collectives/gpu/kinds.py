@@ -1,6 +1,6 @@
 """Arrays of any library that lie on a GPU, as cupy's, and back: by DLPack, without a copy.
 
-Runs in every rank. None of the libraries is imported unless an array of it was passed.
+None of the libraries is imported unless an array of it was passed.
 
 Source: DLPack's Python specification, for which stream waits for which: the producer is told the
 consumer's stream and makes that one wait.
@@ -9,16 +9,16 @@ consumer's stream and makes that one wait.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from allranks.collectives.arrays import bfloat16
+from allranks.collectives.arrays.libraries import bfloat16
+from allranks.collectives.arrays.reductions import name_of
+from allranks.collectives.calls.wait import Pause
 from allranks.collectives.gpu import api
-from allranks.collectives.reductions import name_of
 from allranks.errors import MissingDependency
 
 Array = NDArray[Any]
@@ -27,7 +27,6 @@ _CUDA = (2, 13)
 """DLPack's numbers for memory of a GPU, and for memory that CUDA moves by itself."""
 _ALIGNED = 256
 """Bytes: what JAX and TensorFlow ask of memory that they take over."""
-_SLEEP_SECONDS = 5e-5
 
 
 def library_of(value: Any) -> str:
@@ -170,8 +169,9 @@ def _settle() -> None:
     cupy = api.installed()
     event = cupy.cuda.Event(disable_timing=True)
     event.record(cupy.cuda.get_current_stream())
+    pause = Pause()
     while cupy.cuda.runtime.eventQuery(event.ptr):
-        time.sleep(_SLEEP_SECONDS)
+        pause()
 
 
 def _any(value: Any) -> bool:

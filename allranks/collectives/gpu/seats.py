@@ -1,4 +1,4 @@
-"""Who sits on which GPU, and what follows from it for a group of ranks. Runs in every rank.
+"""Who sits on which GPU, and what follows from it for a group of ranks.
 
 NCCL refuses two ranks on one GPU, and tells GPUs apart by where they are plugged in: the slices of
 one GPU (MIG) are one to it.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from operations import TRANSPORTS, c
 
-from allranks.collectives.totals import Totals
+from allranks.collectives.timings.totals import Totals
 from allranks.errors import CollectiveMismatch, UsageError
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import allranks.collectives as c
-from allranks.collectives import divided
-from allranks.collectives.world import World
+from allranks.collectives.start import divided
+from allranks.collectives.world.world import World
 from allranks.errors import RankLeft
 
 SIZE, RANK = c.size(), c.rank()

@@ -13,7 +13,7 @@ import pytest
 from conftest import in_a_cell, next_cell_works, odd
 
 import allranks.collectives as c
-from allranks.collectives.transports.mpi import Mpi
+from allranks.collectives.mpi.transport import Mpi
 from allranks.errors import CollectiveMismatch, RankLeft
 
 PER_HOST = int(os.environ.get("ALLRANKS_RANKS_PER_HOST", "0"))

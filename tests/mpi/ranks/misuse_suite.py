@@ -184,7 +184,7 @@ def test_two_ranks_that_both_receive_are_told_so():
 
 def test_a_late_rank_is_told_of_with_its_line_and_awaited():
     told: list[str] = []
-    world = c.runtime.world.current()
+    world = c.world.current()
     patience, world.late_seconds = world.late_seconds, 1.0
     c.on_notice(told.append)
 

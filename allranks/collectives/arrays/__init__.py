@@ -1,0 +1,1 @@
+"""The values of a call: other libraries' arrays, dtypes, reductions."""

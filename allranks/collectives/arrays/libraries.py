@@ -1,0 +1,196 @@
+"""Other libraries' arrays as numpy's, and back.
+
+None of the libraries is imported unless an array of it was passed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allranks.collectives.arrays.reductions import name_of
+
+Array = NDArray[Any]
+Restore = Callable[[Array], Any]
+_DLPACK_CUDA = 2
+
+
+def to_numpy(value: Any) -> tuple[Array, Restore]:
+    """A value as a C-contiguous numpy array in native byte order, and the way back.
+
+    The way back makes, of a result, the kind that the value was: library, device and, where the
+    value was a Python number, a number; a list comes back as numpy's. It takes the result over:
+    the memory may become the new array's. CPU arrays are not copied on their way here.
+
+    Raises:
+        TypeError: it is no array of numbers.
+        MissingDependency: it needs a package that is not here.
+    """
+    if type(value) is np.ndarray:
+        return _plain(value), _same
+    if isinstance(value, np.generic):
+        return np.asarray(value), lambda out: out[()] if out.ndim == 0 else out
+    if isinstance(value, (bool, int, float, complex)):
+        return np.asarray(value), lambda out: out.item() if out.ndim == 0 else out
+    if hasattr(value, "dtype"):
+        # A class of one's own that is built on a library's is that library's array.
+        for base in type(value).__mro__:
+            special = _LIBRARIES.get(base.__module__.partition(".")[0])
+            if special is not None:
+                return special(value)
+    if hasattr(value, "__array_namespace__") and not isinstance(value, np.ndarray):
+        return _standard(value)
+    if hasattr(value, "__cuda_array_interface__"):
+        return _cupy(_import_cupy().asarray(value))
+    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+        return _dlpack(value)
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            "a collective needs every value of an array, and this one is masked. "
+            "Pass x.filled(0), or x.compressed()."
+        )
+    return _plain(np.asarray(value), value), _same
+
+
+def to_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of a name, bfloat16 included."""
+    return np.dtype(bfloat16() if name == "bfloat16" else name)
+
+
+def _same(out: Array) -> Array:
+    return out
+
+
+def _own(out: Array) -> Array:
+    """A result whose memory another library may write to."""
+    return out if out.flags.writeable else out.copy()
+
+
+def _plain(array: Array, value: Any = None) -> Array:
+    if value is not None and array.dtype == object:
+        raise TypeError(
+            f"a collective needs an array of numbers or bool, and this {type(value).__name__} "
+            "is none. Send other things with broadcast_object or allgather_object."
+        )
+    array = np.asarray(array)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array).reshape(array.shape)
+
+
+def _dlpack(value: Any) -> tuple[Array, Restore]:
+    if value.__dlpack_device__()[0] == _DLPACK_CUDA:
+        return _cupy(_import_cupy().from_dlpack(value))
+    return _plain(np.from_dlpack(value)), _same
+
+
+def _standard(value: Any) -> tuple[Array, Restore]:
+    """An array of any library that follows the array API standard."""
+    namespace, device = value.__array_namespace__(), value.device
+
+    def restore(out: Array) -> Any:
+        array = namespace.from_dlpack(_own(out))
+        return array if array.device == device else array.to_device(device)
+
+    return _dlpack(value)[0], restore
+
+
+def _torch(value: Any) -> tuple[Array, Restore]:
+    torch = sys.modules["torch"]
+    device, layout = value.device, value.layout
+    if layout != torch.strided:
+        raise TypeError(
+            f"a collective needs a dense tensor, and this one is {layout}. Pass x.to_dense()."
+        )
+
+    def restore(out: Array) -> Any:
+        out = _own(out)
+        if name_of(out.dtype) == "bfloat16":
+            return torch.from_numpy(out.view(np.int16)).view(torch.bfloat16).to(device)
+        return torch.from_numpy(out).to(device)
+
+    tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(bfloat16()), restore
+    return _plain(tensor.numpy()), restore
+
+
+def _tensorflow(value: Any) -> tuple[Array, Restore]:
+    tensorflow = sys.modules["tensorflow"]
+
+    def restore(out: Array) -> Any:
+        with tensorflow.device(value.device):
+            return tensorflow.convert_to_tensor(out)
+
+    # A bfloat16 without dimensions is a number to numpy() and no array to __array__().
+    lone = value.dtype == tensorflow.bfloat16 and value.shape.rank == 0
+    # Not by DLPack: a tensor of strings aborts the process there.
+    return _plain(np.asarray(value.numpy() if lone else value), value), restore
+
+
+def _cupy(value: Any) -> tuple[Array, Restore]:
+    cupy = sys.modules["cupy"]
+
+    def restore(out: Array) -> Any:
+        with value.device:
+            return cupy.asarray(out)
+
+    return _plain(cupy.asnumpy(value)), restore
+
+
+def _jax(value: Any) -> tuple[Array, Restore]:
+    jax = sys.modules["jax"]
+    source, sharding = _plain(np.asarray(value)), value.sharding
+
+    def restore(out: Array) -> Any:
+        try:
+            sharding.shard_shape(out.shape)
+        except ValueError:
+            # A result of another shape, which does not divide among the devices.
+            return jax.device_put(out, min(sharding.device_set, key=lambda device: device.id))
+        return jax.device_put(out, sharding)
+
+    return source, restore
+
+
+def _import_cupy() -> Any:
+    from allranks.errors import MissingDependency
+
+    try:
+        import cupy
+    except ImportError as error:
+        raise MissingDependency(
+            "arrays on a GPU need the package cupy on every rank. "
+            "pip install 'allranks[cuda12]', or 'allranks[cuda13]' for CUDA 13"
+        ) from error
+    return cupy
+
+
+def bfloat16() -> Any:
+    """The dtype that ml_dtypes has and numpy has not.
+
+    Raises:
+        MissingDependency: there is no ml_dtypes.
+    """
+    from allranks.errors import MissingDependency
+
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise MissingDependency(
+            "bfloat16 arrays need the package ml_dtypes on every rank. pip install ml_dtypes"
+        ) from error
+    return ml_dtypes.bfloat16
+
+
+_LIBRARIES: dict[str, Callable[[Any], tuple[Array, Restore]]] = {
+    "torch": _torch,
+    "tensorflow": _tensorflow,
+    "cupy": _cupy,
+    "jax": _jax,
+    "jaxlib": _jax,
+}

@@ -1,0 +1,197 @@
+"""The reductions and their arithmetic, one definition for every transport."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class ReduceOp(enum.IntEnum):
+    """How the ranks' values become one; the numbers are Horovod's."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+
+
+Average = ReduceOp.Average
+Sum = ReduceOp.Sum
+Adasum = ReduceOp.Adasum
+Min = ReduceOp.Min
+Max = ReduceOp.Max
+Product = ReduceOp.Product
+
+_UFUNCS: dict[ReduceOp, np.ufunc] = {
+    Average: np.add,
+    Sum: np.add,
+    Min: np.minimum,
+    Max: np.maximum,
+    Product: np.multiply,
+}
+_BOOL: dict[ReduceOp, np.ufunc] = {
+    Sum: np.logical_or,
+    Max: np.logical_or,
+    Min: np.logical_and,
+    Product: np.logical_and,
+}
+
+
+_names: dict[np.dtype[Any], str] = {}
+
+
+def name_of(dtype: np.dtype[Any]) -> str:
+    """A dtype's name, which numpy composes anew, and slowly, each time it is asked."""
+    known = _names.get(dtype)
+    if known is None:
+        known = _names[dtype] = dtype.name
+    return known
+
+
+def is_half(dtype: np.dtype[Any]) -> bool:
+    """True for float16 and bfloat16, which are accumulated in float32."""
+    return dtype.itemsize == 2 and (dtype.kind == "f" or name_of(dtype) == "bfloat16")
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """True for real and complex floating point, bfloat16 included."""
+    return dtype.kind in "fc" or name_of(dtype) == "bfloat16"
+
+
+def check(op: ReduceOp, dtype: np.dtype[Any]) -> None:
+    """Says whether a reduction is defined for a dtype.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if dtype.kind == "b" and op in (Average, Adasum):
+        raise TypeError(
+            f"{op.name} needs numbers, and this array is bool. "
+            "Convert it first: allreduce(x.astype('float32'))."
+        )
+    if dtype.kind == "c" and op in (Min, Max, Adasum):
+        raise TypeError(
+            f"{op.name} needs an order, and complex numbers have none. "
+            "Reduce the real and imaginary parts apart."
+        )
+    if op is Adasum and not is_float(dtype):
+        raise TypeError(f"Adasum needs floating point, and this array is {dtype.name}. Use Sum.")
+    # A float of one byte is a float8, too narrow for sums.
+    known = dtype.kind in "biuc" or (dtype.kind == "f" and dtype.itemsize > 1)
+    if not (known or name_of(dtype) == "bfloat16"):
+        raise TypeError(
+            f"a collective needs numbers or bool, and this array is {dtype.name}. "
+            "Send other things with broadcast_object or allgather_object."
+        )
+
+
+def accumulator(op: ReduceOp, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which the values of a dtype are added up."""
+    if is_half(dtype):
+        return np.dtype(np.float32)
+    if op is Average and dtype.kind in "iu" and dtype.itemsize < 8:
+        return np.dtype(np.int64)
+    return dtype
+
+
+class Arithmetic:
+    """One allreduce's arithmetic: prescale, combine, postscale.
+
+    An element is combined either by one rank for all or by all in the same order, so that all
+    get the same bits. Integers wrap around as numpy's do, but for averages of up to 32 bits, which
+    are added up in 64; the division and the factors act on integers in float64, and the result is
+    cut towards zero. Half precision is scaled and accumulated in float32. bool: Sum and Max are
+    "any", Product and Min are "all".
+    """
+
+    def __init__(
+        self, op: ReduceOp, dtype: np.dtype[Any], ranks: int, prescale: float, postscale: float
+    ) -> None:
+        self.op, self.dtype = op, dtype
+        self.ufunc = _BOOL[op] if dtype.kind == "b" else _UFUNCS[op]
+        self.prescale = prescale
+        self.divisor = ranks if op is Average else 1
+        self.postscale = postscale
+        self.half = is_half(dtype)
+        self.total = accumulator(op, dtype)
+        self.copies = self.half or prescale == 1.0
+        """True where a rank's values are laid out as they are."""
+        self.plain = not self.half and prescale == 1.0
+        """True where the ranks' values can be combined as they lie."""
+        self.scaled = self.divisor != 1 or postscale != 1.0
+        self.bare = self.total == dtype and not self.scaled
+        """True where a sum of two values is all there is to do with two of them."""
+
+    def staged(self, values: NDArray[Any], out: NDArray[Any]) -> None:
+        """Writes this rank's values where the others read them: prescaled, but half precision."""
+        if self.copies:
+            np.copyto(out, values)
+        else:
+            scale(values, self.prescale, 1, out)
+
+    def prescaled(self, values: NDArray[Any]) -> NDArray[Any]:
+        """What `staged` writes: these values themselves where it would only copy them."""
+        if self.copies:
+            return values
+        out = np.empty_like(values)
+        scale(values, self.prescale, 1, out)
+        return out
+
+    def combine(self, parts: list[NDArray[Any]], out: NDArray[Any]) -> None:
+        """Writes the reduction of ``parts``, in their order, postscaled, into ``out``."""
+        if self.total != self.dtype:
+            total = self.wide(parts[0])
+            for part in parts[1:]:
+                self.ufunc(total, self.wide(part), out=total)
+            self.finish(total, out)
+            return
+        if len(parts) == 1:
+            np.copyto(out, parts[0])
+        else:
+            self.ufunc(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            self.ufunc(out, part, out=out)
+        if self.scaled:
+            self.finish(out, out)
+
+    def finish(self, total: NDArray[Any], out: NDArray[Any]) -> None:
+        """Writes what has been accumulated, postscaled, into ``out``.
+
+        Args:
+            total: in `total`, or in another dtype for a transport's sake: it is cut first.
+            out: the result; may be ``total`` itself.
+        """
+        if total.dtype not in (self.total, out.dtype):
+            np.copyto(out, total, casting="unsafe")
+            total = out
+        if self.scaled:
+            scale(total, self.postscale, self.divisor, total)
+        if total is not out:
+            np.copyto(out, total, casting="unsafe")
+
+    def wide(self, part: NDArray[Any]) -> NDArray[Any]:
+        """Staged values to accumulate: half precision is prescaled here, where it has room."""
+        wide: NDArray[Any] = part.astype(self.total)
+        if self.half and self.prescale != 1.0:
+            scale(wide, self.prescale, 1, wide)
+        return wide
+
+
+def scale(values: NDArray[Any], factor: float, divisor: int, out: NDArray[Any]) -> None:
+    """Writes values × factor / divisor, for integers cut towards zero."""
+    if is_float(values.dtype) and not is_half(values.dtype):
+        if divisor != 1:
+            np.divide(values, divisor, out=out)
+            values = out
+        if factor != 1.0:
+            np.multiply(values, factor, out=out)
+        elif values is not out:
+            np.copyto(out, values)
+        return
+    wide: NDArray[Any] = values.astype(np.float32 if is_float(values.dtype) else np.float64)
+    np.copyto(out, wide / divisor * factor, casting="unsafe")

@@ -1,0 +1,1 @@
+"""What a call is, what it brings, how it waits, what is known of the others."""

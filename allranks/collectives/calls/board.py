@@ -1,0 +1,110 @@
+"""The status board: what every rank of a host lets the others know.
+
+A page a rank in shared memory, written by its owner (except for `ASKED`) and read by anybody at
+the price of a load. Nothing on it needs a peer's cooperation: it tells about ranks that compute,
+that sit in a C call, and that have left.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+PAGE = 12288
+ENTERED, LEFT, FAILED, BROKEN = 0, 1, 2, 3
+ASKED = 8
+ANSWERED, TICKET, EDGE, BEAT, PID = 16, 17, 18, 19, 20
+REASON, WHERE, LINE, WAITING, BROKE = range(5)
+_DIRECTORY = 512
+_PROGRESS, _GROUPS = 1024, 170
+"""Three words for each of so many groups: its number + 1, and how far this rank has come in it."""
+GONE = 1 << 62
+"""A scope number that is past every other: the rank has left for good."""
+
+_TEXTS, _TEXT = 512, 712
+
+
+class Board:
+    """The pages of the ranks of one host."""
+
+    SEGMENTS = 256
+    """As many window segments can a rank show to the others."""
+
+    def __init__(self, memory: mmap.mmap, ranks: tuple[int, ...], rank: int) -> None:
+        self.memory = memory
+        self.words = memoryview(memory).cast("Q")
+        self.ranks = ranks
+        self._page = {other: index * PAGE for index, other in enumerate(ranks)}
+        self._word = {other: index * PAGE // 8 for index, other in enumerate(ranks)}
+        self.rank = rank
+        self._places: dict[int, int] = {}
+        self._mine = self._word[rank]
+        self.put(PID, os.getpid())
+
+    @staticmethod
+    def nbytes(ranks: int) -> int:
+        """Bytes that a board for so many ranks needs."""
+        return PAGE * ranks
+
+    def __contains__(self, rank: int) -> bool:
+        return rank in self._page
+
+    def get(self, rank: int, word: int) -> int:
+        """One of a rank's numbers."""
+        return self.words[self._word[rank] + word]
+
+    def put(self, word: int, value: int) -> None:
+        """Sets one of this rank's numbers."""
+        self.words[self._mine + word] = value
+
+    def ask(self, rank: int, ticket: int) -> None:
+        """Asks a rank for the line where it is."""
+        self.words[self._word[rank] + ASKED] = ticket
+
+    def text(self, rank: int, kind: int) -> str:
+        """One of a rank's texts."""
+        start = self._page[rank] + _TEXTS + kind * _TEXT
+        length = min(int.from_bytes(self.memory[start : start + 2], "little"), _TEXT - 2)
+        return self.memory[start + 2 : start + 2 + length].decode("utf-8", "replace")
+
+    def write(self, kind: int, text: str) -> None:
+        """Sets one of this rank's texts, cut to what fits."""
+        data = text.encode("utf-8", "replace")[: _TEXT - 2]
+        start = self._page[self.rank] + _TEXTS + kind * _TEXT
+        self.memory[start : start + 2 + len(data)] = len(data).to_bytes(2, "little") + data
+
+    def note(self, group: int, agreed: int, finished: int) -> None:
+        """Shows how far this rank has come in a group that has no memory of its own.
+
+        It is written before the rank says that it has left: who reads in the other order sees
+        every call that it has made.
+        """
+        places = self._places
+        place = places.pop(group, -1)
+        if place < 0:
+            # Where there are too many, the place of the group that has been quiet longest.
+            place = len(places) if len(places) < _GROUPS else places.pop(next(iter(places)))
+        places[group] = place
+        at = self._mine + _PROGRESS + 3 * place
+        self.words[at] = 0
+        self.words[at + 1], self.words[at + 2] = agreed, finished
+        self.words[at] = group + 1
+
+    def progress(self, rank: int, group: int) -> tuple[int, int]:
+        """The last call that a rank has agreed on in a group, and the last that it finished."""
+        start = self._word[rank] + _PROGRESS
+        for at in range(start, start + 3 * _GROUPS, 3):
+            if self.words[at] == group + 1:
+                return self.words[at + 1], self.words[at + 2]
+        return 0, 0
+
+    def publish(self, index: int, fd: int, nbytes: int) -> None:
+        """Shows a segment of this rank's window to the others."""
+        at = self._mine + _DIRECTORY + 2 * index
+        self.words[at + 1] = nbytes
+        self.words[at] = fd
+
+    def segment(self, rank: int, index: int) -> tuple[str, int]:
+        """Address and size of a segment of a rank's window."""
+        at = self._word[rank] + _DIRECTORY + 2 * index
+        return f"/proc/{self.get(rank, PID)}/fd/{self.words[at]}", self.words[at + 1]

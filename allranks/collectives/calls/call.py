@@ -1,0 +1,236 @@
+"""One collective call of one rank, from its arrival to its end.
+
+A call agrees in one place, `Call.moved`; then its transport moves data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from allranks.collectives.calls.callsite import Site
+from allranks.collectives.calls.guard import Packed, Spec, pack
+from allranks.collectives.calls.offer import NOTHING, Offer
+from allranks.collectives.calls.wait import Steps
+from allranks.records.ranks import label
+
+T = TypeVar("T")
+P = ParamSpec("P")
+EPOCH_SHIFT = 40
+"""Counters hold the epoch in their upper bits: what an old epoch left counts as not arrived."""
+Prepared = tuple[Offer, Steps[T] | Callable[[], T]]
+"""What a transport has laid out of a move, and the rest of it for when all have come: steps, or a
+function where nothing more has to be waited for."""
+
+
+def _over() -> Steps[Any]:
+    yield from ()
+
+
+OVER = _over()
+"""The steps of a call that has ended."""
+
+
+class Members:
+    """The ranks of a group, seen from one of them."""
+
+    __slots__ = ("me", "number", "rank", "ranks", "size")
+
+    def __init__(self, number: int, ranks: tuple[int, ...], rank: int) -> None:
+        self.number, self.ranks, self.rank = number, ranks, rank
+        self.me, self.size = ranks.index(rank), len(ranks)
+        """This rank's place among the members, and how many there are."""
+
+
+class Agreement(Protocol):
+    """How the members of a group find out that all have come to the same call."""
+
+    members: Members
+
+    def come(self, call: Call, offer: Offer) -> bool:
+        """Lays out what this rank brings; True where all have come, and agree, within moments.
+
+        Raises:
+            CollectiveMismatch: they brought different things; nothing has moved.
+        """
+
+    def agree(self, call: Call, offer: Offer) -> Steps[None]:
+        """Where they had not: ends when every member has come with the same fingerprint.
+
+        Raises:
+            CollectiveMismatch: they brought different things; nothing has moved.
+        """
+
+    def offers(self, call: Call) -> list[Offer]:
+        """What each member has offered, once all have agreed."""
+
+    def meet(self, call: Call) -> Steps[None]:
+        """Ends when what the members laid out after they agreed may be read."""
+
+    def missing(self, call: Call) -> tuple[int, ...]:
+        """The ranks that have not come where this one is."""
+
+    def unfinished(self, call: Call) -> tuple[int, ...]:
+        """The ranks that have not said that they have done their part, where all have come."""
+
+    def sites(self, call: Call) -> dict[int, Site]:
+        """Where each member that has come called from."""
+
+    def finish(self, call: Call) -> None:
+        """Notes that this rank has done its part of a call."""
+
+    def renew(self) -> None:
+        """A new epoch has begun: calls are counted anew."""
+
+
+class Call:
+    """A call in flight: what its wait waits for, and what is said when it fails."""
+
+    grace = 0.0
+    """Seconds for which a message of a rank that has left may still be on its way."""
+    ordered = True
+    """False for send and recv, which take no part in the group's order of calls."""
+
+    # What most calls never set stands here: making a call is on the shortest path there is.
+    steps: Steps[Any]
+    move: Callable[..., Prepared[Any]] | None = None
+    """Where it is no more than one move of a transport: that one, in place of steps."""
+    arguments: tuple[Any, ...] | None = None
+    epoch = sequence = stage = 0
+    last = ended = 0.0
+    last_rank = -1
+    began = uncounted = 0.0
+    ready_at = -1.0
+    attended: tuple[float, float] | None = None
+    """Of a call that was under way with others: seconds of waiting and of transfer at it."""
+    left_at = -1.0
+    spins = -1
+    """Looks at the others' counters before a wait is left to its schedule; below 0 not even one."""
+    transport = ""
+    deadlock = ""
+    posted = moving = done = False
+    ready: Any = None
+    """For arrays on a GPU an event, which happens when the caller's stream has made them."""
+    device_seconds: float | None = None
+    """How long a GPU was at it, by its own clock; None where no GPU was."""
+    light = False
+    """True where the call holds no arrays, so that it may be kept for the records."""
+    result: Any = None
+    held: Any = None
+    """Arrays that other members may write to."""
+    error: BaseException | None = None
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        spec: Spec,
+        site: Site,
+        name: str,
+        nbytes: int,
+        packed: Packed | None = None,
+    ) -> None:
+        self.agreement, self.spec, self.site = agreement, spec, site
+        self.packed = packed or pack(spec)
+        self.name, self.nbytes = name, nbytes
+        self.started = perf_counter()
+
+    def moved(
+        self,
+        move: Callable[Concatenate[Call, P], Prepared[T]],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> Steps[T]:
+        """Ends when all have agreed and a transport has made a move; begun when it is driven.
+
+        A call that makes several moves one after the other agrees on the first.
+        """
+        offer, rest = move(self, *arguments, **options)
+        if self.posted:
+            yield from self.agreement.meet(self)
+            arrived = True
+        else:
+            arrived = self.agreement.come(self, offer)
+        return (yield from self.rest_of(offer, rest, arrived=arrived))
+
+    def rest_of(self, offer: Offer, rest: Steps[T] | Callable[[], T], *, arrived: bool) -> Steps[T]:
+        """Ends when all have agreed, if they had not arrived before, and the rest is done."""
+        if not arrived:
+            yield from self.agreement.agree(self, offer)
+        return rest() if callable(rest) else (yield from rest)
+
+    def agreed(self, offer: Offer = NOTHING) -> Steps[None]:
+        """Ends when all have agreed, where nothing is to be moved."""
+        if not self.agreement.come(self, offer):
+            yield from self.agreement.agree(self, offer)
+
+    @property
+    def members(self) -> Members:
+        """Who takes part."""
+        return self.agreement.members
+
+    @property
+    def number(self) -> int:
+        """Its number among its group's calls, unique over epochs."""
+        return (self.epoch << EPOCH_SHIFT) + self.sequence
+
+    @property
+    def needs(self) -> str:
+        """Whom it cannot do without."""
+        return f"every one of {label(self.members.ranks)}"
+
+    def missing(self) -> tuple[int, ...]:
+        """The ranks that this call still waits for."""
+        return self.agreement.missing(self)
+
+    def unfinished(self) -> tuple[int, ...]:
+        """The ranks that have not done their part, where everybody has arrived."""
+        return self.agreement.unfinished(self)
+
+    def sites(self) -> dict[int, Site]:
+        """Where each rank that has arrived called from."""
+        return self.agreement.sites(self)
+
+    def speaks(self) -> bool:
+        """True on the one rank that tells about the late ones."""
+        return min(self.sites(), default=-1) == self.members.rank
+
+
+class PointCall(Call):
+    """A send or a receive: it waits for one rank, or for any."""
+
+    grace = 0.1
+    ordered = False
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        spec: Spec,
+        site: Site,
+        name: str,
+        nbytes: int,
+        peers: tuple[int, ...],
+    ) -> None:
+        super().__init__(agreement, spec, site, name, nbytes)
+        self.peers = peers
+
+    @property
+    def needs(self) -> str:
+        """Whom it cannot do without."""
+        return f"rank {self.peers[0]}" if len(self.peers) == 1 else "a rank that sends"
+
+    def missing(self) -> tuple[int, ...]:
+        """The rank at the other end; any rank, where any may send."""
+        return self.peers
+
+    def unfinished(self) -> tuple[int, ...]:
+        """The same: a message has no phases."""
+        return self.peers
+
+    def sites(self) -> dict[int, Site]:
+        """This rank's line."""
+        return {self.members.rank: self.site}
+
+    def speaks(self) -> bool:
+        """Nobody else waits in this call."""
+        return True

@@ -1,0 +1,126 @@
+"""Where in the user's source a call was made."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+import threading
+from types import CodeType, FrameType, TracebackType
+from typing import NamedTuple
+
+from allranks.collectives.calls import frames
+
+_PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_OURS, _LIBRARY, _USER = range(3)
+_kinds: dict[str, int] = {}
+_WIDTH = 100
+
+
+class Site(NamedTuple):
+    """One line of source."""
+
+    filename: str
+    lineno: int
+
+    def __str__(self) -> str:
+        source = linecache.getline(self.filename, self.lineno).strip()
+        if len(source) > _WIDTH:
+            source = source[: _WIDTH - 1] + "…"
+        where = f"{shorten(self.filename)}:{self.lineno}"
+        return f"{where}: {source}" if source else where
+
+
+def shorten(filename: str) -> str:
+    """A name short enough to be read in a message: relative to the working directory."""
+    here = os.getcwd() + os.sep
+    return filename[len(here) :] if filename.startswith(here) else filename
+
+
+def _kind(name: str) -> int:
+    known = _kinds.get(name)
+    if known is not None:
+        return known
+    if name.startswith(_PACKAGE) or name.startswith("<frozen"):
+        kind = _OURS
+    elif name.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in name:
+        kind = _LIBRARY
+    else:
+        kind = _USER
+    _kinds[name] = kind
+    return kind
+
+
+def of_frame(frame: FrameType | None) -> Site:
+    """The innermost line at or above ``frame`` that is the user's own.
+
+    A line inside a library (Keras calls us from deep within ``fit``) counts only where there is
+    no line of the user's above it.
+    """
+    user, library = _found(frame)
+    return user or library or Site("<unknown>", 0)
+
+
+def _found(frame: FrameType | None) -> tuple[Site | None, Site | None]:
+    """The innermost line of the user's, and the innermost of a library's that comes before it."""
+    library: Site | None = None
+    while frame is not None:
+        name = frame.f_code.co_filename
+        kind = _kind(name)
+        if kind == _USER:
+            return Site(name, frame.f_lineno), library
+        if kind == _LIBRARY and library is None:
+            library = Site(name, frame.f_lineno)
+        frame = frame.f_back
+    return None, library
+
+
+def of_traceback(traceback: TracebackType | None) -> Site:
+    """The user's own line where an exception was raised, or that led there."""
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return of_frame(traceback.tb_frame if traceback is not None else None)
+
+
+def here() -> Site:
+    """The user's line that led to this call.
+
+    TensorFlow calls us from threads of its own, which no line of the user's has started: then it
+    is the line at which the main thread waits.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if id(code) not in _ours:
+            known = _sites.get((id(code), frame.f_lasti))
+            if known is not None:
+                return known[1]
+            if _kind(code.co_filename) != _OURS:
+                break
+            _ours[id(code)] = code
+        frame = frame.f_back
+    if frame is None or _kind(code.co_filename) != _USER:
+        return _outermost(sys._getframe(1))
+    site = Site(code.co_filename, frame.f_lineno)
+    if len(_sites) >= _REMEMBERED:
+        _sites.clear()
+    _sites[(id(code), frame.f_lasti)] = code, site
+    return site
+
+
+def _outermost(frame: FrameType) -> Site:
+    user, library = _found(frame)
+    if user is None and threading.current_thread() is not threading.main_thread():
+        user, _ = _found(frames.of_main_thread())
+    return user or library or Site("<unknown>", 0)
+
+
+_REMEMBERED = 4096
+_sites: dict[tuple[int, int], tuple[CodeType, Site]] = {}
+"""The sites of calls by instruction; the code is kept, so that its id stays its own."""
+_ours: dict[int, CodeType] = {}
+"""This package's own functions, which are passed by on the way to the user's line."""

@@ -1,0 +1,93 @@
+"""The scope that ranks enter and leave together: a notebook cell, or the whole process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from allranks.collectives.calls import board as fields
+from allranks.collectives.calls.board import GONE, Board
+from allranks.records.ranks import compact
+
+NEWLINE = "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What this rank runs now, and which ranks run it with it."""
+
+    name: str
+    number: int
+    ranks: frozenset[int] | None
+
+
+PROCESS = Scope("the program", 0, None)
+
+
+@dataclass(slots=True)
+class State:
+    """What is known of a rank, from the board or from its messages."""
+
+    entered: int = 0
+    left: int = 0
+    failed: bool = False
+    broken: int = 0
+    reason: str = ""
+    where: str = ""
+    broke: str = ""
+    finished: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """For each group the last call agreed on and the last one finished; remote ranks only."""
+
+
+class Peers:
+    """Who of the others is in the scope, who has left it and why."""
+
+    def __init__(self, board: Board | None) -> None:
+        self.board = board
+        self.remote: dict[int, State] = {}
+
+    def state(self, rank: int) -> State:
+        """What is known of a rank now."""
+        board = self.board
+        if board is None or rank not in board:
+            return self.remote.get(rank) or State()
+        left, broken = board.get(rank, fields.LEFT), board.get(rank, fields.BROKEN)
+        return State(
+            entered=board.get(rank, fields.ENTERED),
+            left=left,
+            failed=bool(board.get(rank, fields.FAILED)),
+            broken=broken,
+            reason=board.text(rank, fields.REASON) if left else "",
+            where=board.text(rank, fields.WHERE) if left else "",
+            broke=board.text(rank, fields.BROKE) if broken else "",
+        )
+
+    def progress(self, rank: int, group: int) -> tuple[int, int]:
+        """The last call that a rank has agreed on in a group, and the last that it finished."""
+        if self.board is not None and rank in self.board:
+            return self.board.progress(rank, group)
+        return (self.remote.get(rank) or State()).finished.get(group, (0, 0))
+
+    def departure(self, rank: int, scope: Scope, epoch: int) -> tuple[int, str] | None:
+        """Why a rank will never come, in words that follow its name; None while it may.
+
+        The number orders reasons: a rank that raised tells more than one that gave up after it.
+        """
+        if scope.ranks is not None and rank not in scope.ranks:
+            return 1, f"does not run {scope.name} (-r {compact(scope.ranks, '-').replace(' ', '')})"
+        state = self.state(rank)
+        # Numbers on the board are one higher than the scope's: 0 says "never".
+        here = scope.number + 1
+        if state.left >= (here if scope.number else GONE):
+            reason = f" ({state.reason.partition(NEWLINE)[0]})" if state.reason else ""
+            where = f" at {state.where}" if state.where else ""
+            return 0 if state.failed else 1, f"has left {scope.name}{where}{reason}"
+        if scope.number > 0 and state.entered > here:
+            return 1, f"has left {scope.name}"
+        if state.broken >> 1 == epoch + 1:
+            return 2, state.broke
+        return None
+
+    def deadlocked(self, rank: int, epoch: int) -> str | None:
+        """What a rank found when it saw that ranks wait for each other."""
+        state = self.state(rank)
+        return state.broke if state.broken == (epoch + 1) * 2 + 1 else None

@@ -1,0 +1,61 @@
+"""The ways that bytes take between ranks, behind one small interface.
+
+A transport prepares one move at a time: it lays out what others will read, says what it offers, and
+returns the rest, which `Call.moved` sees to once all members have agreed. Arrays are
+contiguous; ``out`` never overlaps ``source`` unless it is the same array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allranks.collectives.arrays.reductions import Arithmetic
+from allranks.collectives.calls.call import Call, Prepared
+
+Array = NDArray[Any]
+
+
+class Transport(Protocol):
+    """Moves data between the members of one group."""
+
+    name: str
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array for a result, where this transport writes it fastest."""
+
+    def copying(self, call: Call) -> AbstractContextManager[object]:
+        """Where a call's arrays are copied before they move: on a GPU, behind what made them."""
+
+    def allreduce(
+        self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
+    ) -> Prepared[Array]:
+        """The reduction of all sources, of any shape; in ``out``, or in a new array."""
+
+    def reducescatter(
+        self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
+    ) -> Prepared[None]:
+        """``out`` is the elements bounds[me]:bounds[me + 1] of the reduction."""
+
+    def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
+        """Every member's ``array`` (bytes) is the root's; ``root`` is a member's index."""
+
+    def allgather(
+        self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
+    ) -> Prepared[list[Array]]:
+        """All sources (bytes) in order, on every member or on ``root`` only.
+
+        ``lengths`` is what the members bring; what they have offered where it is None.
+        """
+
+    def alltoall(
+        self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
+    ) -> Prepared[list[Array]]:
+        """The pieces (bytes) that the members, or ``root`` only, cut for this one."""
+
+    def renew(self) -> None:
+        """A new epoch has begun."""

@@ -1,0 +1,194 @@
+"""What a rank does while it waits: hear who left, say who is late, see deadlocks."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from allranks.collectives.calls import board as fields
+from allranks.collectives.calls.call import Call
+from allranks.collectives.calls.guard import list_sites
+from allranks.collectives.calls.interrupts import ear
+from allranks.collectives.calls.standing import Standing
+from allranks.errors import CollectiveMismatch, RankLeft
+from allranks.records.ranks import label
+
+_ASK_BEFORE_SECONDS = 0.6
+_ASKED_AT_ONCE = 8
+_ARRIVING_SECONDS = 0.3
+
+
+class Watch:
+    """Looks after the waits of one rank."""
+
+    def __init__(self, own: Standing) -> None:
+        self.own = own
+        self._call: Call | None = None
+        self._edge = (-1, 0)
+        self._ticket = 0
+        self._notice_after = 0.0
+        self._asked = 0
+        self._suspects: dict[int, tuple[int, int, int]] = {}
+
+    def attend(self, call: Call, waited: float) -> None:
+        """Called every 20 ms of a wait.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed, and this is not the thread that hears it.
+            RankLeft: a missing rank will never come.
+            CollectiveMismatch: this rank and others wait for each other.
+        """
+        own = self.own
+        if threading.get_ident() != own.main_thread and ear.heard():
+            raise KeyboardInterrupt
+        if own.listen is not None:
+            own.listen()
+        missing = call.missing()
+        self._publish(call, missing)
+        wanted = missing or (call.unfinished() if call.moving else ())
+        left = self._left(call, wanted)
+        # Where any rank may send, one that is still there is enough.
+        if left and (call.ordered or len(left) == len(wanted)):
+            if call.left_at < 0:
+                call.left_at = waited
+            # Others may be about to arrive, or to leave: then the report names them all.
+            arriving = 0.0 if len(left) == len(wanted) else _ARRIVING_SECONDS
+            if waited - call.left_at >= max(call.grace, arriving):
+                _, rank, why = min(left)
+                raise RankLeft(self._left_text(call, rank, why))
+        if missing:
+            if call.ordered or len(missing) == 1:
+                self._look_for_cycle(call)
+            self._tell_late(call, missing, waited)
+
+    def _left(self, call: Call, missing: tuple[int, ...]) -> list[tuple[int, int, str]]:
+        """The missing ranks that will never come: how telling it is, who, why."""
+        own, found = self.own, []
+        for rank in missing:
+            why = own.peers.departure(rank, own.scope, own.epoch)
+            # Asked last: a rank that leaves over a deadlock tells of the deadlock first.
+            verdict = own.peers.deadlocked(rank, own.epoch)
+            if verdict is not None:
+                call.deadlock = verdict
+                raise CollectiveMismatch(verdict)
+            if why is not None and rank in (call.missing() or call.unfinished()):
+                found.append((*why, rank))
+        return [(weight, rank, text) for weight, text, rank in found]
+
+    def rest(self) -> None:
+        """The wait is over."""
+        if self._call is not None:
+            self._edge = (-1, 0)
+            self._suspects = {}
+            self.own.doing = ""
+            if self.own.board is not None:
+                self.own.board.put(fields.TICKET, 0)
+            self._call = None  # last: a rest that an interrupt ends is taken again
+
+    def _publish(self, call: Call, missing: tuple[int, ...]) -> None:
+        board = self.own.board
+        edge = missing[0] if missing and (call.ordered or len(missing) == 1) else -1
+        if call is not self._call:
+            self._call, self._edge = call, (-1, 0)
+            self._notice_after, self._asked = self.own.late_seconds, 0
+            if board is not None:
+                board.write(fields.WAITING, f"{call.spec.title} at {call.site}")
+        if missing:
+            self.own.doing = f"waiting in {call.spec.title} for {label(missing)}"
+        if board is None:
+            return
+        if (edge, call.stage) != self._edge:
+            self._edge = edge, call.stage
+            self._ticket += 1
+            self._suspects = {}
+            board.put(fields.TICKET, 0)
+            board.put(fields.EDGE, edge + 1)
+            board.put(fields.TICKET, self._ticket)
+        board.put(fields.BEAT, board.get(board.rank, fields.BEAT) + 1)
+
+    def _left_text(self, call: Call, rank: int, why: str) -> str:
+        sites = call.sites()
+        waiting = [r for r in sites if r != rank]
+        lines = [
+            f"{call.spec.title} needs {call.needs}: rank {rank} {why}. "
+            "Make the same calls on every rank, or use a process set of the ranks that do.",
+        ]
+        if waiting:
+            lines.append("Waiting for it:")
+            lines += list_sites({r: sites[r] for r in waiting})
+        return "\n".join(lines)
+
+    def _look_for_cycle(self, call: Call) -> None:
+        """Follows who waits for whom; a ring whose every rank has looked again since is real."""
+        board = self.own.board
+        if board is None:
+            return
+        ring: list[int] = []
+        rank = board.rank
+        while rank not in ring:
+            if rank not in board or not board.get(rank, fields.TICKET):
+                self._suspects = {}
+                return
+            ring.append(rank)
+            rank = board.get(rank, fields.EDGE) - 1
+            if rank < 0:
+                self._suspects = {}
+                return
+        if rank != board.rank:
+            return
+        seen = {
+            r: (
+                board.get(r, fields.TICKET),
+                board.get(r, fields.EDGE),
+                board.get(r, fields.BEAT),
+            )
+            for r in ring
+        }
+        before = self._suspects
+        same = before.keys() == seen.keys() and all(before[r][:2] == seen[r][:2] for r in ring)
+        if not same:
+            self._suspects = seen
+        elif all(seen[r][2] >= before[r][2] + 2 for r in ring):
+            lines = [
+                f"{label(ring)} wait for each other, and none can go on. "
+                "Make the same calls in the same order on every rank.",
+                *(f"  rank {r} in {board.text(r, fields.WAITING)}" for r in sorted(ring)),
+            ]
+            call.deadlock = "\n".join(lines)
+            raise CollectiveMismatch(call.deadlock)
+
+    def _tell_late(self, call: Call, missing: tuple[int, ...], waited: float) -> None:
+        own = self.own
+        if waited > self._notice_after - _ASK_BEFORE_SECONDS and not self._asked:
+            self._asked = time.monotonic_ns()
+            for rank in missing[:_ASKED_AT_ONCE]:
+                if own.board is not None and rank in own.board:
+                    own.board.ask(rank, self._asked)
+        if waited < self._notice_after:
+            return
+        asked, self._asked = self._asked, 0
+        self._notice_after *= 2
+        if not call.speaks():
+            return
+        lines = [
+            f"{call.spec.title} at {call.site} has waited {waited:.0f} s for {label(missing)}:"
+        ]
+        for rank in missing[:_ASKED_AT_ONCE]:
+            lines.append(f"  rank {rank} {self._whereabouts(rank, asked)}")
+        if len(missing) > _ASKED_AT_ONCE:
+            lines.append(f"  and {len(missing) - _ASKED_AT_ONCE} more")
+        own.notice("\n".join(lines))
+
+    def _whereabouts(self, rank: int, asked: int) -> str:
+        own = self.own
+        state = own.peers.state(rank)
+        if state.entered <= own.scope.number:
+            return f"has not started {own.scope.name} yet"
+        board = own.board
+        if board is None or rank not in board:
+            return "is on another host and has not arrived"
+        if board.get(rank, fields.TICKET):
+            return f"waits in {board.text(rank, fields.WAITING)}"
+        if board.get(rank, fields.ANSWERED) < asked:
+            return "does not answer: it is inside a call that does not return to Python"
+        return f"is at {board.text(rank, fields.LINE)}"

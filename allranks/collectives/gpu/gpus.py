@@ -1,0 +1,189 @@
+"""The GPUs of one group in one epoch: who sits where, and their transport."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allranks.collectives.arrays.reductions import Arithmetic
+from allranks.collectives.calls.call import Call, Members, Prepared
+from allranks.collectives.calls.offer import Offer
+from allranks.collectives.calls.transport import Transport
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.gpu import seats
+from allranks.collectives.gpu.device import Device
+from allranks.collectives.gpu.nccl import Nccl
+from allranks.collectives.gpu.staged import Staged
+
+Array = NDArray[Any]
+
+
+class GpuTransport(Protocol):
+    """A transport of arrays on GPUs. All members have agreed, and every length is known."""
+
+    name: str
+
+    def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
+        """As `Transport.allreduce`."""
+
+    def reducescatter(
+        self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
+    ) -> Steps[None]:
+        """As `Transport.reducescatter`."""
+
+    def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
+        """As `Transport.broadcast`."""
+
+    def allgather(
+        self, call: Call, source: Array, lengths: Sequence[int], root: int
+    ) -> Steps[list[Array]]:
+        """As `Transport.allgather`."""
+
+    def alltoall(
+        self, call: Call, source: Array, table: Sequence[Sequence[int]]
+    ) -> Steps[list[Array]]:
+        """The pieces for this member; table[i][j] bytes go from member i to member j."""
+
+    def abandon(self) -> None:
+        """Leaves what is under way; nothing writes to anybody's arrays after this."""
+
+
+class Gpus:
+    """What a group's members know of each other's GPUs, and the transports that they have made."""
+
+    def __init__(self, members: Members, device: Device, host: Transport, number: int) -> None:
+        self.members, self.device, self.host = members, device, host
+        self._number = number
+        """Of this rank's host."""
+        self._seats: list[seats.Seat] = []
+        self._transports: dict[str, GpuTransport] = {}
+
+    def transport(self, call: Call, wanted: str) -> Steps[GpuTransport]:
+        """The transport of a call, which all members have agreed on. Collective over the group.
+
+        Raises:
+            UsageError: what is wanted cannot be; on every member.
+        """
+        if not self._seats:
+            mine = self.device.seat(self._number).pack()
+            self._seats = [seats.Seat.unpack(told) for told in (yield from self.tell(call, mine))]
+        name = seats.choose(wanted, self.members.ranks, self._seats)
+        found = self._transports.get(name)
+        if found is None:
+            make = Nccl if name == "nccl" else Staged
+            # Before it is connected: what is half connected has to be left as well.
+            found = self._transports[name] = make(self.members, self.device, self.host)
+        call.transport = name
+        return found
+
+    def tell(self, call: Call, mine: bytes) -> Steps[list[bytes]]:
+        """Every member's few bytes on every member, through host memory, within a call."""
+        length = np.array([len(mine)], np.int64).view(np.uint8)
+        sizes = [8] * self.members.size
+        told = yield from call.moved(self.host.allgather, length, sizes)
+        lengths = [int(one.view(np.int64)[0]) for one in told]
+        data = np.frombuffer(mine, np.uint8)
+        parts = yield from call.moved(self.host.allgather, data, lengths)
+        return [part.tobytes() for part in parts]
+
+    def abandon(self, calls: Iterable[Call]) -> None:
+        """Leaves what is under way: these calls."""
+        for transport in self._transports.values():
+            transport.abandon()
+        for call in calls:
+            self.device.hold(call)
+
+
+class OnGpu:
+    """`Transport` over a group's GPUs: lengths are told on the host, the data as `Gpus` says."""
+
+    name = "gpu"
+
+    def __init__(self, gpus: Gpus, wanted: str) -> None:
+        self.gpus, self.wanted = gpus, wanted
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array on this rank's GPU."""
+        out: Array = self.gpus.device.empty(shape, dtype)
+        return out
+
+    @contextmanager
+    def copying(self, call: Call) -> Iterator[None]:
+        """What is copied within goes behind what made the arrays, and before what follows."""
+        device = self.gpus.device
+        with device.behind_caller(call) as stream:
+            yield
+            call.ready = device.event(stream)
+
+    def renew(self) -> None:
+        """What is known of the GPUs is known anew in each epoch."""
+
+    def allreduce(
+        self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
+    ) -> Prepared[Array]:
+        """As `Transport.allreduce`."""
+        found = self.empty(source.shape, source.dtype) if out is None else out
+
+        def steps() -> Steps[Array]:
+            way = yield from self.gpus.transport(call, self.wanted)
+            call.held = [call.held, source, found]
+            into = found.reshape(-1)
+            flat = into if source is found else source.reshape(-1)
+            yield from way.allreduce(call, flat, into, how)
+            return found
+
+        return Offer(source.nbytes), steps()
+
+    def reducescatter(
+        self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
+    ) -> Prepared[None]:
+        """As `Transport.reducescatter`."""
+
+        def steps() -> Steps[None]:
+            way = yield from self.gpus.transport(call, self.wanted)
+            call.held = [call.held, source, out]
+            yield from way.reducescatter(call, source, bounds, out, how)
+
+        return Offer(source.nbytes), steps()
+
+    def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
+        """As `Transport.broadcast`."""
+
+        def steps() -> Steps[None]:
+            way = yield from self.gpus.transport(call, self.wanted)
+            call.held = array
+            yield from way.broadcast(call, array, root)
+
+        return Offer(array.nbytes), steps()
+
+    def allgather(
+        self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
+    ) -> Prepared[list[Array]]:
+        """As `Transport.allgather`."""
+
+        def steps() -> Steps[list[Array]]:
+            way = yield from self.gpus.transport(call, self.wanted)
+            sizes = lengths or [offer.nbytes for offer in call.agreement.offers(call)]
+            call.held = [call.held, source]
+            return (yield from way.allgather(call, source, sizes, root))
+
+        return Offer(source.nbytes), steps()
+
+    def alltoall(
+        self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
+    ) -> Prepared[list[Array]]:
+        """As `Transport.alltoall`."""
+
+        def steps() -> Steps[list[Array]]:
+            way = yield from self.gpus.transport(call, self.wanted)
+            row = np.array(lengths or [0] * self.gpus.members.size, np.int64)
+            told = yield from self.gpus.tell(call, row.tobytes())
+            table = [np.frombuffer(one, np.int64).tolist() for one in told]
+            call.held = [call.held, source]
+            return (yield from way.alltoall(call, source, table))
+
+        return Offer(source.nbytes), steps()

@@ -1,0 +1,1 @@
+"""MPI: the communicators, data and letters through them."""

@@ -1,0 +1,139 @@
+"""The communicators of one rank: one for life, and a fresh one for each epoch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+from mpi4py import MPI
+
+from allranks.collectives.calls.call import Members
+from allranks.collectives.calls.standing import Standing
+from allranks.collectives.calls.wait import Awaited, Pause, Steps
+from allranks.collectives.mpi.agreement import MessageAgreement
+from allranks.collectives.mpi.letters import Letters
+from allranks.collectives.mpi.transport import Mpi, complete
+from allranks.records.deferred import deferred
+
+_CREATE_TAG = 29
+
+
+class Epochs:
+    """The communicators of one rank, epoch by epoch.
+
+    ``pristine`` is used for nothing but making the next epoch's communicator. A communicator
+    that has been left in the middle of a call is never freed: freeing one makes MPICH return
+    wrong results later.
+
+    Args:
+        own: whose they are.
+        user: what users are given; it stands for each epoch's communicator in turn.
+        pristine: see above.
+        letters: None where all ranks share memory.
+        renewed: called with the epoch's number once it has begun.
+    """
+
+    def __init__(
+        self,
+        own: Standing,
+        user: MPI.Intracomm,
+        pristine: MPI.Intracomm,
+        letters: Letters | None,
+        renewed: Callable[[int], None],
+    ) -> None:
+        self.own, self.user, self.pristine, self.letters = own, user, pristine, letters
+        self._renewed = renewed
+        self._renewing: tuple[int, Steps[MPI.Intracomm]] | None = None
+        self._retired: list[MPI.Intracomm] = []
+
+    def transport(self, members: Members, *, now: bool) -> Mpi:
+        """A group's transport through MPI.
+
+        ``now``: all members are here, and none can be interrupted. Members that share no memory
+        could not wait for each other later on, before the communicator is there.
+        """
+
+        def make(awaited: Awaited) -> Steps[MPI.Intracomm]:
+            return self._make(members, awaited)
+
+        def make_now() -> MPI.Intracomm | None:
+            return self._create(members) if now and not self._is_world(members) else None
+
+        return Mpi(self.own, members, make, make_now)
+
+    def agreement(self, members: Members, transport: Mpi) -> MessageAgreement:
+        """How members that share no memory agree."""
+        assert self.letters is not None
+        return MessageAgreement(self.own, members, transport, self.letters)
+
+    def _make(self, members: Members, awaited: Awaited) -> Steps[MPI.Intracomm]:
+        """A communicator of a group's members, who have all arrived."""
+        if self._is_world(members):
+            comm, request = self.user.Idup()
+            while not request.Test():
+                yield awaited
+            return comm
+        with deferred():
+            return self._create(members)
+
+    def _is_world(self, members: Members) -> bool:
+        return members.ranks == tuple(range(self.own.size))
+
+    def _create(self, members: Members) -> MPI.Intracomm:
+        """There is no non-blocking call for this: it is made when all members are certain to."""
+        ranks = self.user.Get_group().Incl(list(members.ranks))
+        return self.user.Create_group(ranks, _CREATE_TAG + members.number)
+
+    def renew(self, epoch: int) -> None:
+        """Moves this rank to a fresh communicator. Collective over all ranks.
+
+        An interrupt is heard between two steps; the next call goes on where this one was left.
+        """
+        with deferred() as held:
+            if self._renewing is None or self._renewing[0] != epoch:
+                self._renewing = epoch, self._renew_steps()
+            steps = self._renewing[1]
+            pause = Pause()
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    fresh: MPI.Intracomm = end.value
+                    break
+                held.leave()
+                pause()
+            self._renewing = None
+            self._retired.append(MPI.Intracomm(self.user))
+            _rebind(self.user, fresh)
+            self._renewed(epoch)
+
+    def _renew_steps(self) -> Steps[MPI.Intracomm]:
+        kept, awaited = self.own.kept, _Everyone(self.own)
+        fresh, request = self.pristine.Idup()
+        kept[id(request)] = [fresh, request]
+        while not request.Test():
+            yield awaited
+        # Nobody may use, let alone revoke, the new one while somebody is still building it.
+        yield from complete(kept, awaited, self.pristine.Ibarrier)
+        return fresh
+
+
+class _Everyone:
+    """What a renewal waits for."""
+
+    def __init__(self, own: Standing) -> None:
+        self.own = own
+        self.stage = 0
+
+    def missing(self) -> tuple[int, ...]:
+        return tuple(range(self.own.size))
+
+
+def _rebind(comm: MPI.Intracomm, fresh: MPI.Intracomm) -> None:
+    """Makes a communicator object stand for another communicator.
+
+    The user's `comm` lives as long as the notebook and is named in many cells; what it stands
+    for changes with the epoch.
+    """
+    kind = ctypes.c_uint64 if MPI._sizeof(MPI.Comm) == 8 else ctypes.c_uint32
+    kind.from_address(MPI._addressof(comm)).value = kind.from_address(MPI._addressof(fresh)).value

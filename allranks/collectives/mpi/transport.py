@@ -1,0 +1,203 @@
+"""Data through MPI, on any number of hosts: non-blocking calls, polled.
+
+Source: MPI 4.1, chapter 6, non-blocking collective operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate, pairwise, starmap
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from allranks.collectives.arrays.reductions import Arithmetic
+from allranks.collectives.calls.call import Call, Members, Prepared
+from allranks.collectives.calls.offer import Offer
+from allranks.collectives.calls.standing import Standing
+from allranks.collectives.calls.wait import Awaited, Steps, ending
+from allranks.collectives.mpi.mpi_types import finish, is_foreign, prepare
+
+Array = NDArray[Any]
+
+
+def complete(
+    kept: dict[int, list[Any]],
+    awaited: Awaited,
+    post: Callable[..., MPI.Request],
+    *arguments: object,
+    status: MPI.Status | None = None,
+) -> Steps[MPI.Request]:
+    """Posts one non-blocking call and ends when it has completed.
+
+    ``kept`` holds request and buffers until then, and for ever where the wait is left: MPI may
+    still write to them.
+    """
+    held: list[Any] = [arguments]
+    kept[id(held)] = held
+    # In one step of the interpreter: an interrupt cannot come between the call and the list.
+    held.extend(starmap(post, (arguments,)))
+    request: MPI.Request = held[1]
+    awaited.stage += 1
+    while not request.Test(status):
+        yield awaited
+    del kept[id(held)]
+    return request
+
+
+class Mpi:
+    """Transport over a group's own communicator, which is made when it is first needed."""
+
+    name = "mpi"
+
+    def __init__(
+        self,
+        own: Standing,
+        members: Members,
+        make: Callable[[Awaited], Steps[MPI.Intracomm]],
+        make_now: Callable[[], MPI.Intracomm | None],
+    ) -> None:
+        self.own, self.members = own, members
+        self._make, self._make_now = make, make_now
+        self._comm = make_now()
+
+    def renew(self) -> None:
+        """A new epoch has begun, with other communicators."""
+        self._comm = self._make_now()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array."""
+        return np.empty(shape, dtype)
+
+    def copying(self, call: Call) -> AbstractContextManager[object]:
+        """Nothing is needed to copy in host memory."""
+        return nullcontext()
+
+    def comm(self, awaited: Awaited) -> Steps[MPI.Intracomm]:
+        """The group's communicator of this epoch. Collective over the group."""
+        if self._comm is None:
+            self._comm = yield from self._make(awaited)
+        return self._comm
+
+    def _do(self, call: Call, post: Callable[..., MPI.Request], *arguments: object) -> Steps[None]:
+        yield from complete(self.own.kept, call, post, *arguments)
+
+    def allreduce(
+        self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
+    ) -> Prepared[Array]:
+        """MPI_Iallreduce, where MPI knows the arithmetic."""
+        found = np.empty(source.shape, source.dtype) if out is None else out
+        into = found.reshape(-1)
+        flat = into if source is found else source.reshape(-1)
+        steps = self._allreduce(call, flat, into, how)
+        return Offer(source.nbytes), ending(steps, found)
+
+    def _allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
+        comm = yield from self.comm(call)
+        if is_foreign(how):
+            yield from self._by_all(call, source, slice(None), out, how)
+            return
+        ready, total, op = prepare(source, out, how)
+        yield from self._do(call, comm.Iallreduce, ready, total, op)
+        finish(total, out, how)
+
+    def _by_all(
+        self, call: Call, source: Array, mine: slice, out: Array, how: Arithmetic
+    ) -> Steps[None]:
+        """Gathers everybody's values and reduces this rank's part of them here."""
+        data = how.prescaled(source).view(np.uint8)
+        parts = yield from self._gather(call, data, [data.nbytes] * self.members.size)
+        how.combine([part.view(how.dtype)[mine] for part in parts], out)
+
+    def reducescatter(
+        self,
+        call: Call,
+        source: Array,
+        bounds: Sequence[int],
+        out: Array,
+        how: Arithmetic,
+    ) -> Prepared[None]:
+        """MPI_Ireduce_scatter."""
+        return Offer(source.nbytes), self._scatter(call, source, bounds, out, how)
+
+    def _scatter(
+        self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
+    ) -> Steps[None]:
+        comm = yield from self.comm(call)
+        if is_foreign(how):
+            mine = slice(bounds[self.members.me], bounds[self.members.me + 1])
+            yield from self._by_all(call, source, mine, out, how)
+            return
+        ready, total, op = prepare(source, out, how)
+        counts = [high - low for low, high in pairwise(bounds)]
+        yield from self._do(call, comm.Ireduce_scatter, ready, total, counts, op)
+        finish(total, out, how)
+
+    def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
+        """MPI_Ibcast of bytes."""
+        return Offer(array.nbytes), self._broadcast(call, array, root)
+
+    def _broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
+        comm = yield from self.comm(call)
+        yield from self._do(call, comm.Ibcast, array, root)
+
+    def allgather(
+        self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
+    ) -> Prepared[list[Array]]:
+        """MPI_Iallgatherv, or MPI_Igatherv, of bytes."""
+        return Offer(source.nbytes), self._gather(call, source, lengths, root)
+
+    def _gather(
+        self, call: Call, source: Array, lengths: Sequence[int] | None, root: int = -1
+    ) -> Steps[list[Array]]:
+        comm = yield from self.comm(call)
+        counts = list(lengths or [offer.nbytes for offer in call.agreement.offers(call)])
+        reads = root in (-1, self.members.me)
+        out = np.empty(sum(counts) if reads else 0, np.uint8)
+        into = (out, counts, _offsets(counts), MPI.BYTE)
+        if root < 0:
+            yield from self._do(call, comm.Iallgatherv, source, into)
+        else:
+            yield from self._do(call, comm.Igatherv, source, into if reads else None, root)
+        return _pieces(out, counts) if reads else [out] * len(counts)
+
+    def alltoall(
+        self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
+    ) -> Prepared[list[Array]]:
+        """MPI_Ialltoallv, or MPI_Iscatterv, of bytes."""
+        return Offer(source.nbytes), self._exchange(call, source, lengths, root)
+
+    def _exchange(
+        self, call: Call, source: Array, lengths: Sequence[int], root: int
+    ) -> Steps[list[Array]]:
+        comm = yield from self.comm(call)
+        size, me = self.members.size, self.members.me
+        mine = np.array(lengths or [0] * size, np.int64)
+        if root >= 0:
+            got = np.zeros(1, np.int64)
+            yield from self._do(call, comm.Iscatter, mine if me == root else None, got, root)
+            out = np.empty(int(got[0]), np.uint8)
+            cut = (source, list(lengths), _offsets(lengths), MPI.BYTE)
+            yield from self._do(call, comm.Iscatterv, cut if me == root else None, out, root)
+            return [out if index == root else out[:0] for index in range(size)]
+        theirs = np.empty(size, np.int64)
+        yield from self._do(call, comm.Ialltoall, mine, theirs)
+        counts = [int(count) for count in theirs]
+        out = np.empty(sum(counts), np.uint8)
+        send = (source, list(lengths), _offsets(lengths), MPI.BYTE)
+        receive = (out, counts, _offsets(counts), MPI.BYTE)
+        yield from self._do(call, comm.Ialltoallv, send, receive)
+        return _pieces(out, counts)
+
+
+def _offsets(counts: Sequence[int]) -> list[int]:
+    return list(accumulate(counts, initial=0))[:-1]
+
+
+def _pieces(out: Array, counts: Sequence[int]) -> list[Array]:
+    return [
+        out[start : start + count] for start, count in zip(_offsets(counts), counts, strict=True)
+    ]

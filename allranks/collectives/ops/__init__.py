@@ -1,0 +1,1 @@
+"""The public operations, and mpi4py's own calls."""

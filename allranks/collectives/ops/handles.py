@@ -1,0 +1,67 @@
+"""Calls that have been posted and not waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from allranks.collectives import world
+from allranks.collectives.calls.call import Call
+from allranks.errors import StaleHandle
+
+
+class Handle:
+    """What an ``_async`` function returns.
+
+    Calls of one process set are carried out in the order in which they were posted. There is no
+    thread behind them: they move on whenever this rank polls, synchronizes or makes another call.
+    """
+
+    def __init__(self, call: Call, pick: Callable[[Any], Any] | None = None) -> None:
+        self._call = call
+        self._pick = pick
+        self._world = world.current()
+        self._epoch = self._world.epoch
+        self._world.submit(call)
+
+    def poll(self) -> bool:
+        """True when the result is there; never waits.
+
+        Raises:
+            StaleHandle: the epoch of the call has ended.
+            RankLeft: this rank has left another call of the epoch unfinished.
+        """
+        self._check()
+        if not self._call.done:
+            self._world.poll(self._call)
+        return self._call.done
+
+    def synchronize(self) -> Any:
+        """Waits for the call and returns its result.
+
+        Raises:
+            StaleHandle: the epoch of the call has ended.
+            CollectiveMismatch: the ranks brought different things.
+            RankLeft: a rank will never bring anything.
+        """
+        self._check()
+        result = self._world.join(self._call)
+        return result if self._pick is None else self._pick(result)
+
+    def _check(self) -> None:
+        if not self._call.done and self._epoch != self._world.epoch:
+            raise StaleHandle(
+                f"synchronize() needs a handle of this epoch: {self._call.spec.title} at "
+                f"{self._call.site} was posted before an error or an interrupt ended its epoch. "
+                "Post it again."
+            )
+
+
+def poll(handle: Handle) -> bool:
+    """True when the result of an ``_async`` call is there; never waits."""
+    return handle.poll()
+
+
+def synchronize(handle: Handle) -> Any:
+    """Waits for an ``_async`` call and returns its result."""
+    return handle.synchronize()

@@ -1,0 +1,96 @@
+"""join: ranks that have run out of data take part with zeros.
+
+A rank that has joined answers the others' allreduces until all have joined. It learns what they
+reduce from what they have laid out for the guard.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from allranks.collectives import world
+from allranks.collectives.arrays.libraries import to_dtype
+from allranks.collectives.arrays.reductions import Arithmetic, ReduceOp
+from allranks.collectives.calls import guard
+from allranks.collectives.calls.call import Call
+from allranks.collectives.calls.guard import JOIN, Spec
+from allranks.collectives.calls.offer import NOTHING, Offer
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.host.windowed import straight_bytes
+from allranks.collectives.ops.taking import take
+from allranks.collectives.world.group import Group
+from allranks.errors import UsageError
+
+
+def join() -> int:
+    """This rank has no more data: until all ranks have joined, it brings zeros to their allreduces.
+
+    Average still divides by the number of all ranks. Only allreduce with Sum or Average goes on;
+    any other operation of a rank that has not joined raises `CollectiveMismatch` on all.
+
+    Returns:
+        The rank that joined last, the same on every rank.
+
+    Raises:
+        UsageError: the ranks share no memory, or checks are off.
+
+    Collective over all ranks.
+    """
+    this = world.current()
+    group = this.groups[0]
+    if group.channel is None or this.window is None or not this.checks:
+        raise UsageError(
+            "join() needs ranks that share a host's memory, and checks: found "
+            f"{len(set(this.hosts))} hosts, checks {'on' if this.checks else 'off'}. "
+            "Give every rank as many batches instead: drop the remainder."
+        )
+    answered = 0
+    while True:
+        call = group.call(JOIN, "join")
+        call.steps = _steps(group, call, answered)
+        answered += 1
+        last: int | None = this.run(call)
+        if last is not None:
+            return last
+
+
+def _steps(group: Group, call: Call, answered: int) -> Steps[int | None]:
+    """One call of the others; ends with the last rank to join, once all have."""
+    channel = group.channel
+    assert channel is not None
+    before = channel.turn
+    turn = before ^ 1
+    # Zero in every dtype: whatever the others have laid out beside it.
+    channel.blocks[channel.me][turn][:] = 0
+    call.transport = "shared"
+    yield from call.agreed(Offer(answered=answered))
+    channel.turn = turn
+    specs = [guard.unpack_text(channel.described(i, call.sequence))[0] for i in range(group.size)]
+    theirs = next((spec for spec in specs if spec != JOIN), None)
+    if theirs is None:
+        # Who joined last has answered least.
+        answers = [offer.answered for offer in call.agreement.offers(call)]
+        return max(r for r, n in zip(group.ranks, answers, strict=True) if n == min(answers))
+    yield from _contribute(group, call, theirs, before)
+    return None
+
+
+def _contribute(group: Group, call: Call, spec: Spec, before: int) -> Steps[None]:
+    channel, dtype = group.channel, to_dtype(spec.dtype)
+    assert channel is not None
+    zeros = np.zeros(spec.elements, dtype)
+    device = None
+    if spec.device:
+        taken = take("join", [zeros], None, "/gpu:0")
+        (zeros,), device = taken.sources, taken.gpu
+    transport = group.choose(call, spec.transport, device)
+    nbytes = spec.elements * dtype.itemsize
+    if transport.name == "shared" and nbytes <= straight_bytes(group.size, channel.block):
+        return
+    channel.turn = before
+    how = Arithmetic(ReduceOp[spec.reduction], dtype, group.size, spec.prescale, spec.postscale)
+    _, rest = transport.allreduce(call, zeros, how)
+    if transport.name == "shared":
+        # The others, who have found no place for these zeros, begin again with blocks.
+        yield from call.agreement.meet(call)
+    yield from call.rest_of(NOTHING, rest, arrived=True)

@@ -1,0 +1,134 @@
+"""What a call is given, as arrays of one place: host memory, or this rank's GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allranks.collectives import world
+from allranks.collectives.arrays.libraries import Restore, to_numpy
+from allranks.collectives.gpu import kinds, wanted
+from allranks.collectives.gpu.api import Event
+from allranks.collectives.gpu.device import Device
+from allranks.errors import UsageError
+
+Array = NDArray[Any]
+
+
+@dataclass(slots=True)
+class Taken:
+    """A call's arrays, and how each result becomes what its input was."""
+
+    sources: list[Array] = field(default_factory=list)
+    restores: list[Restore] = field(default_factory=list)
+    device: str = ""
+    """"gpu" or ""; the same on every rank, or the call is a mismatch."""
+    transport: str = ""
+    gpu: Device | None = None
+    """This rank's GPU, where the arrays are on it."""
+
+    def mark(self) -> Event | None:
+        """For arrays on a GPU, an event behind what has made them on the caller's stream."""
+        return self.gpu.mark() if self.gpu is not None else None
+
+
+def take(
+    kind: str, values: Sequence[Any], transport: str | None, device: str, *, host: bool = False
+) -> Taken:
+    """The arrays of a call, where they are to be moved.
+
+    Args:
+        kind: the operation's name.
+        values: what it was given.
+        transport, device: as in `allreduce`.
+        host: what is on a GPU goes through host memory all the same.
+
+    Raises:
+        UsageError: they are not where ``transport`` needs them.
+        MissingDependency: what a GPU needs is missing.
+    """
+    want = wanted.read(kind, transport, device) if transport or device else wanted.Wanted()
+    on_gpu: list[bool] = []
+    if want.memory != "cpu":
+        on_gpu = [type(value) is not np.ndarray and kinds.is_on_gpu(value) for value in values]
+        if want.transport and not want.memory and not all(on_gpu):
+            raise UsageError(
+                f"transport={want.transport!r} moves arrays that are on a GPU: found "
+                f"{_where(values, on_gpu)}. Pass cupy.asarray(x), or device='/gpu:0'."
+            )
+        if want == wanted.Wanted() and any(on_gpu):
+            want = wanted.of_environment(kind)
+            # Without cupy, torch and the others still know the way through the host.
+            if not want.transport and any(map(kinds.without_cupy, values)):
+                want = wanted.Wanted("cpu")
+        if want.memory == "cpu" or not (any(on_gpu) or want.memory == "gpu"):
+            on_gpu = []
+    if not on_gpu or host:
+        return _in_host_memory(values, want if want.memory == "cpu" else wanted.Wanted())
+    return _on_gpu(kind, values, on_gpu, want.transport)
+
+
+def _in_host_memory(values: Sequence[Any], want: wanted.Wanted) -> Taken:
+    taken = Taken(transport=want.transport)
+    for value in values:
+        source, restore = to_numpy(value)
+        taken.sources.append(source)
+        taken.restores.append(restore)
+    return taken
+
+
+def _on_gpu(kind: str, values: Sequence[Any], on_gpu: list[bool], transport: str) -> Taken:
+    taken = Taken(device="gpu", transport=transport)
+    for value, there in zip(values, on_gpu, strict=True):
+        if there:
+            source, restore = kinds.take(value)
+        else:
+            # One of a group that is on the GPU otherwise, or all where the call says so.
+            source, back = to_numpy(value)
+            source, down = kinds.upload(source)
+            restore = _in_turn(down, back)
+        taken.sources.append(source)
+        taken.restores.append(restore)
+    taken.gpu = device_of(world.current(), kind, taken.sources)
+    return taken
+
+
+def take_none(kind: str, transport: str | None, device: str) -> Taken:
+    """For a rank that only receives: an empty array where the arguments say, numpy's otherwise."""
+    want = wanted.read(kind, transport, device) if transport or device else wanted.Wanted()
+    if want.memory == "gpu" or want.transport in wanted.ON_GPU:
+        nothing, _ = kinds.upload(np.empty(0, np.uint8))
+        return _on_gpu(kind, [nothing], [True], want.transport)
+    return _in_host_memory([np.empty(0, np.uint8)], want)
+
+
+def device_of(this: world.World, kind: str, arrays: list[Any]) -> Device:
+    """This rank's GPU: the one that its first array on a GPU was on.
+
+    Raises:
+        UsageError: an array is on another.
+        MissingDependency: there is no driver, or no GPU.
+    """
+    numbers = {int(array.device.id) for array in arrays}
+    if this.gpu is None and len(numbers) == 1:
+        this.gpu = Device(*numbers)
+    if this.gpu is None or numbers != {this.gpu.number}:
+        found = sorted(numbers | ({this.gpu.number} if this.gpu is not None else set()))
+        raise UsageError(
+            f"{kind} needs arrays on one GPU a rank: found GPUs {', '.join(map(str, found))}. "
+            "Move them to one, or start a rank for each GPU."
+        )
+    return this.gpu
+
+
+def _in_turn(first: Callable[[Array], Array], then: Restore) -> Restore:
+    return lambda out: then(first(out))
+
+
+def _where(values: Sequence[Any], on_gpu: list[bool]) -> str:
+    value = next(v for v, there in zip(values, on_gpu, strict=True) if not there)
+    return f"one in host memory ({type(value).__name__})"

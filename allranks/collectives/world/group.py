@@ -1,0 +1,90 @@
+"""The ranks of one process set, seen from one of them: their order of calls, their transports."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from allranks.collectives.calls.call import Agreement, Call
+from allranks.collectives.calls.callsite import here
+from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.standing import Standing
+from allranks.collectives.calls.transport import Transport
+from allranks.collectives.gpu.device import Device
+from allranks.collectives.gpu.gpus import Gpus, OnGpu
+from allranks.collectives.host.agreement import MemoryAgreement
+from allranks.collectives.host.channel import Channel
+from allranks.errors import UsageError
+
+
+class Group:
+    """A group's members, how they agree, the calls that wait for their turn, and its transports."""
+
+    def __init__(
+        self, own: Standing, agreement: Agreement, transports: dict[str, Transport]
+    ) -> None:
+        self.own, self.agreement, self.transports = own, agreement, transports
+        self.members = agreement.members
+        self.number, self.ranks = self.members.number, self.members.ranks
+        self.me, self.size = self.members.me, self.members.size
+        self.queue: deque[Call] = deque()
+        self.plans: dict[object, Any] = {}
+        """What calls of one kind have in common, kept by whoever makes them."""
+        self.gpu: Gpus | None = None
+        """What is known of the members' GPUs, from the first array on one on; of this epoch."""
+
+    @property
+    def channel(self) -> Channel | None:
+        """The memory that the members share; None where they have none."""
+        agreement = self.agreement
+        return agreement.channel if isinstance(agreement, MemoryAgreement) else None
+
+    @property
+    def through_host(self) -> Transport:
+        """The fastest transport between the members' host memories."""
+        return self.transports["shared" if "shared" in self.transports else "mpi"]
+
+    def call(self, spec: Spec, name: str = "", nbytes: int = 0) -> Call:
+        """A call of this group, from the user's line."""
+        return Call(self.agreement, spec, here(), name, nbytes)
+
+    def renew(self) -> None:
+        """Starts a new epoch: order, counters and communicators."""
+        self.abandon()
+        self.queue.clear()
+        self.agreement.renew()
+        for transport in self.transports.values():
+            transport.renew()
+
+    def abandon(self) -> None:
+        """Leaves what is under way between GPUs."""
+        if self.gpu is not None:
+            self.gpu.abandon(self.queue)
+            self.gpu = None
+
+    def choose(self, call: Call, wanted: str = "", device: Device | None = None) -> Transport:
+        """The transport of a call: the fastest that reaches every member, or the one asked for.
+
+        Args:
+            call: whose transport it is.
+            wanted: its name; "" for the fastest.
+            device: this rank's GPU, where the call's arrays are on it.
+
+        Raises:
+            UsageError: the one that is asked for does not reach every member.
+        """
+        if device is not None:
+            if self.gpu is None:
+                host = self.own.hosts[self.own.rank]
+                self.gpu = Gpus(self.members, device, self.through_host, host)
+            # Which of the GPU's it is, the members find out together.
+            call.transport = "gpu"
+            return OnGpu(self.gpu, wanted)
+        name = wanted or self.through_host.name
+        if name not in self.transports:
+            raise UsageError(
+                f"transport={name!r} must reach every rank of the process set; here there is "
+                f"{', '.join(sorted(self.transports))}. Leave transport= out."
+            )
+        call.transport = name
+        return self.transports[name]

@@ -1,0 +1,184 @@
+"""Groups of ranks that communicate among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from allranks.collectives import world
+from allranks.collectives.calls.call import Call
+from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.host import memory
+from allranks.collectives.host.channel import Channel
+from allranks.collectives.world.group import Group
+from allranks.collectives.world.world import World
+from allranks.errors import UsageError
+from allranks.records.deferred import deferred
+from allranks.records.ranks import label
+
+
+class ProcessSet:
+    """Some of the ranks. It can be used once `add_process_set`, or ``init()``, has registered it.
+
+    Args:
+        ranks: ranks of the world, in any order, the same on every rank; None for all.
+    """
+
+    def __init__(self, ranks: Iterable[int] | None) -> None:
+        self.process_set_id: int | None = None if ranks is not None else 0
+        self._ranks = None if ranks is None else sorted(set(ranks))
+
+    @property
+    def ranks(self) -> list[int]:
+        """The members, ascending."""
+        return list(range(world.current().size)) if self._ranks is None else list(self._ranks)
+
+    def size(self) -> int:
+        """The number of members."""
+        return len(self.ranks)
+
+    def rank(self) -> int:
+        """This rank's place among the members.
+
+        Raises:
+            ValueError: it is not one of them.
+        """
+        me = world.current().rank
+        if me not in self.ranks:
+            raise ValueError(f"rank() needs a member, and rank {me} is not in {self}.")
+        return self.ranks.index(me)
+
+    def included(self) -> bool:
+        """True on its members."""
+        return world.current().rank in self.ranks
+
+    def __repr__(self) -> str:
+        ranks = "all" if self._ranks is None else self._ranks
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={ranks})"
+
+
+global_process_set = ProcessSet(None)
+"""All ranks."""
+
+
+def group_of(process_set: ProcessSet | None, op: str) -> Group:
+    """The group behind a process set.
+
+    Raises:
+        ValueError: the set is not registered, or this rank is not a member.
+    """
+    this = world.current()
+    number = 0 if process_set is None else process_set.process_set_id
+    group = this.groups.get(number) if number is not None else None
+    if group is not None:
+        return group
+    if number is None or process_set is None or not process_set.included():
+        why = (
+            f"rank {this.rank} is not a member of {process_set}"
+            if number is not None
+            else f"{process_set} has not been registered"
+        )
+        advice = (
+            "Call it on its members only: if process_set.included(): ..."
+            if number is not None
+            else "Register it on every rank first: add_process_set(process_set)."
+        )
+        raise ValueError(
+            f"{op} needs a registered process set that this rank is in: {why}. {advice}"
+        )
+    raise ValueError(f"{op} needs a registered process set: {process_set} has been removed.")
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Registers a process set, which from now on has a ``process_set_id``.
+
+    Collective: every rank of the world must call this, members or not.
+
+    Raises:
+        UsageError: a rank does not exist, or a set of the same ranks is registered.
+    """
+    chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    this = world.current()
+    ranks = tuple(chosen.ranks)
+    if not ranks or ranks[0] < 0 or ranks[-1] >= this.size:
+        raise UsageError(
+            f"add_process_set needs ranks from 0 to {this.size - 1}: found {list(ranks)}. "
+            "Name at least one rank, and none that does not exist."
+        )
+    taken = {number: members for number, members in this.sets.items() if members == ranks}
+    if taken or ranks == this.groups[0].ranks:
+        raise UsageError(
+            f"add_process_set needs a set that is not there yet: found {label(ranks)}, which "
+            f"process set {next(iter(taken), 0)} has. Use that one."
+        )
+    number = next(n for n in range(1, len(this.sets) + 2) if n not in this.sets)
+    call = this.groups[0].call(Spec("add_process_set", shape=ranks))
+    call.steps = open_group(this, this.groups[0], call, number, ranks)
+    # Either all ranks have the set afterwards or none has.
+    with deferred():
+        this.run(call)
+        this.sets[number] = ranks
+        chosen.process_set_id = number
+    return chosen
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Forgets a process set; False for the global one and for one that is not registered.
+
+    Collective: every rank of the world must call this.
+    """
+    this, number = world.current(), process_set.process_set_id
+    if not number or number not in this.sets:
+        return False
+    call = this.groups[0].call(Spec("remove_process_set", root=number))
+    call.steps = call.agreed()
+    with deferred():
+        this.run(call)
+        del this.sets[number]
+        gone = this.groups.pop(number, None)
+        if gone is not None:
+            gone.abandon()
+        process_set.process_set_id = None
+    return True
+
+
+def open_group(
+    this: World, parent: Group, call: Call, number: int, ranks: tuple[int, ...]
+) -> Steps[None]:
+    """Gives the members of a new group their shared memory. Collective over ``parent``.
+
+    Several groups that have no rank in common can be opened at once: each rank names its own.
+    """
+    transport = parent.choose(call)
+    together = this.board is not None and len({this.hosts[rank] for rank in ranks}) == 1
+    made = _make(ranks) if together and this.rank == ranks[0] else None
+    address = np.frombuffer(made.address.encode() if made else b"", np.uint8)
+    addresses = yield from call.moved(transport.allgather, address)
+    channel: Channel | None = None
+    member = this.rank in ranks
+    at = addresses[parent.ranks.index(ranks[0])].tobytes().decode() if ranks else ""
+    if member and at:
+        try:
+            mapped = memory.attach(at, memory.rounded(Channel.nbytes(len(ranks))))
+            channel = Channel(mapped, len(ranks), ranks.index(this.rank))
+        except OSError:
+            channel = None
+    word = np.array([channel is not None or not member], np.uint8)
+    everyone = yield from call.moved(transport.allgather, word, [1] * parent.size)
+    if made is not None:
+        made.close()
+    if member:
+        whole = all(flag[0] for flag in everyone)
+        this.open(number, ranks, channel if whole else None)
+
+
+def _make(ranks: tuple[int, ...]) -> Any:
+    for named in (False, True):
+        try:
+            return memory.Segment(Channel.nbytes(len(ranks)), named=named)
+        except (OSError, AttributeError):
+            continue
+    return None

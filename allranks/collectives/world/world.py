@@ -1,0 +1,341 @@
+"""One rank's world: who there is, what is under way, and how a call is driven to its end.
+
+There is one world a process, behind ``init()``; the loopback has one a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from time import perf_counter
+from typing import Any, Protocol
+
+from allranks.collectives.calls.board import Board
+from allranks.collectives.calls.call import OVER, Agreement, Call, Members
+from allranks.collectives.calls.journal import Journal
+from allranks.collectives.calls.presence import Presence
+from allranks.collectives.calls.standing import Standing
+from allranks.collectives.calls.transport import Transport
+from allranks.collectives.calls.wait import Steps, drive
+from allranks.collectives.calls.watch import Watch
+from allranks.collectives.calls.whereabouts import Whereabouts
+from allranks.collectives.gpu.device import Device
+from allranks.collectives.host.agreement import MemoryAgreement
+from allranks.collectives.host.channel import Channel
+from allranks.collectives.host.shared import Shared
+from allranks.collectives.host.window import Window
+from allranks.collectives.world.group import Group
+from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, UsageError
+
+FIRST_MADE = 1 << 20
+"""Numbers from here on belong to groups of communicators, those below to process sets."""
+
+
+class Communicators(Protocol):
+    """What a world needs of MPI."""
+
+    user: Any
+    """The communicator of all ranks for mpi4py's own calls."""
+    pristine: Any
+    """The communicator that the next ones are made from."""
+
+    def transport(self, members: Members, *, now: bool) -> Transport:
+        """Through MPI. ``now``: all members are here, and none can be interrupted."""
+
+    def agreement(self, members: Members, transport: Any) -> Agreement:
+        """By messages, for members that share no memory."""
+
+    def renew(self, epoch: int) -> None:
+        """Moves this rank to a fresh communicator. Collective over all ranks."""
+
+
+class World(Standing):
+    """Everything that one rank knows: how it stands, its groups, and what is under way."""
+
+    def __init__(self, rank: int, hosts: tuple[int, ...], board: Board | None) -> None:
+        super().__init__(rank, hosts, board)
+        self.window: Window | None = None
+        self.gpu: Device | None = None
+        """This rank's GPU, from the first array on one on."""
+        self.mpi: Communicators | None = None
+        self.groups: dict[int, Group] = {}
+        self.sets: dict[int, tuple[int, ...]] = {}
+        """The process sets by number, those that this rank is not in as well."""
+        self.made = FIRST_MADE
+        """The number of the last group that a communicator has made."""
+        self.pending = 0
+        self.dirty = False
+        self.quarantine: list[Any] = []
+        """Arrays of calls that were left: a peer may still write to them in this epoch."""
+        self.lock = threading.RLock()
+        self.journal = Journal(self)
+        self.presence = Presence()
+        self.watch = Watch(self)
+        self.whereabouts: Whereabouts | None = None
+        self.notebook = False
+        """True once an engine has entered a cell: then the scope is not the process."""
+
+    def open(
+        self, number: int, ranks: tuple[int, ...], channel: Channel | None, *, now: bool = True
+    ) -> Group:
+        """A group that this rank is in, with its way to agree and its transports.
+
+        ``channel`` is None where the members have no memory in common; ``now`` is False while
+        the world itself is made.
+        """
+        members = Members(number, ranks, self.rank)
+        transports: dict[str, Transport] = {}
+        agreement: Agreement
+        if self.mpi is not None:
+            transports["mpi"] = self.mpi.transport(members, now=now and channel is None)
+        if channel is not None:
+            transports["shared"] = Shared(members, channel, self.window)
+            agreement = MemoryAgreement(self, members, channel)
+        else:
+            assert self.mpi is not None
+            agreement = self.mpi.agreement(members, transports["mpi"])
+        group = self.groups[number] = Group(self, agreement, transports)
+        return group
+
+    def run(self, call: Call) -> Any:
+        """Drives a call to its end and returns its result."""
+        with self.lock:
+            if self.dirty:
+                self.check_clean(call)
+            if self.pending:
+                with self.presence:
+                    return self._run_among_others(call)
+            call.spins = self.spins
+            move = call.move
+            if move is None:
+                result = self._drive(call, call.steps)
+                call.steps = OVER
+            else:
+                try:
+                    offer, rest = move(call, *(call.arguments or ()))
+                    arrived = call.agreement.come(call, offer)
+                    # Where all were there at once nothing has to be driven.
+                    done = arrived and callable(rest)
+                    result = rest() if done else None  # type: ignore[operator]
+                except BaseException as error:
+                    self.fail(call, error)
+                    raise
+                if not done:
+                    result = self._drive(call, call.rest_of(offer, rest, arrived=arrived))
+                # Not del: that makes each call's attributes a dictionary of its own.
+                call.move = call.arguments = None
+            # It holds no arrays any more: its record can be made when it is asked for.
+            call.light = call.device_seconds is None
+            self.finish(call)
+            return result
+
+    def _run_among_others(self, call: Call) -> Any:
+        if call.move is not None:
+            call.steps = call.moved(call.move, *(call.arguments or ()))
+        if call.ordered:
+            self._enqueue(call)
+            return self._drive(call, self.until(call))
+        self.presence.begin(call)
+        result = self._drive(call, self.alongside(call))
+        self.finish(call, posted=True)
+        return result
+
+    def join(self, call: Call) -> Any:
+        """Waits for a call that was submitted and returns its result."""
+        with self.lock:
+            if not call.done:
+                self.check_clean(call)
+                with self.presence:
+                    return self._drive(call, self.until(call))
+            if call.error is not None:
+                raise call.error
+            return call.result
+
+    def _drive(self, call: Call, steps: Steps[Any]) -> Any:
+        try:
+            return drive(steps, self.watch.attend, self.spin_seconds)  # type: ignore[arg-type]
+        except BaseException as error:
+            self.fail(call, error)
+            raise
+        finally:
+            self.watch.rest()
+
+    def submit(self, call: Call) -> Call:
+        """Posts a call as far as it goes without waiting."""
+        with self.lock:
+            self.check_clean(call)
+            with self.presence:
+                self._enqueue(call)
+                self.progress()
+            return call
+
+    def poll(self, call: Call) -> None:
+        """Takes everything under way as far as it goes without waiting."""
+        with self.lock:
+            self.check_clean(call)
+            with self.presence:
+                self.progress()
+
+    def _enqueue(self, call: Call) -> None:
+        self.presence.begin(call)
+        # In this order: one too many ends the epoch with the cell, one too few mixes two cells.
+        self.pending += 1
+        self.groups[call.members.number].queue.append(call)
+
+    def progress(self) -> None:
+        """Takes every group's first call as far as it goes without waiting."""
+        for group in list(self.groups.values()):
+            while group.queue:
+                call = group.queue[0]
+                try:
+                    if not self._advance(call):
+                        break
+                except BaseException as error:
+                    # Its steps are over, and nobody can go on with it.
+                    call.posted = True
+                    self.fail(call, error)
+                    raise
+                call.done = True
+                group.queue.popleft()
+                self.pending -= 1
+
+    def _advance(self, call: Call) -> bool:
+        """Takes a call as far as it goes without waiting; True at its end."""
+        try:
+            next(call.steps)
+        except StopIteration as end:
+            call.result = end.value
+            self.finish(call, posted=True)
+        except (CollectiveMismatch, UsageError) as error:
+            call.error = error
+        else:
+            self.presence.note(call)
+            return False
+        return True
+
+    def finish(self, call: Call, *, posted: bool = False) -> None:
+        """Notes the end of a call; ``posted`` says that others may have been under way with it."""
+        call.ended = perf_counter()
+        if posted:
+            self.presence.end(call)
+        if call.held is not None:
+            call.held = None
+        if call.ordered:
+            call.agreement.finish(call)
+        self.journal.add(call)
+
+    def alongside(self, call: Call) -> Steps[Any]:
+        """Drives a call that takes no part in the group's order, and everything under way."""
+        while True:
+            self.progress()
+            try:
+                yield next(call.steps)
+            except StopIteration as end:
+                return end.value
+
+    def until(self, call: Call) -> Steps[Any]:
+        """Drives everything under way until one call is done."""
+        while True:
+            self.progress()
+            if call.done:
+                break
+            yield self.groups[call.members.number].queue[0]
+        if call.error is not None:
+            raise call.error
+        return call.result
+
+    def check_clean(self, call: Call) -> None:
+        """Lets no call begin in an epoch that is over for this rank."""
+        if self.dirty:
+            raise RankLeft(
+                f"{call.spec.title} needs an epoch that is whole: this rank has left an earlier "
+                "collective of it unfinished. The next cell starts a fresh one; in a script call "
+                "allranks.collectives.renew() on every rank."
+            )
+
+    def fail(self, call: Call, error: BaseException) -> None:
+        """Says on the board that this rank has left a collective, if it has."""
+        # A usage error that comes after all have agreed comes on all: the epoch is whole.
+        if isinstance(error, (CollectiveMismatch, UsageError)) and not call.deadlock:
+            return
+        if call.deadlock:
+            self.spoil(call.deadlock, call, deadlock=True)
+        elif not call.posted:
+            return
+        elif isinstance(error, RankLeft):
+            self.spoil(f"has given up {call.spec.title} at {call.site}", call)
+        else:
+            self.spoil(f"has left {call.spec.title} at {call.site} ({type(error).__name__})", call)
+        self.quarantine.append(call.held)
+
+    def spoil(self, why: str, call: Call | None = None, *, deadlock: bool = False) -> None:
+        """This rank can take part in no further collective of this epoch."""
+        if self.dirty:
+            return
+        self.dirty = True
+        for group in list(self.groups.values()):
+            group.abandon()
+        if call is not None and call.spec.device and self.gpu is not None:
+            self.gpu.hold(call)
+        self.give_up(why, deadlock=deadlock)
+
+    def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
+        """This rank's scope has ended."""
+        if self.pending:
+            self.spoil(f"has left {self.scope.name} without synchronize() on a handle")
+        super().leave(reason, failed, where, gone=gone)
+
+    def renewed(self, epoch: int) -> None:
+        """A new epoch has begun: nothing of the old one counts any more."""
+        self.start_over(epoch)
+        self.dirty, self.pending = False, 0
+        self.quarantine.clear()
+        for group in list(self.groups.values()):
+            group.abandon()
+        # Groups that Split() and Dup() have made end with their epoch.
+        self.groups = {n: group for n, group in list(self.groups.items()) if n < FIRST_MADE}
+        for _, group in sorted(self.groups.items()):
+            group.renew()
+
+
+_process: World | None = None
+_threads = threading.local()
+_threaded = False
+"""True once a thread has had a world of its own: looking that up costs every call."""
+
+
+def current() -> World:
+    """This rank's world.
+
+    Raises:
+        NotInitialized: before ``init()``, or after ``shutdown()``.
+    """
+    found = _found() if _threaded else _process
+    if found is None:
+        raise NotInitialized(
+            "collectives need init() first, and it has not been called on this rank. "
+            "Call allranks.collectives.init()."
+        )
+    return found
+
+
+def set_process(world: World | None) -> None:
+    """Makes a world this process's."""
+    global _process
+    _process = world
+
+
+def set_thread(world: World | None) -> None:
+    """Makes a world this thread's: the loopback."""
+    global _threaded
+    _threaded = True
+    _threads.world = world
+
+
+def exists() -> bool:
+    """True between ``init()`` and ``shutdown()``."""
+    return _found() is not None
+
+
+def _found() -> World | None:
+    own: World | None = getattr(_threads, "world", None)
+    return own or _process

@@ -1,0 +1,20 @@
+"""Why a cell ended early on one rank. Both sides; standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Why a cell ended early on one rank, as a person reads it."""
+
+    rank: int
+    host: str
+    device: str
+    etype: str
+    message: str
+    traceback: tuple[str, ...]
+    line: int | None
+    source_line: str
+    waiting: bool
