@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,35 @@ import keras  # noqa: E402
 
 import allranks.horovod  # noqa: E402, F401  from here on `horovod` is found
 
+ABOVE = """
+import tensorflow.keras.backend as K1
+from tensorflow.keras import backend as K2
+from keras import backend as K3
+import keras.backend as K4
+import tensorflow as tf
+from tensorflow import train
+from tensorflow.keras import optimizers
+from tensorflow.keras.models import Model, Sequential
+from tensorflow.keras.optimizers import SGD
+from keras import Variable
+
+K5 = tf.keras.backend
+import horovod.tensorflow.keras as hvd
+
+for K in (K1, K2, K3, K4, K5, tf.keras.backend):
+    K.set_session(tf.Session(config=tf.ConfigProto()))
+    optimizer = SGD(lr=0.5, decay=0.0)
+    K.set_value(optimizer.lr, 0.25)
+    assert float(K.get_value(optimizer.lr)) == 0.25
+    assert K.constant(1.0).shape == ()
+    with K.name_scope("x"):
+        pass
+assert train.AdamOptimizer is tf.compat.v1.train.AdamOptimizer
+assert optimizers.Adam(0.1).variables()
+assert Model.fit_generator and Sequential.evaluate_generator
+assert Variable(1.0).ref()
+print("all of them")
+"""
 SGD = keras.optimizers.SGD
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
 
@@ -81,3 +113,18 @@ def test_a_session_is_set_for_nothing():
     assert isinstance(tf.train.AdagradOptimizer(0.1), tf.compat.v1.train.Optimizer)
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
         tf.no_such_name  # noqa: B018
+
+
+def test_what_was_imported_above_horovod_is_mended_too(tmp_path):
+    """Scripts import TensorFlow, Keras and Horovod in any order, and keep what they got."""
+    script = tmp_path / "train.py"
+    script.write_text(ABOVE)
+    ended = subprocess.run(
+        [sys.executable, "-m", "allranks.horovod", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("all of them\n")
