@@ -3,6 +3,9 @@
 Importing this imports numpy and nothing heavier; MPI starts with `init`.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from allranks.collectives import runtime
 from allranks.collectives.cells import scope
 from allranks.collectives.compression import Compression
 from allranks.collectives.handles import Handle, poll, synchronize
@@ -54,7 +57,6 @@ from allranks.collectives.reductions import (
 )
 from allranks.collectives.runtime import (
     activity,
-    comm,
     cross_rank,
     cross_size,
     dirty,
@@ -74,6 +76,19 @@ from allranks.collectives.runtime import (
     size,
 )
 from allranks.collectives.tracing import timeline
+
+if TYPE_CHECKING:
+    from allranks.collectives.communicator import Comm
+
+    comm: Comm
+
+
+def __getattr__(name: str) -> Any:
+    """``comm`` is a communicator, as it is in a cell: there is one from `init` on."""
+    if name == "comm":
+        return runtime.communicator()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Adasum",
@@ -99,7 +114,6 @@ __all__ = [
     "broadcast",
     "broadcast_async",
     "broadcast_object",
-    "comm",
     "cross_rank",
     "cross_size",
     "dirty",

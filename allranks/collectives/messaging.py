@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from allranks.collectives.world import World
 
 _TAGS = 1 << 14
-"""Added to the tags, so that receives of any tag on `comm()` keep off these messages."""
+"""Added to the tags, so that receives of any tag on `comm` keep off these messages."""
 _HEAD_BYTES = 256
 
 
