@@ -32,6 +32,10 @@ class Distributed:
     _allranks: Reduction
     _allranks_factor: float
 
+    def register_local_var(self, var: Any) -> None:
+        """Lets the gradient of a variable stay as this rank computes it."""
+        self._allranks.register_local([var])
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Updates the variables with the gradients of all ranks."""
         grads = list(grads)

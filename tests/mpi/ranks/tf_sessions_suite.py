@@ -71,3 +71,67 @@ def test_a_collective_that_one_rank_does_not_fetch_is_named(
             assert f"rank {R} has not come to it for" in str(error)
             assert "waits in second" in str(error)
     next_cell_works()
+
+
+def test_the_gradient_of_an_allgather_keeps_its_own_dtype() -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = tf.constant(np.ones([R + 1, 2]))
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def narrowed(y: Any) -> Any:
+            return tf.identity(y), lambda g: tf.cast(g, tf.float32)
+
+        gathered = narrowed(hvd.allgather(x))
+        (gradient,) = tf.gradients(gathered * (R + 1.0), x)
+        assert gradient.dtype == tf.float32
+        np.testing.assert_allclose(session.run(gradient), np.full([R + 1, 2], (N + 1) / 2))
+
+
+class Given(v1.train.GradientDescentOptimizer):  # type: ignore[misc]
+    """An optimizer of somebody's own, who takes no loss."""
+
+    def compute_gradients(self, *, of: Any) -> Any:  # type: ignore[override]
+        return [(tf.cast(of, tf.float32) * tf.ones_like(v), v) for v in v1.trainable_variables()]
+
+
+def test_an_optimizer_accumulates_and_counts_every_step() -> None:
+    with tf.Graph().as_default():
+        w = v1.get_variable("w", initializer=tf.zeros([2]))
+        u = v1.get_variable("u", initializer=tf.zeros([2]))
+        steps = v1.train.get_or_create_global_step()
+        optimizer = hvd.DistributedOptimizer(Given(1.0), backward_passes_per_step=2)
+        optimizer.register_local_var(u)
+        pairs = optimizer.compute_gradients(of=R + 1)
+        train = optimizer.apply_gradients(pairs, global_step=steps)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            for step in range(1, 5):
+                seen = session.run([train, [g for g, _ in pairs]])[1]
+                shared, own = session.run([w, u])
+                assert session.run(steps) == step
+                due = step // 2
+                np.testing.assert_allclose(shared, [-due * (N + 1)] * 2)
+                np.testing.assert_allclose(own, [-due * 2 * (R + 1) / N] * 2)
+                # What is not due is this step's own gradient.
+                first = N + 1 if step % 2 == 0 else R + 1
+                np.testing.assert_allclose(seen[0], [first] * 2)
+
+
+def test_accumulated_slices_become_dense() -> None:
+    with tf.Graph().as_default():
+        table = v1.get_variable("table", initializer=tf.zeros([N + 1, 2]))
+        loss = tf.reduce_sum(tf.gather(table, [R, N]))
+        optimizer = v1.train.GradientDescentOptimizer(1.0)
+        train = hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2).minimize(loss)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            for _ in range(4):
+                session.run(train)
+            found = session.run(table)
+    np.testing.assert_allclose(found[:, 0], [-4 / N] * N + [-4])
+
+
+def test_an_optimizer_that_accumulates_needs_a_graph() -> None:
+    made = hvd.DistributedOptimizer(Given(1.0), backward_passes_per_step=2)
+    with pytest.raises(ValueError, match="backward_passes_per_step=2, and TensorFlow executes"):
+        made.compute_gradients(of=1)
