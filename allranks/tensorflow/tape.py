@@ -56,7 +56,8 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]
         Collective over the process set.
         """
         whole = self.gradient(target, sources, output_gradients, *args, **options)
-        local, shared = [], []
+        local: list[tuple[Any, Any]] = []
+        shared: list[tuple[Any, Any]] = []
         for source, gradient in zip(tf.nest.flatten(sources), tf.nest.flatten(whole), strict=True):
             kind = local if identity(source) in self.reduction.local else shared
             kind.append((source, gradient))
