@@ -39,6 +39,7 @@ from allranks.collectives import (
 from allranks.tensorflow import downloads as _downloads
 from allranks.tensorflow import elastic
 from allranks.tensorflow import failures as _failures
+from allranks.tensorflow import internals as util
 from allranks.tensorflow import pinning as _pinning
 from allranks.tensorflow.basics import (
     ccl_built,
@@ -105,8 +106,8 @@ def __getattr__(name: str) -> _Any:
         from allranks.tensorflow.sync_batch_normalization import SyncBatchNormalization
 
         return SyncBatchNormalization
-    if name == "_basics":
-        # Horovod's object that knows rank and size: this module knows them too.
+    if name in ("_basics", "functions", "mpi_ops"):
+        # Horovod's object that knows rank and size, and its modules: this one has what they have.
         return _sys.modules[__name__]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -179,5 +180,6 @@ __all__ = [
     "size_op",
     "start_timeline",
     "stop_timeline",
+    "util",
     "vars_to_refs",
 ]

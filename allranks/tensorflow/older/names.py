@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-_ROOTS = ("", "tensorflow.", "keras._tf_keras.")
+_ROOTS = ("", "tensorflow.", "keras._tf_keras.", "tf_", "tf_keras.api._v2.")
 _BACKEND = ("get_value", "constant", "name_scope", "learning_phase")
 
 
