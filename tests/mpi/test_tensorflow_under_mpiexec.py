@@ -46,6 +46,14 @@ def test_tensorflow_on_ranks_is_tensorflow_on_the_joined_batch(ranks: int) -> No
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_sessions_run_collectives_in_any_order(ranks: int) -> None:
+def test_horovods_names_do_what_horovod_says_in_sessions_too(ranks: int) -> None:
     """With as many threads as TensorFlow makes by itself."""
-    passes(ranks, "tf_sessions")
+    passes(ranks, "tf_sessions", "horovod")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("tf_keras") is None,
+    reason="no Keras 2 beside this Python: pip install 'allranks[legacy-keras]'",
+)
+def test_callbacks_states_and_layers_of_keras_2() -> None:
+    passes(2, "tf_keras", TF_USE_LEGACY_KERAS="1", **FEW)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -124,3 +129,15 @@ def test_packages_that_build_on_horovod_find_what_they_import():
         "allranks works with TensorFlow and Keras: found horovod.torch. "
         'Install them: pip install "allranks[tensorflow]"\n(1, 4) 2\n'
     )
+
+
+def test_numpy_is_accepted_as_far_back_as_tensorflow_accepts_it():
+    if find_spec("tensorflow") is None:
+        pytest.skip("no TensorFlow: pip install 'allranks[tensorflow]'")
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    ours, theirs = (
+        re.search(r"numpy>=([\d.]+)", " ".join(needs))
+        for needs in (project["dependencies"], metadata.requires("tensorflow"))
+    )
+    least = [tuple(map(int, found[1].split(".")[:2])) for found in (ours, theirs)]
+    assert least[0] <= least[1]
