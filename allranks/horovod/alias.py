@@ -138,6 +138,8 @@ def install(in_notebook: bool | None = None) -> bool:
         found.in_notebook = in_notebook
     if settings.horovod() == "on" and not found.in_notebook:
         above.install()
+    else:
+        above.uninstall()
     return True
 
 
