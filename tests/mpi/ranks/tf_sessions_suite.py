@@ -24,14 +24,22 @@ def one_of_many(number: int) -> Any:
     """A collective by a name of its own, and what is to come of it."""
     x = tf.constant(np.full(4 * N, number + R, np.float32))
     name = f"many_{number}"
-    if number % 5 == 0:
-        return hvd.allgather(x[:1], name=name), [number + r for r in range(N)]
-    if number % 5 == 1:
+    everybody = [number + r for r in range(N)]
+    total = [sum(everybody)] * (4 * N)
+    if number % 7 == 0:
+        return hvd.allgather(x[:1], name=name), everybody
+    if number % 7 == 1:
         return hvd.broadcast(x, number % N, name=name), [number + number % N] * (4 * N)
-    if number % 5 == 2:
-        total = [N * number + N * (N - 1) // 2] * 4
-        return hvd.reducescatter(x, op=hvd.Sum, name=name), total
-    total = [N * number + N * (N - 1) // 2] * (4 * N)
+    if number % 7 == 2:
+        return hvd.reducescatter(x, op=hvd.Sum, name=name), total[:4]
+    if number % 7 == 3:
+        both = hvd.grouped_allgather([x[:1], x[:1]], name=name)
+        return tf.concat(both, 0), [*everybody, *everybody]
+    if number % 7 == 4:
+        return hvd.alltoall(x, name=name), np.repeat(everybody, 4)
+    if number % 7 == 5:
+        w = v1.get_variable(name, initializer=x)
+        return hvd.broadcast_([w], N - 1, name=name)[0], [everybody[-1]] * (4 * N)
     return hvd.allreduce(x, op=hvd.Sum, name=name), total
 
 
@@ -42,6 +50,7 @@ def test_many_collectives_in_another_order_on_every_rank() -> None:
         order.shuffle(numbers)
         made = [one_of_many(number) for number in numbers]
         with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
             for _ in range(100):
                 order.shuffle(made)
                 for found, expected in zip(
