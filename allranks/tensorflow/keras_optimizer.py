@@ -17,7 +17,7 @@ from allranks.errors import UsageError
 from allranks.tensorflow import keras_hooks, legacy_optimizer
 from allranks.tensorflow.compression import Compression
 from allranks.tensorflow.gradients import Reduction, check_groups
-from allranks.tensorflow.kerases import is_legacy
+from allranks.tensorflow.which_keras import is_legacy
 
 _SETTINGS = "_allranks"
 

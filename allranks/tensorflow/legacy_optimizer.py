@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from allranks.tensorflow.gradients import Reduction
-from allranks.tensorflow.kerases import build, inner
+from allranks.tensorflow.which_keras import build, inner
 
 Pairs = list[tuple[Any, Any]]
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from allranks.collectives import Sum
 from allranks.errors import UsageError
-from allranks.tensorflow.kerases import LEGACY, keras
 from allranks.tensorflow.ops import allreduce
+from allranks.tensorflow.which_keras import LEGACY, keras
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]

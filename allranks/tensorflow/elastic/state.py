@@ -188,18 +188,18 @@ class TensorFlowKerasState(TensorFlowState):
         super().__init__(self._of_model, **kwargs)
 
     def _of_model(self) -> list[Any]:
-        state = [] if self.optimizer is None else kerases().state_of(self.optimizer)
+        state = [] if self.optimizer is None else which_keras().state_of(self.optimizer)
         return [*self.model.weights, *state]
 
     def sync(self) -> None:
         """Every rank has the first rank's model and values. Collective over all ranks."""
         if self.optimizer is not None and self.model.built:
-            kerases().build(self.optimizer, self.model.trainable_variables)
+            which_keras().build(self.optimizer, self.model.trainable_variables)
         super().sync()
 
 
-def kerases() -> Any:
+def which_keras() -> Any:
     """What knows Keras: imported when it is used, as scripts of TensorFlow 1 do without."""
-    from allranks.tensorflow import kerases
+    from allranks.tensorflow import which_keras
 
-    return kerases
+    return which_keras

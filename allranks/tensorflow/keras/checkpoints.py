@@ -6,7 +6,7 @@ from typing import Any
 
 from allranks import collectives
 from allranks.errors import UsageError
-from allranks.tensorflow.kerases import keras
+from allranks.tensorflow.which_keras import keras
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]

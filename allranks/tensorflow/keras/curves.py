@@ -6,7 +6,7 @@ from typing import Any
 
 from allranks.engine import metrics
 from allranks.errors import UsageError
-from allranks.tensorflow.kerases import keras
+from allranks.tensorflow.which_keras import keras
 
 
 class LiveCurvesCallback(keras.callbacks.Callback):  # type: ignore[misc]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from allranks.tensorflow.elastic import TensorFlowKerasState, run
-from allranks.tensorflow.kerases import keras
+from allranks.tensorflow.which_keras import keras
 
 __all__ = [
     "CommitStateCallback",

@@ -8,7 +8,7 @@ from typing import Any
 from allranks.errors import UsageError
 from allranks.tensorflow.compression import Compression
 from allranks.tensorflow.keras_optimizer import DistributedOptimizer
-from allranks.tensorflow.kerases import LEGACY, keras
+from allranks.tensorflow.which_keras import LEGACY, keras
 
 
 def load_model(

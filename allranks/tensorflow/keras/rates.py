@@ -8,8 +8,8 @@ from typing import Any
 
 from allranks import collectives
 from allranks.errors import UsageError
-from allranks.tensorflow import kerases
-from allranks.tensorflow.kerases import inner, keras
+from allranks.tensorflow import which_keras
+from allranks.tensorflow.which_keras import inner, keras
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -58,7 +58,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Looks at the optimizer and at the number of steps."""
         optimizer = inner(self.model.optimizer)
-        rate = kerases.rate_of(optimizer)
+        rate = which_keras.rate_of(optimizer)
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             raise UsageError(
                 f"{type(self).__name__} changes the learning rate, and the optimizer has a "
@@ -163,5 +163,5 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 def rate_of(optimizer: Any) -> float:
     """The learning rate as a number."""
-    rate = kerases.rate_of(optimizer)
+    rate = which_keras.rate_of(optimizer)
     return float(rate.numpy() if hasattr(rate, "numpy") else rate)

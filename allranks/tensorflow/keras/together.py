@@ -11,8 +11,8 @@ from allranks.collectives import Average, Min
 from allranks.errors import UsageError
 from allranks.records.ranks import label
 from allranks.tensorflow.keras.values import allreduce
-from allranks.tensorflow.kerases import build, keras, state_of
 from allranks.tensorflow.variables import broadcast_variables
+from allranks.tensorflow.which_keras import build, keras, state_of
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]

@@ -7,8 +7,8 @@ TensorFlow and Keras as they are. Runs in every rank.
 from __future__ import annotations
 
 from allranks.records import settings
-from allranks.tensorflow.kerases import LEGACY
 from allranks.tensorflow.older import names
+from allranks.tensorflow.which_keras import LEGACY
 
 _mended: list[bool] = []
 

@@ -15,7 +15,7 @@ import allranks.tensorflow.keras as hvd  # noqa: E402
 from allranks.engine import metrics  # noqa: E402
 from allranks.errors import CollectiveMismatch, UsageError  # noqa: E402
 from allranks.tensorflow import elastic, pinning  # noqa: E402
-from allranks.tensorflow.kerases import LEGACY, keras  # noqa: E402
+from allranks.tensorflow.which_keras import LEGACY, keras  # noqa: E402
 
 # Keras' own, where it saves a model with numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
