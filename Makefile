@@ -83,7 +83,7 @@ bench: $(VENV)/.test
 UV = $(shell command -v uv || echo $(BIN)/uv)
 COMPILE = $(UV) pip compile pyproject.toml tests/mpi/requirements.txt --quiet --upgrade --universal --python-version 3.11 \
 	--fork-strategy fewest --strip-extras --no-annotate --no-header --no-emit-index-url \
-	--extra tensorflow --extra lab --extra test --extra dev
+	--extra tensorflow --extra legacy-keras --extra lab --extra test --extra dev
 
 lock: $(VENV)/.made
 	@test -x "$(UV)" || $(PIP) install --quiet uv
@@ -104,7 +104,7 @@ clean:
 
 # One stamp for each set of packages: a changed pyproject.toml or constraints.txt installs again.
 
-$(VENV)/.test: EXTRAS = lab,tensorflow,early,test,dev
+$(VENV)/.test: EXTRAS = lab,tensorflow,legacy-keras,early,test,dev
 $(VENV)/.lab: EXTRAS = lab,tensorflow
 $(VENV)/.gpu-$(CUDA): EXTRAS = test,$(CUDA)
 

@@ -42,7 +42,7 @@ class _SaidInFull(AllranksError):
         return [f"{type(self).__name__}: {self}"]
 
 
-class UsageError(_SaidInFull):
+class UsageError(_SaidInFull, ValueError):
     """What was typed cannot be run; nothing was sent to the ranks and nothing is lost."""
 
 

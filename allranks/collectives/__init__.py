@@ -3,6 +3,8 @@
 Importing this imports numpy and nothing heavier; MPI starts with `init`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from allranks.collectives.arrays.compression import Compression
 from allranks.collectives.arrays.reductions import (
     Adasum,
@@ -45,9 +47,9 @@ from allranks.collectives.ops.reducing import (
     reducescatter_async,
 )
 from allranks.collectives.ops.sending import recv, send
+from allranks.collectives.start import runtime
 from allranks.collectives.start.runtime import (
     activity,
-    comm,
     cross_rank,
     cross_size,
     dirty,
@@ -75,6 +77,19 @@ from allranks.collectives.world.process_sets import (
 )
 from allranks.collectives.world.scopes import scope
 
+if TYPE_CHECKING:
+    from allranks.collectives.ops.communicator import Comm
+
+    comm: Comm
+
+
+def __getattr__(name: str) -> Any:
+    """``comm`` is a communicator, as it is in a cell: there is one from `init` on."""
+    if name == "comm":
+        return runtime.communicator()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "Adasum",
     "Average",
@@ -99,7 +114,6 @@ __all__ = [
     "broadcast",
     "broadcast_async",
     "broadcast_object",
-    "comm",
     "cross_rank",
     "cross_size",
     "dirty",

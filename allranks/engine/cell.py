@@ -285,7 +285,9 @@ class CellRunner:
             result.error_in_exec = error
             # The first frame is ours: it called the function.
             tb = error.__traceback__
-            self._show_own_frames(shell, type(error), error, tb and (tb.tb_next or tb))
+            for _ in range(1 + getattr(function, "own_frames", 0)):
+                tb = tb and (tb.tb_next or tb)
+            self._show_own_frames(shell, type(error), error, tb)
         return self._in_rank(result)
 
     def _in_rank(self, result: ExecutionResult) -> ExecutionResult:

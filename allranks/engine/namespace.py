@@ -13,7 +13,6 @@ PLACE = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 _NOT_FOR_CELLS = {
     "Handle",
     "activity",
-    "comm",
     "dirty",
     "epoch",
     "on_notice",
@@ -33,10 +32,10 @@ def names(device: str) -> dict[str, Any]:
 
 def place() -> dict[str, Any]:
     """Returns the names that say where this rank is in the world that is current."""
-    return {name: getattr(collectives, name)() for name in PLACE} | {"comm": collectives.comm()}
+    return {name: getattr(collectives, name)() for name in PLACE} | {"comm": collectives.comm}
 
 
 def renew(namespace: dict[str, Any], old: object) -> None:
     """Points ``comm`` at the new epoch's communicator, unless the cell gave the name away."""
     if namespace.get("comm") is old:
-        namespace["comm"] = collectives.comm()
+        namespace["comm"] = collectives.comm

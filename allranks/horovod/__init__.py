@@ -8,8 +8,9 @@ library only.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from allranks.errors import UsageError
 from allranks.horovod import alias
@@ -41,8 +42,9 @@ def run(
     Collective over all ranks, on the ranks.
     """
     if not on_rank():
+        modules = tuple(name for name in alias.OLD_SCRIPTS if name in sys.modules)
         result: list[Any] = importlib.import_module("allranks").run(
-            func, args, kwargs, num_proc, **options
+            Called(func, modules) if modules else func, args, kwargs, num_proc, **options
         )
         return result
     collectives = importlib.import_module("allranks.collectives")
@@ -57,10 +59,25 @@ def run(
     return gathered
 
 
+class Called(NamedTuple):
+    """A function that finds on a rank what a script has imported above it.
+
+    A function is sent with the modules that it names, but by allranks' own names: on the rank
+    nobody would have imported ``horovod.tensorflow``, and no older line would be mended.
+    """
+
+    func: Callable[..., Any]
+    modules: tuple[str, ...]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Imports the modules and calls the function."""
+        for name in self.modules:
+            importlib.import_module(name)
+        return self.func(*args, **kwargs)
+
+
 def on_rank() -> bool:
     """Whether this process is a rank whose collectives have begun."""
-    import sys
-
     collectives = sys.modules.get("allranks.collectives")
     return collectives is not None and bool(collectives.is_initialized())
 

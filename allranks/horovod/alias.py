@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from allranks.errors import MissingDependency
+from allranks.horovod import above
 from allranks.records import settings
 
 #: Where the parts of Horovod are found; what lies below one of them is found below its place.
@@ -22,11 +23,11 @@ PLACES = {
     "horovod.tensorflow.functions": "allranks.tensorflow",
     "horovod.tensorflow.mpi_ops": "allranks.tensorflow",
     "horovod.tensorflow.sync_batch_norm": "allranks.tensorflow",
+    "horovod.tensorflow.util": "allranks.tensorflow.internals",
     "horovod.tensorflow": "allranks.tensorflow",
     "horovod.keras": "allranks.tensorflow.keras",
     "horovod.common.elastic": "allranks.tensorflow.elastic",
     "horovod.common.process_sets": "allranks.collectives",
-    "horovod.runner": "allranks.horovod",
     "horovod": "allranks.horovod",
 }
 _ELSEWHERE = {
@@ -37,7 +38,7 @@ _ELSEWHERE = {
     "horovod.data": "Horovod's data loaders",
 }
 #: Scripts that come by the name horovod were written for an older TensorFlow.
-_OLD_SCRIPTS = ("horovod.tensorflow", "horovod.keras")
+OLD_SCRIPTS = ("horovod.tensorflow", "horovod.keras")
 
 
 class NotHere(MissingDependency, ModuleNotFoundError):
@@ -71,7 +72,7 @@ class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 f"is for {_ELSEWHERE[top]}. For arrays of any kind there are: "
                 "from allranks.collectives import allreduce, broadcast"
             )
-        if top in _OLD_SCRIPTS and self.in_notebook:
+        if top in OLD_SCRIPTS and self.in_notebook:
             raise NotHere(
                 f"{name} runs on ranks, and this is the notebook. "
                 "Begin the cell with: %%distributed"
@@ -91,7 +92,7 @@ class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         assert spec.origin is not None
         module = importlib.import_module(spec.origin)
         self._specs[spec.name] = module.__spec__
-        if spec.name in _OLD_SCRIPTS:
+        if spec.name in OLD_SCRIPTS:
             importlib.import_module("allranks.tensorflow.older").mend()
         return module
 
@@ -135,11 +136,16 @@ def install(in_notebook: bool | None = None) -> bool:
         sys.meta_path.insert(0, found)
     if in_notebook is not None:
         found.in_notebook = in_notebook
+    if settings.horovod() == "on" and not found.in_notebook:
+        above.install()
+    else:
+        above.uninstall()
     return True
 
 
 def uninstall() -> None:
     """``import horovod`` finds Horovod only."""
+    above.uninstall()
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Alias)]
     if _is_anothers(sys.modules.get("horovod")):
         return

@@ -3,6 +3,7 @@
 ``import allranks.tensorflow as hvd`` in a cell of a notebook, or in a script under ``mpiexec``.
 """
 
+import sys as _sys
 from typing import Any as _Any
 
 try:
@@ -38,6 +39,7 @@ from allranks.collectives import (
 from allranks.tensorflow import downloads as _downloads
 from allranks.tensorflow import elastic
 from allranks.tensorflow import failures as _failures
+from allranks.tensorflow import internals as util
 from allranks.tensorflow import pinning as _pinning
 from allranks.tensorflow.basics import (
     ccl_built,
@@ -62,6 +64,15 @@ from allranks.tensorflow.basics import (
     stop_timeline,
 )
 from allranks.tensorflow.compression import Compression
+from allranks.tensorflow.internals import (
+    _cache,
+    _executing_eagerly,
+    _make_subgraph,
+    check_num_rank_power_of_2,
+    handle_average_backwards_compatibility,
+    refs_to_vars,
+    vars_to_refs,
+)
 from allranks.tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
 from allranks.tensorflow.ops import (
     allgather,
@@ -95,6 +106,9 @@ def __getattr__(name: str) -> _Any:
         from allranks.tensorflow.sync_batch_normalization import SyncBatchNormalization
 
         return SyncBatchNormalization
+    if name in ("_basics", "functions", "mpi_ops"):
+        # Horovod's object that knows rank and size, and its modules: this one has what they have.
+        return _sys.modules[__name__]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -113,6 +127,9 @@ __all__ = [
     "Product",
     "Sum",
     "SyncBatchNormalization",
+    "_cache",
+    "_executing_eagerly",
+    "_make_subgraph",
     "add_process_set",
     "allgather",
     "allgather_object",
@@ -125,6 +142,7 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
     "ccl_built",
+    "check_num_rank_power_of_2",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -137,6 +155,7 @@ __all__ = [
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
+    "handle_average_backwards_compatibility",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -153,6 +172,7 @@ __all__ = [
     "rank",
     "rank_op",
     "reducescatter",
+    "refs_to_vars",
     "remove_process_set",
     "rocm_built",
     "shutdown",
@@ -160,4 +180,6 @@ __all__ = [
     "size_op",
     "start_timeline",
     "stop_timeline",
+    "util",
+    "vars_to_refs",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,7 +12,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from allranks.collectives import ProcessSet
-from allranks.tensorflow import failures, places, turns
+from allranks.tensorflow import aside, failures, places, turns
 
 Array = NDArray[Any]
 _ALIGNED = 64
@@ -57,20 +58,16 @@ def cross(
     if tf.executing_eagerly():
         with failures.published():
             return call(*tensors)
-    names: list[str] = []
+    called = None if name is None else _in_graph(name)
     version_1 = not tf.compat.v1.executing_eagerly_outside_functions()
     if among is not None and version_1:
-        function = _in_turn(function, names, among)
+        return _in_turn(function, tensors, outputs, called, among)
     # What is a numpy function in a graph has its tensors brought to host memory by TensorFlow.
     stays = not version_1 and any(map(places.may_stay, where))
-    in_graph, called = (tf.py_function, call) if stays else (tf.numpy_function, function)
+    in_graph, does = (tf.py_function, call) if stays else (tf.numpy_function, function)
     results = in_graph(
-        failures.carried(called),
-        list(tensors),
-        [spec.dtype for spec in outputs],
-        name=None if name is None else _in_graph(name),
+        failures.carried(does), list(tensors), [spec.dtype for spec in outputs], name=called
     )
-    names += [_numbered(result) for result in results[:1]]
     for result, spec in zip(results, outputs, strict=True):
         result.set_shape(spec.shape)
     return list(results)
@@ -85,13 +82,22 @@ def like(tensor: Any, *, open_rows: bool = False) -> Any:
 
 
 def _in_turn(
-    function: Callable[..., Sequence[Any]], names: list[str], among: ProcessSet
-) -> Callable[..., Sequence[Any]]:
-    def call(*arrays: Array) -> Sequence[Any]:
-        with turns.of(among).taken(names[0]):
-            return function(*arrays)
+    function: Callable[..., Sequence[Any]],
+    tensors: Sequence[Any],
+    outputs: Sequence[Any],
+    name: str | None,
+    among: ProcessSet,
+) -> list[Any]:
+    """What the function returns; it is called when it is its turn on every rank."""
+    names: list[str] = []
 
-    return call
+    def call(*arrays: Array) -> Sequence[Any]:
+        made: Sequence[Any] = turns.of(among).take(names[0], lambda: function(*arrays))
+        return made
+
+    results = aside.numpy_function(failures.carried(call), tensors, outputs, name)
+    names += [_numbered(result) for result in results[:1]]
+    return results
 
 
 def _bring(tensor: Any, device: str) -> Any:
@@ -121,18 +127,22 @@ def to_tensor(array: Any, device: str = "") -> Any:
 
 
 def _numbered(tensor: Any) -> str:
-    """An operation's name and number in the graph that is run: the same on every rank.
+    """An operation's name in the graph that is run: the same on every rank.
 
-    Functions inside a graph have names that depend on all that the process has traced before.
+    The functions inside a graph each have names of their own, and their own name depends on all
+    that the process has traced before: those of a name are counted.
     """
-    graph = tensor.graph
+    graph, name = tensor.graph, str(tensor.op.name)
     while getattr(graph, "outer_graph", None) is not None:
         graph = graph.outer_graph
-    number = _crossings[graph] = _crossings.get(graph, 0) + 1
-    return f"{tensor.op.name} ({number})"
+    if graph is tensor.graph:
+        return name
+    counts = _in_functions.setdefault(graph, Counter())
+    counts[name] += 1
+    return f"{name} ({counts[name]})"
 
 
-_crossings: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+_in_functions: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
 
 
 def _in_graph(name: str) -> str:

@@ -48,9 +48,19 @@ class RankLeft(errors.RankLeft, tf.errors.UnknownError):  # type: ignore[misc]
         return type(self), (self.message,)
 
 
+class UsageError(errors.UsageError, tf.errors.InvalidArgumentError):  # type: ignore[misc]
+    """`allranks.errors.UsageError`, and what Horovod raises in its place."""
+
+    def __init__(self, message: str) -> None:
+        tf.errors.InvalidArgumentError.__init__(self, None, None, message)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.message,)
+
+
 def public(error: BaseException) -> BaseException:
     """The exception as a user of TensorFlow shall catch it."""
-    for kind in (CollectiveMismatch, RankLeft):
+    for kind in (CollectiveMismatch, RankLeft, UsageError):
         if type(error) is kind.__mro__[1]:
             return kind(str(error))
     return error
@@ -61,7 +71,7 @@ def published() -> Iterator[None]:
     """What the block raises is raised as `public` has it."""
     try:
         yield
-    except errors.CollectiveError as error:
+    except (errors.CollectiveError, errors.UsageError) as error:
         shown = public(error)
         if shown is error:
             raise

@@ -67,7 +67,9 @@ def grouped_allgather(
 
     def back(*gradients: Any) -> Any:
         rows = [tf.shape(source)[0] for source in sources]
-        return cross(own, [*gradients, *rows], list(map(like, sources)), name, process_set)
+        # A gradient may come in another dtype than its source's.
+        specs = [tf.TensorSpec(s.shape, g.dtype) for s, g in zip(sources, gradients, strict=True)]
+        return cross(own, [*gradients, *rows], specs, name, process_set)
 
     specs = [like(source, open_rows=True) for source in sources]
     return differentiable(move, back, sources, specs, name, process_set) if sources else []
@@ -145,12 +147,13 @@ def _exchange(source: Any, splits: Any, name: str | None, process_set: ProcessSe
     size = process_set.size()
 
     def move(array: Array, *given: Array) -> Sequence[Any]:
-        if given:
-            pieces, received = collectives.alltoall(array, given[0], **options)
-            return [pieces, np.asarray(received, np.int32)]
         rows = array.shape[0] if array.ndim else 0
-        pieces = collectives.alltoall(array, **options)
-        return [pieces, np.full(size, rows // size, np.int32)]
+        if not given and (array.ndim == 0 or rows % size):
+            return list(collectives.alltoall(array, **options))  # raises: rows cannot be divided
+        # Said in any case, so that this rank hears of the others' rows, which may be more or fewer.
+        splits = given[0] if given else np.full(size, rows // size)
+        pieces, received = collectives.alltoall(array, splits, **options)
+        return [pieces, np.asarray(received, np.int32)]
 
     specs = [like(source, open_rows=True), tf.TensorSpec([size], tf.int32)]
     cuts = [] if splits is None else [tf.convert_to_tensor(splits, tf.int32)]

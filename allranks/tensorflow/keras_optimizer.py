@@ -14,9 +14,10 @@ import tensorflow as tf
 
 from allranks.collectives import Average, ProcessSet, ReduceOp, Sum, global_process_set
 from allranks.errors import UsageError
-from allranks.tensorflow import keras_hooks
+from allranks.tensorflow import keras_hooks, legacy_optimizer
 from allranks.tensorflow.compression import Compression
 from allranks.tensorflow.gradients import Reduction, check_groups
+from allranks.tensorflow.which_keras import is_legacy
 
 _SETTINGS = "_allranks"
 
@@ -31,6 +32,10 @@ class Distributed:
     gradient_accumulation_steps: int | None
     _allranks: Reduction
     _allranks_factor: float
+
+    def register_local_var(self, var: Any) -> None:
+        """Lets the gradient of a variable stay as this rank computes it."""
+        self._allranks.register_local([var])
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Updates the variables with the gradients of all ranks."""
@@ -83,7 +88,7 @@ def distribute(optimizer: Any, reduction: Reduction, passes: int, summed: bool) 
     """Makes a Keras optimizer distributed, and returns it.
 
     Args:
-        optimizer: of Keras; it may be built and have state.
+        optimizer: of Keras, the third or the second; it may be built and have state.
         reduction: how gradients become the same on every rank.
         passes: gradients of so many steps are accumulated on each rank, then reduced and applied.
         summed: whether accumulated gradients count as their sum, not as their average.
@@ -91,6 +96,8 @@ def distribute(optimizer: Any, reduction: Reduction, passes: int, summed: bool) 
     Raises:
         UsageError: it is no optimizer of Keras, or accumulates another number of steps.
     """
+    if is_legacy(optimizer):
+        return legacy_optimizer.distribute(optimizer, reduction, passes, summed)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise UsageError(
             "DistributedOptimizer needs an optimizer of Keras or of tf.compat.v1.train: found "

@@ -52,22 +52,17 @@ def allreduce(
         A tensor like the input. Its gradient is the same reduction of the ranks' gradients.
 
     Raises:
+        NotImplementedError: of slices, another reduction than Average and Sum, or a factor.
         CollectiveMismatch: the ranks brought different things; nothing has moved.
         RankLeft: a rank will never call this.
 
     Collective over the process set.
     """
     kind = chosen_op(op, average)
-    if isinstance(tensor, tf.IndexedSlices):
-        if prescale_factor != 1.0 or postscale_factor != 1.0:
-            raise NotImplementedError(
-                "allreduce of tf.IndexedSlices needs factors of 1: it gathers rows. "
-                "Scale the values yourself, or pass tf.convert_to_tensor(slices)."
-            )
-        return sparse.allreduce([tensor], kind, process_set, name, device_sparse)[0]
     return grouped_allreduce(
         [tensor],
         device_dense=device_dense,
+        device_sparse=device_sparse,
         op=kind,
         compression=compression,
         prescale_factor=prescale_factor,
@@ -97,11 +92,17 @@ def grouped_allreduce(
             some may be ``tf.IndexedSlices``.
         average: as in `allreduce`, with all that follows.
 
+    Raises:
+        NotImplementedError: there are slices, and the reduction, or a factor, is not for them;
+            nothing has moved.
+
     Collective over the process set.
     """
     kind = chosen_op(op, average)
     dense = {i: t for i, t in enumerate(tensors) if not isinstance(t, tf.IndexedSlices)}
     rows = {i: t for i, t in enumerate(tensors) if i not in dense}
+    if rows:
+        sparse.check(kind, prescale_factor, postscale_factor)
     outs: list[Any] = list(tensors)
     packed, contexts = [], []
     for tensor in dense.values():

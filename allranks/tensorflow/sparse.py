@@ -29,13 +29,8 @@ def allreduce(
         name: for the timeline.
         device: where the rows meet, as in `cross`.
 
-    Raises:
-        NotImplementedError: another reduction.
-
     Collective over the process set.
     """
-    check(op)
-
     parts = [part for s in slices for part in (s.values, s.indices)]
     shapes = dense_shapes(slices)
 
@@ -87,13 +82,13 @@ def rebuilt(slices: Any, made: Sequence[Any], op: ReduceOp, process_set: Process
     """The slices again, of gathered values and indices."""
     values, indices = made
     if op is Average:
-        # Of integers cut towards zero, as the average of dense ones is.
-        values = tf.cast(values / tf.cast(process_set.size(), values.dtype), values.dtype)
+        # Of integers these are floats, as in Horovod: rows are added up after the division.
+        values = values / tf.cast(process_set.size(), values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def check(op: ReduceOp) -> None:
-    """Says whether a reduction is defined on slices.
+def check(op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
+    """Says whether a reduction, with its factors, is defined on slices.
 
     Raises:
         NotImplementedError: it is not.
@@ -102,4 +97,9 @@ def check(op: ReduceOp) -> None:
         raise NotImplementedError(
             f"{op.name} needs dense tensors: tf.IndexedSlices can be averaged and summed only. "
             "Pass sparse_as_dense=True, or tf.convert_to_tensor(slices)."
+        )
+    if prescale != 1.0 or postscale != 1.0:
+        raise NotImplementedError(
+            "allreduce of tf.IndexedSlices needs factors of 1: it gathers rows. "
+            "Scale the values yourself, or pass tf.convert_to_tensor(slices)."
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from allranks.collectives import Sum
 from allranks.errors import UsageError
 from allranks.tensorflow.ops import allreduce
+from allranks.tensorflow.which_keras import LEGACY, keras
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
@@ -42,18 +42,29 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
                 "SyncBatchNormalization is synchronized by itself, found synchronized=True, which "
                 "is for tf.distribute. Leave it away."
             )
-        super().__init__(**kwargs)
+        super().__init__(**({"fused": False} if LEGACY else {}), **kwargs)
 
-    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+    if LEGACY:
+
+        def _calculate_mean_and_var(
+            self, inputs: Any, reduction_axes: Any, keep_dims: bool, mask: Any = None
+        ) -> tuple[Any, Any]:
+            return self._of_all(inputs, reduction_axes, keep_dims, mask)
+
+    else:
+
+        def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+            return self._of_all(inputs, self._reduction_axes, False, mask)
+
+    def _of_all(self, inputs: Any, axes: Any, keep_dims: bool, mask: Any) -> tuple[Any, Any]:
         """The mean and variance of each channel over all ranks, in the inputs' dtype."""
         # Sums of squares in float64 lose nothing when the mean is far from zero.
         values = tf.cast(inputs, tf.float64)
         weights = tf.ones_like(values)
         if mask is not None:
             weights *= tf.cast(tf.expand_dims(mask, -1), tf.float64)
-        axes = self._reduction_axes
         own = [
-            tf.reduce_sum(part, axes)
+            tf.reduce_sum(part, axes, keep_dims)
             for part in (weights, values * weights, tf.square(values) * weights)
         ]
         count, total, squares = tf.unstack(

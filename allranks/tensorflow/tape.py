@@ -8,8 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from allranks.collectives import Average, ProcessSet, ReduceOp, global_process_set
+from allranks.errors import UsageError
 from allranks.tensorflow.compression import Compression
-from allranks.tensorflow.gradients import Reduction, check_groups
+from allranks.tensorflow.gradients import Reduction, check_groups, identity
 
 
 class _Distributed(tf.GradientTape):  # type: ignore[misc]
@@ -39,18 +40,28 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]
 
         Collective over the process set.
         """
-        return self.get_local_and_global_gradients(
-            target, sources, output_gradients, *args, **options
-        )[1]
+        options.pop("use_generic_names", None)  # Horovod's: names match no calls here
+        own = super().gradient(target, sources, output_gradients, *args, **options)
+        whole = self.reduction.reduce(tf.nest.flatten(own), tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(own, whole)
 
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, *args: Any, **options: Any
-    ) -> tuple[Any, Any]:
-        """The gradients as this rank has computed them, and as `gradient` returns them."""
-        local = super().gradient(target, sources, output_gradients, *args, **options)
-        flat = tf.nest.flatten(local)
-        whole = self.reduction.reduce(flat, tf.nest.flatten(sources))
-        return local, tf.nest.pack_sequence_as(local, whole)
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """What `gradient` returns, as pairs of a source and its gradient.
+
+        Returns:
+            The pairs of the sources that are local, and those of the others.
+
+        Collective over the process set.
+        """
+        whole = self.gradient(target, sources, output_gradients, *args, **options)
+        local: list[tuple[Any, Any]] = []
+        shared: list[tuple[Any, Any]] = []
+        for source, gradient in zip(tf.nest.flatten(sources), tf.nest.flatten(whole), strict=True):
+            kind = local if identity(source) in self.reduction.local else shared
+            kind.append((source, gradient))
+        return local, shared
 
 
 def DistributedGradientTape(
@@ -121,4 +132,11 @@ def layers_of(layers: Any) -> Iterable[Any]:
     """One layer, several or none as a list."""
     if layers is None:
         return []
-    return layers if isinstance(layers, (list, tuple, set)) else [layers]
+    found = list(layers) if isinstance(layers, (list, tuple, set)) else [layers]
+    for layer in found:
+        if not hasattr(layer, "trainable_weights"):
+            raise UsageError(
+                f"local_layers needs layers of Keras: found {type(layer).__name__}. "
+                "Pass for instance [model.layers[0]]."
+            )
+    return found

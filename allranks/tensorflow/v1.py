@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from allranks.errors import UsageError
 from allranks.tensorflow.gradients import Reduction
 from allranks.tensorflow.variables import FOR_VERSION_1, broadcast_global_variables
 
@@ -43,21 +44,34 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
         self._passes, self._summed = passes, summed
         self._due: Any = None
 
-    def compute_gradients(self, loss: Any, *args: Any, **options: Any) -> Any:
+    def register_local_var(self, var: Any) -> None:
+        """Lets the gradient of a variable stay as this rank computes it."""
+        self._reduction.register_local([var])
+
+    def compute_gradients(self, *args: Any, **options: Any) -> Any:
         """The wrapped optimizer's gradients, reduced over the ranks.
+
+        Takes what the wrapped optimizer's takes: a loss, most often.
 
         Raises:
             RuntimeError: TensorFlow executes eagerly, and the loss is no function.
 
         Collective over the process set.
         """
-        if tf.executing_eagerly() and not callable(loss):
+        loss = next(iter(args), options.get("loss"))
+        if tf.executing_eagerly() and loss is not None and not callable(loss):
             raise RuntimeError(
                 f"{self.get_name()} needs a graph of TensorFlow 1, or a function that returns the "
                 f"loss: TensorFlow executes eagerly, and the loss is a {type(loss).__name__}. "
                 f"Use DistributedGradientTape. {FOR_VERSION_1}"
             )
-        pairs = self._optimizer.compute_gradients(loss, *args, **options)
+        if tf.executing_eagerly() and self._passes > 1:
+            raise UsageError(
+                f"{self.get_name()} accumulates gradients in a graph of TensorFlow 1 only: found "
+                f"backward_passes_per_step={self._passes}, and TensorFlow executes eagerly. "
+                "Leave it out."
+            )
+        pairs = self._optimizer.compute_gradients(*args, **options)
         gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
         if self._passes > 1:
             return list(zip(self._accumulated(gradients, variables), variables, strict=True))
@@ -66,7 +80,10 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: Any = None
     ) -> Any:
-        """The wrapped optimizer's; with accumulation in the steps in which something is due."""
+        """The wrapped optimizer's; with accumulation in the steps in which something is due.
+
+        The global step counts all steps.
+        """
         pairs = list(grads_and_vars)
         if self._due is None:
             return self._optimizer.apply_gradients(pairs, global_step, name)
@@ -76,7 +93,13 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
             with tf.control_dependencies([done] if done is not None else []):
                 return tf.no_op()
 
-        return tf.cond(self._due, apply, tf.no_op, name=name)
+        def count() -> Any:
+            if global_step is None:
+                return tf.no_op()
+            with tf.control_dependencies([tf.compat.v1.assign_add(global_step, 1)]):
+                return tf.no_op()
+
+        return tf.cond(self._due, apply, count, name=name)
 
     def get_slot(self, *args: Any, **options: Any) -> Any:
         """The wrapped optimizer's slot."""
@@ -91,7 +114,7 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
         return self._optimizer.variables(*args, **options)
 
     def _accumulated(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        """The reduced sums of the last passes where they are due; else what nobody applies."""
+        """The reduced sums of the last passes where they are due; else these, which wait."""
         kept: list[Any] = [
             None if g is None else _zeros(v) for g, v in zip(gradients, variables, strict=True)
         ]
@@ -117,7 +140,10 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
             with tf.control_dependencies(cleared):
                 return [tf.identity(g) for g in made]
 
-        made = iter(tf.nest.flatten(tf.cond(self._due, reduced, lambda: there)))
+        def waiting() -> list[Any]:
+            return [tf.convert_to_tensor(g) for g in gradients if g is not None]
+
+        made = iter(tf.nest.flatten(tf.cond(self._due, reduced, waiting)))
         return [None if a is None else next(made) for a in added]
 
 

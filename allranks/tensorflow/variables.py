@@ -43,8 +43,12 @@ def broadcast_variables(
 
     Collective over the process set.
     """
-    found = list(variables)
-    root = int(root_rank)
+    return _broadcast_together(list(variables), int(root_rank), process_set, None)
+
+
+def _broadcast_together(
+    found: list[Any], root: int, process_set: ProcessSet, name: str | None
+) -> Any:
     seen = [_described(variable) for variable in found]
 
     def move(*arrays: Array) -> list[Array]:
@@ -56,7 +60,10 @@ def broadcast_variables(
         _check_now(seen, process_set)
         return None if tf.executing_eagerly() else tf.no_op()
     specs = [like(source) for source in sources]
-    made = cross(move, sources, specs, "broadcast_variables", process_set)
+    if name is None:
+        # In a session it matches the other ranks' by its name, which is that of what it moves.
+        name = "broadcast_" + (seen[0][0] if len(seen) == 1 and seen[0][0] else "variables")
+    made = cross(move, sources, specs, name, process_set)
     if tf.executing_eagerly() or tf.inside_function():
         for variable, value in zip(found, made, strict=True):
             variable.assign(value)
@@ -66,7 +73,6 @@ def broadcast_variables(
             tf.compat.v1.assign(variable, value)
             for variable, value in zip(found, made, strict=True)
         ),
-        name="broadcast_variables",
     )
 
 
@@ -76,9 +82,13 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """As `broadcast_variables`; returns the variables."""
+    """As `broadcast_variables`; returns the variables.
+
+    Args:
+        name: of the operation, which matches the other ranks' in a session.
+    """
     found = list(variables)
-    done = broadcast_variables(found, root_rank, process_set)
+    done = _broadcast_together(found, int(root_rank), process_set, name)
     if done is None:
         return found
     with tf.control_dependencies([done]):

@@ -60,6 +60,14 @@ def test_a_launcher_of_another_mpi_is_not_taken_for_one_rank() -> None:
     assert "trains alone" not in ended.stdout
 
 
+def test_mpi_is_initialised_where_a_script_has_left_that_to_it(python: str) -> None:
+    code = "import mpi4py; mpi4py.rc.initialize = False; import allranks.collectives as c; "
+    code += "c.init(); print('of', int(c.allreduce(1, c.Sum)))"
+    ended = mpiexec(2, "-c", code, python=python)
+    assert ended.returncode == 0, ended.stdout
+    assert ended.stdout.count("of 2") == 2
+
+
 def test_ranks_of_several_hosts_agree_by_messages(python: str) -> None:
     ended = mpiexec(4, RUN, "hosts", python=python, ALLRANKS_RANKS_PER_HOST="2")
     assert ended.returncode == 0, ended.stdout

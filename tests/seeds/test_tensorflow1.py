@@ -36,7 +36,7 @@ with v1.Graph().as_default():
     v1.import_graph_def(frozen, name="")
     with v1.Session() as session:
         print("served", session.run("logits:0", {"x:0": [[1.0, 0.0], [0.0, 1.0]]}).ravel().tolist())
-print("allranks" in sys.modules, [op for op in ("HorovodAllreduce", "PyFunc") if op in ops])
+print("allranks" in sys.modules, [op for op in ("HorovodAllreduce", "MapDataset") if op in ops])
 """
 
 
@@ -75,7 +75,7 @@ def test_a_script_with_arguments_runs_in_a_cell_and_its_graph_is_served_without_
         timeout=120,
         check=False,
     )
-    assert f"served {weights[0]}\nFalse ['PyFunc']\n" in served.stdout, served.stderr
+    assert f"served {weights[0]}\nFalse ['MapDataset']\n" in served.stdout, served.stderr
 
 
 @pytest.mark.skipif(

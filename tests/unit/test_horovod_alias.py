@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -90,3 +95,49 @@ def test_a_list_is_cut_evenly(items, parts, cut):
 def test_versions_compare_by_their_numbers():
     assert util.is_version_greater_equal_than("2.21.0-rc1", "2.16.0")
     assert not util.is_version_greater_equal_than("2.9", "2.16.0")
+
+
+INSIDE = """
+import allranks.horovod
+from horovod.common.exceptions import HorovodVersionMismatchError
+from horovod.common.util import _cache, check_extension, extension_available, get_ext_suffix
+from horovod.runner import run
+from horovod.runner.common.util import env as environment
+from horovod.runner.common.util.env import get_env_rank_and_size, is_exportable
+from horovod.runner.util.threads import in_thread
+
+told = []
+in_thread(told.append, args=(1,)).join()
+in_thread(lambda: 1 / 0, silent=True).join()
+calls = _cache(lambda x: told.append(x))
+calls(2), calls(2)
+assert told == [1, 2]
+assert is_exportable("PATH") and not is_exportable("BASH_FUNC_x")
+assert run is allranks.horovod.run and environment.LOG_LEVEL_STR[0] == "FATAL"
+assert get_ext_suffix()
+try:
+    check_extension("horovod.torch")
+except ImportError as error:
+    print(error)
+print(get_env_rank_and_size(), HorovodVersionMismatchError("a", "1", "2").installed_version)
+"""
+
+
+def test_packages_that_build_on_horovod_find_what_they_import():
+    said = python(INSIDE, OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="4")
+    assert said == (
+        "allranks works with TensorFlow and Keras: found horovod.torch. "
+        'Install them: pip install "allranks[tensorflow]"\n(1, 4) 2\n'
+    )
+
+
+def test_numpy_is_accepted_as_far_back_as_tensorflow_accepts_it():
+    if find_spec("tensorflow") is None:
+        pytest.skip("no TensorFlow: pip install 'allranks[tensorflow]'")
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    ours, theirs = (
+        re.search(r"numpy>=([\d.]+)", " ".join(needs))
+        for needs in (project["dependencies"], metadata.requires("tensorflow"))
+    )
+    least = [tuple(map(int, found[1].split(".")[:2])) for found in (ours, theirs)]
+    assert least[0] <= least[1]

@@ -15,6 +15,7 @@ from allranks.collectives.ops import objects
 from allranks.collectives.ops.point_to_point import PointToPoint
 from allranks.collectives.world import World
 from allranks.collectives.world.process_sets import open_group
+from allranks.errors import UsageError
 from allranks.records.deferred import deferred
 
 
@@ -28,10 +29,10 @@ class Comm(PointToPoint):
     """
 
     def _collective(
-        self, op: str, post: Callable[..., MPI.Request], *arguments: Any, root: int = -1
+        self, op: str, post: Callable[..., MPI.Request], *arguments: Any, root: int | None = None
     ) -> None:
         group = self._group()
-        whom = group.ranks[root] if 0 <= root < group.size else root
+        whom = -1 if root is None else group.ranks[self._rooted(op, root)]
         call = group.call(Spec(f"comm.{op}", root=whom), op)
         call.transport = "mpi"
 
@@ -151,7 +152,8 @@ class Comm(PointToPoint):
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Broadcasts a picklable object."""
-        return self._world.run(objects.broadcast(self._group(), "comm.bcast", obj, "bcast", root))
+        index = self._rooted("bcast", root)
+        return self._world.run(objects.broadcast(self._group(), "comm.bcast", obj, "bcast", index))
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Gathers picklable objects on the root."""
@@ -163,7 +165,7 @@ class Comm(PointToPoint):
 
     def scatter(self, sendobj: Any, root: int = 0) -> Any:
         """Scatters a sequence of picklable objects from the root."""
-        values = list(sendobj) if self.Get_rank() == root else []
+        values = list(sendobj) if self.Get_rank() == self._rooted("scatter", root) else []
         self._as_many(values if self.Get_rank() == root else None, "scatter")
         call = objects.alltoall(self._group(), "comm.scatter", values, "scatter", root)
         return self._world.run(call)[root]
@@ -195,8 +197,18 @@ class Comm(PointToPoint):
         before = (self._objects("exscan", sendobj) or [])[: self.Get_rank()]
         return _fold(before, op) if before else None
 
-    def _objects(self, op: str, value: Any, root: int = -1) -> list[Any] | None:
-        call = objects.gather(self._group(), f"comm.{op}", value, op, root)
+    def _rooted(self, op: str, root: int) -> int:
+        """The root, which is one of this communicator's ranks."""
+        last = self._group().size - 1
+        if not 0 <= root <= last:
+            raise UsageError(
+                f"comm.{op} needs a root from 0 to {last}: found root={root}. Name one of them."
+            )
+        return root
+
+    def _objects(self, op: str, value: Any, root: int | None = None) -> list[Any] | None:
+        index = -1 if root is None else self._rooted(op, root)
+        call = objects.gather(self._group(), f"comm.{op}", value, op, index)
         result: list[Any] | None = self._world.run(call)
         return result
 

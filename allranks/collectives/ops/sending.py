@@ -18,7 +18,7 @@ from allranks.collectives.world import World
 from allranks.errors import UsageError
 
 _TAGS = 1 << 14
-"""Added to the tags, so that receives of any tag on `comm()` keep off these messages."""
+"""Added to the tags, so that receives of any tag on `comm` keep off these messages."""
 _HEAD_BYTES = 256
 
 

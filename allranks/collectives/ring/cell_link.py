@@ -21,7 +21,7 @@ class CellLink:
     def __init__(self, size: int) -> None:
         self.rank = runtime.rank()
         self.size = size
-        self._comm = runtime.comm()
+        self._comm = runtime.communicator()
 
     def exchange(self, send_to: int, array: Array, receive_from: int) -> Array:
         """The array received from one rank while ``array`` goes to another (or the same)."""

@@ -1,7 +1,7 @@
 """A world within the world: some ranks in a row are all the ranks there are.
 
 Inside it every function of this package, and whatever is built on them, means those ranks only:
-``rank()``, ``size()``, ``allreduce``, process sets, ``comm()``.
+``rank()``, ``size()``, ``allreduce``, process sets, ``comm``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A whole world in one process: each rank is a thread. Runs anywhere, without MPI.
 
 For unit tests and for teaching: the functions, the guard, the blocks and the windows are the
-real ones, over memory that the threads share. There is no `comm()` and no send or recv.
+real ones, over memory that the threads share. There is no `comm` and no send or recv.
 """
 
 from __future__ import annotations

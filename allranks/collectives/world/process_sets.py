@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,21 +19,33 @@ from allranks.errors import UsageError
 from allranks.records.deferred import deferred
 from allranks.records.ranks import label
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 
 class ProcessSet:
     """Some of the ranks. It can be used once `add_process_set`, or ``init()``, has registered it.
 
     Args:
-        ranks: ranks of the world, in any order, the same on every rank; None for all.
+        ranks: ranks of the world, in any order, the same on every rank; or a communicator of
+            mpi4py, whose ranks they are; None for all.
+
+    Attributes:
+        process_set_id: the number that it is registered by; None until then, 0 for all ranks.
+        mpi_comm: the communicator that it was made of.
     """
 
-    def __init__(self, ranks: Iterable[int] | None) -> None:
+    def __init__(self, ranks: Iterable[int] | MPI.Comm | None) -> None:
         self.process_set_id: int | None = None if ranks is not None else 0
-        self._ranks = None if ranks is None else sorted(set(ranks))
+        self.mpi_comm: Any = ranks if hasattr(ranks, "Get_group") else None
+        known: Any = None if self.mpi_comm is not None else ranks
+        self._ranks = None if known is None else sorted(set(known))
 
     @property
     def ranks(self) -> list[int]:
         """The members, ascending."""
+        if self._ranks is None and self.mpi_comm is not None:
+            self._ranks = _of_communicator(self.mpi_comm)
         return list(range(world.current().size)) if self._ranks is None else list(self._ranks)
 
     def size(self) -> int:
@@ -56,8 +68,11 @@ class ProcessSet:
         return world.current().rank in self.ranks
 
     def __repr__(self) -> str:
-        ranks = "all" if self._ranks is None else self._ranks
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={ranks})"
+        ranks = self.ranks if world.exists() else self._ranks
+        return (
+            f"ProcessSet(process_set_id={self.process_set_id}, ranks={ranks}, "
+            f"mpi_comm={self.mpi_comm})"
+        )
 
 
 global_process_set = ProcessSet(None)
@@ -68,7 +83,7 @@ def group_of(process_set: ProcessSet | None, op: str) -> Group:
     """The group behind a process set.
 
     Raises:
-        ValueError: the set is not registered, or this rank is not a member.
+        UsageError: the set is not registered, or this rank is not a member.
     """
     this = world.current()
     number = 0 if process_set is None else process_set.process_set_id
@@ -86,13 +101,13 @@ def group_of(process_set: ProcessSet | None, op: str) -> Group:
             if number is not None
             else "Register it on every rank first: add_process_set(process_set)."
         )
-        raise ValueError(
+        raise UsageError(
             f"{op} needs a registered process set that this rank is in: {why}. {advice}"
         )
-    raise ValueError(f"{op} needs a registered process set: {process_set} has been removed.")
+    raise UsageError(f"{op} needs a registered process set: {process_set} has been removed.")
 
 
-def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+def add_process_set(process_set: ProcessSet | Sequence[int] | MPI.Comm) -> ProcessSet:
     """Registers a process set, which from now on has a ``process_set_id``.
 
     Collective: every rank of the world must call this, members or not.
@@ -108,11 +123,11 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
             f"add_process_set needs ranks from 0 to {this.size - 1}: found {list(ranks)}. "
             "Name at least one rank, and none that does not exist."
         )
-    taken = {number: members for number, members in this.sets.items() if members == ranks}
-    if taken or ranks == this.groups[0].ranks:
+    taken = number_of(ranks)
+    if taken is not None:
         raise UsageError(
             f"add_process_set needs a set that is not there yet: found {label(ranks)}, which "
-            f"process set {next(iter(taken), 0)} has. Use that one."
+            f"process set {taken} has. Use that one."
         )
     number = next(n for n in range(1, len(this.sets) + 2) if n not in this.sets)
     call = this.groups[0].call(Spec("add_process_set", shape=ranks))
@@ -123,6 +138,27 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         this.sets[number] = ranks
         chosen.process_set_id = number
     return chosen
+
+
+def number_of(ranks: tuple[int, ...]) -> int | None:
+    """The number of the registered process set that has these ranks."""
+    this = world.current()
+    sets = {0: this.groups[0].ranks, **this.sets}
+    return next((number for number, members in sets.items() if members == ranks), None)
+
+
+def _of_communicator(comm: MPI.Comm) -> list[int]:
+    """A communicator's ranks, as ranks of the world."""
+    from mpi4py import MPI
+
+    this = world.current()
+    if comm == MPI.COMM_NULL:
+        return []
+    if this.mpi is None:
+        raise UsageError("a communicator needs MPI, and the loopback has none. Name the ranks.")
+    every = list(range(comm.Get_size()))
+    ranks = MPI.Group.Translate_ranks(comm.Get_group(), every, this.mpi.user.Get_group())
+    return sorted(ranks)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

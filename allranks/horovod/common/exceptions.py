@@ -13,3 +13,19 @@ class HostsUpdatedInterrupt(RuntimeError):
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the hosts have changed")
         self.skip_sync = skip_sync
+
+
+def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
+    """Says that something was built for another version than the one that is installed."""
+    return (
+        f"{name} was built for version {version}, and {installed_version} is installed. "
+        f"Install {name} {version}."
+    )
+
+
+class HorovodVersionMismatchError(ImportError):
+    """Nothing raises it here: nothing is built."""
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(get_version_mismatch_message(name, version, installed_version))
+        self.name, self.version, self.installed_version = name, version, installed_version

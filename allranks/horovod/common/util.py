@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterator, Sequence
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def _cache(f: Callable[..., T]) -> Callable[..., T]:
+    """A function that is called once for the same arguments; they can be hashed."""
+    known: dict[Any, T] = {}
+    lock = threading.Lock()
+
+    @functools.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> T:
+        key = args, frozenset(kwargs.items())
+        with lock:
+            if key not in known:
+                known[key] = f(*args, **kwargs)
+            return known[key]
+
+    return call
+
+
+def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *args: str) -> None:
+    """Does nothing where allranks works with a framework here.
+
+    Raises:
+        ImportError: it does not.
+    """
+    if not extension_available(ext_name.rpartition(".")[2]):
+        raise ImportError(
+            f"allranks works with TensorFlow and Keras: found {ext_name}. "
+            'Install them: pip install "allranks[tensorflow]"'
+        )
+
+
+def get_ext_suffix() -> str:
+    """The end of the name of a compiled module of this Python."""
+    return str(sysconfig.get_config_var("EXT_SUFFIX") or ".so")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:

@@ -188,11 +188,18 @@ class TensorFlowKerasState(TensorFlowState):
         super().__init__(self._of_model, **kwargs)
 
     def _of_model(self) -> list[Any]:
-        state = [] if self.optimizer is None else self.optimizer.variables
+        state = [] if self.optimizer is None else which_keras().state_of(self.optimizer)
         return [*self.model.weights, *state]
 
     def sync(self) -> None:
         """Every rank has the first rank's model and values. Collective over all ranks."""
-        if self.optimizer is not None and self.model.built and not self.optimizer.built:
-            self.optimizer.build(self.model.trainable_variables)
+        if self.optimizer is not None and self.model.built:
+            which_keras().build(self.optimizer, self.model.trainable_variables)
         super().sync()
+
+
+def which_keras() -> Any:
+    """What knows Keras: imported when it is used, as scripts of TensorFlow 1 do without."""
+    from allranks.tensorflow import which_keras
+
+    return which_keras

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from allranks import collectives
 from allranks.errors import UsageError
+from allranks.tensorflow.which_keras import keras
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]

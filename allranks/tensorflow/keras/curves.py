@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from allranks.engine import metrics
 from allranks.errors import UsageError
+from allranks.tensorflow.which_keras import keras
 
 
 class LiveCurvesCallback(keras.callbacks.Callback):  # type: ignore[misc]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from allranks.tensorflow.elastic import TensorFlowKerasState, run
+from allranks.tensorflow.which_keras import keras
 
 __all__ = [
     "CommitStateCallback",

@@ -6,11 +6,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import keras
-from keras.optimizers.schedules import LearningRateSchedule
-
 from allranks import collectives
 from allranks.errors import UsageError
+from allranks.tensorflow import which_keras
+from allranks.tensorflow.which_keras import inner, keras
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -59,10 +58,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Looks at the optimizer and at the number of steps."""
         optimizer = inner(self.model.optimizer)
-        if isinstance(optimizer._learning_rate, LearningRateSchedule):
+        rate = which_keras.rate_of(optimizer)
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             raise UsageError(
                 f"{type(self).__name__} changes the learning rate, and the optimizer has a "
-                f"schedule of its own, found {type(optimizer._learning_rate).__name__}. "
+                f"schedule of its own, found {type(rate).__name__}. "
                 "Create the optimizer with a number."
             )
         if self.initial_lr is None:
@@ -104,8 +104,15 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         optimizer.learning_rate = now
         if self.momentum_correction and before > 0 and getattr(optimizer, "momentum", False):
             # The compiled step has the coefficient of momentum in it: change what it multiplies.
-            for velocity in getattr(optimizer, "momentums", getattr(optimizer, "_momentums", ())):
+            for velocity in self._velocities(optimizer):
                 velocity.assign(velocity * (now / before))
+
+    def _velocities(self, optimizer: Any) -> list[Any]:
+        found = getattr(optimizer, "momentums", getattr(optimizer, "_momentums", None))
+        if found is None and hasattr(optimizer, "get_slot"):
+            variables = self.model.trainable_variables
+            found = [optimizer.get_slot(variable, "momentum") for variable in variables]
+        return list(found or ())
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -154,11 +161,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             sys.stdout.write(f"\nEpoch {epoch + 1}: the learning rate has warmed up to {rate:g}.\n")
 
 
-def inner(optimizer: Any) -> Any:
-    """The optimizer inside one that scales the loss."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
-
-
 def rate_of(optimizer: Any) -> float:
     """The learning rate as a number."""
-    return float(optimizer._learning_rate.numpy())
+    rate = which_keras.rate_of(optimizer)
+    return float(rate.numpy() if hasattr(rate, "numpy") else rate)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 
 from allranks import collectives
@@ -13,6 +12,7 @@ from allranks.errors import UsageError
 from allranks.records.ranks import label
 from allranks.tensorflow.keras.values import allreduce
 from allranks.tensorflow.variables import broadcast_variables
+from allranks.tensorflow.which_keras import build, keras, state_of
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -50,9 +50,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def _broadcast(self) -> None:
         optimizer = self.model.optimizer
-        if optimizer is not None and not optimizer.built:
-            optimizer.build(self.model.trainable_variables)
-        state = [] if optimizer is None else optimizer.variables
+        if optimizer is not None:
+            build(optimizer, self.model.trainable_variables)
+        state = [] if optimizer is None else state_of(optimizer)
         kept = {id(variable) for one in self._local for variable in _variables(one)}
         chosen = [v for v in [*self.model.weights, *state] if id(v) not in kept]
         broadcast_variables(chosen, self.root_rank)

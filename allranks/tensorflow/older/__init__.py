@@ -7,7 +7,8 @@ TensorFlow and Keras as they are. Runs in every rank.
 from __future__ import annotations
 
 from allranks.records import settings
-from allranks.tensorflow.older import models, names, optimizers
+from allranks.tensorflow.older import names
+from allranks.tensorflow.which_keras import LEGACY
 
 _mended: list[bool] = []
 
@@ -19,7 +20,10 @@ def mend() -> None:
     """
     if _mended or settings.horovod() == "name":
         return
-    optimizers.mend()
-    models.mend()
     names.mend()
+    if not LEGACY:  # Keras 2 has them itself
+        from allranks.tensorflow.older import models, optimizers
+
+        optimizers.mend()
+        models.mend()
     _mended.append(True)

@@ -25,19 +25,19 @@ class TerminalDashboard(TerminalView):
     def __init__(self, mode: str, hellos: Sequence[Hello], log_dir: str, fold: bool) -> None:
         super().__init__([hello.rank for hello in hellos], log_dir, fold)
         self._full = mode == "full"
-        self._figures = Figures(hellos)
+        self.figures = Figures(hellos)
 
     def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None:
         """Takes in what a rank tells beside its output."""
-        self._figures.take(record, payloads)
+        self.figures.take(record, payloads)
 
     def left(self, rank: int, status: str) -> None:
         """Takes in that a rank has left the cell."""
-        self._figures.tiles.left(rank, status)
+        self.figures.tiles.left(rank, status)
 
     def finish(self) -> None:
         """Prints everything."""
         super().finish()
-        self._figures.end()
-        if self._full or self._figures.worth_showing():
-            print(text(self._figures), file=sys.stdout, flush=True)
+        self.figures.end()
+        if self._full or self.figures.worth_showing():
+            print(text(self.figures), file=sys.stdout, flush=True)

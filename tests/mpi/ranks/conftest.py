@@ -85,7 +85,7 @@ def in_a_cell(do: Callable[[], object]) -> BaseException | None:
 def next_cell_works() -> None:
     enter()
     assert c.allreduce(np.ones(3), c.Sum)[0] == c.size()
-    assert c.comm().allreduce(1) == c.size()
+    assert c.comm.allreduce(1) == c.size()
     c.scope.leave("it ended")
     settle()
 

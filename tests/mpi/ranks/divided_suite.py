@@ -44,7 +44,7 @@ def in_part(each: int, body: Callable[[], Any]) -> Any:
 
 def test_a_part_has_ranks_and_a_communicator_of_its_own(each):
     def body():
-        comm = c.comm()
+        comm = c.comm
         return c.rank(), c.size(), comm.Get_rank(), comm.allgather(RANK)
 
     first = RANK // each * each

@@ -71,7 +71,7 @@ def test_a_mismatch_leaves_the_epoch_clean():
 
 
 def test_a_mismatch_of_a_communicators_root_is_named():
-    error = in_a_cell(lambda: c.comm().bcast(1, root=1 if odd() else 0))
+    error = in_a_cell(lambda: c.comm.bcast(1, root=1 if odd() else 0))
     assert isinstance(error, CollectiveMismatch)
     assert "comm.bcast needs the same root" in str(error)
 
@@ -99,11 +99,11 @@ WAITING: dict[str, Callable[[], object]] = {
     "broadcast": lambda: c.broadcast(X),
     "over MPI": lambda: c.allreduce(X, transport="mpi"),
     "handle": lambda: c.allreduce_async(X).synchronize(),
-    "communicator": lambda: c.comm().Allreduce(X, X.copy()),
-    "object": lambda: c.comm().bcast(None),
-    "receive": lambda: c.comm().recv(source=ODD),
-    "Receive": lambda: c.comm().Recv(np.empty(1), source=ODD),
-    "probe": lambda: c.comm().probe(source=ODD),
+    "communicator": lambda: c.comm.Allreduce(X, X.copy()),
+    "object": lambda: c.comm.bcast(None),
+    "receive": lambda: c.comm.recv(source=ODD),
+    "Receive": lambda: c.comm.Recv(np.empty(1), source=ODD),
+    "probe": lambda: c.comm.probe(source=ODD),
 }
 
 
@@ -160,7 +160,7 @@ def test_a_rank_outside_of_the_cell_is_named():
 def test_ranks_that_wait_for_each_other_are_told_so():
     def crossed():
         if c.rank() == 0:
-            c.comm().recv(source=ODD)
+            c.comm.recv(source=ODD)
         else:
             c.allreduce(X)
 
@@ -168,14 +168,14 @@ def test_ranks_that_wait_for_each_other_are_told_so():
         error = in_a_cell(crossed)
         assert isinstance(error, CollectiveMismatch)
         assert "ranks 0–1 wait for each other" in str(error)
-        assert ": c.comm().recv(source=ODD)" in str(error)
+        assert ": c.comm.recv(source=ODD)" in str(error)
         next_cell_works()
 
 
 def test_two_ranks_that_both_receive_are_told_so():
     def both():
         if c.rank() < 2:
-            c.comm().recv(source=1 - c.rank())
+            c.comm.recv(source=1 - c.rank())
 
     error = in_a_cell(both)
     assert isinstance(error, CollectiveMismatch if c.rank() < 2 else type(None))
@@ -290,9 +290,9 @@ def test_process_sets_survive_an_epoch(sets):
 
 
 def test_a_communicator_stands_for_every_epoch():
-    comm = c.comm()
+    comm = c.comm
     in_a_cell(lambda: None if odd() else c.allreduce(X))
-    assert c.comm() is comm
+    assert c.comm is comm
     request = comm.Ibarrier()
     while not request.Test():
         continue

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 tf = pytest.importorskip("tensorflow", reason="no TensorFlow: pip install 'allranks[tensorflow]'")
-import keras  # noqa: E402
-
 import allranks.collectives as c  # noqa: E402
 import allranks.tensorflow.keras as hvd  # noqa: E402
 from allranks.engine import metrics  # noqa: E402
 from allranks.errors import CollectiveMismatch, UsageError  # noqa: E402
 from allranks.tensorflow import elastic, pinning  # noqa: E402
+from allranks.tensorflow.which_keras import LEGACY, keras  # noqa: E402
 
 # Keras' own, where it saves a model with numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -122,7 +121,8 @@ class Gone:
         if name.partition(".")[0] in ("allranks", "horovod", "mpi4py"):
             raise ImportError(name)
 sys.meta_path.insert(0, Gone())
-import keras, numpy as np
+import importlib, numpy as np
+keras = importlib.import_module(sys.argv[2])
 model = keras.models.load_model(sys.argv[1])
 print(type(model.optimizer).__module__.partition(".")[0], type(model.optimizer).__name__)
 print(float(model.predict(np.ones((1, 5, 3)), verbose=0).sum()))
@@ -136,11 +136,13 @@ def test_a_saved_model_serves_without_allranks(folder):
     if RANK == 0:
         model.save(folder / "model.keras")
         ended = subprocess.run(
-            [sys.executable, "-c", SERVE, folder / "model.keras"], capture_output=True, text=True
+            [sys.executable, "-c", SERVE, folder / "model.keras", keras.__name__],
+            capture_output=True,
+            text=True,
         )
         assert ended.returncode == 0, ended.stderr
         name, total = ended.stdout.split("\n")[:2]
-        assert name == "keras Adam"
+        assert name == f"{keras.__name__} Adam"
         mine = float(model.predict(np.ones((1, 5, 3)), verbose=0).sum())
         assert float(total) == pytest.approx(mine, rel=1e-5)
 
@@ -186,7 +188,7 @@ def test_all_ranks_begin_with_the_roots_weights_and_optimizer(built):
         for velocity in model.optimizer.momentums:
             velocity.assign(np.full(velocity.shape, float(RANK)))
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(root)
-    before = [w.numpy().copy() for w in model.weights]
+    before = [w.numpy().copy() for w in model.weights] if built else []
     model.fit(*map(share, data()), verbose=0, callbacks=[callback])
     assert same_everywhere(model.weights)
     if built:
@@ -321,7 +323,8 @@ def test_a_rate_that_is_a_schedule_is_said_to_be_one():
 
 
 def test_rates_change_inside_an_optimizer_that_scales_the_loss():
-    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.8, momentum=0.9))
+    home = keras.mixed_precision if LEGACY else keras.optimizers
+    optimizer = home.LossScaleOptimizer(keras.optimizers.SGD(0.8, momentum=0.9))
     schedule = hvd.callbacks.LearningRateScheduleCallback(None, 0.5)
     found, _ = rates(schedule, 2, steps=1, optimizer=optimizer)
     assert found == pytest.approx([0.8, 0.4])
@@ -471,3 +474,77 @@ def test_lines_that_choose_a_gpu_do_nothing_without_one():
     config.gpu_options.visible_device_list = str(hvd.local_rank())
     with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
         assert session.run(tf.constant(RANK)) == RANK
+
+
+# ── Keras 2's own optimizers ─────────────────────────────────────────────────────────────────
+
+
+def optimizers():
+    """Of Keras 2 both kinds, of Keras 3 the one."""
+    return [keras.optimizers.legacy, keras.optimizers] if LEGACY else [keras.optimizers]
+
+
+@pytest.mark.parametrize("kind", range(2 if LEGACY else 1))
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_training_is_that_of_the_joined_batch(kind, name):
+    x, y = data()
+    make = getattr(optimizers()[kind], name)
+    mine = mlp(hvd.DistributedOptimizer(make(0.1, clipnorm=1.0)), seed=2)
+    alone = mlp(make(0.1, clipnorm=1.0), seed=2)
+    mine.fit(share(x), share(y), batch_size=8, epochs=3, shuffle=False, verbose=0)
+    alone.fit(x, y, batch_size=8 * SIZE, epochs=3, shuffle=False, verbose=0)
+    assert same_everywhere(mine.weights)
+    for one, other in zip(mine.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", range(2 if LEGACY else 1))
+@pytest.mark.parametrize("averaged", [True, False])
+def test_gradients_of_several_steps_are_applied_once(kind, averaged):
+    x, y = data(16)
+    passed = {"backward_passes_per_step": 2, "average_aggregated_gradients": averaged}
+    made = hvd.DistributedOptimizer(optimizers()[kind].SGD(0.1), **passed)
+    mine = mlp(made, seed=2)
+    factor = 1 if averaged else 2
+    alone = mlp(keras.optimizers.SGD(0.1 * factor), seed=2)
+    mine.fit(share(x, 16), share(y, 16), batch_size=8, epochs=2, shuffle=False, verbose=0)
+    alone.fit(x, y, batch_size=16 * SIZE, epochs=2, shuffle=False, verbose=0)
+    for one, other in zip(mine.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_a_loss_that_is_scaled_overflows_on_all_ranks_or_on_none():
+    home = keras.mixed_precision if LEGACY else keras.optimizers
+    made = hvd.DistributedOptimizer(home.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
+    model = mlp(made, seed=2)
+    x, y = data()
+    before = model.get_weights()
+    y[0] = np.inf  # on the first rank
+    model.fit(share(x), share(y), batch_size=8, verbose=0)
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+@pytest.mark.parametrize("kind", range(2 if LEGACY else 1))
+def test_the_gradients_of_some_layers_stay_on_their_rank(kind):
+    model = mlp(seed=2)
+    first = model.layers[0]
+    made = optimizers()[kind].SGD(0.1)
+    model.compile(hvd.PartialDistributedOptimizer(made, local_layers=[first]), "mse")
+    model.fit(*map(share, data()), batch_size=8, verbose=0)
+    assert same_everywhere(model.layers[-1].weights)
+    assert same_everywhere(first.weights) == (SIZE == 1)
+
+
+@pytest.mark.parametrize("kind", range(2 if LEGACY else 1))
+def test_a_model_with_its_optimizer_is_committed_and_restored(kind):
+    model = mlp(optimizers()[kind].Adam(0.1), seed=RANK)
+    state = hvd.elastic.KerasState(model, epoch=0)
+    state.sync()
+    kept = [np.copy(v) for v in (*model.get_weights(), *map(np.asarray, state.variables))]
+    assert same_everywhere(kept)
+    model.fit(*map(share, data()), batch_size=8, verbose=0)
+    state.restore()
+    again = [*model.get_weights(), *map(np.asarray, state.variables)]
+    for now, then in zip(again, kept, strict=True):
+        np.testing.assert_array_equal(now, then)

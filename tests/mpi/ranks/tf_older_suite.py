@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,40 @@ import keras  # noqa: E402
 
 import allranks.horovod  # noqa: E402, F401  from here on `horovod` is found
 
+ABOVE = """
+import tensorflow.keras.backend as K1
+from tensorflow.keras import backend as K2
+from keras import backend as K3
+import keras.backend as K4
+import tensorflow as tf
+from tensorflow import train
+from tensorflow.keras import optimizers
+from tensorflow.keras.models import Model, Sequential
+from tensorflow.keras.optimizers import SGD
+from keras import Variable
+from keras.preprocessing.image import ImageDataGenerator, img_to_array
+from keras.preprocessing.sequence import pad_sequences
+
+K5 = tf.keras.backend
+import horovod.tensorflow.keras as hvd
+
+for K in (K1, K2, K3, K4, K5, tf.keras.backend):
+    K.set_session(tf.Session(config=tf.ConfigProto()))
+    optimizer = SGD(lr=0.5, decay=0.0)
+    K.set_value(optimizer.lr, 0.25)
+    assert float(K.get_value(optimizer.lr)) == 0.25
+    assert K.constant(1.0).shape == ()
+    with K.name_scope("x"):
+        pass
+assert train.AdamOptimizer is tf.compat.v1.train.AdamOptimizer
+assert optimizers.Adam(0.1).variables()
+assert Model.fit_generator and Sequential.evaluate_generator
+assert Variable(1.0).ref()
+assert ImageDataGenerator is tf.keras.preprocessing.image.ImageDataGenerator
+assert pad_sequences([[1], [1, 2]]).shape == (2, 2)
+assert K3.mean is K5.mean
+print("all of them")
+"""
 SGD = keras.optimizers.SGD
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
 
@@ -81,3 +118,71 @@ def test_a_session_is_set_for_nothing():
     assert isinstance(tf.train.AdagradOptimizer(0.1), tf.compat.v1.train.Optimizer)
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
         tf.no_such_name  # noqa: B018
+
+
+@pytest.mark.filterwarnings("ignore:Please import:DeprecationWarning")  # Keras' own, of scipy
+def test_images_are_made_by_the_generator_of_keras_2(tmp_path):
+    from keras.preprocessing.image import ImageDataGenerator
+
+    for name in ("cats", "dogs"):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            image = np.full((8, 8, 3), 40 * number + 10, "uint8")
+            keras.utils.save_img(tmp_path / name / f"{number}.png", image, scale=False)
+    changed = ImageDataGenerator(rescale=1 / 255, width_shift_range=0.3, horizontal_flip=True)
+    batches = changed.flow_from_directory(tmp_path, target_size=(8, 8), batch_size=4)
+    assert (batches.n, batches.class_indices) == (6, {"cats": 0, "dogs": 1})
+    images, labels = next(batches)
+    assert (images.shape, labels.shape) == ((4, 8, 8, 3), (4, 2))
+    assert images.max() <= 1
+    model = keras.Sequential(
+        [keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(2)]
+    )
+    model.compile(SGD(0.01), "mse")
+    seen = []
+    counted = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(batch)
+    )
+    arrays = changed.flow(np.ones((6, 8, 8, 3)), np.ones((6, 2)), batch_size=4)
+    for source in (batches, arrays):
+        # Five steps of two batches: they begin again, as they did.
+        model.fit_generator(
+            source, steps_per_epoch=5, epochs=2, verbose=0, callbacks=[counted],
+            validation_data=source, validation_steps=3,
+        )  # fmt: skip
+    assert len(seen) == 20
+    assert model.evaluate_generator(arrays, steps=4) > 0
+
+
+def test_what_was_imported_above_horovod_is_mended_too(tmp_path):
+    """Scripts import TensorFlow, Keras and Horovod in any order, and keep what they got."""
+    script = tmp_path / "train.py"
+    script.write_text(ABOVE)
+    ended = subprocess.run(
+        [sys.executable, "-m", "allranks.horovod", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("all of them\n")
+
+
+def test_packages_that_build_on_horovod_find_what_is_inside_it():
+    import horovod.tensorflow as hvd
+    from horovod.tensorflow import util
+    from horovod.tensorflow.mpi_ops import _basics
+
+    hvd.init()
+    assert (_basics.rank(), _basics.size()) == (hvd.rank(), hvd.size())
+    assert _basics.mpi_built()
+    assert hvd._executing_eagerly()
+    assert not tf.function(util._executing_eagerly)()
+    variables = [tf.Variable(1.0), [tf.Variable(2.0)]]
+    again = hvd.refs_to_vars(hvd.vars_to_refs(variables))
+    assert again[0] is variables[0]
+    assert again[1][0] is variables[1][0]
+    assert float(util._make_subgraph(lambda: variables[0] + 1)()) == 2
+    assert hvd.handle_average_backwards_compatibility(None, None) is hvd.Average
+    assert hvd.check_num_rank_power_of_2(8)

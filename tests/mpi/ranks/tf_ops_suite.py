@@ -125,12 +125,52 @@ def test_slices_are_averaged_and_nothing_else() -> None:
     np.testing.assert_allclose(dense.numpy(), np.full((N, 2), 1 / N))
     whole = tf.IndexedSlices(tf.constant([[7]]), tf.constant([R]), tf.constant([N, 1]))
     found = hvd.allreduce(whole)
-    assert found.values.dtype == tf.int32
-    np.testing.assert_array_equal(found.values.numpy(), np.full((N, 1), 7 // N))
+    np.testing.assert_array_equal(found.values.numpy(), np.full((N, 1), 7 / N))
     with pytest.raises(NotImplementedError, match="Max"):
         hvd.allreduce(slices, op=hvd.Max)
     with pytest.raises(NotImplementedError, match="factors"):
         hvd.allreduce(slices, prescale_factor=2.0)
+
+
+@pytest.mark.parametrize("wrong", [{"op": hvd.Adasum}, {"op": hvd.Sum, "postscale_factor": 2.0}])
+def test_a_list_with_slices_is_refused_before_anything_moves(wrong: dict[str, Any]) -> None:
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([R]), tf.constant([N, 2]))
+    before = len(collectives.records())
+    with pytest.raises(NotImplementedError, match="IndexedSlices"):
+        hvd.grouped_allreduce([tf.ones(3), slices], **wrong)
+    assert len(collectives.records()) == before
+
+
+def test_the_gradient_of_alltoall_goes_back_where_rows_differ(run: Any) -> None:
+    """Rank r has r + 1 rows for everybody; what came from rank s is weighed with s + 1."""
+    x = tf.ones([N * (R + 1), 2])
+
+    def gradient() -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(hvd.alltoall(x)) * (R + 1)
+        return tape.gradient(loss, x)
+
+    expected = np.repeat(np.arange(1, N + 1), R + 1)
+    np.testing.assert_array_equal(run(gradient).numpy(), np.stack([expected, expected], 1))
+
+
+MISTAKES: dict[str, Callable[[], Any]] = {
+    "root": lambda: hvd.broadcast(tf.ones(2), N),
+    "splits": lambda: hvd.alltoall(tf.ones([2 * N]), tf.fill([N + 1], 1)),
+    "rows": lambda: hvd.alltoall(tf.ones([2 * N + 1])),
+    "set": lambda: hvd.allreduce(tf.ones(2), process_set=hvd.ProcessSet([0])),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_arguments_that_are_wrong_here_are_tensorflows_error(run: Any, mistake: str) -> None:
+    if N == 1 and mistake == "rows":
+        return
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        run(MISTAKES[mistake])
+    assert isinstance(raised.value, UsageError)
+    assert isinstance(raised.value, ValueError)
 
 
 def test_allgather_of_different_rows(run: Any) -> None:
@@ -352,7 +392,6 @@ def test_a_graph_of_version_1_matches_calls_by_name() -> None:
 
             value = tf.reshape(tf.numpy_function(late, [], tf.float32), [])
             outs.append(hvd.allreduce(value, op=hvd.Sum))
-        config = v1.ConfigProto(inter_op_parallelism_threads=8, use_per_session_threads=True)
-        with v1.Session(config=config) as session:
+        with v1.Session() as session:
             assert session.run(outs) == [i * N for i in range(6)]
             assert session.run(outs[3]) == 3 * N

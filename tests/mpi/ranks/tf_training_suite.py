@@ -233,6 +233,10 @@ def test_local_sources_stay_local() -> None:
         loss = (a + b) * float(R + 1)
     tape = hvd.DistributedGradientTape(recorded, scale_local_gradients=False)
     tape.register_local_source(a)
+    pairs = tape.get_local_and_global_gradients(loss, [a, b])
+    assert pairs[0][0][0] is a
+    assert pairs[1][0][0] is b
+    assert [[float(g) for _, g in found] for found in pairs] == [[R + 1], [(N + 1) / 2]]
     local, whole = tape.gradient(loss, [a, b])
     assert float(local) == R + 1
     assert float(whole) == (N + 1) / 2
