@@ -38,7 +38,8 @@ class KernelDied(Exception):
 class Cell:
     """One executed cell: what a reader sees under it, and how it ended.
 
-    ``status`` is ``"running"`` until the reply is in, then ``"ok"``, ``"error"`` or ``"aborted"``.
+    ``status`` is ``"running"`` until the reply is in, then ``"ok"``, ``"error"`` or ``"aborted"``;
+    ``begun`` says whether the kernel has begun to run it.
     """
 
     source: str
@@ -53,6 +54,7 @@ class Cell:
     comms: list[dict[str, Any]] = field(default_factory=list, repr=False)
     iopub_nbytes: int = 0
     seconds: float = 0.0
+    begun: bool = False
     _started: float = field(default_factory=time.monotonic, repr=False)
     _idle: bool = False
     _clear_next: bool = False
@@ -293,6 +295,8 @@ class Kernel:
         cell.iopub_nbytes += len(repr(content)) + sum(map(len, message.get("buffers", [])))
         if kind == "status":
             cell._idle = cell._idle or content["execution_state"] == "idle"
+        elif kind == "execute_input":
+            cell.begun = True
         elif kind.startswith("comm_"):
             cell.comms.append({"msg_type": kind, **content})
         elif kind == "clear_output":

@@ -41,7 +41,7 @@ class Case:
         lost: whether the ranks' variables are lost; None: it may be either, as long as it is said.
         ranks: the ranks that run it; None: all.
         timeout: ``--timeout``.
-        presses: when the notebook is interrupted, in seconds after the cell was sent.
+        presses: when the notebook is interrupted, in seconds after the cell was begun there.
         signals: ``(seconds, rank, signal)``, sent from outside.
         last: an expression below all the rest.
         values: what ``last`` is on each rank.

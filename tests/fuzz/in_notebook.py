@@ -65,8 +65,10 @@ class InNotebook(Session):
         options = " -o _values" if wants_values else ""
         options += f" -r {','.join(map(str, ranks))}" if ranks is not None else ""
         options += f" --timeout {timeout:g}" if timeout is not None else ""
-        started = time.monotonic()
         cell = self.notebook.start(f"%%distributed{options}\n{source}")
+        # An interrupt that comes before the kernel has begun interrupts nothing.
+        self._guarded(cell, lambda: cell.begun or cell.done)
+        started = time.monotonic()
         moments = [(moment, -1, 0) for moment in presses] + list(signals)
         for moment, rank, number in sorted(moments):
             # A signal goes out even where the cell has ended: another one has to follow it.

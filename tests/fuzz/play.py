@@ -32,12 +32,14 @@ class Played:
 
     Attributes:
         steps: the numbers of the steps that were begun.
+        sizes: how many ranks there were in each of them.
         ends: how many cells ended how.
         fault: what went wrong in the last step, or when the session was closed.
     """
 
     seed: Seed
     steps: list[int] = field(default_factory=list)
+    sizes: dict[int, int] = field(default_factory=dict)
     names: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)
     starts: int = 0
@@ -70,6 +72,7 @@ def play(
             if not go_on():
                 break
             played.steps.append(step)
+            played.sizes[step] = session.size
             _play_step(session, seed, step, played, tell)
         played.after = session.figures()
         session.close()

@@ -57,7 +57,7 @@ def report(played: Played, steps: Sequence[int]) -> str:
     """Returns what a person needs to see the fault again."""
     listed = ",".join(map(str, steps))
     again = f"python -m tests.fuzz --seed {played.seed} --steps {listed}"
-    sources = "\n".join(source_of(played.seed, step, played.seed.size) for step in steps)
+    sources = "\n".join(source_of(played.seed, step, played.sizes[step]) for step in steps)
     return (
         f"{played.fault}\n" + "\n".join(getattr(played.fault, "__notes__", [])) + "\n\n"
         f"{played.seed}: found after {len(played.steps)} steps, these {len(steps)} fail as well\n"

@@ -114,8 +114,7 @@ def a_timeout_that_is_long_enough(draw: Draw) -> Case:
 def a_timeout_while_a_rank_fails(draw: Draw) -> Case:
     return Case(
         f"if rank == {draw.rank}: raise OSError('first')\ntime.sleep(20)",
-        ("CellFailed",),
-        ("OSError: first",),
+        ("CellFailed", "CellTimeout"),  # a rank may be late even to fail
         timeout=0.3,
         after_end=True,
     )

@@ -232,7 +232,7 @@ def a_thread_interrupts_the_main_one(draw: Draw) -> Case:
     return Case(
         "import _thread, threading\n"
         f"if rank == {draw.rank}: threading.Timer(0.1, _thread.interrupt_main).start()\n"
-        "time.sleep(1)",
+        f"if rank == {draw.rank}: time.sleep(20)",
         ("CellFailed", "CellInterrupted"),
         failed={draw.rank: "KeyboardInterrupt"},
     )

@@ -95,19 +95,29 @@ def an_interrupt_while_idle(draw: Draw) -> Act:
     return Act(do)
 
 
-def _busy(source: str, meanwhile: Callable[[InProcess], None]) -> Callable[[Session], None]:
-    """Submits a cell, does something while it runs, and waits for it."""
+def _busy(meanwhile: Callable[[InProcess], None]) -> Callable[[Session], None]:
+    """Submits a cell, does something while it runs, lets it end, and waits for it."""
 
     def do(session: Session) -> None:
         assert isinstance(session, InProcess)
 
+        began, go_on = (session.folder / name for name in ("began", "go on"))
+
         def both() -> list[object]:
-            run = session.cluster.submit(source)
+            run = session.cluster.submit(
+                f"open(f'{began}-{{rank}}', 'w').close()\n"
+                f"while not os.path.exists({str(go_on)!r}): time.sleep(0.01)\nbarrier()"
+            )
+            while len(list(session.folder.glob("began-*"))) < session.size:
+                time.sleep(0.01)
             meanwhile(session)
+            go_on.touch()
             session.cluster.wait(run)
             return []
 
         _must(session.do(both), "ok")
+        for left in [go_on, *session.folder.glob("began-*")]:
+            left.unlink()
 
     return do
 
@@ -118,7 +128,6 @@ def asked_while_busy(draw: Draw) -> Act:
 
     def meanwhile(session: InProcess) -> None:
         cluster = session.cluster
-        time.sleep(0.1)
         if which == "status":
             states = [each.state for each in cluster.status()]
             if states != ["running"] * session.size:
@@ -132,7 +141,7 @@ def asked_while_busy(draw: Draw) -> Act:
         }
         _must(session.do(calls[which]), "UsageError")
 
-    return Act(_busy("time.sleep(0.6); barrier()", meanwhile))
+    return Act(_busy(meanwhile))
 
 
 @statement(only="cluster")
