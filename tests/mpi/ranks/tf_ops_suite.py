@@ -14,7 +14,7 @@ tf = pytest.importorskip("tensorflow", reason="no TensorFlow: pip install 'allra
 import allranks.tensorflow as hvd  # noqa: E402
 from allranks import collectives  # noqa: E402
 from allranks.errors import CollectiveMismatch, UsageError  # noqa: E402
-from allranks.tensorflow import fused, places  # noqa: E402
+from allranks.tensorflow import places  # noqa: E402
 
 hvd.init()
 R, N = hvd.rank(), hvd.size()
@@ -254,7 +254,7 @@ def given(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[tuple[
 @pytest.mark.parametrize("graph", [False, True])
 def test_devices_say_which_gradients_leave_the_gpu(monkeypatch: Any, graph: bool) -> None:
     keep_tensors(monkeypatch)
-    dense = given(monkeypatch, fused, "allreduce")
+    dense = given(monkeypatch, collectives, "grouped_allreduce")
     rows = given(monkeypatch, collectives, "grouped_allgather")
     weights, table = tf.Variable(tf.ones([3])), tf.Variable(tf.ones([4, 2]))
 
