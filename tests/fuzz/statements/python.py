@@ -115,7 +115,7 @@ def names_are_given_away(draw: Draw) -> Case:
         "import os, sys, time\nimport numpy as np\nimport allranks.collectives as _c\n"
         "from IPython.display import display\nfrom IPython import get_ipython\n"
         "allreduce, barrier, broadcast, Sum = _c.allreduce, _c.barrier, _c.broadcast, _c.Sum\n"
-        "comm = _c.comm()"
+        "comm = _c.comm"
     )
     return Case(names, undo=back)
 

@@ -76,7 +76,7 @@ def test_a_rank_that_has_done_its_part_and_left_is_not_missed(monkeypatch):
     if c.rank() == c.size() - 1:
         monkeypatch.setattr(Mpi, "_do", slowly)
     assert in_a_cell(lambda: c.gather(np.ones(3), root=0)) is None
-    assert in_a_cell(lambda: c.comm().allreduce(1)) is None
+    assert in_a_cell(lambda: c.comm.allreduce(1)) is None
     monkeypatch.undo()
     next_cell_works()
 
