@@ -23,7 +23,7 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from allranks import collectives
 from allranks.engine import forks
 from allranks.engine.commands import end_cells_too, interrupt_children
-from allranks.engine.dropped import repeat_dropped_interrupts
+from allranks.engine.dropped import raise_what_events_drop, repeat_dropped_interrupts
 from allranks.engine.gpu import Gpu, is_out_of_memory
 from allranks.engine.gpu_memory import release
 from allranks.engine.history import History
@@ -87,6 +87,7 @@ class CellRunner:
         self._interrupts = 0
         end_cells_too(shell, lambda: self._interrupts)
         repeat_dropped_interrupts(lambda: self._hearing, self._press)
+        raise_what_events_drop(shell, lambda: self._interrupts)
         setattr(shell, "ask_exit", sys.exit)  # noqa: B010  exit and quit would end the engine
         setattr(shell, "_showtraceback", self._keep_traceback)  # noqa: B010  a method, to mypy
         self._show_as_ipython = shell.showtraceback

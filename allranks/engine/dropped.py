@@ -1,7 +1,8 @@
-"""An interrupt that came while a finalizer ran comes again.
+"""An interrupt that Python or IPython has dropped comes again.
 
 What a finalizer raises, Python reports and drops, KeyboardInterrupt too: the cell would run on as
 if nobody had interrupted it. A garbage collection runs finalizers between any two steps of a cell.
+IPython drops what the callbacks of its events raise, those before and after each cell.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from __future__ import annotations
 import _thread
 import sys
 from collections.abc import Callable
+from signal import SIGINT, default_int_handler, getsignal
 from time import sleep
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
 
 _AGAIN_SECONDS = 0.02
 """Long enough for the finalizer to end; one that has not drops the next interrupt as well."""
@@ -36,3 +41,22 @@ def repeat_dropped_interrupts(cell: Callable[[], int], press: Callable[[int], No
             report(unraisable)
 
     sys.unraisablehook = dropped
+
+
+def raise_what_events_drop(shell: InteractiveShell, interrupts: Callable[[], int]) -> None:
+    """Has an interrupt end the cell that came while callbacks of IPython's events ran.
+
+    Args:
+        shell: whose events.
+        interrupts: returns how many the cell has been sent.
+    """
+    as_ipython = shell.events.trigger
+
+    def trigger(event: str, *arguments: Any, **options: Any) -> None:
+        before = interrupts()
+        as_ipython(event, *arguments, **options)
+        # A cell that awaits is cancelled instead, which nobody drops.
+        if interrupts() != before and getsignal(SIGINT) is default_int_handler:
+            raise KeyboardInterrupt
+
+    setattr(shell.events, "trigger", trigger)  # noqa: B010  a method, to mypy

@@ -127,7 +127,7 @@ def test_a_time_out_ends_ranks_that_do_not_hear_and_says_which_and_where(noteboo
 
 
 def test_ranks_that_do_not_hear_an_interrupt_are_named_and_the_next_one_ends_them(notebook):
-    cell = notebook.start_on_ranks("print('here')\nif rank == 1: sum(range(10**13))")
+    cell = notebook.start_on_ranks("if rank == 1:\n    print('here')\n    sum(range(10**13))")
     cell.wait_for("here")
     notebook.drain(0.3)
     notebook.interrupt()
@@ -136,3 +136,21 @@ def test_ranks_that_do_not_hear_an_interrupt_are_named_and_the_next_one_ends_the
     notebook.interrupt()
     assert cell.wait(SETTLED_SECONDS).error_name == "CellInterrupted"
     assert "interrupted twice: rank 1 did not settle" in cell.error_value
+
+
+def test_an_interrupt_that_ipython_would_drop_ends_the_cell(notebook):
+    """IPython catches what the callbacks of its events raise, KeyboardInterrupt too."""
+    notebook.on_ranks(
+        "import time\n"
+        "def slowly(info):\n"
+        "    if 'after slowly' in info.raw_cell:\n"
+        "        print('in a callback')\n"
+        "        time.sleep(30)\n"
+        "get_ipython().events.register('pre_run_cell', slowly)"
+    )
+    cell = notebook.start_on_ranks("# after slowly\nimport time\ntime.sleep(60)")
+    cell.wait_for("in a callback")
+    notebook.interrupt()
+    cell.wait(20)
+    assert cell.error_name == "CellInterrupted"
+    notebook.on_ranks("get_ipython().events.unregister('pre_run_cell', slowly)")
