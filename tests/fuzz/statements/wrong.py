@@ -93,7 +93,7 @@ def process_sets_in_opposite_order(draw: Draw) -> Case:
 @statement()
 def process_sets_that_differ(draw: Draw) -> Case:
     return Case(
-        f"add_process_set([0] if rank == {draw.rank} else [0, 1])",
+        f"add_process_set([{draw.rank}] if rank == {draw.rank} else [{draw.others[0]}])",
         ("CellFailed",),
         ("CollectiveMismatch",),
     )
