@@ -2,7 +2,7 @@
 #
 #   make lab     JupyterLab on the first lab; LAB=02_allreduce chooses another
 #   make demo    the same lab without a browser, printing what each rank said
-#   make test    every check and every test; LANES=1 runs one test at a time
+#   make test    every check and every test; LANES=0 one after the other
 #   make test-gpu   what needs a GPU; CUDA=cuda13 where the driver is for CUDA 13
 #   make soak    random hostile cells on real ranks, for MINUTES=60
 #   make bench   every measurement; its samples go to benchmarks/results
