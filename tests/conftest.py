@@ -5,29 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kernel import Kernel
-from tests.labs import LABS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Says which tests must run in one process where several share the work."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(_group(item)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Says which tests share a process where several share the work."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Lanes(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _lane(nodeid)
+
+    return Lanes(config, log)
 
 
-def _group(item: pytest.Item) -> str:
-    # What looks at a lab needs the process that has run it. Launches of mpiexec share nothing.
-    lab = item.callspec.params.get("name") if hasattr(item, "callspec") else None
-    if lab in LABS:
-        return lab
-    return item.nodeid if item.path.parent.name == "mpi" else item.nodeid.partition("::")[0]
+def _lane(nodeid: str) -> str:
+    """Returns a name that is the same for tests which need the same process."""
+    file = nodeid.partition("::")[0]
+    if "_lab" in Path(file).name:
+        return "labs"  # each runs once, for all that look at it
+    # Launches of mpiexec share nothing; other tests share their file's fixtures.
+    return nodeid if Path(file).parent.name == "mpi" else file
 
 
 @pytest.fixture

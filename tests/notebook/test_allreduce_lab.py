@@ -9,14 +9,11 @@ from sklearn.datasets import load_digits
 from tests.labs import error_of, text_of
 from tests.notebook.steady import steady
 
-LAB = "02_allreduce"
-pytestmark = pytest.mark.xdist_group(LAB)
-
 
 @pytest.fixture
 def lab(executed):
     """The cells of the lab by name, after a run of all of them."""
-    return {cell.id: cell for cell in executed(LAB).cells}
+    return {cell.id: cell for cell in executed("02_allreduce").cells}
 
 
 @pytest.mark.parametrize("cell", ["ring", "doubling", "tree"])

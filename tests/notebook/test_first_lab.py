@@ -11,14 +11,11 @@ from sklearn.datasets import load_digits
 from tests.labs import error_of, text_of
 from tests.notebook.steady import steady
 
-LAB = "01_ranks"
-pytestmark = pytest.mark.xdist_group(LAB)
-
 
 @pytest.fixture
 def lab(executed):
     """The cells of the lab by name, after a run of all of them."""
-    return {cell.id: cell for cell in executed(LAB).cells}
+    return {cell.id: cell for cell in executed("01_ranks").cells}
 
 
 def test_every_rank_has_what_one_process_finds_alone(lab):

@@ -6,14 +6,11 @@ import pytest
 
 from tests.labs import text_of
 
-LAB = "06_scaling"
-pytestmark = pytest.mark.xdist_group(LAB)
-
 
 @pytest.fixture
 def lab(executed):
     """The cells of the lab by name, after a run of all of them."""
-    return {cell.id: cell for cell in executed(LAB).cells}
+    return {cell.id: cell for cell in executed("06_scaling").cells}
 
 
 def test_every_number_of_ranks_has_its_efficiency(lab):
