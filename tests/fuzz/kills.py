@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
-from tests.faults.notebook import Notebook
+from tests.faults.notebook import GONE_SECONDS, Notebook
 from tests.fuzz.figures import orphaned_segments
 from tests.fuzz.grammar import Fault
 
@@ -37,9 +38,14 @@ def kill(seed: str, phase: str) -> None:
             try:
                 notebook.check_nothing_left()
             except (TimeoutError, AssertionError) as error:
-                raise Fault("left", f"killed {phase} ({seed}): {error}") from error
-            if left := orphaned_segments() - before:
-                raise Fault("left", f"killed {phase} ({seed}): segments {sorted(left)}")
+                left = f"killed {phase} ({seed}): {error}{notebook.files_left()}"
+                raise Fault("left", left) from error
+            # Those of others on this machine may be seen between two of their steps.
+            deadline = time.monotonic() + GONE_SECONDS
+            while left := orphaned_segments() - before:
+                if time.monotonic() > deadline:
+                    raise Fault("left", f"killed {phase} ({seed}): segments {sorted(left)}")
+                time.sleep(0.1)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
