@@ -111,17 +111,19 @@ def test_a_notice_names_the_late_rank_once():
 
 def test_what_a_rank_waits_for_can_be_asked_from_outside():
     seen: list[str] = []
+    waiting: list[worlds.World] = []
 
-    def one_sleeps() -> None:
-        world = worlds.current()
+    def one_looks() -> None:
         if c.rank() == 0:
-            timer = threading.Timer(0.2, lambda: seen.append(world.doing))
-            timer.start()
+            waiting.append(worlds.current())
         else:
-            time.sleep(0.4)
+            deadline = time.monotonic() + 20
+            while not (waiting and waiting[0].doing) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            seen.append(waiting[0].doing)
         c.barrier()
 
-    loopback.run(2, one_sleeps)
+    loopback.run(2, one_looks)
     assert seen == ["waiting in barrier for rank 1"]
 
 
