@@ -78,7 +78,7 @@ def test_collectives_are_summed_by_name_and_size(notebook):
 import time
 import numpy as np
 for step in range(30):
-    time.sleep(0.002 * rank)
+    time.sleep(0.02 * rank)
     allreduce(np.ones(1000), name="weights")
 broadcast(np.ones(10, np.float32), 0, name="start")
 barrier()
