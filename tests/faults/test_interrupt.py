@@ -127,9 +127,11 @@ def test_a_time_out_ends_ranks_that_do_not_hear_and_says_which_and_where(noteboo
 
 
 def test_ranks_that_do_not_hear_an_interrupt_are_named_and_the_next_one_ends_them(notebook):
-    cell = notebook.start_on_ranks("if rank == 1:\n    print('here')\n    sum(range(10**13))")
+    cell = notebook.start_on_ranks(
+        "import time\nif rank == 1:\n    print('here')\n    time.sleep(1)\n    sum(range(10**13))"
+    )
     cell.wait_for("here")
-    notebook.drain(0.3)
+    notebook.drain(3)  # from here on the rank lets none of its threads send anything
     notebook.interrupt()
     cell.wait_for("not out of the cell 2 s after the interrupt: rank 1", SETTLED_SECONDS)
     assert "; all ranks are ended by the next interrupt" in cell.text
