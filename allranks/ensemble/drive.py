@@ -255,7 +255,8 @@ class Drive:
         told = self.cluster.mourn()
         first = told.partition("\n")[0]
         for slot in reversed(busy):
-            assert slot.member is not None
+            if slot.member is None:
+                continue  # its member's end has come while the others were ended
             member = self.runs[slot.member]
             why = self.ledger.why.pop(member.number, "")
             if why in (STOPPED, STOPPED_EARLY):  # somebody wanted its end before
