@@ -1,4 +1,4 @@
-"""What is left out of every deck, in one place: what does not hold yet, and what was just mended."""
+"""What is left out of every deck: what does not hold yet, and what was just mended."""
 
 from __future__ import annotations
 
