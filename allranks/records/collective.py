@@ -49,8 +49,14 @@ class CallRecord:
     def transfer_seconds(self) -> float:
         """Seconds from the moment every rank had arrived to the end of the call.
 
-        By the GPU's clock where it moved the data: the host notices the end a little later.
+        By the GPU's clock where it moved the data: the host notices the end a little later. Of a
+        call that was under way with others, those for which this rank was at it.
         """
+        return self.moving_seconds if self.attended is None else self.attended[1]
+
+    @property
+    def moving_seconds(self) -> float:
+        """Seconds for which the data moved: on a GPU it does so beside what the rank is at."""
         if self.device_seconds is not None:
             return self.device_seconds
         if self.attended is not None:
@@ -63,9 +69,9 @@ class CallRecord:
 
         Source: nccl-tests, doc/PERFORMANCE.md.
         """
-        if self.ranks < 2 or not self.nbytes or not self.transfer_seconds:
+        if self.ranks < 2 or not self.nbytes or not self.moving_seconds:
             return None
-        return self.nbytes / self.transfer_seconds / 1e9
+        return self.nbytes / self.moving_seconds / 1e9
 
     @property
     def busbw_gbps(self) -> float | None:

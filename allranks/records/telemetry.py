@@ -60,8 +60,10 @@ class Pulse:
 class CallTotals:
     """All calls of one op, name and size, summed on one rank.
 
-    ``last`` holds, for each rank that was the last to arrive, how often it was and for how many
-    seconds this rank waited then.
+    ``transfer_seconds`` is the time that they cost the rank, ``moving_seconds`` that for which the
+    data moved: more, where a GPU moves it while the rank is at something else. ``last`` holds, for
+    each rank that was the last to arrive, how often it was and for how many seconds this rank
+    waited then.
     """
 
     op: str
@@ -73,6 +75,7 @@ class CallTotals:
     calls: int
     wait_seconds: float
     transfer_seconds: float
+    moving_seconds: float
     fastest_seconds: float
     last: tuple[tuple[int, int, float], ...]
 
@@ -84,7 +87,7 @@ class CallTotals:
     @property
     def busbw_gbps(self) -> float | None:
         """Bus bandwidth over all of these calls, as nccl-tests defines it."""
-        return busbw(self.op, self.ranks, self.nbytes * self.calls, self.transfer_seconds)
+        return busbw(self.op, self.ranks, self.nbytes * self.calls, self.moving_seconds)
 
     @property
     def best_busbw_gbps(self) -> float | None:

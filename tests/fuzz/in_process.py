@@ -27,6 +27,7 @@ from tests.fuzz.sessions import ENVIRONMENT, HANG_SECONDS, Ended, Session, Signa
 from tests.kernel import ANSI
 
 _POLL_SECONDS = 0.01
+_LARGE = 1_000_000
 
 
 class _Hang(BaseException):
@@ -50,8 +51,10 @@ class InProcess(Session):
         self._patch.start()
         tempfile.tempdir = None
         try:
-            # What is made once, with the first ranks, is made before anything is counted.
-            allranks.Cluster(1).start().stop()
+            # What is made once, with the first ranks and the first large message (pyzmq's thread
+            # for its memory), is made before anything is counted.
+            with allranks.Cluster(1) as first:
+                first.push({"large": bytes(_LARGE)})
             self._idle = self._held()
             self.cluster = allranks.Cluster(size).start()
             self.set_up()

@@ -89,6 +89,7 @@ def totals(calls: int, wait: float, transfer: float, last: dict[int, tuple[int, 
         calls,
         wait,
         transfer,
+        transfer,
         transfer / calls,
         spans,
     ).to_row()

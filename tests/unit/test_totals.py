@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from allranks.collectives.calls.journal import Journal
@@ -35,6 +37,13 @@ def test_waiting_and_transfer_are_summed_apart(counted):
     assert (row.op, row.name, row.calls) == ("allreduce", "g", 2)
     assert (row.wait_seconds, row.transfer_seconds, row.fastest_seconds) == (2.0, 0.75, 0.25)
     assert row.last == ((0, 1, 0.0), (1, 1, 2.0))
+
+
+def test_what_a_gpu_moved_while_the_rank_was_away_counts_for_bandwidth_and_not_for_time(counted):
+    hidden = replace(call("g", 0.0, 0.0, 3.0), device_seconds=2.0, attended=(0.0, 0.5))
+    (row,) = counted(hidden)
+    assert (row.transfer_seconds, row.moving_seconds, row.fastest_seconds) == (0.5, 2.0, 2.0)
+    assert row.busbw_gbps == pytest.approx(4000 / 2.0 / 1e9)
 
 
 def test_only_what_has_changed_is_told_with_all_its_sums(counted):

@@ -21,11 +21,11 @@ _Key = tuple[str, str, str, int, int, str]
 class _Sums:
     """The sums of one kind of call."""
 
-    __slots__ = ("calls", "fastest", "last", "transfer", "wait")
+    __slots__ = ("calls", "fastest", "last", "moving", "transfer", "wait")
 
     def __init__(self) -> None:
         self.calls = 0
-        self.wait = self.transfer = 0.0
+        self.wait = self.transfer = self.moving = 0.0
         self.fastest = float("inf")
         self.last: dict[int, list[Any]] = {}
 
@@ -59,25 +59,28 @@ class Totals:
             if isinstance(call, CallRecord):
                 key, ranks = _key_of_record(call), call.ranks
                 wait, transfer = call.wait_seconds, call.transfer_seconds
+                moving = call.moving_seconds
             else:
                 key, ranks = _key_of_call(call), call.members.size
                 arrived, ready = call.started, call.last or call.started
-                wait, transfer = max(0.0, ready - arrived), call.ended - max(ready, arrived)
+                wait = max(0.0, ready - arrived)
+                moving = transfer = max(0.0, call.ended - max(ready, arrived))
             if key not in self._sums and len(self._sums) >= KINDS:
                 key = (key[0], _OTHERS, "", 0, ranks, "")
             sums = self._sums.get(key)
             if sums is None:
                 sums = self._sums[key] = _Sums()
-            _add(sums, wait, transfer, call.last_rank)
+            _add(sums, wait, transfer, moving, call.last_rank)
             touched[key] = sums
         return [_told(key, sums) for key, sums in touched.items()]
 
 
-def _add(sums: _Sums, wait: float, transfer: float, last_rank: int) -> None:
+def _add(sums: _Sums, wait: float, transfer: float, moving: float, last_rank: int) -> None:
     sums.calls += 1
     sums.wait += wait
-    sums.transfer += max(0.0, transfer)
-    sums.fastest = min(sums.fastest, max(0.0, transfer))
+    sums.transfer += transfer
+    sums.moving += moving
+    sums.fastest = min(sums.fastest, moving)
     if last_rank >= 0:
         last = sums.last.get(last_rank)
         if last is None:
@@ -98,4 +101,4 @@ def _key_of_call(call: Call) -> _Key:
 
 def _told(key: _Key, sums: _Sums) -> CallTotals:
     last = tuple((rank, calls, seconds) for rank, (calls, seconds) in sorted(sums.last.items()))
-    return CallTotals(*key, sums.calls, sums.wait, sums.transfer, sums.fastest, last)
+    return CallTotals(*key, sums.calls, sums.wait, sums.transfer, sums.moving, sums.fastest, last)

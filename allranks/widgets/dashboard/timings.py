@@ -116,7 +116,7 @@ class TimingTable:
 def _merged(totals: list[CallTotals]) -> CallRow:
     first, count = totals[0], len(totals)
     calls = max(one.calls for one in totals)
-    transfer = sum(one.transfer_seconds for one in totals) / count
+    moving = sum(one.moving_seconds for one in totals) / count
     # The slowest rank ends a call: its bandwidth is that of all.
     best = [one.best_busbw_gbps for one in totals]
     return CallRow(
@@ -127,7 +127,7 @@ def _merged(totals: list[CallTotals]) -> CallRow:
         ranks=first.ranks,
         calls=calls,
         wait_seconds=sum(one.wait_seconds for one in totals) / count,
-        transfer_seconds=transfer,
-        busbw_gbps=busbw(first.op, first.ranks, first.nbytes * calls, transfer),
+        transfer_seconds=sum(one.transfer_seconds for one in totals) / count,
+        busbw_gbps=busbw(first.op, first.ranks, first.nbytes * calls, moving),
         best_gbps=min((one for one in best if one is not None), default=None),
     )

@@ -500,8 +500,7 @@ def test_time_away_from_asynchronous_calls_is_neither_waiting_nor_transfer(sets,
             c.synchronize(handle)
 
     took, told = counted(calls)
-    # NCCL moves data while the rank is away: that time is a GPU's, by its own clock.
-    assert 0 < told <= (took if transport == "nccl" else took - away)
+    assert 0 < told <= took - away
 
 
 def test_a_moment_counts_for_one_of_the_calls_that_are_under_way_together(sets):
