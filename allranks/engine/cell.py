@@ -86,7 +86,7 @@ class CellRunner:
         self._hearing_lock = threading.Lock()
         self._interrupts = 0
         end_cells_too(shell, lambda: self._interrupts)
-        repeat_dropped_interrupts(lambda: self._hearing, self._press)
+        repeat_dropped_interrupts(self._press_again)
         raise_what_events_drop(shell, lambda: self._interrupts)
         setattr(shell, "ask_exit", sys.exit)  # noqa: B010  exit and quit would end the engine
         setattr(shell, "_showtraceback", self._keep_traceback)  # noqa: B010  a method, to mypy
@@ -154,10 +154,10 @@ class CellRunner:
             else:
                 self._interrupted_early = cell
 
-    def _press(self, cell: int) -> None:
-        with self._hearing_lock:
-            if self._hearing == cell:
-                pthread_kill(_MAIN_THREAD, signal.SIGINT)
+    def _press_again(self) -> None:
+        # Only the main thread, which this is, sets what is heard.
+        if self._hearing:
+            signal.raise_signal(signal.SIGINT)
 
     async def run(
         self,

@@ -7,40 +7,52 @@ IPython drops what the callbacks of its events raise, those before and after eac
 
 from __future__ import annotations
 
-import _thread
 import sys
+import threading
 from collections.abc import Callable
 from signal import SIGINT, default_int_handler, getsignal
-from time import sleep
+from types import FrameType
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-_AGAIN_SECONDS = 0.02
-"""Long enough for the finalizer to end; one that has not drops the next interrupt as well."""
 
-
-def repeat_dropped_interrupts(cell: Callable[[], int], press: Callable[[int], None]) -> None:
-    """Interrupts a cell again, soon after Python has dropped its KeyboardInterrupt.
+def repeat_dropped_interrupts(press: Callable[[], None]) -> None:
+    """Interrupts a cell again, once the finalizer has ended in which Python dropped it.
 
     Args:
-        cell: returns the number of the cell that runs now.
-        press: interrupts a cell, given its number; called in a thread of its own.
+        press: interrupts the cell that runs now; called in the main thread.
     """
     report = sys.unraisablehook
 
-    def press_again(number: int) -> None:
-        sleep(_AGAIN_SECONDS)
-        press(number)
-
     def dropped(unraisable: sys.UnraisableHookArgs) -> None:
-        if unraisable.exc_type is KeyboardInterrupt:
-            # Not a threading.Thread, whose start takes locks that the interrupted code may hold.
-            _thread.start_new_thread(press_again, (cell(),))
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if unraisable.exc_type is KeyboardInterrupt and in_main_thread:
+            _at_next_step(sys._getframe(1), press)
         else:
             report(unraisable)
 
     sys.unraisablehook = dropped
+
+
+def _at_next_step(frame: FrameType, do: Callable[[], None]) -> None:
+    """Calls a function before the next step of a frame; what it raises is raised there.
+
+    Not after a moment: a loop may be in one finalizer or another nearly all the time.
+    """
+    before, local, opcodes = sys.gettrace(), frame.f_trace, frame.f_trace_opcodes
+
+    def step(*_: object) -> Any:
+        frame.f_trace, frame.f_trace_opcodes = local, opcodes
+        sys.settrace(before)
+        do()
+        return local
+
+    def follow_no_calls(*_: object) -> None:
+        """Further finalizers may run first: what is raised in one would be dropped as well."""
+
+    frame.f_trace, frame.f_trace_opcodes = step, True
+    sys.settrace(follow_no_calls)
 
 
 def raise_what_events_drop(shell: InteractiveShell, interrupts: Callable[[], int]) -> None:

@@ -12,6 +12,10 @@ CELLS = {
         "import time\nclass Held:\n    def __del__(self):\n        print('here')\n"
         "        time.sleep(2)\nheld = Held()\ndel held\nwhile True: time.sleep(0.01)"
     ),
+    "in one finalizer after the other": (
+        "import time\nclass Held:\n    def __del__(self):\n        print('here')\n"
+        "        time.sleep(0.05)\nwhile True: Held()"
+    ),
     "awaiting": "import asyncio\nprint('here')\nawait asyncio.sleep(60)",
     "in a shell command": "print('here')\n!sleep 60",
     "in captured output": "print('here')\nlines = !sleep 60",
