@@ -77,8 +77,7 @@ class Cells:
 
     def prepare(self, view: View) -> int:
         """Makes the ranks ready for another cell, shown in ``view``; returns its number."""
-        if not isinstance(view, Aside):
-            self._show_late(view)
+        self._show_late(view)
         self._renew()
         self._number += 1
         return self._number
@@ -148,10 +147,15 @@ class Cells:
             return
         if isinstance(record, Output) and record.entries:
             self.late.append(record)
+            if self._running is not None:
+                # The rank had not begun this cell yet: what it writes in it comes after.
+                self._show_late(self._running.view)
         elif isinstance(record, Reply) and self._left and record.cell == self._left.cell:
             self._left.replies[record.rank] = record
 
     def _show_late(self, view: View) -> None:
+        if isinstance(view, Aside):
+            return
         for rank, batches in groupby(sorted(self.late, key=_rank_of), key=_rank_of):
             notice: list[Any] = ["notice", "written after its cell had ended:"]
             late = [notice, *(entry for batch in batches for entry in batch.entries)]

@@ -13,6 +13,7 @@ from allranks.cluster.cluster import Cluster
 from allranks.cluster.run import Run
 from allranks.cluster.status import tree
 from allranks.errors import InvalidCell, UsageError
+from allranks.magics.answering import Answering
 from allranks.magics.awaiting import Awaiting, is_awaited
 from allranks.magics.completion import Completion
 from allranks.magics.options import CellOptions, parse_cell, parse_command
@@ -34,12 +35,14 @@ class DistributedMagics(Magics):
         self.toggle = Toggle(shell)
         self.completion = Completion(shell, self.session, self.toggle)
         self.awaiting = Awaiting(shell)
+        self.answering = Answering(shell)
 
     def close(self) -> None:
         """Ends the ranks and leaves the shell as it was."""
         self.toggle.off()
         self.completion.remove()
         self.awaiting.remove()
+        self.answering.remove()
         self.session.stop()
 
     @cell_magic("distributed")  # type: ignore[arg-type]

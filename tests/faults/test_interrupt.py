@@ -54,6 +54,26 @@ def test_an_interrupt_while_nothing_runs_does_nothing(notebook):
     assert notebook.on_ranks("kept").text == KEPT
 
 
+@pytest.mark.parametrize(
+    ("step", "status"), [("init_metadata", "error"), ("finish_metadata", "ok")]
+)
+def test_an_interrupt_just_before_or_after_a_cell_is_answered(notebook, step, status):
+    """ipykernel takes these steps of a request before and after the cell's own code."""
+    notebook.run(
+        f"import signal\nkernel = get_ipython().kernel\nstep = kernel.{step}\n"
+        "def interrupted(*arguments):\n"
+        f"    kernel.{step} = step\n    signal.raise_signal(signal.SIGINT)\n"
+        "    return step(*arguments)\n"
+        "import threading\n"
+        f"threading.Timer(0.3, lambda: setattr(kernel, '{step}', interrupted)).start()"
+    )
+    notebook.drain(0.6)
+    cell = notebook.on_ranks("kept")
+    assert cell.status == status
+    assert cell.error_name == ("KeyboardInterrupt" if status == "error" else "")
+    assert notebook.on_ranks("kept").text == KEPT
+
+
 def test_an_interrupt_of_a_cell_of_the_notebook_leaves_the_ranks_alone(notebook):
     cell = notebook.start("import time\nprint('here')\ntime.sleep(60)").wait_for("here")
     notebook.interrupt()

@@ -89,6 +89,24 @@ def test_output_after_the_end_of_a_cell_is_shown_by_the_next(notebook):
     )
 
 
+def test_lines_that_a_thread_writes_across_cells_are_shown_in_order(notebook):
+    source = (
+        "import threading, time\ndef count():\n    for i in range(1500):\n"
+        "        print('count', rank, i)\n        time.sleep(0.001)\n"
+        "counting = threading.Thread(target=count); counting.start()"
+    )
+    shown = notebook.on_ranks(source).text
+    over = False
+    while not over:
+        cell = notebook.on_ranks("counting.is_alive()")
+        over = "True" not in cell.text
+        shown += cell.text
+    shown += notebook.on_ranks("").text
+    for rank in range(4):
+        found = [int(i) for i in re.findall(rf"count {rank} (\d+)", shown)]
+        assert found == list(range(1500))
+
+
 def test_progress_on_one_line_is_shown_as_its_last_state(notebook):
     cell = notebook.on_ranks("for i in range(100): print(f'\\rstep {i}', end='')\nprint()", "-r 0")
     assert cell.text == "rank 0 │ step 99\n"
