@@ -62,6 +62,21 @@ def test_an_error_is_told_after_what_tells_it_is_replaced(notebook, failing):
     assert "at line 3" in cell.error_value
 
 
+def test_collectives_of_new_arrays_need_nothing_that_json_holds(notebook):
+    cell = notebook.on_ranks(
+        "import json\nimport numpy as np\n"
+        "json.dumps = json.loads = json.JSONEncoder = json.JSONDecoder = None\n"
+        "total = allreduce(np.ones(321), Sum)\n"
+        "mine = scatter(np.arange(8.0).reshape(4, 2) if rank == 1 else None, 1)\n"
+        "total.sum().item(), mine.tolist()",
+        timeout=30,
+    )
+    assert "rank 3 → (1284.0, [[6.0, 7.0]])" in cell.text
+    cell = notebook.on_ranks("allreduce(np.ones(5 + rank))", timeout=30)
+    assert "CollectiveMismatch" in cell.error_value
+    assert "rank 3 has (8,)" in cell.text
+
+
 def test_an_interrupt_is_heard_where_the_clock_is_replaced(notebook):
     cell = notebook.start_on_ranks(
         "import signal, time\nsleep = time.sleep\n"

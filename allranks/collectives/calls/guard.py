@@ -11,6 +11,10 @@ from allranks.collectives.calls.callsite import Site
 from allranks.records.ranks import label
 
 _SHOWN = 4
+# Made here, because a cell may replace what json holds. A root that is numpy's integer is the same
+# as Python's.
+_dumps = json.JSONEncoder(separators=(",", ":"), default=int).encode
+_loads = json.JSONDecoder().decode
 
 
 class Spec(NamedTuple):
@@ -113,8 +117,7 @@ def pack(spec: Spec) -> Packed:
 
 
 def _laid_out(spec: Spec) -> bytes:
-    # A root that is numpy's integer is the same as Python's.
-    return json.dumps(spec, separators=(",", ":"), default=int).encode()
+    return _dumps(spec).encode()
 
 
 def _tuples(value: Any) -> Any:
@@ -125,7 +128,7 @@ def _tuples(value: Any) -> Any:
 def unpack(text: bytes) -> Spec:
     """The spec that a rank laid out."""
     try:
-        return Spec(*map(_tuples, json.loads(text)))
+        return Spec(*map(_tuples, _loads(text.decode())))
     except (ValueError, TypeError):
         return Spec(text.decode("utf-8", "replace"))
 
