@@ -42,6 +42,14 @@ def of_process(process: psutil.Process) -> Process:
         return Process(process.memory_info().rss, process.num_fds(), process.num_threads())
 
 
+def more(held: tuple[int, int], before: tuple[int, int]) -> bool:
+    """Whether there are more descriptors, or more threads, than before.
+
+    Fewer is no leak: pyzmq ends the thread of its large messages when the last one is gone.
+    """
+    return any(now > then for now, then in zip(held, before, strict=True))
+
+
 def segments(processes: Iterable[psutil.Process]) -> set[str]:
     """Returns the files in shared memory that processes have mapped."""
     found: set[str] = set()

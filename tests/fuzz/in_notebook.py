@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from tests.faults.notebook import GONE_SECONDS, Notebook
+from tests.fuzz.figures import more
 from tests.fuzz.grammar import Fault
 from tests.fuzz.sessions import ENVIRONMENT, HANG_SECONDS, Ended, Session, Signals
 from tests.kernel import ANSI, Cell, KernelDied
@@ -120,7 +121,7 @@ class InNotebook(Session):
             self.notebook.note_files()
             self._must("%distributed stop")
             deadline = time.monotonic() + GONE_SECONDS
-            while (held := self._held()) != self._idle:
+            while more(held := self._held(), self._idle):
                 if time.monotonic() > deadline:
                     raise Fault("left", f"descriptors, threads: {self._idle} before, {held} after")
             try:

@@ -21,7 +21,7 @@ import psutil
 import allranks
 from allranks.errors import AllranksError, CellFailed
 from tests.faults.notebook import GONE_SECONDS
-from tests.fuzz.figures import of_process, orphaned_segments
+from tests.fuzz.figures import more, of_process, orphaned_segments
 from tests.fuzz.grammar import Fault
 from tests.fuzz.sessions import ENVIRONMENT, HANG_SECONDS, Ended, Session, Signals
 from tests.kernel import ANSI
@@ -151,7 +151,7 @@ class InProcess(Session):
         left = [" ".join(process.cmdline())[:100] for process in children if process.is_running()]
         left += sorted(orphaned_segments() - self._orphans)
         left += [str(path) for path in Path(tempfile.gettempdir()).rglob("*")]
-        if not left and self._held() != self._idle:
+        if not left and more(self._held(), self._idle):
             left = [f"descriptors, threads: {self._idle} before, {self._held()} after"]
         return left
 
