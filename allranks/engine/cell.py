@@ -28,10 +28,12 @@ from allranks.engine.gpu import Gpu, is_out_of_memory
 from allranks.engine.gpu_memory import release
 from allranks.engine.history import History
 from allranks.engine.report import (
+    is_a,
     is_beyond_ipython,
     plain,
     report,
     text_of,
+    traceback_of,
     without_middle,
     without_own_frames,
 )
@@ -128,9 +130,9 @@ class CellRunner:
         self, shell: Any, etype: Any, value: BaseException, tb: Any, tb_offset: int | None = None
     ) -> list[str]:
         """Formats a traceback as far as it is the user's, in bounded time."""
-        if isinstance(value, asyncio.CancelledError) and self._interrupts:
+        if is_a(value, asyncio.CancelledError) and self._interrupts:
             etype, value = KeyboardInterrupt, KeyboardInterrupt()
-        if isinstance(value, _NOT_OUR_FRAMES):
+        if is_a(value, _NOT_OUR_FRAMES):
             without_own_frames(tb)
         without_middle(tb)
         # The cell has ended: an interrupt that comes now would end its report.
@@ -199,11 +201,11 @@ class CellRunner:
             except KeyboardInterrupt:  # it came when the cell had ended: too late to interrupt it
                 self._hear_no_more()
             _untraced()
-        if isinstance(error, asyncio.CancelledError) and self._interrupts:
+        if error is not None and is_a(error, asyncio.CancelledError) and self._interrupts:
             # How an interrupt reaches a cell that awaits.
-            error = KeyboardInterrupt().with_traceback(error.__traceback__)
+            error = KeyboardInterrupt().with_traceback(traceback_of(error))
         self._history.keep(error)
-        interrupted = isinstance(error, KeyboardInterrupt)
+        interrupted = is_a(error, KeyboardInterrupt)
         told = self._report(error) if error is not None else None
         where = f"line {told.line}: {told.source_line}" if told and told.line else None
         collectives.scope.leave(_reason(error, interrupted), failed=error is not None, where=where)
@@ -285,7 +287,7 @@ class CellRunner:
         except BaseException as error:
             result.error_in_exec = error
             # The first frame is ours: it called the function.
-            tb = error.__traceback__
+            tb = traceback_of(error)
             for _ in range(1 + getattr(function, "own_frames", 0)):
                 tb = tb and (tb.tb_next or tb)
             self._show_own_frames(shell, type(error), error, tb)
@@ -322,11 +324,11 @@ class CellRunner:
             self._hearing = 0
 
     def _report(self, error: BaseException) -> Report:
-        if isinstance(error, SystemExit):
+        if is_a(error, SystemExit):
             # IPython says how to leave a session, which no cell can leave.
             self._traceback = [_EXIT]
         elif not self._traceback:
-            self.shell.showtraceback((type(error), error, error.__traceback__))
+            self.shell.showtraceback((type(error), error, traceback_of(error)))
         more = ""
         if is_out_of_memory(error):
             more = Gpu(self.device).out_of_memory(self.rank, os.getpid(), self.sharers)

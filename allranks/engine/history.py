@@ -13,6 +13,8 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from allranks.engine.report import traceback_of
+
 _VALUES = 3
 
 
@@ -33,7 +35,7 @@ class History:
         self._failed = error is not None
         if error is not None:
             sys.last_type, sys.last_value = type(error), error
-            sys.last_traceback = error.__traceback__
+            sys.last_traceback = traceback_of(error)
             if sys.version_info >= (3, 12):
                 sys.last_exc = error
 

@@ -7,6 +7,7 @@ import os
 import socket
 import traceback
 from types import TracebackType
+from typing import cast
 
 from allranks.errors import RankLeft
 from allranks.records.wire import Report
@@ -17,6 +18,17 @@ _TRACEBACK_CHARACTERS = 20_000
 _KEPT_FRAMES = 10
 _MOST_CHAINED = 30
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def is_a(error: object, kinds: type | tuple[type, ...]) -> bool:
+    """Whether an object is of a kind; a user's exception may make ``isinstance`` raise."""
+    return issubclass(type(error), kinds)
+
+
+def traceback_of(error: BaseException) -> TracebackType | None:
+    """Returns where an exception was raised, whatever its class makes of ``__traceback__``."""
+    found: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)
+    return found
 
 
 def cell_line(tb: TracebackType | None, is_cell: str) -> tuple[int | None, str]:
@@ -76,11 +88,11 @@ def _chain(error: BaseException, by_cause: bool) -> list[BaseException]:
 
 def plain(error: BaseException, cell_file: str) -> list[str]:
     """Returns a traceback as Python prints it, from the cell on."""
-    tb = error.__traceback__
+    raised_at = tb = traceback_of(error)
     while tb is not None and tb.tb_frame.f_code.co_filename != cell_file:
         tb = tb.tb_next
     try:
-        lines = traceback.format_exception(type(error), error, tb or error.__traceback__)
+        lines = traceback.format_exception(type(error), error, tb or raised_at)
     except Exception:
         lines = [f"{type(error).__name__}: {text_of(error)}"]
     return "".join(lines).splitlines()
@@ -104,9 +116,11 @@ def report(
         cell_file: the file name that IPython compiled the cell under.
         more: what this rank knows beside what the exception says.
     """
-    line, source = cell_line(error.__traceback__, cell_file)
-    if isinstance(error, SyntaxError) and error.filename == cell_file:
-        line, source = error.lineno, (error.text or "").strip()
+    line, source = cell_line(traceback_of(error), cell_file)
+    if is_a(error, SyntaxError):
+        said = cast(SyntaxError, error)
+        if said.filename == cell_file:
+            line, source = said.lineno, (said.text or "").strip()
     return Report(
         rank=rank,
         host=socket.gethostname(),
@@ -119,7 +133,7 @@ def report(
         line=line,
         source_line=_bounded(source, _MESSAGE_CHARACTERS),
         # A rank that could not go on because another one left did not fail: it was waiting.
-        waiting=isinstance(error, RankLeft),
+        waiting=is_a(error, RankLeft),
     )
 
 

@@ -128,6 +128,19 @@ BEYOND_IPYTHON = {
         "a = ExceptionGroup('a', [ValueError('b')])\na.exceptions[0].__cause__ = a\nraise a",
         ["ExceptionGroup: a (1 sub-exception)", "| ValueError: b"],
     ),
+    "a class that cannot be read": (
+        "class Odd(Exception):\n    __class__ = property(lambda self: 1 / 0)\nraise Odd('a')",
+        ["Odd: a"],
+    ),
+    "a traceback that cannot be read": (
+        "class Odd(Exception):\n    __traceback__ = property(lambda self: 1 / 0)\nraise Odd('a')",
+        ["Odd: a"],
+    ),
+    "no attribute that can be read": (
+        "class Odd(Exception):\n    def __getattribute__(self, name): raise OSError(name)\n"
+        "raise Odd('a')",
+        ["Odd: a"],
+    ),
     "no such magic": ("%no_such_magic", ["UsageError: Line magic function `%no_such_magic`"]),
 }
 
