@@ -9,18 +9,11 @@ from typing import Any, Protocol
 
 from allranks.cluster import failures
 from allranks.cluster.connection import Connection
+from allranks.cluster.unheard import GRACE_SECONDS, UNHEARD_SECONDS, Unheard
 from allranks.errors import CellFailed, CellInterrupted, CellTimeout, UsageError
-from allranks.records import requests
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
-from allranks.records.wire import Answer, Interrupt, Output, Reply
-
-_UNHEARD_SECONDS = 2.0
-"""After an interrupt: by then a rank that hears has left its cell, or tidies up."""
-_ASK_SECONDS = 0.5
-"""So long before that, the ranks are asked where they are."""
-_GRACE_SECONDS = 10.0
-"""After a time-out's interrupt: so long ranks may take to leave the cell."""
+from allranks.records.wire import Interrupt, Output, Reply
 
 
 class View(Protocol):
@@ -101,10 +94,7 @@ class Run:
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._values: dict[int, bytes] = {}
         self._interrupted_at: float | None = None
-        self._asked = False
-        self._said = False
-        #: Where each rank was seen last.
-        self._lines: dict[int, str] = {}
+        self._unheard = Unheard(connection.ask_soon)
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -162,37 +152,19 @@ class Run:
         Args:
             waited: seconds since the interrupt.
         """
-        if waited >= _UNHEARD_SECONDS - _ASK_SECONDS and not self._asked:
-            self._asked = True
-            self._connection.ask_soon(requests.STATUS, {}, self._take_status, self.pending)
-        if waited >= _UNHEARD_SECONDS and not self._said:
-            self._said = True
-            left = _GRACE_SECONDS - _UNHEARD_SECONDS
+        if self._unheard.due(waited, self.pending):
+            left = GRACE_SECONDS - UNHEARD_SECONDS
             then = f"in {left:g} s" if self.timed_out else "by the next interrupt"
             self.view.notice(
-                f"not out of the cell {_UNHEARD_SECONDS:g} s after the interrupt: "
-                f"{self._whereabouts()}; all ranks are ended {then}"
+                f"not out of the cell {UNHEARD_SECONDS:g} s after the interrupt: "
+                f"{self._unheard.whereabouts(self.pending)}; all ranks are ended {then}"
             )
-        if waited >= _GRACE_SECONDS and self.timed_out:
+        if waited >= GRACE_SECONDS and self.timed_out:
+            where = self._unheard.whereabouts(self.pending)
             self._give_up(
-                f"{self._late}, and {_GRACE_SECONDS:g} s after it was interrupted there was still "
-                f"{self._whereabouts()}, so {failures.ended(self.size)}"
+                f"{self._late}, and {GRACE_SECONDS:g} s after it was interrupted there was still "
+                f"{where}, so {failures.ended(self.size)}"
             )
-
-    def _take_status(self, answer: Answer) -> None:
-        line = str(answer.content.get("line") or "")
-        if line:
-            self._lines[answer.rank] = line
-
-    def _whereabouts(self) -> str:
-        """Returns which ranks are still in the cell, and where."""
-        lines: dict[str, list[int]] = {}
-        for rank in self.pending:
-            lines.setdefault(self._lines.get(rank, ""), []).append(rank)
-        return "; ".join(
-            f"{label(ranks)} at {line}" if line else f"{label(ranks)}, which does not answer"
-            for line, ranks in lines.items()
-        )
 
     @property
     def _late(self) -> str:
@@ -208,7 +180,7 @@ class Run:
             self.view.output(record)
         elif isinstance(record, Points | Timings | Pulse):
             if isinstance(record, Pulse) and record.line:
-                self._lines[record.rank] = record.line
+                self._unheard.lines[record.rank] = record.line
             self.view.telemetry(record, payloads)
         else:
             self.view.left(record.rank, record.status)

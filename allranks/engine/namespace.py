@@ -32,7 +32,10 @@ def names(device: str) -> dict[str, Any]:
 
 def place() -> dict[str, Any]:
     """Returns the names that say where this rank is in the world that is current."""
-    return {name: getattr(collectives, name)() for name in PLACE} | {"comm": collectives.comm}
+    from mpi4py import MPI
+
+    found: dict[str, Any] = {name: getattr(collectives, name)() for name in PLACE}
+    return found | {"comm": collectives.comm, "MPI": MPI}
 
 
 def renew(namespace: dict[str, Any], old: object) -> None:

@@ -16,6 +16,8 @@ from time import monotonic
 from typing import Any
 
 from allranks import collectives, launched
+from allranks.collectives import world
+from allranks.collectives.start.stand_in import stand_in
 from allranks.collectives.timings.totals import Totals
 from allranks.engine import filters, forks, metrics, namespace, pinning, processes
 from allranks.engine.cell import CellRunner, ignore_interrupt
@@ -91,6 +93,7 @@ class Rank:
                 f"{collectives.rank()} of {collectives.size()}: the launcher and the MPI library "
                 "do not belong together. Check which mpiexec and which libmpi are in use."
             )
+        stand_in(world.current())
         collectives.on_notice(self._notice)
         self._sharers = self._who_shares()
         self.wire = Wire(

@@ -11,7 +11,8 @@ from queue import Empty, SimpleQueue
 
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.crew import Crew, Slot
-from allranks.cluster.failures import stubborn
+from allranks.cluster.failures import ended, stubborn
+from allranks.cluster.unheard import GRACE_SECONDS, UNHEARD_SECONDS, Unheard
 from allranks.ensemble.early import Early
 from allranks.ensemble.ledger import Ledger
 from allranks.ensemble.member import FAILED, RUNNING, STOPPED, STOPPED_EARLY, WAITING, Member
@@ -67,6 +68,8 @@ class Drive:
         self.ledger = Ledger(runs, view, plan.metric, plan.timeout, store, early)
         self._presses = 0
         self._blameless = 0
+        #: For each cell of a member that was interrupted, what is known of its ranks.
+        self._unheard: dict[int, Unheard] = {}
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────
 
@@ -164,6 +167,8 @@ class Drive:
             self._stop_all(crew)
         if self.cluster.state == "running" and not crew.dying():
             self._interrupt_late(crew)
+            self._insist(crew)
+        if self.cluster.state == "running" and not crew.dying():
             while self._left() and (slot := crew.free()) is not None:
                 self._start(crew, slot, self.ledger.waiting.popleft())
         self.view.members.said = self.ledger.progress(crew)
@@ -240,6 +245,61 @@ class Drive:
             if now - self.ledger.started[slot.member] > self.plan.timeout:
                 self.ledger.interrupt(crew, slot, FAILED)
 
+    def _insist(self, crew: Crew) -> None:
+        """Says where members are that do not hear an interrupt; a time-out ends their ranks."""
+        for slot in crew.busy():
+            waited = self.ledger.since_interrupt(slot)
+            pending = [rank for rank in slot.ranks if rank not in slot.replies]
+            if not waited or slot.member is None:
+                continue
+            unheard = self._unheard.setdefault(slot.cell, Unheard(self.cluster.ask_soon))
+            late = self.ledger.why.get(slot.member) == FAILED
+            if unheard.due(waited, pending):
+                twice = "the next interrupt" if self._presses else "two interrupts of the notebook"
+                then = f"in {GRACE_SECONDS - UNHEARD_SECONDS:g} s" if late else f"by {twice}"
+                self.view.notice(
+                    f"member {slot.member} has not ended {UNHEARD_SECONDS:g} s after its "
+                    f"interrupt: {unheard.whereabouts(pending)}; all ranks are ended {then}"
+                )
+            if late and waited >= GRACE_SECONDS:
+                self._end_ranks(crew, slot, unheard.whereabouts(pending))
+                return
+
+    def _end_ranks(self, crew: Crew, stuck: Slot, where: str) -> None:
+        """Ends all ranks for one member that went past its time and does not hear of it."""
+        assert stuck.member is not None
+        size, busy = self.cluster.size, crew.busy()
+        why = (
+            f"it went past its time of {self.plan.timeout:g} s, and {GRACE_SECONDS:g} s after it "
+            f"was interrupted there was still {where}"
+        )
+        self.cluster.give_up(f"member {stuck.member}: {why}, so {ended(size)}")
+        self.view.notice(f"member {stuck.member}: {why}, so all {size} ranks were ended")
+        self._fail(self.runs[stuck.member], why, why)
+        again = self._put_back([slot for slot in busy if slot is not stuck])
+        if again:
+            self.view.notice(f"{label(again, 'member')}, interrupted by that, will run again")
+
+    def _put_back(self, slots: list[Slot]) -> list[int]:
+        """Members whose ranks were ended run again, but for those that somebody had stopped.
+
+        Returns:
+            The numbers of those that run again.
+        """
+        again = []
+        for slot in reversed(slots):
+            if slot.member is None:
+                continue  # its member's end has come while the others were ended
+            member = self.runs[slot.member]
+            why = self.ledger.why.pop(member.number, "")
+            if why in (STOPPED, STOPPED_EARLY):
+                member.state = why
+                self.ledger.show(member)
+            else:
+                self.ledger.again(member)
+                again.append(member.number)
+        return sorted(again)
+
     # ── death ────────────────────────────────────────────────────────────────────────────────
 
     def _mourn(self, crew: Crew) -> None:
@@ -254,29 +314,13 @@ class Drive:
                 self.view.output(blamed.member, said, self.cluster.hellos[culprit].log)
         told = self.cluster.mourn()
         first = told.partition("\n")[0]
-        for slot in reversed(busy):
-            if slot.member is None:
-                continue  # its member's end has come while the others were ended
-            member = self.runs[slot.member]
-            why = self.ledger.why.pop(member.number, "")
-            if why in (STOPPED, STOPPED_EARLY):  # somebody wanted its end before
-                member.state = why
-                self.ledger.show(member)
-                continue
-            if slot is blamed:
-                member.deaths += 1
-                if member.deaths >= _DEATHS:
-                    member.state, member.traceback = FAILED, told
-                    member.error = f"its rank died {member.deaths} times: {first}"
-                    self.ledger.keep(member, b"")
-                    self.ledger.show(member)
-                    continue
-            self.ledger.again(member)
-        others = [s.member for s in busy if s is not blamed and s.member is not None]
+        failed = blamed is not None and self._dies_again(blamed, told)
+        again = self._put_back([slot for slot in busy if not (failed and slot is blamed)])
+        others = [number for number in again if blamed is None or number != blamed.member]
         self.view.notice(first)
         if blamed is not None and blamed.member is not None:
-            again = "has failed" if self.runs[blamed.member].state == FAILED else "runs again, once"
-            self.view.notice(f"it ran member {blamed.member}, which {again}")
+            what = "has failed" if failed else "runs again, once"
+            self.view.notice(f"it ran member {blamed.member}, which {what}")
         else:
             self._blameless += 1
         if others:
@@ -285,6 +329,23 @@ class Drive:
             raise ClusterLost(
                 f"{told}\nThe ranks have died {self._blameless} times, and no member is to blame."
             )
+
+    def _dies_again(self, slot: Slot, told: str) -> bool:
+        """Counts a death of a member's rank; returns whether it has failed with that."""
+        if slot.member is None or self.ledger.why.get(slot.member) in (STOPPED, STOPPED_EARLY):
+            return False
+        member = self.runs[slot.member]
+        member.deaths += 1
+        if member.deaths < _DEATHS:
+            return False
+        first = told.partition("\n")[0]
+        self._fail(member, f"its rank died {member.deaths} times: {first}", told)
+        return True
+
+    def _fail(self, member: Member, error: str, told: str) -> None:
+        member.state, member.error, member.traceback = FAILED, error, told
+        self.ledger.keep(member, b"")
+        self.ledger.show(member)
 
     def _conclude(self) -> None:
         """Says what has become of all of them, and raises where that is nothing good."""

@@ -75,6 +75,7 @@ class Ledger:
         self.problem: UsageError | None = None
         self._results: dict[int, tuple[Result, list[bytes]]] = {}
         self._interrupted: dict[int, float] = {}
+        self._first_interrupt: dict[int, float] = {}
         self._taken: list[float] = []
         self._wanted = runs.metric()
         self._estimated = (0.0, "")
@@ -276,7 +277,13 @@ class Ledger:
             return
         self.why.setdefault(slot.member, why)
         self._interrupted[slot.cell] = now
+        self._first_interrupt.setdefault(slot.cell, now)
         crew.interrupt(slot)
+
+    def since_interrupt(self, slot: Slot) -> float:
+        """Returns the seconds since the member that a slot runs was interrupted first; 0 if not."""
+        first = self._first_interrupt.get(slot.cell)
+        return 0.0 if first is None else time.monotonic() - first
 
 
 def _own(slot: Slot, reports: Sequence[Report]) -> list[Report]:

@@ -13,7 +13,7 @@ from allranks.errors import UsageError
 from allranks.records.ranks import label
 
 _LEFT_AWAY = {"--gpus": "all", "--preload": "none"}
-_NAMES = "rank, size, local_rank, local_size, comm, device, allreduce, broadcast, barrier …"
+_NAMES = "rank, size, local_rank, local_size, comm, MPI, device, allreduce, broadcast, barrier …"
 _NOTHING = ClusterOptions()
 _DEFAULT = ClusterOptions(launcher="local", preload="")
 

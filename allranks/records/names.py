@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_PLACE = "rank size local_rank local_size cross_rank cross_size comm device"
+_PLACE = "rank size local_rank local_size cross_rank cross_size comm MPI device"
 _OPERATIONS = """
     init shutdown is_initialized is_homogeneous
     allreduce grouped_allreduce reducescatter grouped_reducescatter reduce

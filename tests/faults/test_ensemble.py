@@ -265,3 +265,32 @@ def test_large_results_leave_no_file_and_their_memory_goes_with_the_table(notebo
     assert int(notebook.value("psutil.Process().memory_info().rss")) - used < 60_000_000
     notebook.run(forget)
     assert int(notebook.value(size)) == before
+
+
+def test_a_member_that_no_interrupt_reaches_ends_its_ranks_and_the_others_finish(notebook):
+    stuck = "MPI.Intracomm(MPI.COMM_WORLD).recv(source=0)"
+    cell = notebook.run(f"%%ensemble x=0:8 --timeout 1\nif x == 2: {stuck}\nresult = x", 90)
+    assert cell.status == "ok", cell.text
+    assert notebook.value("[m.number for m in runs.finished]") == "[0, 1, 3, 4, 5, 6, 7]"
+    where = f"In[{cell.execution_count}]:2  if x == 2: {stuck}"
+    said = "member 2 has not ended 2 s after its interrupt: rank"
+    assert said in cell.text
+    assert f"{where}; all ranks are ended in 8 s" in cell.text
+    assert "so all 4 ranks were ended" in cell.text
+    error = notebook.value("runs.failed[0].error")
+    assert "it went past its time of 1 s, and 10 s after it was interrupted there was" in error
+    assert where in error
+    assert notebook.on_ranks("size").status == "ok"
+    notebook.note_files()
+
+
+def test_a_member_means_its_own_ranks_by_comm_world(notebook):
+    cell = notebook.run(
+        "%%ensemble x=0:4 --ranks-per-member 2\n"
+        "result = {'sum': MPI.COMM_WORLD.allreduce(x), 'alone': MPI.COMM_SELF.size}"
+    )
+    assert cell.status == "ok", cell.text
+    assert notebook.value("str([m.result for m in runs])") == repr(
+        str([{"sum": 2 * x, "alone": 1} for x in range(4)])
+    )
+    assert notebook.on_ranks("MPI.COMM_WORLD is comm, comm.size").text == "ranks 0–3 → (True, 4)\n"

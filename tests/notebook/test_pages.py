@@ -13,6 +13,7 @@ PAGES = [
     "dashboard.md",
     "failures.md",
     "collectives.md",
+    "mpi.md",
     "errors.md",
     "ensemble.md",
     "tensorflow.md",

@@ -23,4 +23,4 @@ def test_cells_find_every_operation_by_its_bare_name() -> None:
 
 
 def test_no_value_of_a_member_can_have_the_name_of_something_it_finds() -> None:
-    assert {*PLACE, *OPERATIONS, "comm", "device", "log", "member", "result"} == RESERVED
+    assert {*PLACE, *OPERATIONS, "comm", "MPI", "device", "log", "member", "result"} == RESERVED

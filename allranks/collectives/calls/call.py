@@ -19,6 +19,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 EPOCH_SHIFT = 40
 """Counters hold the epoch in their upper bits: what an old epoch left counts as not arrived."""
+_PATIENCE_SECONDS, _SLOWEST_BYTES_A_SECOND = 2.0, 5e6
 Prepared = tuple[Offer, Steps[T] | Callable[[], T]]
 """What a transport has laid out of a move, and the rest of it for when all have come: steps, or a
 function where nothing more has to be waited for."""
@@ -89,8 +90,8 @@ class Call:
 
     grace = 0.0
     """Seconds for which a message of a rank that has left may still be on its way."""
-    ordered = True
-    """False for send and recv, which take no part in the group's order of calls."""
+    ordered = every = True
+    """False for send and recv, which take no part in the order of calls, and need not everybody."""
 
     # What most calls never set stands here: making a call is on the shortest path there is.
     steps: Steps[Any]
@@ -195,12 +196,18 @@ class Call:
         """True on the one rank that tells about the late ones."""
         return min(self.sites(), default=-1) == self.members.rank
 
+    def patience(self) -> float:
+        """Seconds after which the rank it waits for counts as holding it up."""
+        return 0.0
+
 
 class PointCall(Call):
-    """A send or a receive: it waits for one rank, or for any."""
+    """A send or a receive: it waits for one rank, or for any; or a request, for what it needs."""
 
     grace = 0.1
-    ordered = False
+    ordered = every = False
+    buffers: tuple[Any, ...] = ()
+    """What MPI may be moving."""
 
     def __init__(
         self,
@@ -234,3 +241,18 @@ class PointCall(Call):
     def speaks(self) -> bool:
         """Nobody else waits in this call."""
         return True
+
+    def patience(self) -> float:
+        """Ranks between which data is under way look like ranks that wait for each other."""
+        if not self.posted:
+            return 0.0
+        return _PATIENCE_SECONDS + sum(map(_nbytes, self.buffers)) / _SLOWEST_BYTES_A_SECOND
+
+
+def _nbytes(buffer: Any) -> int:
+    """The size of a buffer as mpi4py takes it, with count and type or without; 0 of all else."""
+    first = buffer[0] if isinstance(buffer, list | tuple) and buffer else buffer
+    try:
+        return memoryview(first).nbytes
+    except TypeError:
+        return 0

@@ -44,11 +44,11 @@ class Watch:
         if own.listen is not None:
             own.listen()
         missing = call.missing()
-        self._publish(call, missing)
+        self._publish(call, missing, waited)
         wanted = missing or (call.unfinished() if call.moving else ())
         left = self._left(call, wanted)
         # Where any rank may send, one that is still there is enough.
-        if left and (call.ordered or len(left) == len(wanted)):
+        if left and (call.every or len(left) == len(wanted)):
             if call.left_at < 0:
                 call.left_at = waited
             # Others may be about to arrive, or to leave: then the report names them all.
@@ -85,9 +85,10 @@ class Watch:
                 self.own.board.put(fields.TICKET, 0)
             self._call = None  # last: a rest that an interrupt ends is taken again
 
-    def _publish(self, call: Call, missing: tuple[int, ...]) -> None:
+    def _publish(self, call: Call, missing: tuple[int, ...], waited: float) -> None:
         board = self.own.board
-        edge = missing[0] if missing and (call.ordered or len(missing) == 1) else -1
+        held_up = missing and (call.ordered or len(missing) == 1) and waited >= call.patience()
+        edge = missing[0] if held_up else -1
         if call is not self._call:
             self._call, self._edge = call, (-1, 0)
             self._notice_after, self._asked = self.own.late_seconds, 0

@@ -16,6 +16,8 @@ from allranks.collectives.mpi.transport import Mpi, complete
 from allranks.records.deferred import deferred
 
 _CREATE_TAG = 29
+NAME = MPI.COMM_WORLD.Get_name()
+"""What MPI calls the communicator of all ranks, which `user` stands for."""
 
 
 class Epochs:
@@ -28,6 +30,7 @@ class Epochs:
     Args:
         own: whose they are.
         user: what users are given; it stands for each epoch's communicator in turn.
+        alone: the same for this rank by itself.
         pristine: see above.
         letters: None where all ranks share memory.
         renewed: called with the epoch's number once it has begun.
@@ -37,11 +40,13 @@ class Epochs:
         self,
         own: Standing,
         user: MPI.Intracomm,
+        alone: MPI.Intracomm,
         pristine: MPI.Intracomm,
         letters: Letters | None,
         renewed: Callable[[int], None],
     ) -> None:
-        self.own, self.user, self.pristine, self.letters = own, user, pristine, letters
+        self.own, self.user, self.alone = own, user, alone
+        self.pristine, self.letters = pristine, letters
         self._renewed = renewed
         self._renewing: tuple[int, Steps[MPI.Intracomm]] | None = None
         self._retired: list[MPI.Intracomm] = []
@@ -69,7 +74,7 @@ class Epochs:
     def _make(self, members: Members, awaited: Awaited) -> Steps[MPI.Intracomm]:
         """A communicator of a group's members, who have all arrived."""
         if self._is_world(members):
-            comm, request = self.user.Idup()
+            comm, request = MPI.Intracomm(self.user).Idup()
             while not request.Test():
                 yield awaited
             return comm
@@ -82,7 +87,7 @@ class Epochs:
     def _create(self, members: Members) -> MPI.Intracomm:
         """There is no non-blocking call for this: it is made when all members are certain to."""
         ranks = self.user.Get_group().Incl(list(members.ranks))
-        return self.user.Create_group(ranks, _CREATE_TAG + members.number)
+        return MPI.Intracomm(self.user).Create_group(ranks, _CREATE_TAG + members.number)
 
     def renew(self, epoch: int) -> None:
         """Moves this rank to a fresh communicator. Collective over all ranks.
@@ -104,7 +109,8 @@ class Epochs:
                 pause()
             self._renewing = None
             self._retired.append(MPI.Intracomm(self.user))
-            _rebind(self.user, fresh)
+            fresh.Set_name(NAME)
+            rebind(self.user, fresh)
             self._renewed(epoch)
 
     def _renew_steps(self) -> Steps[MPI.Intracomm]:
@@ -129,7 +135,7 @@ class _Everyone:
         return tuple(range(self.own.size))
 
 
-def _rebind(comm: MPI.Intracomm, fresh: MPI.Intracomm) -> None:
+def rebind(comm: MPI.Comm, fresh: MPI.Comm) -> None:
     """Makes a communicator object stand for another communicator.
 
     The user's `comm` lives as long as the notebook and is named in many cells; what it stands

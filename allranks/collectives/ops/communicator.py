@@ -1,232 +1,194 @@
-"""An mpi4py communicator whose every wait can be left."""
+"""An mpi4py communicator whose every wait can be left, and the communicators made of it."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from mpi4py import MPI
 
 from allranks.collectives.calls.guard import Spec
-from allranks.collectives.calls.wait import Steps
-from allranks.collectives.mpi.transport import complete
+from allranks.collectives.mpi.epochs import rebind
 from allranks.collectives.ops import objects
-from allranks.collectives.ops.point_to_point import PointToPoint
-from allranks.collectives.world import World
+from allranks.collectives.ops.mpi_collectives import Collectives
+from allranks.collectives.ops.point_to_point import Raw
+from allranks.collectives.ops.requests import Request
+from allranks.collectives.world import World, current
 from allranks.collectives.world.process_sets import open_group
 from allranks.errors import UsageError
 from allranks.records.deferred import deferred
 
+Made = TypeVar("Made", bound=MPI.Comm)
+_OF_THE_WORLD = (MPI.TAG_UB, MPI.IO, MPI.WTIME_IS_GLOBAL, MPI.UNIVERSE_SIZE, MPI.APPNUM)
+"""Attributes that only MPI's own communicator of all ranks has, and its duplicates have not."""
+_WHOLE = MPI.COMM_WORLD
 
-class Comm(PointToPoint):
+
+class Comm(Collectives):
     """MPI.Intracomm with the same methods, each of which polls a non-blocking call.
 
-    Ctrl-C is heard in all of them; a rank that has left the cell makes them raise `RankLeft`; a
-    collective that not every rank calls, or with another root, makes them raise
-    `CollectiveMismatch` before any data moves. Buffers are not compared: mpi4py allows them to
-    differ.
+    Ctrl-C is heard in all of them; a rank that has left the cell makes them raise `RankLeft`. What
+    is made of it is guarded as well, and lasts as long as the epoch does.
     """
 
-    def _collective(
-        self, op: str, post: Callable[..., MPI.Request], *arguments: Any, root: int | None = None
-    ) -> None:
-        group = self._group()
-        whom = -1 if root is None else group.ranks[self._rooted(op, root)]
-        call = group.call(Spec(f"comm.{op}", root=whom), op)
-        call.transport = "mpi"
+    def Split(self, color: int = 0, key: int = 0) -> MPI.Comm:
+        """MPI_Split: one for each colour; the null communicator where that is UNDEFINED."""
+        if color < 0 and color != MPI.UNDEFINED:
+            raise UsageError(
+                f"comm.Split needs a colour from 0 on, or MPI.UNDEFINED: found color={color}."
+            )
+        return self._made("Split", Raw.Split, color, key)
 
-        def steps() -> Steps[None]:
-            yield from call.agreed()
-            yield from complete(self._world.kept, call, post, *arguments)
+    def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> MPI.Comm:
+        """MPI_Split_type: one for each host, where the type is COMM_TYPE_SHARED."""
+        return self._made("Split_type", Raw.Split_type, split_type, key, info)
 
-        call.steps = steps()
-        self._world.run(call)
+    def Dup(self, info: MPI.Info | None = None) -> Any:
+        """MPI_Comm_dup: the same ranks, and the same topology."""
+        return self._made("Dup", Raw.Dup, info)
 
-    def Split(self, color: int = 0, key: int = 0) -> Comm:
-        """MPI_Split: a communicator of the same kind for each colour.
-
-        It lasts as long as the epoch does. The null communicator where the colour is UNDEFINED.
-        """
-        return self._divide("Split", color, key)
-
-    def Dup(self, info: MPI.Info | None = None) -> Comm:
-        """MPI_Comm_dup: the same kind and the same ranks, until the epoch ends."""
-        return self._divide("Dup", 0, self.Get_rank())
-
-    def Clone(self) -> Comm:
+    def Clone(self) -> Any:
         """The same as `Dup`."""
         return self.Dup()
 
-    def _divide(self, op: str, color: int, key: int) -> Comm:
+    def Dup_with_info(self, info: MPI.Info) -> Any:
+        """MPI_Comm_dup_with_info."""
+        return self._made("Dup_with_info", Raw.Dup_with_info, info)
+
+    def Idup(self, info: MPI.Info | None = None) -> tuple[Any, MPI.Request]:
+        """MPI_Comm_idup: it is there at once, and the request has completed."""
+        return self.Dup(info), Request()
+
+    def Idup_with_info(self, info: MPI.Info) -> tuple[Any, MPI.Request]:
+        """MPI_Comm_idup_with_info, as `Idup`."""
+        return self.Dup_with_info(info), Request()
+
+    def Create(self, group: MPI.Group) -> MPI.Comm:
+        """MPI_Comm_create: the null communicator on ranks that are not in the group."""
+        return self._made("Create", Raw.Create, group)
+
+    def Create_cart(
+        self, dims: Sequence[int], periods: Sequence[bool] | None = None, reorder: bool = False
+    ) -> MPI.Cartcomm:
+        """MPI_Cart_create: a grid; the null communicator on ranks that it has no place for."""
+        around = _extents(periods) if isinstance(periods, Sequence) else periods
+        alike = (_extents(dims), around)
+        return self._made("Create_cart", Raw.Create_cart, dims, periods, reorder, alike=alike)
+
+    def Create_graph(
+        self, index: Sequence[int], edges: Sequence[int], reorder: bool = False
+    ) -> MPI.Graphcomm:
+        """MPI_Graph_create."""
+        alike = (_extents(index), _extents(edges))
+        return self._made("Create_graph", Raw.Create_graph, index, edges, reorder, alike=alike)
+
+    def Create_dist_graph(self, *arguments: Any, **options: Any) -> MPI.Distgraphcomm:
+        """MPI_Dist_graph_create."""
+        return self._made("Create_dist_graph", Raw.Create_dist_graph, *arguments, **options)
+
+    def Create_dist_graph_adjacent(self, *arguments: Any, **options: Any) -> MPI.Distgraphcomm:
+        """MPI_Dist_graph_create_adjacent."""
+        create = Raw.Create_dist_graph_adjacent
+        return self._made("Create_dist_graph_adjacent", create, *arguments, **options)
+
+    def _made(
+        self,
+        op: str,
+        make: Callable[..., Made],
+        *arguments: Any,
+        alike: tuple[Any, ...] = (),
+        **options: Any,
+    ) -> Made:
+        """What MPI makes of this communicator, guarded.
+
+        ``alike``: what must be the same on every rank.
+        """
         world, parent = self._world, self._group()
         # Once all have come, MPI's call is certain to end; nobody may leave in between. A rank
         # that never comes leaves its cell, and then the others raise RankLeft.
         with deferred():
-            every = self._world.run(objects.gather(parent, f"comm.{op}", (color, key, world.made)))
-            world.made = max(made for _, _, made in every) + 1
-            chosen = sorted((k, i) for i, (other, k, _) in enumerate(every) if other == color)
-            ranks = tuple(parent.ranks[i] for _, i in chosen) if color >= 0 else ()
+            every = world.run(objects.gather(parent, f"comm.{op}", world.made, alike=alike))
+            world.made = max(every) + 1
+            made = make(self, *arguments, **options)
+            ranks = _ranks_of(made, world)
             call = parent.call(Spec(f"comm.{op} group"), op)
             call.steps = open_group(world, parent, call, world.made, ranks)
             world.run(call)
-            fresh = Comm(MPI.Intracomm.Split(self, color, key))
-        if ranks:
-            fresh.bind(world, world.made, world.epoch)
-            weakref.finalize(fresh, _forget, world, world.made)
-        return fresh
-
-    def Barrier(self) -> None:
-        """MPI_Barrier."""
-        self._collective("Barrier", self.Ibarrier)
-
-    def Bcast(self, buf: Any, root: int = 0) -> None:
-        """MPI_Bcast."""
-        self._collective("Bcast", self.Ibcast, buf, root, root=root)
-
-    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """MPI_Allreduce."""
-        self._collective("Allreduce", self.Iallreduce, sendbuf, recvbuf, op)
-
-    def Reduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> None:
-        """MPI_Reduce."""
-        self._collective("Reduce", self.Ireduce, sendbuf, recvbuf, op, root, root=root)
-
-    def Reduce_scatter(
-        self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM
-    ) -> None:
-        """MPI_Reduce_scatter."""
-        self._collective("Reduce_scatter", self.Ireduce_scatter, sendbuf, recvbuf, recvcounts, op)
-
-    def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """MPI_Reduce_scatter_block."""
-        self._collective("Reduce_scatter_block", self.Ireduce_scatter_block, sendbuf, recvbuf, op)
-
-    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Allgather."""
-        self._collective("Allgather", self.Iallgather, sendbuf, recvbuf)
-
-    def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Allgatherv."""
-        self._collective("Allgatherv", self.Iallgatherv, sendbuf, recvbuf)
-
-    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """MPI_Gather."""
-        self._collective("Gather", self.Igather, sendbuf, recvbuf, root, root=root)
-
-    def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """MPI_Gatherv."""
-        self._collective("Gatherv", self.Igatherv, sendbuf, recvbuf, root, root=root)
-
-    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """MPI_Scatter."""
-        self._collective("Scatter", self.Iscatter, sendbuf, recvbuf, root, root=root)
-
-    def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """MPI_Scatterv."""
-        self._collective("Scatterv", self.Iscatterv, sendbuf, recvbuf, root, root=root)
-
-    def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Alltoall."""
-        self._collective("Alltoall", self.Ialltoall, sendbuf, recvbuf)
-
-    def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Alltoallv."""
-        self._collective("Alltoallv", self.Ialltoallv, sendbuf, recvbuf)
-
-    def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Alltoallw."""
-        self._collective("Alltoallw", self.Ialltoallw, sendbuf, recvbuf)
-
-    def Scan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """MPI_Scan."""
-        self._collective("Scan", self.Iscan, sendbuf, recvbuf, op)
-
-    def Exscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """MPI_Exscan."""
-        self._collective("Exscan", self.Iexscan, sendbuf, recvbuf, op)
-
-    def barrier(self) -> None:
-        """MPI_Barrier."""
-        self.Barrier()
-
-    def bcast(self, obj: Any, root: int = 0) -> Any:
-        """Broadcasts a picklable object."""
-        index = self._rooted("bcast", root)
-        return self._world.run(objects.broadcast(self._group(), "comm.bcast", obj, "bcast", index))
-
-    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        """Gathers picklable objects on the root."""
-        return self._objects("gather", sendobj, root)
-
-    def allgather(self, sendobj: Any) -> list[Any]:
-        """Gathers picklable objects on every rank."""
-        return self._objects("allgather", sendobj) or []
-
-    def scatter(self, sendobj: Any, root: int = 0) -> Any:
-        """Scatters a sequence of picklable objects from the root."""
-        values = list(sendobj) if self.Get_rank() == self._rooted("scatter", root) else []
-        self._as_many(values if self.Get_rank() == root else None, "scatter")
-        call = objects.alltoall(self._group(), "comm.scatter", values, "scatter", root)
-        return self._world.run(call)[root]
-
-    def alltoall(self, sendobj: Any) -> list[Any]:
-        """Exchanges picklable objects, one for each rank."""
-        values = list(sendobj)
-        self._as_many(values, "alltoall")
-        result: list[Any] = self._world.run(
-            objects.alltoall(self._group(), "comm.alltoall", values, "alltoall")
-        )
+        found: Any = guarded(made, world) if ranks else made
+        result: Made = found
         return result
 
-    def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
-        """Reduces picklable objects to the root, in the order of the ranks."""
-        values = self._objects("reduce", sendobj, root)
-        return None if values is None else _fold(values, op)
-
-    def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        """Reduces picklable objects to every rank, in the order of the ranks."""
-        return _fold(self._objects("allreduce", sendobj) or [], op)
-
-    def scan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        """Reduces the objects of the ranks up to this one."""
-        return _fold((self._objects("scan", sendobj) or [])[: self.Get_rank() + 1], op)
-
-    def exscan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        """Reduces the objects of the ranks before this one; None on the first."""
-        before = (self._objects("exscan", sendobj) or [])[: self.Get_rank()]
-        return _fold(before, op) if before else None
-
-    def _rooted(self, op: str, root: int) -> int:
-        """The root, which is one of this communicator's ranks."""
-        last = self._group().size - 1
-        if not 0 <= root <= last:
+    def Free(self) -> None:
+        """MPI_Comm_free, of one that was made in this epoch; one of an earlier epoch is kept."""
+        if self._epoch is None:
             raise UsageError(
-                f"comm.{op} needs a root from 0 to {last}: found root={root}. Name one of them."
+                "comm.Free() needs a communicator that the program has made: this one lasts as "
+                "long as the ranks do."
             )
-        return root
+        _forget(self._world, self._number)
+        if self.stale:
+            rebind(self, MPI.COMM_NULL)
+        else:
+            super().Free()
 
-    def _objects(self, op: str, value: Any, root: int | None = None) -> list[Any] | None:
-        index = -1 if root is None else self._rooted(op, root)
-        call = objects.gather(self._group(), f"comm.{op}", value, op, index)
-        result: list[Any] | None = self._world.run(call)
-        return result
+    def free(self) -> None:
+        """`Free`, where there is something to free."""
+        if self._epoch is not None and self != MPI.COMM_NULL:
+            self.Free()
 
-    def _as_many(self, values: list[Any] | None, op: str) -> None:
-        if values is not None and len(values) != self.Get_size():
-            raise ValueError(
-                f"{op} needs one object a rank: expected {self.Get_size()}, found {len(values)}."
-            )
+    def Disconnect(self) -> None:
+        """MPI_Comm_disconnect: `Free`, once all ranks have come."""
+        if self._epoch is not None and not self.stale:
+            self.Barrier()
+        self.Free()
+
+    def Get_attr(self, keyval: int) -> Any:
+        """MPI_Comm_get_attr."""
+        if self._epoch is None and keyval in _OF_THE_WORLD:
+            return _WHOLE.Get_attr(keyval)
+        return super().Get_attr(keyval)
+
+    def __reduce__(self) -> Any:
+        """The communicator of all ranks is that of the rank that unpickles it."""
+        if self._epoch is None and self._number == 0:
+            return _of_all, ()
+        return super().__reduce__()
+
+
+KINDS: dict[int, type[Comm]] = {MPI.UNDEFINED: Comm}
+"""The class of a communicator, by its topology."""
+
+
+def guarded(made: MPI.Comm, world: World) -> Comm:
+    """The guarded communicator for one of MPI's, whose group is the last that was made."""
+    fresh = KINDS[made.Get_topology()](made)
+    fresh.bind(world, world.made, world.epoch)
+    weakref.finalize(fresh, _forget, world, world.made)
+    return fresh
+
+
+def _of_all() -> Comm:
+    communicators = current().mpi
+    assert communicators is not None
+    found: Comm = communicators.user
+    return found
+
+
+def _extents(values: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)
+
+
+def _ranks_of(made: MPI.Comm, world: World) -> tuple[int, ...]:
+    """A communicator's ranks, as ranks of the world."""
+    if made == MPI.COMM_NULL:
+        return ()
+    assert world.mpi is not None
+    every = MPI.Group.Translate_ranks(made.Get_group(), None, world.mpi.user.Get_group())
+    return tuple(every)
 
 
 def _forget(world: World, number: int) -> None:
     gone = world.groups.pop(number, None)
     if gone is not None:
         gone.abandon()
-
-
-def _fold(values: list[Any], op: Any) -> Any:
-    total = values[0]
-    for value in values[1:]:
-        total = op(total, value)
-    return total

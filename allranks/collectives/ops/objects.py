@@ -30,11 +30,21 @@ def loads(data: Bytes) -> Any:
     return pickle.loads(data.tobytes())
 
 
-def gather(group: Group, op: str, value: object, name: str = "", root: int = -1) -> Call:
-    """A call that ends with the list of all members' objects, on all or on ``root`` (an index)."""
+def gather(
+    group: Group,
+    op: str,
+    value: object,
+    name: str = "",
+    root: int = -1,
+    alike: tuple[Any, ...] = (),
+) -> Call:
+    """A call that ends with the list of all members' objects, on all or on ``root`` (an index).
+
+    ``alike``: what every member must bring the same of.
+    """
     data = dumps(value)
     whom = group.ranks[root] if root >= 0 else -1
-    call = group.call(Spec(op, root=whom), name, data.nbytes * group.size)
+    call = group.call(Spec(op, root=whom, shape=alike), name, data.nbytes * group.size)
 
     def steps() -> Steps[list[Any] | None]:
         transport = group.choose(call)

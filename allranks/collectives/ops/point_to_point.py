@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from mpi4py import MPI
 
@@ -18,7 +17,12 @@ from allranks.collectives.world.group import Group
 from allranks.errors import StaleHandle
 
 
-class PointToPoint(MPI.Intracomm):
+T = TypeVar("T")
+Raw = MPI.Intracomm
+"""MPI's own calls: where they are posted, what a subclass has put in their place is passed by."""
+
+
+class PointToPoint(Raw):
     """The part of `Comm` that concerns two ranks."""
 
     _world: World
@@ -29,23 +33,52 @@ class PointToPoint(MPI.Intracomm):
         """Says which group of which world this communicator stands for, and until when."""
         self._world, self._number, self._epoch = world, number, epoch
 
-    def _group(self) -> Group:
-        if self._epoch is not None and self._epoch != self._world.epoch:
-            raise StaleHandle(
-                "a communicator from Split() or Dup() lasts until an error or an interrupt ends "
-                f"its epoch: this one is of epoch {self._epoch}, and it is {self._world.epoch} "
-                "now. Call Split() or Dup() again."
-            )
-        return self._world.groups[self._number]
+    @property
+    def stale(self) -> bool:
+        """Whether its epoch is over; the communicators of all ranks and of one last for good."""
+        return self._epoch is not None and self._epoch != self._world.epoch
 
-    def _point(self, op: str, peer: int, steps: Callable[[PointCall], Steps[Any]]) -> Any:
-        group = self._group()
-        others = tuple(rank for rank in group.ranks if rank != self._world.rank)
-        peers = others if peer < 0 else (group.ranks[peer],)
-        call = PointCall(group.agreement, Spec(f"comm.{op}"), here(), op, 0, peers)
+    def _group(self) -> Group:
+        """The group that it stands for.
+
+        Raises:
+            StaleHandle: its epoch is over.
+            MPI.Exception: it is null, or has been freed.
+        """
+        if self.stale:
+            raise StaleHandle(
+                "a communicator from Split(), Dup() or Create_…() lasts until an error or an "
+                f"interrupt ends its epoch: this one is of epoch {self._epoch}, and it is "
+                f"{self._world.epoch} now. Make it again, as in the cell that made it."
+            )
+        found = self._world.groups.get(self._number) if self != MPI.COMM_NULL else None
+        if found is None:
+            raise MPI.Exception(MPI.ERR_COMM)
+        return found
+
+    def peers(self, peer: int) -> tuple[int, ...]:
+        """The rank of the world that is meant; all others where it may be any, or is none."""
+        ranks = self._group().ranks
+        if 0 <= peer < len(ranks):
+            return (ranks[peer],)
+        return tuple(rank for rank in ranks if rank != self._world.rank)
+
+    def point(self, op: str, peer: int, steps: Callable[[PointCall], Steps[T]]) -> T:
+        """Runs a call that waits for one rank, or for any, from the user's line."""
+        agreement = self._group().agreement
+        call = PointCall(agreement, Spec(f"comm.{op}"), here(), op, 0, self.peers(peer))
         call.transport = "mpi"
         call.steps = steps(call)
-        return self._world.run(call)
+        result: T = self._world.run(call)
+        return result
+
+    def keep(self, requests: list[MPI.Request]) -> None:
+        """Keeps requests, and with them their buffers, for as long as MPI may write to them."""
+        self._world.kept[id(requests)] = requests
+
+    def release(self, requests: list[MPI.Request]) -> None:
+        """They have completed."""
+        del self._world.kept[id(requests)]
 
     def _post(
         self,
@@ -56,22 +89,22 @@ class PointToPoint(MPI.Intracomm):
         status: MPI.Status | None = None,
     ) -> None:
         def steps(call: PointCall) -> Steps[None]:
-            call.posted = True
+            call.posted, call.buffers = True, arguments
             yield from complete(self._world.kept, call, post, *arguments, status=status)
 
-        self._point(op, peer, steps)
+        self.point(op, peer, steps)
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """MPI_Send."""
-        self._post("Send", dest, self.Isend, buf, dest, tag)
+        self._post("Send", dest, Raw.Isend, self, buf, dest, tag)
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
         """MPI_Ssend."""
-        self._post("Ssend", dest, self.Issend, buf, dest, tag)
+        self._post("Ssend", dest, Raw.Issend, self, buf, dest, tag)
 
     def Rsend(self, buf: Any, dest: int, tag: int = 0) -> None:
         """MPI_Rsend."""
-        self._post("Rsend", dest, self.Irsend, buf, dest, tag)
+        self._post("Rsend", dest, Raw.Irsend, self, buf, dest, tag)
 
     def Recv(
         self,
@@ -81,7 +114,7 @@ class PointToPoint(MPI.Intracomm):
         status: MPI.Status | None = None,
     ) -> None:
         """MPI_Recv."""
-        self._post("Recv", source, self.Irecv, buf, source, tag, status=status)
+        self._post("Recv", source, Raw.Irecv, self, buf, source, tag, status=status)
 
     def Sendrecv(
         self,
@@ -94,9 +127,22 @@ class PointToPoint(MPI.Intracomm):
         status: MPI.Status | None = None,
     ) -> None:
         """MPI_Sendrecv."""
-        sent = self._begin(self.Isend, sendbuf, dest, sendtag)
-        self._post("Sendrecv", source, self.Irecv, recvbuf, source, recvtag, status=status)
+        sent = self._begin(Raw.Isend, self, sendbuf, dest, sendtag)
+        self._post("Sendrecv", source, Raw.Irecv, self, recvbuf, source, recvtag, status=status)
         self._end("Sendrecv", dest, sent)
+
+    def Sendrecv_replace(
+        self,
+        buf: Any,
+        dest: int,
+        sendtag: int = 0,
+        source: int = MPI.ANY_SOURCE,
+        recvtag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> None:
+        """MPI_Sendrecv_replace."""
+        post, op = Raw.Isendrecv_replace, "Sendrecv_replace"
+        self._post(op, source, post, self, buf, dest, sendtag, source, recvtag, status=status)
 
     def Probe(
         self,
@@ -107,10 +153,10 @@ class PointToPoint(MPI.Intracomm):
         """MPI_Probe."""
 
         def steps(call: PointCall) -> Steps[None]:
-            while not self.Iprobe(source, tag, status):
+            while not Raw.Iprobe(self, source, tag, status):
                 yield call
 
-        self._point("Probe", source, steps)
+        self.point("Probe", source, steps)
         return True
 
     def Mprobe(
@@ -122,20 +168,19 @@ class PointToPoint(MPI.Intracomm):
         """MPI_Mprobe."""
 
         def steps(call: PointCall) -> Steps[MPI.Message]:
-            while (message := self.Improbe(source, tag, status)) is None:
+            while (message := Raw.Improbe(self, source, tag, status)) is None:
                 yield call
             return message
 
-        found: MPI.Message = self._point("Mprobe", source, steps)
-        return found
+        return self.point("Mprobe", source, steps)
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Sends a picklable object."""
-        self._post("send", dest, self.Isend, [_pickled(obj), MPI.BYTE], dest, tag)
+        self._post("send", dest, Raw.Isend, self, [_pickled(obj, dest), MPI.BYTE], dest, tag)
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Sends a picklable object; ends when the receiver has begun to receive it."""
-        self._post("ssend", dest, self.Issend, [_pickled(obj), MPI.BYTE], dest, tag)
+        self._post("ssend", dest, Raw.Issend, self, [_pickled(obj, dest), MPI.BYTE], dest, tag)
 
     def recv(
         self,
@@ -158,7 +203,8 @@ class PointToPoint(MPI.Intracomm):
         status: MPI.Status | None = None,
     ) -> Any:
         """Sends one picklable object and receives another."""
-        sent = self._begin(self.Isend, [_pickled(sendobj), MPI.BYTE], dest, sendtag)
+        data = [_pickled(sendobj, dest), MPI.BYTE]
+        sent = self._begin(Raw.Isend, self, data, dest, sendtag)
         received = self._receive("sendrecv", source, recvtag, status)
         self._end("sendrecv", dest, sent)
         return received
@@ -172,17 +218,32 @@ class PointToPoint(MPI.Intracomm):
         """Waits for a message without receiving it."""
         return self.Probe(source, tag, status)
 
+    def mprobe(
+        self,
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> MPI.Message:
+        """Waits for a message, which nobody else can receive from then on."""
+
+        def steps(call: PointCall) -> Steps[MPI.Message]:
+            while (message := Raw.improbe(self, source, tag, status)) is None:
+                yield call
+            return message
+
+        return self.point("mprobe", source, steps)
+
     def _receive(self, op: str, source: int, tag: int, status: MPI.Status | None) -> Any:
         def steps(call: PointCall) -> Steps[Any]:
             about = status if status is not None else MPI.Status()
-            while (message := self.Improbe(source, tag, about)) is None:
+            while (message := Raw.Improbe(self, source, tag, about)) is None:
                 yield call
             data = bytearray(about.Get_count(MPI.BYTE))
-            call.posted = True
+            call.posted, call.buffers = True, (data,)
             yield from complete(self._world.kept, call, message.Irecv, [data, MPI.BYTE])
-            return pickle.loads(data)
+            return MPI.pickle.loads(data) if source != MPI.PROC_NULL else None
 
-        return self._point(op, source, steps)
+        return self.point(op, source, steps)
 
     def _begin(self, post: Callable[..., MPI.Request], *arguments: Any) -> Steps[MPI.Request]:
         """Posts now what `_end` waits for."""
@@ -197,8 +258,8 @@ class PointToPoint(MPI.Intracomm):
             for _ in sent:
                 yield call
 
-        self._point(op, dest, steps)
+        self.point(op, dest, steps)
 
 
-def _pickled(value: object) -> bytes:
-    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+def _pickled(value: object, dest: int) -> bytes:
+    return MPI.pickle.dumps(value) if dest != MPI.PROC_NULL else b""

@@ -37,6 +37,7 @@ def send(array: Any, dest: int, tag: int = 0, *, name: str | None = None) -> Non
         RankLeft: the other rank has left before it received.
     """
     from allranks.collectives.mpi.transport import complete
+    from allranks.collectives.ops.point_to_point import Raw
 
     this = _world(dest, tag)
     source, _ = to_numpy(array)
@@ -48,7 +49,7 @@ def send(array: Any, dest: int, tag: int = 0, *, name: str | None = None) -> Non
 
     def steps() -> Steps[None]:
         call.posted = True
-        yield from complete(this.kept, call, comm.Isend, data, dest, _TAGS + tag)
+        yield from complete(this.kept, call, Raw.Isend, comm, data, dest, _TAGS + tag)
 
     spec = Spec("send", dtype=name_of(source.dtype), shape=source.shape)
     call = PointCall(this.groups[0].agreement, spec, here(), name or "", source.nbytes, (dest,))

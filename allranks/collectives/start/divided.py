@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from allranks.collectives import world
+from allranks.collectives.start.stand_in import stand_in
 from allranks.collectives.start.under_mpi import load_mpi, start
-from allranks.collectives.world.world import World
+from allranks.collectives.world.world import ALONE, World
 
 
 def divide(ranks_each: int) -> World:
@@ -21,7 +22,7 @@ def divide(ranks_each: int) -> World:
     """
     whole = world.current()
     mpi = load_mpi()
-    base = mpi.COMM_SELF
+    base = mpi.Intracomm(mpi.COMM_SELF)
     if ranks_each > 1:
         assert whole.mpi is not None
         base = whole.mpi.pristine.Split(whole.rank // ranks_each, whole.rank)
@@ -36,10 +37,14 @@ def inside(part: World) -> Iterator[None]:
     """Within, ``part`` is the world of this process, in all of its threads."""
     whole = world.current()
     world.set_process(part)
+    stand_in(part)
     try:
         yield
     finally:
         # What was registered inside is gone with it.
         part.sets.clear()
-        part.groups = {number: group for number, group in list(part.groups.items()) if number == 0}
+        part.groups = {
+            number: group for number, group in list(part.groups.items()) if number in (0, ALONE)
+        }
         world.set_process(whole)
+        stand_in(whole)

@@ -18,7 +18,7 @@ from allranks.collectives.calls.whereabouts import Whereabouts
 from allranks.collectives.host import memory
 from allranks.collectives.host.channel import Channel
 from allranks.collectives.host.window import Window
-from allranks.collectives.world.world import World
+from allranks.collectives.world.world import ALONE, World
 from allranks.errors import MissingDependency, UsageError
 
 if TYPE_CHECKING:
@@ -46,9 +46,10 @@ def load_mpi() -> Any:
 
 def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
     """This rank's world. Collective over the ranks of ``comm``."""
-    from allranks.collectives.mpi.epochs import Epochs
+    from allranks.collectives.mpi.epochs import NAME, Epochs
     from allranks.collectives.mpi.letters import Letters
-    from allranks.collectives.ops.communicator import Comm
+    from allranks.collectives.ops.communicator import KINDS, Comm
+    from allranks.collectives.ops.topologies import TOPOLOGIES
 
     mpi = load_mpi()
     base: MPI.Intracomm = mpi.COMM_WORLD
@@ -80,13 +81,19 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
         block = share(node, Channel.nbytes(world.size))
         channel = Channel(block, world.size, rank) if block is not None else None
     # Whether there is a channel is the same on every rank: `share` agrees on it.
+    KINDS.update(TOPOLOGIES)
     pristine, user = base.Dup(), Comm(base.Dup())
+    user.Set_name(NAME)
     user.bind(world, 0)
+    alone = Comm(mpi.Intracomm(mpi.COMM_SELF).Dup())
+    alone.bind(world, ALONE)
     letters = Letters(world, base.Dup()) if channel is None else None
     if letters is not None:
         world.tell, world.listen = letters.tell, letters.receive
-    world.mpi = Epochs(world, user, pristine, letters, world.renewed)
+    world.mpi = Epochs(world, user, alone, pristine, letters, world.renewed)
     world.open(0, everybody, channel, now=False)
+    own = mmap.mmap(-1, memory.rounded(Channel.nbytes(1)))
+    world.open(ALONE, (rank,), Channel(own, 1, 0), now=False)
     if len(order) > 1:
         world.offset_seconds = clock_offset(base, node, firsts)
     ear.open()

@@ -26,6 +26,8 @@ from allranks.collectives.host.window import Window
 from allranks.collectives.world.group import Group
 from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, UsageError
 
+ALONE = -1
+"""The number of the group that each rank is by itself."""
 FIRST_MADE = 1 << 20
 """Numbers from here on belong to groups of communicators, those below to process sets."""
 
@@ -35,6 +37,8 @@ class Communicators(Protocol):
 
     user: Any
     """The communicator of all ranks for mpi4py's own calls."""
+    alone: Any
+    """The same for this rank by itself."""
     pristine: Any
     """The communicator that the next ones are made from."""
 

@@ -76,7 +76,7 @@ def two_interrupts_of_ranks_that_ignore_one(draw: Draw) -> Case:
 @statement()
 def two_interrupts_in_a_blocking_call(draw: Draw) -> Case:
     return Case(
-        f"from mpi4py import MPI\nif rank == {draw.rank}: MPI.COMM_WORLD.Barrier()",
+        f"from mpi4py import MPI\nif rank == {draw.rank}: MPI.Intracomm(MPI.COMM_WORLD).Barrier()",
         _ONCE,
         lost=None,
         presses=(0.5, 1.2),
@@ -123,7 +123,7 @@ def a_timeout_while_a_rank_fails(draw: Draw) -> Case:
 @statement()
 def a_timeout_in_a_blocking_call(draw: Draw) -> Case:
     return Case(
-        f"from mpi4py import MPI\nif rank == {draw.rank}: MPI.COMM_WORLD.Barrier()",
+        f"from mpi4py import MPI\nif rank == {draw.rank}: MPI.Intracomm(MPI.COMM_WORLD).Barrier()",
         ("CellTimeout",),
         (f"rank {draw.rank}",),
         lost=None,

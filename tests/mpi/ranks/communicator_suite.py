@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from conftest import in_a_cell, next_cell_works, odd
 from mpi4py import MPI
 
 import allranks.collectives as c
+from allranks.collectives.world import current
 from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle, UsageError
 
 RANKS = range(c.size())
 
 
-def made() -> dict[str, MPI.Intracomm]:
-    comm = c.comm
-    return {"world": comm, "dup": comm.Dup(), "split": comm.Split(c.rank() % 2, -c.rank())}
+MADE = {
+    "world": lambda: c.comm,
+    "dup": lambda: c.comm.Dup(),
+    "split": lambda: c.comm.Split(c.rank() % 2, -c.rank()),
+    "host": lambda: c.comm.Split_type(MPI.COMM_TYPE_SHARED),
+    "group": lambda: c.comm.Create(c.comm.Get_group()),
+    "grid": lambda: c.comm.Create_cart([c.size()], [True]),
+}
 
 
-@pytest.fixture(params=["world", "dup", "split"])
+@pytest.fixture(params=MADE)
 def comm(request):
-    return made()[request.param]
+    return MADE[request.param]()
 
 
 def test_buffers_are_reduced(comm):
@@ -122,7 +130,7 @@ def test_a_root_that_differs_in_a_duplicate_is_named():
 def test_a_split_ends_with_its_epoch():
     part = c.comm.Split(0)
     in_a_cell(lambda: None if odd() else c.barrier())
-    with pytest.raises(StaleHandle, match="Call Split"):
+    with pytest.raises(StaleHandle, match="Make it again"):
         part.barrier()
 
 
@@ -134,6 +142,174 @@ def test_a_root_that_is_no_rank_says_which_there_are(comm, op, root):
     with pytest.raises(UsageError, match=rf"comm.{op} needs a root .* found root={root}"):
         getattr(comm, op)(*arguments, root=root)
     comm.barrier()
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_what_is_made_of_a_communicator_is_guarded_too(kind):
+    made = MADE[kind]()
+    assert isinstance(made, MPI.Intracomm)
+    assert isinstance(made, type(c.comm))
+    if made != c.comm:
+        made.Free()
+        assert made == MPI.COMM_NULL
+        with pytest.raises(MPI.Exception):
+            made.Barrier()
+        made.free()
+
+
+def test_the_communicator_of_all_ranks_is_not_freed():
+    with pytest.raises(UsageError, match="lasts as long as the ranks"):
+        c.comm.Free()
+    c.comm.free()
+    c.comm.barrier()
+
+
+def test_the_communicator_of_all_ranks_looks_like_mpis_own():
+    whole = MPI.COMM_WORLD
+    assert c.comm.name == whole.name
+    assert c.comm.Get_attr(MPI.TAG_UB) == whole.Get_attr(MPI.TAG_UB)
+    assert pickle.loads(pickle.dumps(c.comm)) is c.comm
+    assert MPI.Comm.Compare(c.comm, whole) == MPI.CONGRUENT
+    assert MPI._sizeof(c.comm) == MPI._sizeof(whole)
+    assert MPI.Comm.fromhandle(c.comm.handle) == c.comm == MPI.Comm.f2py(c.comm.py2f())
+
+
+def test_a_rank_by_itself_has_a_communicator_of_its_own():
+    alone = current().mpi.alone
+    assert alone.allgather(c.rank()) == [c.rank()]
+    request = alone.isend("to myself", 0)
+    assert alone.recv(source=0) == "to myself"
+    request.wait()
+    error = in_a_cell(lambda: alone.recv(source=0))
+    assert isinstance(error, CollectiveMismatch)
+    next_cell_works()
+
+
+def test_a_grid_finds_its_neighbours():
+    n, me = c.size(), c.rank()
+    grid = c.comm.Create_cart(MPI.Compute_dims(n, 2), [True, False])
+    assert isinstance(grid, MPI.Cartcomm)
+    assert grid.Get_cart_rank(grid.coords) == me
+    assert isinstance(grid.Dup(), MPI.Cartcomm)
+    row = grid.Sub([False, True])
+    assert row.allreduce(1) == grid.dims[1]
+    before, after = grid.Shift(1, 1)
+
+    def from_there(rank):
+        return None if rank == MPI.PROC_NULL else rank
+
+    assert grid.sendrecv(me, after, source=before) == from_there(before)
+    mine, theirs = np.full(1, me), np.full(4, -1)
+    grid.Neighbor_allgather(mine, theirs)
+    around = [rank for axis in (0, 1) for rank in grid.Shift(axis, 1)]
+    assert list(theirs) == [max(rank, -1) for rank in around]
+    assert grid.neighbor_allgather(me) == list(map(from_there, around))
+    got = grid.neighbor_alltoall([(me, way) for way in range(4)])
+    # Which of two messages comes first from a neighbour on both sides, libraries see differently.
+    assert [None if one is None else one[0] for one in got] == list(map(from_there, around))
+
+
+def test_a_grid_that_differs_between_ranks_is_no_grid():
+    if c.size() < 2:
+        pytest.skip("a mistake takes two ranks")
+    error = in_a_cell(lambda: c.comm.Create_cart([1 if odd() else c.size()]))
+    assert isinstance(error, CollectiveMismatch)
+    assert "comm.Create_cart needs the same shape" in str(error)
+    next_cell_works()
+
+
+def test_graphs_find_their_neighbours():
+    n, me = c.size(), c.rank()
+    after, before = (me + 1) % n, (me - 1) % n
+    ring = c.comm.Create_graph(list(range(1, n + 1)), [(rank + 1) % n for rank in range(n)])
+    assert ring.Get_neighbors(me) == [after]
+    ring = c.comm.Create_dist_graph_adjacent([before], [after])
+    assert ring.neighbor_alltoall([me]) == [before]
+    ring = c.comm.Create_dist_graph([me], [1], [after])
+    assert ring.neighbor_allgather(me) == [before]
+
+
+def test_requests_are_waited_for(comm):
+    n, me = comm.Get_size(), comm.Get_rank()
+    after, before = (me + 1) % n, (me - 1) % n
+    got = np.empty(3)
+    requests = [comm.Isend(np.full(3, float(me)), after), comm.Irecv(got, before)]
+    assert all(isinstance(request, MPI.Request) for request in requests)
+    type(requests[0]).Waitall(requests)
+    assert (got == before).all()
+    sent, received = comm.isend({"from": me}, after, 5), comm.irecv(source=before, tag=5)
+    assert received.wait() == {"from": before}
+    sent.wait()
+    every = [comm.irecv(source=before, tag=tag) for tag in (1, 2)]
+    for tag in (2, 1):
+        comm.send(tag, after, tag)
+    assert type(sent).waitall(every) == [1, 2]
+    total = np.empty(1)
+    comm.Iallreduce(np.ones(1), total).Wait()
+    assert total[0] == n
+    start = comm.Recv_init(got, before)
+    start.Start()
+    comm.Send(np.zeros(3), after)
+    start.Wait()
+    assert not got.any()
+    one = [comm.irecv(source=before), MPI.REQUEST_NULL]
+    comm.send("one", after)
+    assert type(sent).waitany(one) == (0, "one")
+
+
+@pytest.mark.skipif(c.size() != 2, reason="two ranks exchange")
+@pytest.mark.parametrize("how", ["Sendrecv", "Waitall", "Isend"])
+def test_ranks_between_which_data_is_under_way_are_not_taken_for_stuck(how):
+    mine, theirs, other = np.ones(8_000_000), np.zeros(8_000_000), 1 - c.rank()
+    if how == "Sendrecv":
+        c.comm.Sendrecv(mine, other, 0, theirs, other)
+    elif how == "Waitall":
+        both = [c.comm.Isend(mine, other), c.comm.Irecv(theirs, other)]
+        type(both[0]).Waitall(both)
+    elif c.rank():
+        sent = c.comm.Isend(mine, other)
+        theirs[0] = c.comm.recv(source=other)
+        sent.Wait()
+    else:
+        c.comm.Recv(theirs, other)
+        c.comm.send(1, other)
+    assert theirs[0] == 1
+
+
+MISSED = {
+    "irecv": lambda comm: comm.irecv(source=1).wait(),
+    "irecv of any": lambda comm: comm.irecv(source=1 if c.size() > 2 else MPI.ANY_SOURCE).wait(),
+    "issend": lambda comm: comm.issend("x", 1).wait(),
+    "Waitall": lambda comm: _waitall([comm.isend(1, 1, 9), comm.irecv(source=1)]),
+    "Waitany": lambda comm: type(comm.irecv()).Waitany([comm.irecv(source=1)]),
+    "Ibarrier": lambda comm: comm.Ibarrier().Wait(),
+    "Sendrecv_replace": lambda comm: comm.Sendrecv_replace(np.ones(1), 1, 0, 1, 0),
+    "mprobe": lambda comm: comm.mprobe(1),
+    "Create_cart": lambda comm: comm.Create_cart([c.size()]),
+}
+
+
+def _waitall(requests):
+    type(requests[0]).waitall(requests)
+
+
+@pytest.mark.skipif(c.size() < 2, reason="a mistake takes two ranks")
+@pytest.mark.parametrize("missed", MISSED)
+def test_who_waits_for_a_rank_that_has_left_is_told(missed):
+    error = in_a_cell(lambda: None if odd() else MISSED[missed](c.comm))
+    if odd():
+        assert error is None
+    else:
+        assert isinstance(error, RankLeft), error
+        assert "rank 1 has left this cell" in str(error)
+    next_cell_works()
+
+
+def test_a_message_from_nowhere_is_none():
+    nowhere = MPI.PROC_NULL
+    assert c.comm.recv(source=nowhere) is None
+    assert c.comm.sendrecv(1, nowhere, source=nowhere) is None
+    c.comm.send(1, nowhere)
 
 
 def test_a_communicator_goes_by_one_name():

@@ -1,0 +1,195 @@
+"""mpi4py's own collectives, of arrays and of objects, whose every wait can be left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.mpi.transport import complete
+from allranks.collectives.ops import objects
+from allranks.collectives.ops.point_to_point import Raw
+from allranks.collectives.ops.requests import NonBlocking
+from allranks.errors import UsageError
+
+
+class Collectives(NonBlocking):
+    """The part of `Comm` that concerns all of its ranks.
+
+    A collective that not every rank calls, or with another root, raises `CollectiveMismatch`
+    before any data moves. Buffers are not compared: mpi4py allows them to differ.
+    """
+
+    def _collective(
+        self, op: str, post: Callable[..., MPI.Request], *arguments: Any, root: int | None = None
+    ) -> None:
+        group = self._group()
+        whom = -1 if root is None else group.ranks[self._rooted(op, root)]
+        call = group.call(Spec(f"comm.{op}", root=whom), op)
+        call.transport = "mpi"
+
+        def steps() -> Steps[None]:
+            yield from call.agreed()
+            yield from complete(self._world.kept, call, post, self, *arguments)
+
+        call.steps = steps()
+        self._world.run(call)
+
+    def agree(self, title: str) -> None:
+        """Ends when all ranks have come to the same call, of a window or a file."""
+        call = self._group().call(Spec(title), title)
+        call.transport = "mpi"
+        call.steps = call.agreed()
+        self._world.run(call)
+
+    def Barrier(self) -> None:
+        """MPI_Barrier."""
+        self._collective("Barrier", Raw.Ibarrier)
+
+    def Bcast(self, buf: Any, root: int = 0) -> None:
+        """MPI_Bcast."""
+        self._collective("Bcast", Raw.Ibcast, buf, root, root=root)
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
+        """MPI_Allreduce."""
+        self._collective("Allreduce", Raw.Iallreduce, sendbuf, recvbuf, op)
+
+    def Reduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> None:
+        """MPI_Reduce."""
+        self._collective("Reduce", Raw.Ireduce, sendbuf, recvbuf, op, root, root=root)
+
+    def Reduce_scatter(
+        self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM
+    ) -> None:
+        """MPI_Reduce_scatter."""
+        self._collective("Reduce_scatter", Raw.Ireduce_scatter, sendbuf, recvbuf, recvcounts, op)
+
+    def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
+        """MPI_Reduce_scatter_block."""
+        self._collective("Reduce_scatter_block", Raw.Ireduce_scatter_block, sendbuf, recvbuf, op)
+
+    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
+        """MPI_Allgather."""
+        self._collective("Allgather", Raw.Iallgather, sendbuf, recvbuf)
+
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
+        """MPI_Allgatherv."""
+        self._collective("Allgatherv", Raw.Iallgatherv, sendbuf, recvbuf)
+
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """MPI_Gather."""
+        self._collective("Gather", Raw.Igather, sendbuf, recvbuf, root, root=root)
+
+    def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """MPI_Gatherv."""
+        self._collective("Gatherv", Raw.Igatherv, sendbuf, recvbuf, root, root=root)
+
+    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """MPI_Scatter."""
+        self._collective("Scatter", Raw.Iscatter, sendbuf, recvbuf, root, root=root)
+
+    def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """MPI_Scatterv."""
+        self._collective("Scatterv", Raw.Iscatterv, sendbuf, recvbuf, root, root=root)
+
+    def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
+        """MPI_Alltoall."""
+        self._collective("Alltoall", Raw.Ialltoall, sendbuf, recvbuf)
+
+    def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
+        """MPI_Alltoallv."""
+        self._collective("Alltoallv", Raw.Ialltoallv, sendbuf, recvbuf)
+
+    def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
+        """MPI_Alltoallw."""
+        self._collective("Alltoallw", Raw.Ialltoallw, sendbuf, recvbuf)
+
+    def Scan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
+        """MPI_Scan."""
+        self._collective("Scan", Raw.Iscan, sendbuf, recvbuf, op)
+
+    def Exscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
+        """MPI_Exscan."""
+        self._collective("Exscan", Raw.Iexscan, sendbuf, recvbuf, op)
+
+    def barrier(self) -> None:
+        """MPI_Barrier."""
+        self.Barrier()
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """Broadcasts a picklable object."""
+        index = self._rooted("bcast", root)
+        return self._world.run(objects.broadcast(self._group(), "comm.bcast", obj, "bcast", index))
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        """Gathers picklable objects on the root."""
+        return self._objects("gather", sendobj, root)
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """Gathers picklable objects on every rank."""
+        return self._objects("allgather", sendobj) or []
+
+    def scatter(self, sendobj: Any, root: int = 0) -> Any:
+        """Scatters a sequence of picklable objects from the root."""
+        values = list(sendobj) if self.Get_rank() == self._rooted("scatter", root) else []
+        self._as_many(values if self.Get_rank() == root else None, "scatter")
+        call = objects.alltoall(self._group(), "comm.scatter", values, "scatter", root)
+        return self._world.run(call)[root]
+
+    def alltoall(self, sendobj: Any) -> list[Any]:
+        """Exchanges picklable objects, one for each rank."""
+        values = list(sendobj)
+        self._as_many(values, "alltoall")
+        result: list[Any] = self._world.run(
+            objects.alltoall(self._group(), "comm.alltoall", values, "alltoall")
+        )
+        return result
+
+    def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
+        """Reduces picklable objects to the root, in the order of the ranks."""
+        values = self._objects("reduce", sendobj, root)
+        return None if values is None else _fold(values, op)
+
+    def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
+        """Reduces picklable objects to every rank, in the order of the ranks."""
+        return _fold(self._objects("allreduce", sendobj) or [], op)
+
+    def scan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
+        """Reduces the objects of the ranks up to this one."""
+        return _fold((self._objects("scan", sendobj) or [])[: self.Get_rank() + 1], op)
+
+    def exscan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
+        """Reduces the objects of the ranks before this one; None on the first."""
+        before = (self._objects("exscan", sendobj) or [])[: self.Get_rank()]
+        return _fold(before, op) if before else None
+
+    def _rooted(self, op: str, root: int) -> int:
+        """The root, which is one of this communicator's ranks."""
+        last = self._group().size - 1
+        if not 0 <= root <= last:
+            raise UsageError(
+                f"comm.{op} needs a root from 0 to {last}: found root={root}. Name one of them."
+            )
+        return root
+
+    def _objects(self, op: str, value: Any, root: int | None = None) -> list[Any] | None:
+        index = -1 if root is None else self._rooted(op, root)
+        call = objects.gather(self._group(), f"comm.{op}", value, op, index)
+        result: list[Any] | None = self._world.run(call)
+        return result
+
+    def _as_many(self, values: list[Any] | None, op: str) -> None:
+        if values is not None and len(values) != self.Get_size():
+            raise ValueError(
+                f"{op} needs one object a rank: expected {self.Get_size()}, found {len(values)}."
+            )
+
+
+def _fold(values: list[Any], op: Any) -> Any:
+    total = values[0]
+    for value in values[1:]:
+        total = op(total, value)
+    return total

@@ -1,0 +1,188 @@
+"""Non-blocking calls of `comm`, and their requests, whose every wait can be left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Literal
+
+from mpi4py import MPI
+
+from allranks.collectives.calls.call import PointCall
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.ops.point_to_point import PointToPoint, Raw
+from allranks.collectives.ops.stand_ins import StandIn
+
+_Plain = MPI.Request
+
+
+class Request(_Plain, metaclass=StandIn):
+    """MPI.Request with the same methods; those that wait poll, and hear what `Comm` hears.
+
+    Attributes:
+        comm: whose call it is; None where nothing is known of it.
+        op: the call's name.
+        peer: the rank at the other end, or any.
+        every: whether the call needs all ranks of the communicator.
+        buffers: what it may be moving.
+    """
+
+    plain = _Plain
+    comm: PointToPoint | None = None
+    op = "request"
+    peer = MPI.ANY_SOURCE
+    every = False
+    buffers: tuple[Any, ...] = ()
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
+        """MPI_Wait."""
+        _settle((self,), "Wait")
+        return super().Wait(status)
+
+    def wait(self, status: MPI.Status | None = None) -> Any:
+        """Waits; returns the object that was received, if one was."""
+        _settle((self,), "wait")
+        return super().wait(status)
+
+    @classmethod
+    def Waitall(
+        cls, requests: Sequence[_Plain], statuses: list[MPI.Status] | None = None
+    ) -> Literal[True]:
+        """MPI_Waitall."""
+        _settle(requests, "Waitall")
+        return _Plain.Waitall(requests, statuses)
+
+    @classmethod
+    def waitall(
+        cls, requests: Sequence[_Plain], statuses: list[MPI.Status] | None = None
+    ) -> list[Any]:
+        """Waits for all; returns the objects that were received."""
+        _settle(requests, "waitall")
+        return _Plain.waitall(requests, statuses)
+
+    @classmethod
+    def Waitany(cls, requests: Sequence[_Plain], status: MPI.Status | None = None) -> int:
+        """MPI_Waitany."""
+        _settle(requests, "Waitany", one_will_do=True)
+        return _Plain.Waitany(requests, status)
+
+    @classmethod
+    def waitany(
+        cls, requests: Sequence[_Plain], status: MPI.Status | None = None
+    ) -> tuple[int, Any]:
+        """Waits for one; returns its index and the object that was received."""
+        _settle(requests, "waitany", one_will_do=True)
+        return _Plain.waitany(requests, status)
+
+    @classmethod
+    def Waitsome(
+        cls, requests: Sequence[_Plain], statuses: list[MPI.Status] | None = None
+    ) -> list[int] | None:
+        """MPI_Waitsome."""
+        _settle(requests, "Waitsome", one_will_do=True)
+        return _Plain.Waitsome(requests, statuses)
+
+    @classmethod
+    def waitsome(
+        cls, requests: Sequence[_Plain], statuses: list[MPI.Status] | None = None
+    ) -> tuple[list[int] | None, list[Any] | None]:
+        """Waits for at least one; returns indices and the objects that were received."""
+        _settle(requests, "waitsome", one_will_do=True)
+        return _Plain.waitsome(requests, statuses)
+
+
+class Prequest(Request, MPI.Prequest):
+    """A persistent request, started again and again."""
+
+
+def _pending(requests: Sequence[_Plain]) -> list[_Plain]:
+    return [request for request in requests if not request.Get_status()]
+
+
+def _settle(requests: Sequence[_Plain], name: str, *, one_will_do: bool = False) -> None:
+    """Ends when MPI's own wait would end at once: when all have completed, or one has.
+
+    Where none of those under way is a guarded communicator's, that is left to MPI.
+    """
+    pending = _pending(requests)
+    ours = [request for request in pending if getattr(request, "comm", None) is not None]
+    if not ours or (one_will_do and len(pending) < len(requests)):
+        return
+    first: Request = ours[0]  # type: ignore[assignment]
+    comm = first.comm
+    assert comm is not None
+
+    def steps(call: PointCall) -> Steps[None]:
+        left = pending
+        call.posted = True
+        call.every = first.every and not one_will_do
+        call.buffers = tuple(buffer for one in ours for buffer in getattr(one, "buffers", ()))
+        if one_will_do:
+            call.peers = tuple(sorted({rank for one in ours for rank in _peers(one)}))
+        # Whoever leaves this wait leaves what MPI may still write to.
+        comm.keep(pending)
+        while left and (not one_will_do or len(left) == len(pending)):
+            yield call
+            left = _pending(left)
+            if not one_will_do and left and left[0] is not first:
+                _await(call, left[0])
+        comm.release(pending)
+
+    title = first.op if len(requests) == 1 else f"{first.op}, {name}"
+    comm.point(title, first.peer, steps)
+
+
+def _peers(request: Any) -> tuple[int, ...]:
+    comm = getattr(request, "comm", None)
+    return comm.peers(request.peer) if comm is not None else ()
+
+
+def _await(call: PointCall, request: _Plain) -> None:
+    """What is waited for from now on is another one of several requests."""
+    if isinstance(request, Request) and request.comm is not None:
+        call.peers, call.every = request.comm.peers(request.peer), request.every
+
+
+_ONE_PEER = {
+    **dict.fromkeys(("Isend", "Issend", "Irsend", "isend", "issend"), ("dest", 1)),
+    **dict.fromkeys(("Irecv", "irecv", "Recv_init"), ("source", 1)),
+    **dict.fromkeys(("Send_init", "Ssend_init", "Rsend_init"), ("dest", 1)),
+    "Psend_init": ("dest", 2),
+    "Precv_init": ("source", 2),
+    "Isendrecv": ("source", 4),
+    "Isendrecv_replace": ("source", 3),
+}
+"""Calls that two ranks make: what the other one is called, and its place among the arguments."""
+_ALL_PEERS = tuple(
+    f"I{name.lower()}" if form == "I" else f"{name}_init"
+    for form in ("I", "init")
+    for name in ("Barrier", "Bcast", "Gather", "Gatherv", "Scatter", "Scatterv", "Allgather",
+                 "Allgatherv", "Alltoall", "Alltoallv", "Alltoallw", "Reduce", "Allreduce",
+                 "Reduce_scatter_block", "Reduce_scatter", "Scan", "Exscan")
+)  # fmt: skip
+
+
+class NonBlocking(PointToPoint):
+    """The calls that return a request, which is a `Request`."""
+
+
+def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request]:
+    plain = getattr(Raw, name)
+
+    @wraps(plain)
+    def post(self: NonBlocking, *arguments: Any, **options: Any) -> Request:
+        made = plain(self, *arguments, **options)
+        request = (Prequest if isinstance(made, MPI.Prequest) else Request)(made)
+        request.comm, request.op, request.every = self, name, peer is None
+        request.buffers = arguments
+        if peer is not None:
+            word, place = peer
+            given = arguments[place] if len(arguments) > place else MPI.ANY_SOURCE
+            request.peer = options.get(word, given)
+        return request
+
+    return post
+
+
+for _name in (*_ONE_PEER, *_ALL_PEERS):
+    setattr(NonBlocking, _name, _returning(_name, _ONE_PEER.get(_name)))

@@ -1,0 +1,85 @@
+"""Programs as courses write them, with ``MPI.COMM_WORLD``: what goes wrong in them is told."""
+
+import pytest
+
+KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
+START = "from mpi4py import MPI\nimport numpy as np\nworld = MPI.COMM_WORLD\n"
+#: What one rank does, or all but one, and the line that is blamed.
+HANGS = {
+    "recv": "if rank == 0: world.recv(source=1)",
+    "Recv": "if rank == 0: world.Recv(np.empty(3), source=1)",
+    "a large Send": "if rank == 0: world.Send(np.ones(10**6), dest=1)",
+    "Ssend": "if rank == 0: world.Ssend(np.ones(1), dest=1)",
+    "Probe": "if rank == 0: world.Probe(source=1)",
+    "Wait": "if rank == 0: world.Irecv(np.empty(3), source=1).Wait()",
+    "wait": "if rank == 0: world.irecv(source=1).wait()",
+    "Waitall": "if rank == 0: MPI.Request.Waitall([world.Irecv(np.empty(3), source=1)])",
+    "Bcast": "if rank != 1: world.Bcast(np.empty(3), root=1)",
+    "the Barrier of a subset": "half = world.Split(rank % 2)\nif rank == 0: half.Barrier()",
+    "a grid": "if rank: world.Create_cart([2, 2])",
+    "Allreduce on a duplicate": (
+        "twin = world.Dup()\nif rank: twin.Allreduce(np.ones(2), np.empty(2))"
+    ),
+    "Win.Create": "if rank: MPI.Win.Create(np.ones(3), comm=world)",
+    "Win.Fence": "win = MPI.Win.Create(np.ones(3), comm=world)\nif rank: win.Fence()",
+    "File.Write_all": (
+        "file = MPI.File.Open(world, '{folder}/shared', MPI.MODE_CREATE | MPI.MODE_WRONLY)\n"
+        "if rank: file.Write_all(np.ones(3))"
+    ),
+}
+
+
+@pytest.mark.parametrize("source", HANGS.values(), ids=HANGS.keys())
+def test_who_waits_in_mpi_for_a_rank_that_does_not_come_is_told(notebook, tmp_path, source):
+    cell = notebook.on_ranks(START + source.replace("{folder}", str(tmp_path)), timeout=30)
+    assert (cell.status, cell.error_name) == ("error", "CellFailed")
+    assert "raised RankLeft" in cell.text
+    assert "has left cell" in cell.text
+    assert (
+        f"----> {len(f'{START}{source}'.splitlines()) + 1} {source.splitlines()[-1]}" in cell.text
+    )
+    assert notebook.on_ranks("kept").text == KEPT
+    assert notebook.on_ranks("float(MPI.COMM_WORLD.allreduce(1))").text == "ranks 0–3 → 4.0\n"
+
+
+def test_ranks_that_bring_different_calls_to_a_duplicate_are_told(notebook):
+    cell = notebook.on_ranks(
+        f"{START}twin = world.Dup()\n"
+        "twin.Allreduce(np.ones(2), np.empty(2)) if rank else twin.Bcast(np.ones(2))"
+    )
+    assert "CollectiveMismatch: a collective needs the same operation on every rank" in cell.text
+    assert notebook.on_ranks("kept").text == KEPT
+
+
+def test_mpi_is_there_without_an_import_and_is_the_module(notebook):
+    cell = notebook.on_ranks(
+        "from mpi4py import MPI as imported\n"
+        "MPI is imported, MPI.COMM_WORLD is comm, MPI.COMM_SELF.size, comm.Get_name()"
+    )
+    assert cell.text == "ranks 0–3 → (True, True, 1, 'MPI_COMM_WORLD')\n"
+
+
+#: What MPI alone waits in: there is no form of it that can be polled.
+UNHEARD = {
+    "Win.Lock": (
+        "win = MPI.Win.Create(np.ones(3), comm=world)\n"
+        "if rank == 1: win.Lock(0)\nworld.Barrier()\nif rank == 2: win.Lock(0)"
+    ),
+    "a program's own C": (
+        "import ctypes\nplain = MPI.Intracomm(world)\n"
+        "if rank == 2: plain.Recv(np.empty(3), source=1)"
+    ),
+}
+
+
+@pytest.mark.parametrize("source", UNHEARD.values(), ids=UNHEARD.keys())
+def test_a_rank_that_no_interrupt_reaches_is_named_and_ended(notebook, source):
+    notebook.on_ranks("kept = 10 * rank")
+    cell = notebook.on_ranks(f"{START}{source}", "--timeout 0.5", timeout=30)
+    line = source.splitlines()[-1].partition(": ")[2]
+    assert "not out of the cell 2 s after the interrupt: rank 2 at In[" in cell.text
+    assert f"{line}; all ranks are ended in 8 s" in cell.text
+    assert cell.error_name == "CellTimeout"
+    assert "were ended and their variables are lost" in cell.error_value
+    assert notebook.on_ranks("'kept' in globals()").text.endswith("ranks 0–3 → False\n")
+    notebook.note_files()
