@@ -21,7 +21,7 @@ from allranks.errors import ClusterLost, StartFailed, UsageError, WireError
 from allranks.records.config import NurseryConfig
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
-from allranks.records.wire import Answer, Ask, Hello, Output, Record, Reply, Result
+from allranks.records.wire import Answer, Ask, Hello, Output, Prompt, Record, Reply, Result
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -34,7 +34,7 @@ _CLIENT_TRY_SECONDS = 3.0
 _POLL_SECONDS = 0.1
 
 Answers = dict[int, tuple[dict[str, Any], list[bytes]]]
-CellRecord = Output | Reply | Result | Telemetry
+CellRecord = Output | Prompt | Reply | Result | Telemetry
 OfCell = Callable[[CellRecord, list[bytes]], None]
 Deliver = Callable[[Answer], None]
 
@@ -273,7 +273,7 @@ class Connection:
                     self._answers[record.request][record.rank] = (record, event.payloads)
                 elif record.request in self._awaited:
                     self._awaited[record.request](record)
-            elif isinstance(record, Output | Reply | Result | Points | Timings | Pulse):
+            elif isinstance(record, Output | Prompt | Reply | Result | Points | Timings | Pulse):
                 if isinstance(record, Output) and record.log_nbytes:
                     self._offsets[record.rank] = record.log_nbytes
                 self._of_cell(record, event.payloads)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
 import faulthandler
 import multiprocessing
 import os
@@ -21,6 +20,7 @@ from allranks.engine import filters, forks, metrics, namespace, pinning, process
 from allranks.engine.cell import CellRunner, ignore_interrupt
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.ipengine import RankEngine
+from allranks.engine.keyboard import Keyboard
 from allranks.engine.member import MemberRunner
 from allranks.engine.mending import Mender
 from allranks.engine.report import text_of
@@ -38,11 +38,13 @@ from allranks.records.wire import (
     Ask,
     Hello,
     Interrupt,
+    Prompt,
     Record,
     Reply,
     Result,
     RunCell,
     RunMember,
+    Typed,
 )
 
 LOG_LIMIT = "ALLRANKS_LOG_LIMIT"
@@ -80,7 +82,6 @@ class Rank:
         _fresh_main_module()
         # What multiprocessing makes when first asked outlives a rank, which nothing can tidy up.
         multiprocessing.current_process()._config["tempdir"] = self._config.session_dir  # type: ignore[attr-defined]
-        builtins.input = _no_keyboard
         alias.install()
         tensorflow1.install()
         with processes.sleeping_longer(self._config.size):
@@ -137,10 +138,17 @@ class Rank:
         self._runner = CellRunner(
             shell, self.rank, self.device, self._sharers, self._mender.builtins
         )
+        self._keyboard = Keyboard(
+            self.rank,
+            self._ask_person,
+            lambda: self.wire.cell if self.wire.busy else 0,
+            lambda: self._runner.interrupts,
+        )
+        self._keyboard.install(shell)
         # Its own asks time.monotonic, which a cell may replace.
         setattr(self._loop, "time", monotonic)  # noqa: B010  a method, to mypy
         self._members = MemberRunner(shell, self._runner, self.rank)
-        self._requests = Requests(shell, self.rank, self._members.make_ready)
+        self._requests = Requests(shell, self.rank, self._members.make_ready, self.wire.send_output)
         signal.signal(signal.SIGINT, ignore_interrupt)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         filters.restore()
@@ -177,6 +185,10 @@ class Rank:
     def _notice(self, text: str) -> None:
         self.transcript.place(["notice", text])
 
+    def _ask_person(self, prompt: Prompt) -> None:
+        self.wire.send_output()
+        self.wire.send(prompt)
+
     def _receive(self, record: Record, payloads: list[bytes]) -> None:
         """Takes a command in the wire's thread; what needs the main thread goes there."""
         assert self._loop is not None
@@ -184,6 +196,8 @@ class Rank:
             self._loop.call_soon_threadsafe(self._start_cell, record, payloads)
         elif isinstance(record, Interrupt):
             self._runner.interrupt(record.cell)
+        elif isinstance(record, Typed):
+            self._keyboard.take(record)
         elif isinstance(record, Ask):
             if record.name in ANSWERED_WHILE_BUSY:
                 self._answer(record, payloads)
@@ -273,13 +287,6 @@ def _fresh_main_module() -> None:
     """Gives cells a ``__main__`` of their own, as in a new Python."""
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv = [""]
-
-
-def _no_keyboard(prompt: object = "") -> str:
-    raise UsageError(
-        f"input({prompt!r}) needs a keyboard, and a rank has none. Ask in a cell of the notebook "
-        "and send the answer with: %distributed push NAME"
-    )
 
 
 def _print_page(_shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:

@@ -81,6 +81,16 @@ class Ask:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """What a person has typed at a rank's prompt; ``problem`` says why nobody can."""
+
+    cell: int
+    number: int
+    text: str
+    problem: str
+
+
 # ── from a rank to the notebook ──────────────────────────────────────────────────────────────
 
 
@@ -119,6 +129,21 @@ class Output:
     hidden_nbytes: int
     log_nbytes: int
     err_spans: tuple[list[int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rank waits for a line that a person types; ``number`` tells its prompts apart.
+
+    ``hidden``: what is typed is a password. ``goes_on``: a debugger asks, and will ask again.
+    """
+
+    rank: int
+    cell: int
+    number: int
+    text: str
+    hidden: bool
+    goes_on: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +195,24 @@ class Answer:
 
 
 Record = (
-    RunCell | RunMember | Interrupt | Ask | Hello | Output | Reply | Result | Answer | Telemetry
+    RunCell
+    | RunMember
+    | Interrupt
+    | Ask
+    | Typed
+    | Hello
+    | Output
+    | Prompt
+    | Reply
+    | Result
+    | Answer
+    | Telemetry
 )
 _RECORDS: dict[str, type[Record]] = {
     cls.__name__: cls
     for cls in (
-        *(RunCell, RunMember, Interrupt, Ask),
-        *(Hello, Output, Reply, Result, Answer, Points, Timings, Pulse),
+        *(RunCell, RunMember, Interrupt, Ask, Typed),
+        *(Hello, Output, Prompt, Reply, Result, Answer, Points, Timings, Pulse),
     )
 }
 _LONE = re.compile("[\ud800-\udfff]")

@@ -146,5 +146,38 @@ def test_jupyter_console_shows_all_that_the_ranks_write(tmp_path: Path):
         for rank in (0, 1):
             lines = [f"{letter * 3} {rank}" for letter in "abcd"]
             assert [line for line in re.findall(r"[│] (\w{3} \d)", seen) if line in lines] == lines
+        debug_on_rank_1(shell, 4)
+        shell.sendline("exit")
+        shell.expect(pexpect.EOF)
+
+
+def debug_on_rank_1(shell: pexpect.spawn, number: int) -> None:
+    """Types a debugging session; ``In [number]`` is the prompt that the shell is at."""
+    shell.sendline(
+        "get_ipython().run_cell_magic('distributed', '', "
+        "'x = 3\\nif rank: breakpoint()\\nbarrier()\\nx')"
+    )
+    shell.expect("rank 1 │ ipdb> ")
+    shell.sendline("x = 40 + x")
+    shell.expect("rank 1 │ ipdb> ")
+    shell.sendline("c")
+    shell.expect("rank 1 → 43")
+    shell.expect(rf"In \[{number + 1}\]: ")
+
+
+def test_a_terminals_ipython_asks_in_the_terminal(tmp_path: Path):
+    command = f"{sys.executable} -m IPython --simple-prompt --no-banner --colors=NoColor"
+    with pexpect.spawn(command, cwd=str(tmp_path), encoding="utf-8", timeout=60) as shell:
+        shell.setwinsize(50, 200)
+        for number, line in enumerate(["%load_ext allranks", "%distributed start -n 2"], 1):
+            shell.expect(rf"In \[{number}\]: ")
+            shell.sendline(line)
+        shell.expect(r"In \[3\]: ")
+        debug_on_rank_1(shell, 3)
+        shell.sendline("get_ipython().run_cell_magic('distributed', '', 'input()')")
+        shell.expect("rank [01] │ ")
+        shell.sendintr()
+        shell.expect("raised KeyboardInterrupt")
+        shell.expect(r"In \[5\]: ")
         shell.sendline("exit")
         shell.expect(pexpect.EOF)
