@@ -131,6 +131,7 @@ class Rank:
         shell.display_trap.hook = shell.displayhook
         shell.display_pub = RankDisplayPublisher(shell, self.transcript)
         shell.set_hook("show_in_pager", _print_page, 1)
+        setattr(shell, "enable_gui", _no_windows)  # noqa: B010  a method, to mypy
         shell.user_ns.update(namespace.names(self.device))
         self._loop = asyncio.get_running_loop()
         forks.watch(self.transcript, self._loop.call_soon)
@@ -287,6 +288,18 @@ def _fresh_main_module() -> None:
     """Gives cells a ``__main__`` of their own, as in a new Python."""
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv = [""]
+
+
+def _no_windows(gui: str | None = None) -> None:
+    """Has ``%matplotlib inline`` draw into the notebook, as it does by itself, and no window open.
+
+    ipykernel's own looks for an application that a rank is not.
+    """
+    if gui not in (None, "", "inline"):
+        raise UsageError(
+            f"expected figures in the notebook, found %gui {gui}: a rank opens no windows. "
+            "Type: %matplotlib inline"
+        )
 
 
 def _print_page(_shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:
