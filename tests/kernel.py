@@ -140,6 +140,8 @@ class Kernel:
         self._env = _private_env(cwd) | {MARK: self.mark} | (env or {})
         self._cells: dict[str, Cell] = {}
         self._shown: dict[str, list[dict[str, Any]]] = {}
+        #: What widgets have said, in cells and between them.
+        self.comms: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
         """Starts the kernel and waits until it answers."""
@@ -204,6 +206,16 @@ class Kernel:
         """Returns what ``?`` shows for the name at the end of ``source``, or ''."""
         reply = self._client.inspect(source, reply=True, timeout=timeout)
         return str(reply["content"].get("data", {}).get("text/plain", ""))
+
+    def say(
+        self, comm: str, data: dict[str, Any], *buffers: bytes, kind: str = "comm_msg", **more: str
+    ) -> None:
+        """Says to a widget what its view would."""
+        content = {"comm_id": comm, "data": data, **more}
+        metadata = {"version": "1.0.0"}  # of what asks for all widgets
+        message = self._client.session.msg(kind, content, metadata=metadata)
+        channel = self._client.shell_channel
+        self._client.session.send(channel.socket, message, buffers=list(buffers))
 
     def interrupt(self) -> None:
         """Interrupts as the front end's button does: SIGINT to the kernel's process group."""
@@ -329,6 +341,9 @@ class Kernel:
         kind, content = message["msg_type"], message["content"]
         if kind == "update_display_data":
             self._update(content)
+        if kind.startswith("comm_"):
+            buffers = [bytes(buffer) for buffer in message["buffers"]]
+            self.comms.append({"msg_type": kind, **content, "buffers": buffers})
         if cell is None:
             return
         cell.iopub_nbytes += len(repr(content)) + sum(map(len, message.get("buffers", [])))
@@ -337,7 +352,7 @@ class Kernel:
         elif kind == "execute_input":
             cell.begun = True
         elif kind.startswith("comm_"):
-            cell.comms.append({"msg_type": kind, **content})
+            cell.comms.append(self.comms[-1])
         elif kind == "clear_output":
             cell._clear_next = content.get("wait", False)
             if not cell._clear_next:

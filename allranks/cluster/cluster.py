@@ -22,6 +22,7 @@ from allranks.records.explained import Explained
 from allranks.records.ranks import among
 from allranks.records.wire import Answer, Hello, RunCell
 from allranks.widgets import text_view
+from allranks.widgets.front_end import NOTEBOOK, front_end
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -233,6 +234,7 @@ class Cluster:
         chosen = among(ranks, self.size)
         check_timeout(timeout)
         view = view or text_view(chosen, self.log_dir)
+        self._ranks.mirrors.drawn = front_end() == NOTEBOOK
         count = self._cells.prepare(view)
         cell = RunCell(
             cell=count,
@@ -404,6 +406,7 @@ class Cluster:
             UsageError: they are busy.
         """
         self.catch_up()
+        self._ranks.mirrors.drawn = front_end() == NOTEBOOK
         with self._cells.crew(ranks_each) as crew:
             yield crew
 

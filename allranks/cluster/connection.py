@@ -22,6 +22,7 @@ from allranks.records.config import NurseryConfig
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
 from allranks.records.wire import Answer, Ask, Hello, Output, Prompt, Record, Reply, Result
+from allranks.widgets.mirrors import Mirrors
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -77,10 +78,15 @@ class Connection:
         self.log_dir = folders.make_log_folder()
         self._session_dir = folders.make_session_folder()
         # The threads behind these must not hold the connection: it ends when nobody else does.
-        self._wire = Wire(
-            lambda record, payloads: inbox.put(FromRank(record, payloads)),
-            lambda problem: inbox.put(Unread(problem)),
-        )
+        mirrors = self.mirrors = Mirrors()
+
+        def deliver(record: Record, payloads: list[bytes]) -> None:
+            left = mirrors.sift(record, payloads)
+            if left is not None:
+                inbox.put(FromRank(left, payloads))
+
+        self._wire = Wire(deliver, lambda problem: inbox.put(Unread(problem)))
+        mirrors.send = self._wire.send
         self._config = NurseryConfig(
             size=size,
             launch=tuple(command),

@@ -27,6 +27,7 @@ from allranks.engine.report import text_of
 from allranks.engine.requests import Requests
 from allranks.engine.telemetry import Teller
 from allranks.engine.transcript import Transcript
+from allranks.engine.widgets import Widgets
 from allranks.engine.wire import Wire, give_up
 from allranks.errors import UsageError
 from allranks.horovod import alias, tensorflow1
@@ -45,11 +46,14 @@ from allranks.records.wire import (
     RunCell,
     RunMember,
     Typed,
+    Widget,
 )
 
 LOG_LIMIT = "ALLRANKS_LOG_LIMIT"
 _LOG_NBYTES = 10**9
 _LEAST_LOG_NBYTES = 10**6
+#: Twenty times a second; the notebook's server passes on a thousand messages a second.
+_STATES_AT_A_TIME = 24
 _LIVES_ON = "the rank lives on with its variables."
 
 QUIET = "3"
@@ -146,6 +150,17 @@ class Rank:
             lambda: self._runner.interrupts,
         )
         self._keyboard.install(shell)
+        self._widgets = Widgets(
+            self.rank,
+            self.wire.send,
+            self.transcript,
+            lambda: self.wire.busy,
+            max(1, _STATES_AT_A_TIME // collectives.size()),
+        )
+        self._widgets.install()
+        self.wire.before_output = self._widgets.flush
+        # What a widget for output asks for, which takes what is written meanwhile.
+        engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
         # Its own asks time.monotonic, which a cell may replace.
         setattr(self._loop, "time", monotonic)  # noqa: B010  a method, to mypy
         self._members = MemberRunner(shell, self._runner, self.rank)
@@ -199,6 +214,8 @@ class Rank:
             self._runner.interrupt(record.cell)
         elif isinstance(record, Typed):
             self._keyboard.take(record)
+        elif isinstance(record, Widget):
+            self._widgets.take(record, payloads)
         elif isinstance(record, Ask):
             if record.name in ANSWERED_WHILE_BUSY:
                 self._answer(record, payloads)

@@ -115,8 +115,8 @@ class Output:
     """What a rank wrote since its last batch, in order.
 
     Each entry is ``[kind, …]``: ``["out"|"err", text]``, ``["display", data, metadata, id]``,
-    ``["update", data, metadata, id]``, ``["result", data, metadata]``, ``["clear", wait]`` or
-    ``["notice", text]``.
+    ``["update", data, metadata, id]``, ``["result", data, metadata]``, ``["clear", wait]``,
+    ``["notice", text]``, or ``["into", id]`` where what follows belongs in a widget.
     ``hidden_lines`` and ``hidden_nbytes`` count what stands in the log only, over the whole cell.
     ``log_nbytes`` is the length of the log file up to which this batch is complete.
     ``err_spans`` holds which bytes of the log, since the batch before, are standard error.
@@ -129,6 +129,22 @@ class Output:
     hidden_nbytes: int
     log_nbytes: int
     err_spans: tuple[list[int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Widget:
+    """A message between a widget on a rank and its view; either way. Buffers are the payloads.
+
+    ``kind`` is ``comm_open``, ``comm_msg`` or ``comm_close``, ``comm`` the widget's id, ``target``
+    what opens it.
+    """
+
+    rank: int
+    kind: str
+    comm: str
+    data: dict[str, Any]
+    metadata: dict[str, Any]
+    target: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +219,7 @@ Record = (
     | Hello
     | Output
     | Prompt
+    | Widget
     | Reply
     | Result
     | Answer
@@ -212,7 +229,7 @@ _RECORDS: dict[str, type[Record]] = {
     cls.__name__: cls
     for cls in (
         *(RunCell, RunMember, Interrupt, Ask, Typed),
-        *(Hello, Output, Prompt, Reply, Result, Answer, Points, Timings, Pulse),
+        *(Hello, Output, Prompt, Widget, Reply, Result, Answer, Points, Timings, Pulse),
     )
 }
 _LONE = re.compile("[\ud800-\udfff]")

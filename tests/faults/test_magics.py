@@ -13,7 +13,9 @@ def on_two(notebook, source):
     return cell
 
 
-@pytest.mark.parametrize("magic", ["%matplotlib inline", "%pylab inline --no-import-all", "%gui", "%matplotlib"])
+@pytest.mark.parametrize(
+    "magic", ["%matplotlib inline", "%pylab inline --no-import-all", "%gui", "%matplotlib"]
+)
 def test_figures_are_drawn_into_the_notebook(notebook, magic):
     pytest.importorskip("matplotlib")
     cell = on_two(notebook, f"{magic}\nimport matplotlib.pyplot as plt\nplt.plot([0, rank]);")
