@@ -55,6 +55,7 @@ class Cell:
     iopub_nbytes: int = 0
     seconds: float = 0.0
     begun: bool = False
+    prompts: list[dict[str, Any]] = field(default_factory=list)
     _started: float = field(default_factory=time.monotonic, repr=False)
     _idle: bool = False
     _clear_next: bool = False
@@ -107,6 +108,15 @@ class Cell:
         self._kernel.pump(lambda: text in self.text, timeout, f"{text!r}", self)
         return self
 
+    def prompt(self, count: int = 1, timeout: float = 60) -> str:
+        """Returns the prompt behind which the cell waits for input, its ``count``-th."""
+        self._kernel.pump(lambda: len(self.prompts) >= count, timeout, f"prompt {count}", self)
+        return str(self.prompts[-1]["content"]["prompt"])
+
+    def answer(self, text: str) -> None:
+        """Types what the cell's last prompt asks for."""
+        self._kernel.type(text, self.prompts[-1])
+
     def _stream(self, name: str) -> str:
         return "".join(out["text"] for out in self.outputs if out.get("name") == name)
 
@@ -130,6 +140,8 @@ class Kernel:
         self._env = _private_env(cwd) | {MARK: self.mark} | (env or {})
         self._cells: dict[str, Cell] = {}
         self._shown: dict[str, list[dict[str, Any]]] = {}
+        #: What widgets have said, in cells and between them.
+        self.comms: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
         """Starts the kernel and waits until it answers."""
@@ -156,12 +168,34 @@ class Kernel:
         """Runs ``source`` as a cell and returns it once it has ended, well or badly."""
         return self.start(source).wait(timeout)
 
-    def start(self, source: str) -> Cell:
-        """Sends ``source`` as a cell and returns it while it runs."""
-        msg_id = self._client.execute(source, allow_stdin=False)
-        cell = Cell(source, msg_id, self)
-        self._cells[msg_id] = cell
+    def start(
+        self, source: str, *, typing: bool = False, metadata: dict[str, Any] | None = None
+    ) -> Cell:
+        """Sends ``source`` as a cell and returns it while it runs.
+
+        Args:
+            source: the cell's text.
+            typing: whether its front end has somebody who can answer a prompt.
+            metadata: what its front end says of the cell, as JupyterLab ``{"cellId": …}``.
+        """
+        content = {
+            "code": source,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": typing,
+            "stop_on_error": True,
+        }
+        message = self._client.session.msg("execute_request", content, metadata=metadata)
+        self._client.shell_channel.send(message)
+        cell = Cell(source, message["header"]["msg_id"], self)
+        self._cells[cell.msg_id] = cell
         return cell
+
+    def type(self, text: str, prompt: dict[str, Any]) -> None:
+        """Answers a request for input."""
+        reply = self._client.session.msg("input_reply", {"value": text}, parent=prompt)
+        self._client.stdin_channel.send(reply)
 
     def complete(self, source: str, timeout: float = 60) -> list[str]:
         """Returns the completions at the end of ``source``."""
@@ -172,6 +206,16 @@ class Kernel:
         """Returns what ``?`` shows for the name at the end of ``source``, or ''."""
         reply = self._client.inspect(source, reply=True, timeout=timeout)
         return str(reply["content"].get("data", {}).get("text/plain", ""))
+
+    def say(
+        self, comm: str, data: dict[str, Any], *buffers: bytes, kind: str = "comm_msg", **more: str
+    ) -> None:
+        """Says to a widget what its view would."""
+        content = {"comm_id": comm, "data": data, **more}
+        metadata = {"version": "1.0.0"}  # of what asks for all widgets
+        message = self._client.session.msg(kind, content, metadata=metadata)
+        channel = self._client.shell_channel
+        self._client.session.send(channel.socket, message, buffers=list(buffers))
 
     def interrupt(self) -> None:
         """Interrupts as the front end's button does: SIGINT to the kernel's process group."""
@@ -266,11 +310,18 @@ class Kernel:
         poller = zmq.Poller()
         poller.register(iopub.socket, zmq.POLLIN)
         poller.register(shell.socket, zmq.POLLIN)
+        stdin = self._client.stdin_channel
+        poller.register(stdin.socket, zmq.POLLIN)
         ready = dict(poller.poll(1000 * seconds))
         if shell.socket in ready:
             self._take_reply(shell.get_msg(timeout=1))
         if iopub.socket in ready:
             self._take_output(iopub.get_msg(timeout=1))
+        if stdin.socket in ready:
+            message = stdin.get_msg(timeout=1)
+            cell = self._cells.get(message["parent_header"].get("msg_id"))
+            if cell is not None:
+                cell.prompts.append(message)
         return bool(ready)
 
     def _take_reply(self, message: dict[str, Any]) -> None:
@@ -290,6 +341,9 @@ class Kernel:
         kind, content = message["msg_type"], message["content"]
         if kind == "update_display_data":
             self._update(content)
+        if kind.startswith("comm_"):
+            buffers = [bytes(buffer) for buffer in message["buffers"]]
+            self.comms.append({"msg_type": kind, **content, "buffers": buffers})
         if cell is None:
             return
         cell.iopub_nbytes += len(repr(content)) + sum(map(len, message.get("buffers", [])))
@@ -298,7 +352,7 @@ class Kernel:
         elif kind == "execute_input":
             cell.begun = True
         elif kind.startswith("comm_"):
-            cell.comms.append({"msg_type": kind, **content})
+            cell.comms.append(self.comms[-1])
         elif kind == "clear_output":
             cell._clear_next = content.get("wait", False)
             if not cell._clear_next:

@@ -17,9 +17,10 @@ from allranks.cluster.run import Run, View
 from allranks.errors import UsageError
 from allranks.records import requests
 from allranks.records.ranks import label
-from allranks.records.wire import Output, Reply, Result, RunCell
+from allranks.records.wire import Output, Prompt, Reply, Result, RunCell, Typed
 
 _rank_of = attrgetter("rank")
+_IN_AN_ENSEMBLE = "asks nobody in an ensemble: try the member's cell with %%distributed -r 0"
 _LEFT_SECONDS = 10.0
 """How long the next cell waits for one that was interrupted and left."""
 _REPLY_SECONDS = 1.0
@@ -139,6 +140,9 @@ class Cells:
 
     def take(self, record: CellRecord, payloads: list[bytes]) -> None:
         """Takes in what a rank tells of a cell."""
+        if isinstance(record, Prompt) and self._crew is not None:
+            self._ranks.send((record.rank,), Typed(record.cell, record.number, "", _IN_AN_ENSEMBLE))
+            return
         if self._crew is not None and self._crew.take(record, payloads):
             return
         if self._running is not None and record.cell == self._running.cell:

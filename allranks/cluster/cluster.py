@@ -22,13 +22,13 @@ from allranks.records.explained import Explained
 from allranks.records.ranks import among
 from allranks.records.wire import Answer, Hello, RunCell
 from allranks.widgets import text_view
+from allranks.widgets.front_end import NOTEBOOK, front_end
 
 if TYPE_CHECKING:
     import ipyparallel
 
 _SCREEN_NBYTES = 128 * 1024
 _LEAST_SCREEN_NBYTES = 4096
-_POLL_SECONDS = 0.1
 
 
 class Cluster:
@@ -68,6 +68,8 @@ class Cluster:
         self.preload = check_preload(preload)
         self.state = "new"
         self.lost_because = ""
+        self.failed_first: int | None = None
+        """The rank that was the first to fail in the last cell that failed."""
         self._connection: Connection | None = None
         self._cells = Cells()
 
@@ -88,7 +90,7 @@ class Cluster:
         """
         if self.state == "running":
             return self
-        self.state, self.lost_because = "starting", ""
+        self.state, self.lost_because, self.failed_first = "starting", "", None
         try:
             self._connection = Connection(
                 self.size, self._pins, self.launcher, self.preload, self._cells.take
@@ -232,6 +234,7 @@ class Cluster:
         chosen = among(ranks, self.size)
         check_timeout(timeout)
         view = view or text_view(chosen, self.log_dir)
+        self._ranks.mirrors.drawn = front_end() == NOTEBOOK
         count = self._cells.prepare(view)
         cell = RunCell(
             cell=count,
@@ -269,7 +272,7 @@ class Cluster:
         """
         with self._cells.attended(run), self._ranks.inbox.hearing_interrupts():
             while not run.settled():
-                run.step(_POLL_SECONDS)
+                run.step(run.poll_seconds)
         return self._conclude(run)
 
     async def wait_awaited(self, run: Run) -> Run:
@@ -281,7 +284,7 @@ class Cluster:
         attended = self._cells.attended(run)
         with attended, inbox.hearing_interrupts(), inbox.waking() as next_event:
             while not run.settled():
-                await next_event(_POLL_SECONDS)
+                await next_event(run.poll_seconds)
                 run.step(0)
         return self._conclude(run)
 
@@ -296,6 +299,8 @@ class Cluster:
         finally:
             self._cells.end(run)
             run.view.finish()
+        if run.failed_first is not None:
+            self.failed_first = run.failed_first
         run.check()
         return run
 
@@ -401,6 +406,7 @@ class Cluster:
             UsageError: they are busy.
         """
         self.catch_up()
+        self._ranks.mirrors.drawn = front_end() == NOTEBOOK
         with self._cells.crew(ranks_each) as crew:
             yield crew
 

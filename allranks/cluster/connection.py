@@ -21,7 +21,8 @@ from allranks.errors import ClusterLost, StartFailed, UsageError, WireError
 from allranks.records.config import NurseryConfig
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
-from allranks.records.wire import Answer, Ask, Hello, Output, Record, Reply, Result
+from allranks.records.wire import Answer, Ask, Hello, Output, Prompt, Record, Reply, Result
+from allranks.widgets.mirrors import Mirrors
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -34,7 +35,7 @@ _CLIENT_TRY_SECONDS = 3.0
 _POLL_SECONDS = 0.1
 
 Answers = dict[int, tuple[dict[str, Any], list[bytes]]]
-CellRecord = Output | Reply | Result | Telemetry
+CellRecord = Output | Prompt | Reply | Result | Telemetry
 OfCell = Callable[[CellRecord, list[bytes]], None]
 Deliver = Callable[[Answer], None]
 
@@ -77,10 +78,15 @@ class Connection:
         self.log_dir = folders.make_log_folder()
         self._session_dir = folders.make_session_folder()
         # The threads behind these must not hold the connection: it ends when nobody else does.
-        self._wire = Wire(
-            lambda record, payloads: inbox.put(FromRank(record, payloads)),
-            lambda problem: inbox.put(Unread(problem)),
-        )
+        mirrors = self.mirrors = Mirrors()
+
+        def deliver(record: Record, payloads: list[bytes]) -> None:
+            left = mirrors.sift(record, payloads)
+            if left is not None:
+                inbox.put(FromRank(left, payloads))
+
+        self._wire = Wire(deliver, lambda problem: inbox.put(Unread(problem)))
+        mirrors.send = self._wire.send
         self._config = NurseryConfig(
             size=size,
             launch=tuple(command),
@@ -273,7 +279,7 @@ class Connection:
                     self._answers[record.request][record.rank] = (record, event.payloads)
                 elif record.request in self._awaited:
                     self._awaited[record.request](record)
-            elif isinstance(record, Output | Reply | Result | Points | Timings | Pulse):
+            elif isinstance(record, Output | Prompt | Reply | Result | Points | Timings | Pulse):
                 if isinstance(record, Output) and record.log_nbytes:
                     self._offsets[record.rank] = record.log_nbytes
                 self._of_cell(record, event.payloads)

@@ -73,6 +73,9 @@ class Aside:
     def notice(self, text: str) -> None:
         """Shows nothing: how it ended is returned or raised."""
 
+    def make_way(self) -> None:
+        """Shows nothing."""
+
     def refresh(self) -> None:
         """Shows nothing."""
 

@@ -9,11 +9,18 @@ from typing import Any, Protocol
 
 from allranks.cluster import failures
 from allranks.cluster.connection import Connection
+from allranks.cluster.prompts import Prompts
 from allranks.cluster.unheard import GRACE_SECONDS, UNHEARD_SECONDS, Unheard
 from allranks.errors import CellFailed, CellInterrupted, CellTimeout, UsageError
+from allranks.records import requests
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
-from allranks.records.wire import Interrupt, Output, Reply
+from allranks.records.wire import Answer, Interrupt, Output, Prompt, Reply, Typed
+from allranks.widgets.field import field
+
+_POLL_SECONDS = 0.1
+_TYPING_SECONDS = 0.02
+"""While a rank asks: so often what is typed is looked for."""
 
 
 class View(Protocol):
@@ -30,6 +37,9 @@ class View(Protocol):
 
     def notice(self, text: str) -> None:
         """Takes in a line about the cell as a whole."""
+
+    def make_way(self) -> None:
+        """Shows everything: a person is asked below it, and what follows stands below that."""
 
     def refresh(self) -> None:
         """Shows what is new; called several times a second."""
@@ -95,6 +105,8 @@ class Run:
         self._values: dict[int, bytes] = {}
         self._interrupted_at: float | None = None
         self._unheard = Unheard(connection.ask_soon)
+        self._prompts = Prompts(field(), self._type, view.make_way, view.notice)
+        self._stepped_at = time.monotonic()
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -110,6 +122,7 @@ class Run:
         """Handles what comes within ``seconds``, and shows it."""
         for _ in self._connection.step(seconds):
             self.press()
+        self._step_prompts()
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._deadline = None
             self.timed_out = True
@@ -120,6 +133,24 @@ class Run:
         if self._interrupted_at is not None and self.pending and not self.cut_off:
             self._insist(time.monotonic() - self._interrupted_at)
         self.view.refresh()
+
+    def _step_prompts(self) -> None:
+        before, self._stepped_at = self._stepped_at, time.monotonic()
+        if self._prompts.open and self._deadline is not None:
+            # Who thinks before typing takes none of the cell's time.
+            self._deadline += self._stepped_at - before
+        try:
+            self._prompts.step()
+        except KeyboardInterrupt:
+            self.press()
+
+    def _type(self, rank: int, typed: Typed) -> None:
+        self._connection.send((rank,), typed)
+
+    @property
+    def poll_seconds(self) -> float:
+        """How long the next step may wait."""
+        return _TYPING_SECONDS if self._prompts.open else _POLL_SECONDS
 
     def settled(self) -> bool:
         """Whether every rank has left the cell, or can never leave it."""
@@ -166,6 +197,9 @@ class Run:
                 f"{where}, so {failures.ended(self.size)}"
             )
 
+    def _heard(self, answer: Answer) -> None:
+        self._prompts.heard(answer.rank)
+
     @property
     def _late(self) -> str:
         return f"the cell went past its time of {self.timeout:g} s"
@@ -174,15 +208,20 @@ class Run:
         """Returns what a cell ended with whose ranks were ended."""
         return (CellTimeout if self.timed_out else CellInterrupted)(why)
 
-    def take(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:
+    def take(self, record: Output | Prompt | Reply | Telemetry, payloads: list[bytes]) -> None:
         """Takes in a record of this cell."""
         if isinstance(record, Output):
             self.view.output(record)
+        elif isinstance(record, Prompt):
+            others = tuple(rank for rank in self.pending if rank != record.rank)
+            if self._prompts.take(record, others):
+                self._connection.ask_soon(requests.SEND, {}, self._heard, others)
         elif isinstance(record, Points | Timings | Pulse):
             if isinstance(record, Pulse) and record.line:
                 self._unheard.lines[record.rank] = record.line
             self.view.telemetry(record, payloads)
         else:
+            self._prompts.left(record.rank)
             self.view.left(record.rank, record.status)
             self.replies[record.rank] = record
             if record.has_value:
@@ -196,6 +235,13 @@ class Run:
                 self.view.left(rank, "lost")
             if text:
                 self.view.output(Output(rank, self.cell, (["out", text],), 0, 0, 0))
+
+    @property
+    def failed_first(self) -> int | None:
+        """The rank whose failure came first, of those that did not merely wait for others."""
+        failed = [reply for reply in self.replies.values() if reply.report]
+        failed.sort(key=lambda reply: reply.report is not None and reply.report.waiting)
+        return failed[0].rank if failed else None
 
     def check(self) -> None:
         """Raises what the cell ended with, if it did not end well.

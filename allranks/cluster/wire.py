@@ -33,6 +33,9 @@ class Wire:
         self._deliver = deliver
         self._unread = unread
         self._context = zmq.Context()
+        #: What a widget's view says may come in any thread.
+        self._lock = threading.RLock()
+        self._closed = False
         public, secret = zmq.curve_keypair()
         self.key = public.decode()
         self._commands = self._context.socket(zmq.ROUTER)
@@ -56,11 +59,11 @@ class Wire:
         self._thread.start()
 
     def send(self, ranks: Iterable[int], record: Record, *payloads: bytes) -> None:
-        """Sends a record to all of these ranks, from the notebook's main thread only."""
+        """Sends a record to all of these ranks; nothing where they are gone."""
         frames = encode(record, *payloads)
         # Half a message would swallow the next one.
-        with deferred():
-            for rank in ranks:
+        with deferred(), self._lock:
+            for rank in ranks if not self._closed else ():
                 try:
                     self._commands.send_multipart([f"rank-{rank}".encode(), *frames], copy=False)
                 except zmq.ZMQError as error:
@@ -86,6 +89,8 @@ class Wire:
 
     def close(self) -> None:
         """Ends the thread and closes the sockets."""
+        with self._lock:
+            self._closed = True
         self._stop_writer.send(b"")
         self._thread.join()
         for socket in (self._commands, self._events, self._stop_reader, self._stop_writer):

@@ -11,6 +11,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from signal import pthread_kill
 from signal import signal as on_signal
 from time import monotonic
@@ -38,6 +39,7 @@ from allranks.engine.report import (
     without_own_frames,
 )
 from allranks.errors import CollectiveError, UsageError
+from allranks.records.requests import DEBUG
 from allranks.records.wire import Reply, Report, RunCell
 
 
@@ -86,10 +88,11 @@ class CellRunner:
         self._hearing = 0
         self._interrupted_early = 0
         self._hearing_lock = threading.Lock()
-        self._interrupts = 0
-        end_cells_too(shell, lambda: self._interrupts)
+        #: How many interrupts the cell has been sent.
+        self.interrupts = 0
+        end_cells_too(shell, lambda: self.interrupts)
         repeat_dropped_interrupts(self._press_again)
-        raise_what_events_drop(shell, lambda: self._interrupts)
+        raise_what_events_drop(shell, lambda: self.interrupts)
         setattr(shell, "ask_exit", sys.exit)  # noqa: B010  exit and quit would end the engine
         setattr(shell, "_showtraceback", self._keep_traceback)  # noqa: B010  a method, to mypy
         self._show_as_ipython = shell.showtraceback
@@ -130,7 +133,7 @@ class CellRunner:
         self, shell: Any, etype: Any, value: BaseException, tb: Any, tb_offset: int | None = None
     ) -> list[str]:
         """Formats a traceback as far as it is the user's, in bounded time."""
-        if is_a(value, asyncio.CancelledError) and self._interrupts:
+        if is_a(value, asyncio.CancelledError) and self.interrupts:
             etype, value = KeyboardInterrupt, KeyboardInterrupt()
         if is_a(value, _NOT_OUR_FRAMES):
             without_own_frames(tb)
@@ -150,7 +153,7 @@ class CellRunner:
         """Raises KeyboardInterrupt in the main thread, while or before it runs this cell."""
         with self._hearing_lock:
             if self._hearing == cell:
-                self._interrupts += 1
+                self.interrupts += 1
                 pthread_kill(_MAIN_THREAD, signal.SIGINT)
                 interrupt_children()
             else:
@@ -174,10 +177,16 @@ class CellRunner:
             payloads: instead of source, a pickled call.
             prepare: called first, as a part of the cell; such a cell is not kept in ``In``.
         """
+        with self._history.kept() if cell.source == DEBUG else nullcontext():
+            return await self._run(cell, payloads, prepare)
+
+    async def _run(
+        self, cell: RunCell, payloads: list[bytes], prepare: Callable[[], None] | None
+    ) -> tuple[Reply, list[bytes]]:
         self._history.begin()
         started = monotonic()
         self._traceback = []
-        self._interrupts = 0
+        self.interrupts = 0
         # For every cell: IPython takes it away where an interrupt comes while it formats.
         self.shell.set_custom_exc((*_NOT_OUR_FRAMES, RecursionError), self._show_own_frames)
         self.shell.execution_count = cell.number
@@ -201,7 +210,7 @@ class CellRunner:
             except KeyboardInterrupt:  # it came when the cell had ended: too late to interrupt it
                 self._hear_no_more()
             _untraced()
-        if error is not None and is_a(error, asyncio.CancelledError) and self._interrupts:
+        if error is not None and is_a(error, asyncio.CancelledError) and self.interrupts:
             # How an interrupt reaches a cell that awaits.
             error = KeyboardInterrupt().with_traceback(traceback_of(error))
         self._history.keep(error)

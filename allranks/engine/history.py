@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -34,10 +35,24 @@ class History:
         """Takes in how a cell has ended."""
         self._failed = error is not None
         if error is not None:
-            sys.last_type, sys.last_value = type(error), error
-            sys.last_traceback = traceback_of(error)
-            if sys.version_info >= (3, 12):
-                sys.last_exc = error
+            self._remember(error)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Within, the last failure is looked at, and no other one takes its place."""
+        last = getattr(sys, "last_value", None)
+        try:
+            yield
+        finally:
+            if last is not None:
+                self._remember(last)
+
+    def _remember(self, error: BaseException) -> None:
+        sys.last_type, sys.last_value = type(error), error
+        sys.last_traceback = traceback_of(error)
+        if sys.version_info >= (3, 12):
+            sys.last_exc = error
+        self._shell.InteractiveTB.tb = traceback_of(error)
 
     def begin(self) -> None:
         """A cell starts: forgets the values and the failures before the last ones."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
 import faulthandler
 import multiprocessing
 import os
@@ -23,12 +22,14 @@ from allranks.engine import filters, forks, metrics, namespace, pinning, process
 from allranks.engine.cell import CellRunner, ignore_interrupt
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.ipengine import RankEngine
+from allranks.engine.keyboard import Keyboard
 from allranks.engine.member import MemberRunner
 from allranks.engine.mending import Mender
 from allranks.engine.report import text_of
 from allranks.engine.requests import Requests
 from allranks.engine.telemetry import Teller
 from allranks.engine.transcript import Transcript
+from allranks.engine.widgets import Widgets
 from allranks.engine.wire import Wire, give_up
 from allranks.errors import UsageError
 from allranks.horovod import alias, tensorflow1
@@ -40,16 +41,21 @@ from allranks.records.wire import (
     Ask,
     Hello,
     Interrupt,
+    Prompt,
     Record,
     Reply,
     Result,
     RunCell,
     RunMember,
+    Typed,
+    Widget,
 )
 
 LOG_LIMIT = "ALLRANKS_LOG_LIMIT"
 _LOG_NBYTES = 10**9
 _LEAST_LOG_NBYTES = 10**6
+#: Twenty times a second; the notebook's server passes on a thousand messages a second.
+_STATES_AT_A_TIME = 24
 _LIVES_ON = "the rank lives on with its variables."
 
 QUIET = "3"
@@ -82,7 +88,6 @@ class Rank:
         _fresh_main_module()
         # What multiprocessing makes when first asked outlives a rank, which nothing can tidy up.
         multiprocessing.current_process()._config["tempdir"] = self._config.session_dir  # type: ignore[attr-defined]
-        builtins.input = _no_keyboard
         alias.install()
         tensorflow1.install()
         with processes.sleeping_longer(self._config.size):
@@ -133,6 +138,7 @@ class Rank:
         shell.display_trap.hook = shell.displayhook
         shell.display_pub = RankDisplayPublisher(shell, self.transcript)
         shell.set_hook("show_in_pager", _print_page, 1)
+        setattr(shell, "enable_gui", _no_windows)  # noqa: B010  a method, to mypy
         shell.user_ns.update(namespace.names(self.device))
         self._loop = asyncio.get_running_loop()
         forks.watch(self.transcript, self._loop.call_soon)
@@ -140,10 +146,28 @@ class Rank:
         self._runner = CellRunner(
             shell, self.rank, self.device, self._sharers, self._mender.builtins
         )
+        self._keyboard = Keyboard(
+            self.rank,
+            self._ask_person,
+            lambda: self.wire.cell if self.wire.busy else 0,
+            lambda: self._runner.interrupts,
+        )
+        self._keyboard.install(shell)
+        self._widgets = Widgets(
+            self.rank,
+            self.wire.send,
+            self.transcript,
+            lambda: self.wire.busy,
+            max(1, _STATES_AT_A_TIME // collectives.size()),
+        )
+        self._widgets.install()
+        self.wire.before_output = self._widgets.flush
+        # What a widget for output asks for, which takes what is written meanwhile.
+        engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
         # Its own asks time.monotonic, which a cell may replace.
         setattr(self._loop, "time", monotonic)  # noqa: B010  a method, to mypy
         self._members = MemberRunner(shell, self._runner, self.rank)
-        self._requests = Requests(shell, self.rank, self._members.make_ready)
+        self._requests = Requests(shell, self.rank, self._members.make_ready, self.wire.send_output)
         signal.signal(signal.SIGINT, ignore_interrupt)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         filters.restore()
@@ -180,6 +204,10 @@ class Rank:
     def _notice(self, text: str) -> None:
         self.transcript.place(["notice", text])
 
+    def _ask_person(self, prompt: Prompt) -> None:
+        self.wire.send_output()
+        self.wire.send(prompt)
+
     def _receive(self, record: Record, payloads: list[bytes]) -> None:
         """Takes a command in the wire's thread; what needs the main thread goes there."""
         assert self._loop is not None
@@ -187,6 +215,10 @@ class Rank:
             self._loop.call_soon_threadsafe(self._start_cell, record, payloads)
         elif isinstance(record, Interrupt):
             self._runner.interrupt(record.cell)
+        elif isinstance(record, Typed):
+            self._keyboard.take(record)
+        elif isinstance(record, Widget):
+            self._widgets.take(record, payloads)
         elif isinstance(record, Ask):
             if record.name in ANSWERED_WHILE_BUSY:
                 self._answer(record, payloads)
@@ -278,11 +310,16 @@ def _fresh_main_module() -> None:
     sys.argv = [""]
 
 
-def _no_keyboard(prompt: object = "") -> str:
-    raise UsageError(
-        f"input({prompt!r}) needs a keyboard, and a rank has none. Ask in a cell of the notebook "
-        "and send the answer with: %distributed push NAME"
-    )
+def _no_windows(gui: str | None = None) -> None:
+    """Has ``%matplotlib inline`` draw into the notebook, as it does by itself, and no window open.
+
+    ipykernel's own looks for an application that a rank is not.
+    """
+    if gui not in (None, "", "inline"):
+        raise UsageError(
+            f"expected figures in the notebook, found %gui {gui}: a rank opens no windows. "
+            "Type: %matplotlib inline"
+        )
 
 
 def _print_page(_shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:

@@ -31,14 +31,20 @@ class Requests:
         shell: the engine's IPython shell.
         rank: this process's rank.
         make_ready: makes ready for members of an ensemble.
+        send_output: sends what was written so far.
     """
 
     def __init__(
-        self, shell: InteractiveShell, rank: int, make_ready: Callable[[int], dict[str, Any]]
+        self,
+        shell: InteractiveShell,
+        rank: int,
+        make_ready: Callable[[int], dict[str, Any]],
+        send_output: Callable[[], None],
     ) -> None:
         self.shell = shell
         self.rank = rank
         self._make_ready = make_ready
+        self._send_output = send_output
         self.busy = False
         self._process = psutil.Process()
 
@@ -50,6 +56,9 @@ class Requests:
         """
         if name == requests.STATUS:
             return self._status(), []
+        if name == requests.SEND:
+            self._send_output()
+            return {}, []
         if name == requests.STACK:
             return {"text": _stack()}, []
         if name == requests.PUSH:

@@ -27,6 +27,8 @@ _CHUNK_NBYTES = 1 << 20
 _TAIL_SHARE = 4  # a quarter of a cell's screen budget is kept for its last lines
 _DISPLAYS_A_CELL = 64
 _SPANS_A_BATCH = 2000
+#: What a clear does not take away.
+_STAY = ("notice", "into")
 #: How often room on the disk is looked for, beside at the end of each cell.
 _ROOM_SECONDS = 1.0
 
@@ -72,6 +74,7 @@ class Transcript:
         self._sent = os.fstat(self._reader).st_size
         self._room = LogRoom(path, limit_nbytes)
         self._room_at = 0.0
+        self._into = ""
         self._begin(limit_nbytes=1 << 16)
         self._libc = ctypes.CDLL(None)
         self._forked = False
@@ -157,6 +160,8 @@ class Transcript:
         self._displays_nbytes_left = bundle.MOST_NBYTES
         #: How many bytes each display has that may be updated.
         self._named: dict[str | None, int] = {}
+        #: How many displays stand in each widget for output, and their bytes.
+        self._inside: dict[str, tuple[int, int]] = {}
 
     def forked(self) -> None:
         """This process is a copy of the one that owns the log: it writes to it, and no more."""
@@ -181,7 +186,11 @@ class Transcript:
             if kind == "update" and rest[2] not in self._named:
                 # Another cell has displayed it: here it is new.
                 entry = ["display", *rest]
-            if entry[0] == "clear":
+            if self._into:
+                if not self._place_inside(entry, nbytes):
+                    self._displays_hidden += 1
+                    return
+            elif entry[0] == "clear":
                 self._clears_next = rest[0]
                 if not rest[0]:
                     self._clear_displays(len(self._placed))
@@ -200,9 +209,30 @@ class Transcript:
                     ]
             self._placed.append((os.fstat(self._reader).st_size, entry))
 
+    def into(self, name: str) -> None:
+        """Has what follows belong in a widget for output; an empty name has it in the cell."""
+        if self._forked:
+            return
+        self.flush()
+        with self._lock:
+            self._into = name
+            self._placed.append((os.fstat(self._reader).st_size, ["into", name]))
+
+    def _place_inside(self, entry: Entry, nbytes: int) -> bool:
+        """Counts what is placed in a widget for output; returns whether it may stand there."""
+        count, size = self._inside.pop(self._into, (0, 0))
+        if entry[0] == "clear":
+            self._displays_left += count
+            self._displays_nbytes_left += size
+            return True
+        new = entry[0] in ("display", "result")
+        fits = entry[0] == "notice" or self._afford(entry, nbytes)
+        self._inside[self._into] = (count + (fits and new), size + nbytes * (fits and new))
+        return fits
+
     def _clear_displays(self, end: int) -> None:
         """Forgets the displays that a clear takes away: first so many of those not sent yet."""
-        self._placed[:end] = [placed for placed in self._placed[:end] if placed[1][0] == "notice"]
+        self._placed[:end] = [placed for placed in self._placed[:end] if placed[1][0] in _STAY]
         self._begin_displays()
 
     def note(self, text: str) -> None:

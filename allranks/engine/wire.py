@@ -56,6 +56,8 @@ class Wire:
         self.rank = rank
         self.cell = 0
         self.busy = False
+        #: Sends what else is new; not under this wire's lock, as it takes one of its own before.
+        self.before_output: Callable[[bool], object] = lambda final: None
         self._transcript = transcript
         self._teller = teller
         self._receive = receive
@@ -93,6 +95,7 @@ class Wire:
 
     def send_output(self, final: bool = False) -> None:
         """Sends what the transcript has that the notebook does not, and the news of the cell."""
+        self.before_output(final)
         with self._lock:
             entries, lines, nbytes, offset = self._transcript.collect(final)
             self.send_entries(entries, lines, nbytes, offset)

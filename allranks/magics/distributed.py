@@ -20,6 +20,7 @@ from allranks.magics.options import CellOptions, parse_cell, parse_command
 from allranks.magics.session import Session
 from allranks.magics.toggle import Toggle
 from allranks.records import ranks as rank_lists
+from allranks.records import requests
 from allranks.widgets import cell_view
 
 
@@ -108,6 +109,8 @@ class DistributedMagics(Magics):
         ``%distributed on`` sends every following cell to the ranks, until ``off``.
         ``%distributed push NAMES`` copies the notebook's variables to every rank;
         ``pull NAMES [-r RANKS]`` returns ``{rank: value}`` of the ranks' variables.
+        ``%distributed debug [-r RANK]`` opens a debugger where the last cell has failed, on the
+        rank that failed first.
         ``%distributed log [-r RANKS]`` prints the end of the ranks' logs, and where they are.
         """
         name, options = parse_command(line)
@@ -128,6 +131,23 @@ class DistributedMagics(Magics):
             return self._ask(name, options.names, options.ranks)
         return None
 
+    def _debug(self, cluster: Cluster, chosen: tuple[int, ...]) -> None:
+        """Looks at where a cell has failed; the other ranks have nothing to do meanwhile."""
+        if cluster.failed_first is None:
+            raise UsageError(
+                "expected a cell that has failed, found none since the ranks were started. To stop "
+                "in a cell while it runs, write breakpoint() in it."
+            )
+        (rank,) = chosen or (cluster.failed_first,)
+        run = cluster.submit(
+            requests.DEBUG,
+            name="%distributed debug",
+            number=len(self.shell.user_ns["In"]) - 1,
+            ranks=(rank,),
+            view=cell_view("plain", [cluster.hellos[rank]], cluster.ask_soon),
+        )
+        cluster.wait(run)
+
     def _ask(self, name: str, names: list[str], ranks: str | None) -> Any:
         cluster = self.session.running
         if cluster is None:
@@ -147,6 +167,13 @@ class DistributedMagics(Magics):
                     f"%distributed push {missing[0]}"
                 )
             cluster.push({name: self.shell.user_ns[name] for name in names}, chosen)
+        elif name == "debug":
+            if ranks and len(chosen) > 1:
+                raise UsageError(
+                    f"expected one rank to look at, found {len(chosen)}. "
+                    f"Type for example: %distributed debug -r {chosen[0]}"
+                )
+            self._debug(cluster, chosen if ranks else ())
         elif name == "pull":
             return cluster.pull(names[0] if len(names) == 1 else names, chosen)
         elif name == "log":

@@ -14,10 +14,11 @@ from allranks.errors import UsageError
 
 COMMANDS = (
     "start", "stop", "restart", "status", "interrupt", "on", "off", "push", "pull", "log",
+    "debug",
 )  # fmt: skip
 _START_RANKS = ("start", "restart")
 _NAME_VARIABLES = ("push", "pull")
-_CHOOSE_RANKS = ("status", "push", "pull", "log")
+_CHOOSE_RANKS = ("status", "push", "pull", "log", "debug")
 
 
 @dataclass

@@ -21,4 +21,10 @@ MEMBERS = "members"
 
 The answer has the epoch of the rank's part of the world, and whether it must be renewed."""
 
-ANSWERED_WHILE_BUSY = frozenset({STATUS, STACK})
+SEND = "send"
+"""Send what was written so far, before the answer. Answered while a cell runs."""
+
+ANSWERED_WHILE_BUSY = frozenset({STATUS, STACK, SEND})
+
+DEBUG = "%debug"
+"""The source of a cell that looks at the last failure; where it fails itself, that one stays."""

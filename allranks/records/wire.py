@@ -81,6 +81,16 @@ class Ask:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """What a person has typed at a rank's prompt; ``problem`` says why nobody can."""
+
+    cell: int
+    number: int
+    text: str
+    problem: str
+
+
 # ── from a rank to the notebook ──────────────────────────────────────────────────────────────
 
 
@@ -105,8 +115,8 @@ class Output:
     """What a rank wrote since its last batch, in order.
 
     Each entry is ``[kind, …]``: ``["out"|"err", text]``, ``["display", data, metadata, id]``,
-    ``["update", data, metadata, id]``, ``["result", data, metadata]``, ``["clear", wait]`` or
-    ``["notice", text]``.
+    ``["update", data, metadata, id]``, ``["result", data, metadata]``, ``["clear", wait]``,
+    ``["notice", text]``, or ``["into", id]`` where what follows belongs in a widget.
     ``hidden_lines`` and ``hidden_nbytes`` count what stands in the log only, over the whole cell.
     ``log_nbytes`` is the length of the log file up to which this batch is complete.
     ``err_spans`` holds which bytes of the log, since the batch before, are standard error.
@@ -119,6 +129,37 @@ class Output:
     hidden_nbytes: int
     log_nbytes: int
     err_spans: tuple[list[int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Widget:
+    """A message between a widget on a rank and its view; either way. Buffers are the payloads.
+
+    ``kind`` is ``comm_open``, ``comm_msg`` or ``comm_close``, ``comm`` the widget's id, ``target``
+    what opens it.
+    """
+
+    rank: int
+    kind: str
+    comm: str
+    data: dict[str, Any]
+    metadata: dict[str, Any]
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rank waits for a line that a person types; ``number`` tells its prompts apart.
+
+    ``hidden``: what is typed is a password. ``goes_on``: a debugger asks, and will ask again.
+    """
+
+    rank: int
+    cell: int
+    number: int
+    text: str
+    hidden: bool
+    goes_on: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +211,25 @@ class Answer:
 
 
 Record = (
-    RunCell | RunMember | Interrupt | Ask | Hello | Output | Reply | Result | Answer | Telemetry
+    RunCell
+    | RunMember
+    | Interrupt
+    | Ask
+    | Typed
+    | Hello
+    | Output
+    | Prompt
+    | Widget
+    | Reply
+    | Result
+    | Answer
+    | Telemetry
 )
 _RECORDS: dict[str, type[Record]] = {
     cls.__name__: cls
     for cls in (
-        *(RunCell, RunMember, Interrupt, Ask),
-        *(Hello, Output, Reply, Result, Answer, Points, Timings, Pulse),
+        *(RunCell, RunMember, Interrupt, Ask, Typed),
+        *(Hello, Output, Prompt, Widget, Reply, Result, Answer, Points, Timings, Pulse),
     )
 }
 _LONE = re.compile("[\ud800-\udfff]")

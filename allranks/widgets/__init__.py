@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from allranks.widgets.front_end import NOTEBOOK, front_end
+
 if TYPE_CHECKING:
     from allranks.records.wire import Hello
     from allranks.widgets.dashboard.clicks import Ask
@@ -27,7 +29,7 @@ def text_view(
         log_dir: where their logs are, for the line that says what is not shown.
         fold: whether identical output of several ranks is shown once.
     """
-    if in_notebook():
+    if front_end() == NOTEBOOK:
         from allranks.widgets.notebook import NotebookView
 
         return NotebookView(ranks, log_dir, fold)
@@ -52,7 +54,7 @@ def cell_view(
     log_dir = os.path.dirname(hellos[0].log) if hellos else ""
     if mode == "plain":
         return text_view(ranks, log_dir, fold)
-    if in_notebook():
+    if front_end() == NOTEBOOK:
         from allranks.widgets.dashboard.view import Dashboard
         from allranks.widgets.notebook import NotebookView
 
@@ -85,10 +87,3 @@ def ring(
     from allranks.widgets.explainer import show
 
     return show.ring(cluster, algorithm, ranks, size, values)
-
-
-def in_notebook() -> bool:
-    """Whether this is a notebook's kernel, and no terminal."""
-    from IPython.core.getipython import get_ipython
-
-    return getattr(get_ipython(), "kernel", None) is not None

@@ -27,6 +27,11 @@ class _Stretch:
         self.shown = Shown(slots)
         self.pictures = Gallery(fold, slots, noun)
 
+    def show_text(self, extra: Sequence[tuple[int, str]] = ()) -> int:
+        """Shows the text as it is now; returns the bytes sent."""
+        text = self.block.render(extra)
+        return self.shown.show({"text/plain": text}) if text else self.shown.blank()
+
     def in_order(self) -> list[Shown]:
         """Returns the displays as they are read best."""
         return [*([self.shown] if self.shown else []), *self.pictures.in_order()]
@@ -59,6 +64,8 @@ class NotebookView(Quiet):
         self._panel = Shown(self._slots)
         self._said: list[Shown] = []
         self._stretches = [_Stretch(self.ranks, fold, self._slots, noun)]
+        #: Those above the last prompt, whose displays may still be updated.
+        self._above: list[_Stretch] = []
         #: The stretch that a rank writes to: a rank never writes above its own last picture.
         self._at = dict.fromkeys(self.ranks, 0)
         #: Ranks whose output is cleared as soon as there is something to put in its place.
@@ -89,9 +96,11 @@ class NotebookView(Quiet):
 
     def _clear(self, rank: int) -> None:
         self._cleared_next.discard(rank)
-        for stretch in self._stretches:
+        for stretch in (*self._above, *self._stretches):
             stretch.block.clear(rank)
             stretch.pictures.clear(rank)
+        for stretch in self._above:
+            stretch.show_text()
         self._at[rank] = 0
 
     def _write(self, rank: int, kind: str, text: str) -> None:
@@ -108,7 +117,10 @@ class NotebookView(Quiet):
     ) -> None:
         """Takes in a display or a value: text as lines, unless it may be updated."""
         if kind == "update":
-            found = [s.pictures.update(rank, data, metadata, name or "") for s in self._stretches]
+            found = [
+                stretch.pictures.update(rank, data, metadata, name or "")
+                for stretch in (*self._above, *self._stretches)
+            ]
             if any(found):
                 return
         if name or kind == "update" or is_rich(data):
@@ -138,7 +150,7 @@ class NotebookView(Quiet):
         """Shows something above all that the ranks write, or replaces what stands there."""
         before = list(self._slots)
         self._panel.show(data)
-        if self._panel not in before:
+        if self._panel in self._slots and self._panel not in before:
             deal([self._panel, *before], self._slots)
 
     def refresh(self) -> None:
@@ -150,10 +162,21 @@ class NotebookView(Quiet):
             slower = 1 + self._sent_nbytes / _SLOWER_NBYTES
             self._next_refresh = now + max(_REFRESH_SECONDS, slower * nbytes / _NBYTES_A_SECOND)
 
+    def make_way(self) -> None:
+        """Shows everything as at the end: a person is asked below it."""
+        self.finish()
+        self._above += self._stretches
+        self._slots = []
+        self._said = []
+        if not self._panel:
+            self._panel = Shown(self._slots)
+        self._stretches = [_Stretch(self.ranks, self.fold, self._slots, self.noun)]
+        self._at = dict.fromkeys(self.ranks, 0)
+
     def finish(self) -> None:
         """Shows everything, in an order that does not depend on who was faster."""
         self._flush()
-        panel = [self._panel] if self._panel else []
+        panel = [self._panel] if self._panel in self._slots else []
         written = [shown for stretch in self._stretches for shown in stretch.in_order()]
         deal([*panel, *self._said, *written], self._slots)
 
@@ -161,11 +184,11 @@ class NotebookView(Quiet):
         hidden = [(rank, hidden_note(*n, self._log(rank))) for rank, n in self._hidden.items()]
         nbytes = 0
         for stretch in self._stretches:
-            extra = hidden if stretch is self._stretches[-1] else []
-            text = stretch.block.render(extra)
-            nbytes += stretch.shown.show({"text/plain": text}) if text else stretch.shown.blank()
+            nbytes += stretch.show_text(hidden if stretch is self._stretches[-1] else [])
             nbytes += stretch.pictures.show(now)
-        self._changed = any(stretch.pictures.changed for stretch in self._stretches)
+        nbytes += sum(stretch.pictures.show(now) for stretch in self._above)
+        every = (*self._above, *self._stretches)
+        self._changed = any(stretch.pictures.changed for stretch in every)
         return nbytes
 
     def _log(self, rank: int) -> str:

@@ -13,3 +13,6 @@ class Quiet:
 
     def left(self, rank: int, status: str) -> None:
         """Forgets that a rank has left the cell."""
+
+    def make_way(self) -> None:
+        """Does nothing: lines that are added stand above a prompt by themselves."""

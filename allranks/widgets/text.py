@@ -40,6 +40,11 @@ class RankText:
             self.lines.append(Line(kind, last or head.rpartition("\r")[2]))
             self._open = not ended
 
+    def add(self, line: Line) -> None:
+        """Takes in a whole line."""
+        self.lines.append(line)
+        self._open = False
+
     def take(self, ended_only: bool) -> list[Line]:
         """Returns the lines and forgets them; an unended last one stays where asked."""
         kept = self.lines[-1:] if ended_only and self._open else []

@@ -28,13 +28,6 @@ def test_push_and_pull_carry_values(notebook):
     assert cell.displays[-1]["text/plain"] == "{0: 0, 1: 10, 2: 20, 3: 30}"
 
 
-def test_input_is_refused_with_what_to_type_instead(notebook):
-    cell = notebook.on_ranks("name = input('Your name? ')")
-    assert cell.status == "error"
-    assert "needs a keyboard, and a rank has none" in cell.error_value
-    assert "%distributed push NAME" in cell.error_value
-
-
 def test_a_cell_may_await_at_its_top_level(notebook):
     cell = notebook.on_ranks("import asyncio\nawait asyncio.sleep(0.1)\nrank", "-r 0-1")
     assert cell.text == "rank 0 → 0\nrank 1 → 1\n"

@@ -82,6 +82,12 @@ class Standing:
         """The process is a scope from now on."""
         self.enter(PROCESS.name, None, PROCESS.number)
 
+    def asks(self, person: bool) -> None:
+        """This rank waits for what a person types, or does so no longer."""
+        self.doing = "waiting for what is typed" if person else ""
+        if self.board is not None:
+            self.board.put(fields.ASKING, int(person))
+
     def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
         """This rank's scope has ended."""
         told = self._told

@@ -29,6 +29,8 @@ class Watch:
         self._notice_after = 0.0
         self._asked = 0
         self._suspects: dict[int, tuple[int, int, int]] = {}
+        #: The ranks that were last told of as asking a person.
+        self._told_asking: tuple[int, ...] = ()
 
     def attend(self, call: Call, waited: float) -> None:
         """Called every 20 ms of a wait.
@@ -92,6 +94,7 @@ class Watch:
         if call is not self._call:
             self._call, self._edge = call, (-1, 0)
             self._notice_after, self._asked = self.own.late_seconds, 0
+            self._told_asking = ()
             if board is not None:
                 board.write(fields.WAITING, f"{call.spec.title} at {call.site}")
         if missing:
@@ -168,17 +171,28 @@ class Watch:
         if waited < self._notice_after:
             return
         asked, self._asked = self._asked, 0
-        self._notice_after *= 2
+        what = f"has waited {waited:.0f} s for {label(missing)}"
+        if all(self._asks_a_person(rank) for rank in missing):
+            # Who thinks before typing is not late: that is told once.
+            self._notice_after = waited + own.late_seconds
+            if missing == self._told_asking:
+                return
+            self._told_asking = missing
+            what = f"waits for {label(missing)}, where a person is asked"
+        else:
+            self._notice_after *= 2
         if not call.speaks():
             return
-        lines = [
-            f"{call.spec.title} at {call.site} has waited {waited:.0f} s for {label(missing)}:"
-        ]
+        lines = [f"{call.spec.title} at {call.site} {what}:"]
         for rank in missing[:_ASKED_AT_ONCE]:
             lines.append(f"  rank {rank} {self._whereabouts(rank, asked)}")
         if len(missing) > _ASKED_AT_ONCE:
             lines.append(f"  and {len(missing) - _ASKED_AT_ONCE} more")
         own.notice("\n".join(lines))
+
+    def _asks_a_person(self, rank: int) -> bool:
+        board = self.own.board
+        return board is not None and rank in board and bool(board.get(rank, fields.ASKING))
 
     def _whereabouts(self, rank: int, asked: int) -> str:
         own = self.own

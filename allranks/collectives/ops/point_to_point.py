@@ -16,7 +16,6 @@ from allranks.collectives.world import World
 from allranks.collectives.world.group import Group
 from allranks.errors import StaleHandle
 
-
 T = TypeVar("T")
 Raw = MPI.Intracomm
 """MPI's own calls: where they are posted, what a subclass has put in their place is passed by."""

@@ -33,5 +33,13 @@ class Scopes:
         """
         world.current().leave(reason, failed, where or "")
 
+    @staticmethod
+    def asks(person: bool) -> None:
+        """This rank waits for what a person types, or does so no longer.
+
+        Ranks that wait for it meanwhile do not call it late.
+        """
+        world.current().asks(person)
+
 
 scope = Scopes()

@@ -57,6 +57,10 @@ class Dashboard:
         """Takes in a line about the cell as a whole."""
         self._text.notice(text)
 
+    def make_way(self) -> None:
+        """Shows all that was written: a person is asked below it."""
+        self._text.make_way()
+
     def refresh(self) -> None:
         """Shows what is new, and does what was clicked."""
         if not self._shown and self._has_something():

@@ -193,9 +193,9 @@ def ensemble_view(mode: str, act: Act, ask: Ask, *, fold: bool = True) -> TextEn
         ask: makes a request of ranks while the members run.
         fold: whether identical output of several members is shown once.
     """
-    from allranks.widgets import in_notebook
+    from allranks.widgets.front_end import NOTEBOOK, front_end
 
-    if not in_notebook():
+    if front_end() != NOTEBOOK:
         from allranks.widgets.terminal import TerminalView
 
         return TextEnsemble(TerminalView([], fold=fold, noun="member"), lines=True)

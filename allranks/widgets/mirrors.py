@@ -1,0 +1,255 @@
+"""Widgets of ranks in the notebook: each has a mirror in its kernel, under the same name.
+
+What a rank's widget says goes to the front end as if the kernel's own had said it, and back. It
+goes in the thread that hears the ranks, so that widgets live between cells as well.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from allranks.records.wire import Output, Widget
+from allranks.widgets.text import RankText
+
+_TARGET = "jupyter.widget"
+_MOST_OUTPUTS = 1000
+
+
+class Stand:
+    """Stands for a rank's widget where a page that is loaded anew asks for all that there are.
+
+    Args:
+        name: the widget's id.
+        state: its state, which is kept up to date by others.
+    """
+
+    def __init__(self, name: str, state: dict[str, Any]) -> None:
+        self.model_id = name
+        self.state = state
+        self._model_name = state.get("_model_name", "")
+        self._model_module = state.get("_model_module", "")
+        self._model_module_version = state.get("_model_module_version", "")
+
+    def get_state(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """Returns its state."""
+        return dict(self.state)
+
+    def _get_embed_state(self, drop_defaults: bool = False) -> dict[str, Any]:
+        from ipywidgets import Widget as OfKernel
+
+        state: dict[str, Any] = OfKernel._get_embed_state(self, drop_defaults)
+        return state
+
+    def close(self) -> None:
+        """Does nothing: it is the rank's."""
+
+
+@dataclass
+class _Mirror:
+    """A widget of one rank: its channel to the front end, and what it is now."""
+
+    rank: int
+    channel: Any
+    state: dict[str, Any]
+    outputs: list[dict[str, Any]] = field(default_factory=list)
+    clears_next: bool = False
+
+
+class Mirrors:
+    """The widgets of one cluster's ranks."""
+
+    def __init__(self) -> None:
+        #: Sends a record and its payloads to ranks, from any thread.
+        self.send: Callable[..., None] = lambda *_: None
+        #: Whether the front end draws widgets; else what would stand in one is text.
+        self.drawn = False
+        self._mirrors: dict[str, _Mirror] = {}
+        #: In which widget each rank writes now.
+        self._into: dict[int, str] = {}
+        self._lock = threading.RLock()
+
+    def sift(self, record: Any, payloads: Sequence[bytes]) -> Any:
+        """Takes in what belongs to widgets; returns what of a record does not, or None."""
+        if isinstance(record, Widget):
+            with self._lock:
+                self._take(record, payloads)
+            return None
+        if isinstance(record, Output) and (record.rank in self._into or _has_into(record)):
+            with self._lock:
+                return self._divert(record)
+        return record
+
+    def state(self, name: str) -> dict[str, Any] | None:
+        """Returns the state of a rank's widget, None where there is none of that name."""
+        mirror = self._mirrors.get(name)
+        return None if mirror is None else mirror.state
+
+    # ── from ranks ───────────────────────────────────────────────────────────────────────────
+
+    def _take(self, record: Widget, payloads: Sequence[bytes]) -> None:
+        buffers = list(payloads)
+        if record.kind == "comm_open":
+            self._open(record, buffers)
+            return
+        mirror = self._mirrors.get(record.comm)
+        if mirror is None:
+            return
+        if record.kind == "comm_close":
+            del self._mirrors[record.comm]
+            _forget(record.comm)
+            mirror.channel.close(data=record.data)
+        else:
+            if "state" in record.data:
+                mirror.state.update(_whole(record.data, buffers))
+            mirror.channel.send(record.data, record.metadata, buffers)
+
+    def _open(self, record: Widget, buffers: list[bytes]) -> None:
+        state = _whole(record.data, buffers)
+        channel = None
+        if self.drawn:
+            import comm
+
+            channel = comm.create_comm(
+                target_name=record.target,
+                comm_id=record.comm,
+                data=record.data,
+                metadata=record.metadata,
+                buffers=buffers,
+            )
+            channel.on_msg(lambda message: self._heard(record, message))
+            channel.on_close(lambda _: self._gone(record.comm))
+            if record.target == _TARGET:
+                _remember(record.comm, state)
+        self._mirrors[record.comm] = _Mirror(record.rank, channel or _Nobody(), state)
+
+    def _gone(self, name: str) -> None:
+        self._mirrors.pop(name, None)
+
+    def _heard(self, opened: Widget, message: dict[str, Any]) -> None:
+        """The front end has said something to a rank's widget."""
+        data = message["content"]["data"]
+        buffers = [bytes(buffer) for buffer in message.get("buffers", ())]
+        mirror = self._mirrors.get(opened.comm)
+        if mirror is not None and data.get("method") == "update":
+            mirror.state.update(_whole(data, buffers))
+        told = replace(opened, kind="comm_msg", data=data, metadata=message.get("metadata", {}))
+        self.send((opened.rank,), told, *buffers)
+
+    # ── what is written into a widget for output ─────────────────────────────────────────────
+
+    def _divert(self, record: Output) -> Output:
+        """Puts what a rank has written into the widget that it belongs in; returns the rest."""
+        rest: list[list[Any]] = []
+        changed: set[str] = set()
+        for entry in record.entries:
+            if entry[0] == "into":
+                self._into.pop(record.rank, None)
+                if entry[1] in self._mirrors:
+                    self._into[record.rank] = entry[1]
+                continue
+            name = self._into.get(record.rank)
+            if name is None or entry[0] in ("notice", "hidden"):
+                rest.append(entry)
+            elif name in self._mirrors:
+                _write(self._mirrors[name], entry)
+                changed.add(name)
+        for name in changed:
+            rest += self._show(name, self._mirrors[name])
+        return replace(record, entries=tuple(rest))
+
+    def _show(self, name: str, mirror: _Mirror) -> list[list[Any]]:
+        """Shows what stands in a widget for output; where none is drawn, returns it as an entry."""
+        if not self.drawn:
+            return [["update", {"text/plain": _as_text(mirror.outputs)}, {}, name]]
+        # A copy: it is sent by another thread, and compared by none.
+        outputs = [dict(output) for output in mirror.outputs]
+        mirror.state["outputs"] = outputs
+        data = {"method": "update", "state": {"outputs": outputs}, "buffer_paths": []}
+        mirror.channel.send(data)
+        return []
+
+
+def _write(mirror: _Mirror, entry: list[Any]) -> None:
+    """Adds what a rank wrote to the outputs of a widget, as a notebook keeps them."""
+    kind, *rest = entry
+    outputs = mirror.outputs
+    if kind == "clear":
+        mirror.clears_next = bool(rest[0])
+        if not rest[0]:
+            outputs.clear()
+        return
+    if mirror.clears_next:
+        mirror.clears_next = False
+        outputs.clear()
+    if kind in ("out", "err"):
+        name = "stdout" if kind == "out" else "stderr"
+        if outputs and outputs[-1].get("name") == name:
+            outputs[-1] = {**outputs[-1], "text": outputs[-1]["text"] + rest[0]}
+        else:
+            outputs.append({"output_type": "stream", "name": name, "text": rest[0]})
+        return
+    named = {"display_id": rest[2]} if len(rest) > 2 and rest[2] else {}
+    shown = {
+        "output_type": "display_data",
+        "data": rest[0],
+        "metadata": rest[1],
+        "transient": named,
+    }
+    same = [at for at, old in enumerate(outputs) if named and old.get("transient") == named]
+    if kind == "update" and same:
+        for at in same:
+            outputs[at] = shown
+    else:
+        outputs.append(shown)
+    del outputs[:-_MOST_OUTPUTS]
+
+
+def _as_text(outputs: list[dict[str, Any]]) -> str:
+    text = RankText()
+    for output in outputs:
+        text.feed("out", output.get("text") or output["data"].get("text/plain", "") + "\n")
+    return "\n".join(line.text for line in text.lines)
+
+
+class _Nobody:
+    """Where no widgets are drawn nobody hears them."""
+
+    def send(self, *_: Any) -> None:
+        """Sends nothing."""
+
+    def close(self, **_: Any) -> None:
+        """Closes nothing."""
+
+
+def _has_into(record: Output) -> bool:
+    return any(entry[0] == "into" for entry in record.entries)
+
+
+def _whole(data: dict[str, Any], buffers: list[bytes]) -> dict[str, Any]:
+    """Returns a state with its buffers in their places."""
+    state: dict[str, Any] = data.get("state", {})
+    paths = data.get("buffer_paths", [])
+    if not paths:
+        return dict(state)
+    from ipywidgets.widgets.widget import _put_buffers
+
+    whole: dict[str, Any] = copy.deepcopy(state)
+    _put_buffers(whole, paths, buffers)
+    return whole
+
+
+def _remember(name: str, state: dict[str, Any]) -> None:
+    """Has ipywidgets tell of a rank's widget, too, when a page asks for all of them."""
+    from ipywidgets.widgets import widget
+
+    widget._instances[name] = Stand(name, state)
+
+
+def _forget(name: str) -> None:
+    from ipywidgets.widgets import widget
+
+    widget._instances.pop(name, None)

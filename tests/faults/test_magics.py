@@ -1,0 +1,93 @@
+"""Magics inside a cell for the ranks do there what they do in a notebook's own cell."""
+
+import re
+
+import pytest
+
+PNG = "image/png"
+
+
+def on_two(notebook, source):
+    cell = notebook.on_ranks(source, "-r 0-1")
+    assert cell.status == "ok", cell.text
+    return cell
+
+
+@pytest.mark.parametrize(
+    "magic", ["%matplotlib inline", "%pylab inline --no-import-all", "%gui", "%matplotlib"]
+)
+def test_figures_are_drawn_into_the_notebook(notebook, magic):
+    pytest.importorskip("matplotlib")
+    cell = on_two(notebook, f"{magic}\nimport matplotlib.pyplot as plt\nplt.plot([0, rank]);")
+    assert [PNG in data for data in cell.displays].count(True) == 2
+
+
+def test_a_figures_format_can_be_set(notebook):
+    pytest.importorskip("matplotlib")
+    cell = on_two(
+        notebook,
+        "%matplotlib inline\n%config InlineBackend.figure_formats = ['svg']\n"
+        "import matplotlib.pyplot as plt\nplt.plot([0, rank]);",
+    )
+    assert ["image/svg+xml" in data for data in cell.displays].count(True) == 2
+    on_two(notebook, "%config InlineBackend.figure_formats = ['png']")
+
+
+def test_a_window_is_refused_with_what_to_type(notebook):
+    cell = notebook.on_ranks("%gui qt")
+    assert "a rank opens no windows. Type: %matplotlib inline" in cell.text
+
+
+def test_a_changed_module_is_read_again(notebook):
+    notebook.run("open('changes.py', 'w').write('def told(): return 1\\n')")
+    on_two(notebook, "%load_ext autoreload\n%autoreload 2\nimport changes\nchanges.told()")
+    notebook.run("open('changes.py', 'w').write('def told(): return 2  # newer\\n')")
+    assert on_two(notebook, "changes.told()").text == "ranks 0–1 → 2\n"
+    notebook.run("import os, shutil; os.remove('changes.py'); shutil.rmtree('__pycache__', True)")
+
+
+def test_an_extension_is_loaded_on_the_ranks(notebook):
+    notebook.run(
+        "open('extends.py', 'w').write("
+        '\'def load_ipython_extension(shell): shell.user_ns["loaded"] = "here"\')'
+    )
+    assert on_two(notebook, "%load_ext extends\nloaded").text == "ranks 0–1 → 'here'\n"
+    notebook.run("import os, shutil; os.remove('extends.py'); shutil.rmtree('__pycache__', True)")
+
+
+@pytest.mark.parametrize("magic", ["%%time\n", "%time "])
+def test_a_cell_and_a_line_are_timed_on_each_rank(notebook, magic):
+    seen = on_two(notebook, f"{magic}sum(range(10))").text
+    assert seen.count("Wall time:") == 2
+    assert seen.endswith("ranks 0–1 → 45\n")
+
+
+def test_what_a_cell_writes_is_captured(notebook):
+    cell = on_two(notebook, "%%capture got\nprint('text', rank)\ndisplay('shown')\n'value'")
+    assert cell.text == ""
+    told = on_two(notebook, "got.stdout, len(got.outputs)").text
+    assert told == "rank 0 → ('text 0\\n', 2)\nrank 1 → ('text 1\\n', 2)\n"
+    shown = on_two(notebook, "got.show()").text
+    assert "rank 0    │ text 0" in shown
+    assert "'shown'" in shown
+
+
+def test_a_file_is_written_and_a_script_is_run_by_each_rank(notebook):
+    try:
+        cell = notebook.on_ranks("%%writefile made.txt\nof the cell", "-r 0")
+        assert cell.text == "rank 0 │ Writing made.txt\n"
+        cell = on_two(notebook, "%%bash\ncat made.txt\necho wrong >&2")
+        assert cell.text == "ranks 0–1 │ of the cell\n          ! wrong\n"
+    finally:
+        notebook.run("import os; os.remove('made.txt')")
+    cell = notebook.on_ranks("%%bash\nexit 3", "-r 0")
+    assert re.search("rank 0 .* raised CalledProcessError", cell.text)
+
+
+def test_an_update_of_text_replaces_it_and_adds_no_line(notebook):
+    cell = on_two(
+        notebook,
+        "h = display('start', display_id=True)\nfor i in range(50): h.update(f'step {i}')\n"
+        "if rank: h.update('mine')",
+    )
+    assert cell.text.replace("\n\n", "\n") == "rank 0 │ 'step 49'\nrank 1 │ 'mine'\n"

@@ -1,0 +1,247 @@
+"""What a rank asks a person: typed through the kernel's own channel, by turns, left at any time."""
+
+import re
+
+import pytest
+
+LAB = {"cellId": "5e1a"}
+
+
+def ask(notebook, source, options="", metadata=LAB):
+    """Runs a cell where somebody can type."""
+    return notebook.start(f"%%distributed {options}\n{source}", typing=True, metadata=metadata)
+
+
+def typed(cell, *lines, first=1):
+    """Answers one prompt after the other; returns the prompts."""
+    prompts = []
+    for count, line in enumerate(lines, first):
+        prompts.append(cell.prompt(count))
+        cell.answer(line)
+    return prompts
+
+
+@pytest.fixture(autouse=True)
+def _ranks_live_on(notebook):
+    yield
+    for cell in [cell for cell in notebook._cells.values() if not cell.done]:
+        notebook.interrupt()  # the test has failed before it was answered
+        cell.wait(20)
+    assert notebook.on_ranks("kept", "-r 1").text == "rank 1 → 10\n"
+
+
+@pytest.mark.parametrize("metadata", [LAB, None], ids=["JupyterLab", "console"])
+def test_a_line_is_typed_in_the_notebooks_own_field(notebook, metadata):
+    source = "name = input('Your name? ') if rank == 2 else 'nobody'\nbarrier()\nname"
+    cell = ask(notebook, source, metadata=metadata)
+    assert typed(cell, "Ada") == ["rank 2 │ Your name? "]
+    assert cell.wait().text == "ranks 0–1, 3 → 'nobody'\nrank 2       → 'Ada'\n"
+
+
+def test_a_password_is_not_shown_while_it_is_typed(notebook):
+    cell = ask(notebook, "import getpass\nlen(getpass.getpass())", "-r 3")
+    assert typed(cell, "secret") == ["rank 3 │ Password: "]
+    assert cell.prompts[0]["content"]["password"] is True
+    assert cell.wait().text == "rank 3 → 6\n"
+
+
+def test_what_was_written_stands_above_the_prompt_and_what_follows_below(notebook):
+    cell = ask(
+        notebook, "print('before')\nbarrier()\nif rank == 0: input()\nbarrier()\nprint('after')"
+    )
+    cell.prompt()
+    assert cell.text == "ranks 0–3 │ before\n"
+    cell.answer("")
+    cell.wait()
+    assert [shown["text/plain"] for shown in cell.displays] == [
+        "ranks 0–3 │ before",
+        "ranks 0–3 │ after",
+    ]
+
+
+SESSION = """
+def mean(values):
+    total = sum(values)
+    breakpoint()
+    return total / len(values)
+
+found = mean([1, 2, 6]) if rank == 1 else 0.0
+barrier()
+found
+"""
+
+
+def test_a_debugger_on_one_rank_while_the_others_wait_and_say_for_whom(notebook):
+    cell = ask(notebook, SESSION)
+    prompts = typed(cell, "p total")
+    cell.prompt(2)
+    cell.wait_for("waits for rank 1, where a person is asked:\n")
+    cell.wait_for("rank 1 is at In[")
+    prompts += typed(cell, "total = 12", "w", "n", "c", first=2)
+    cell.wait()
+    assert cell.status == "ok"
+    assert set(prompts) == {"rank 1 │ ipdb> "}
+    assert "rank 1 │ 9" in cell.text
+    assert "rank 1       → 4.0" in cell.text
+    assert "has waited" not in cell.text
+
+
+@pytest.mark.parametrize(
+    "stop",
+    ["import pdb\npdb.set_trace()", "from IPython.core.debugger import set_trace\nset_trace()"],
+)
+def test_every_debugger_asks_in_the_field(notebook, stop):
+    cell = ask(notebook, f"seen = 7\n{stop}\nseen", "-r 0")
+    assert typed(cell, "seen = 8", "c") == ["rank 0 │ ipdb> "] * 2
+    assert cell.wait().text.endswith("rank 0 → 8\n")
+
+
+FAILS = """
+def divide(by):
+    mine = 100 + rank
+    return mine / by
+
+if rank == 2:
+    divide(0)
+barrier()
+"""
+
+
+def test_the_frame_that_failed_first_is_opened_afterwards(notebook):
+    assert notebook.on_ranks(FAILS).error_name == "CellFailed"
+    debug = notebook.start("%distributed debug", typing=True, metadata=LAB)
+    prompts = typed(debug, "p mine, by", "u", "p rank", "q")
+    debug.wait()
+    assert set(prompts) == {"rank 2 │ ipdb> "}
+    assert "(102, 0)" in debug.text
+    # Again, and another rank, which waited.
+    debug = notebook.start("%distributed debug -r 0", typing=True, metadata=LAB)
+    assert typed(debug, "q") == ["rank 0 │ ipdb> "]
+    assert debug.wait().status == "ok"
+
+
+def test_a_failure_stays_where_looking_at_it_was_interrupted(notebook):
+    notebook.on_ranks(FAILS)
+    debug = notebook.start("%distributed debug", typing=True, metadata=LAB)
+    debug.prompt()
+    notebook.interrupt()
+    assert debug.wait(20).error_name == "CellInterrupted"
+    debug = notebook.start("%distributed debug", typing=True, metadata=LAB)
+    typed(debug, "p mine", "q")
+    assert "102" in debug.wait().text
+
+
+def test_debug_as_ipython_has_it_works_in_a_cell(notebook):
+    notebook.on_ranks("x = rank\n1 / 0", "-r 3")
+    cell = ask(notebook, "%debug", "-r 3")
+    assert typed(cell, "p x", "q") == ["rank 3 │ ipdb> "] * 2
+    assert "rank 3 │ 3" in cell.wait().text
+
+
+def test_where_no_cell_has_failed_there_is_nothing_to_debug(new_notebook):
+    fresh = new_notebook()
+    fresh.on_ranks("1", "-n 2")
+    cell = fresh.run("%distributed debug")
+    assert "expected a cell that has failed, found none" in cell.text
+    assert "found 2" in fresh.run("%distributed debug -r 0-1").text
+
+
+def test_ranks_that_ask_at_once_take_turns(notebook):
+    cell = ask(notebook, "input(f'of {rank}? ')")
+    seen = []
+    for count in range(1, 5):
+        rank = re.fullmatch(r"rank (\d) │ of \1\? ", cell.prompt(count))[1]
+        seen.append(rank)
+        cell.answer(f"answer {rank}")
+    cell.wait()
+    assert sorted(seen) == list("0123")
+    for rank in range(4):
+        assert f"rank {rank} → 'answer {rank}'" in cell.text
+
+
+def test_debuggers_keep_their_turn_and_another_rank_can_be_chosen(notebook):
+    cell = ask(notebook, "breakpoint()\nmine = 5 * rank\nbarrier()\nmine")
+    first = cell.prompt()
+    other = "3" if first != "rank 3 │ ipdb> " else "0"
+    cell.answer(f"%distributed debug -r {other}")
+    assert cell.prompt(2) == f"rank {other} │ ipdb> "
+    cell.answer("n")
+    assert cell.prompt(3) == f"rank {other} │ ipdb> "
+    cell.answer("c")
+    left = {cell.prompt(count := 4)}
+    while len(left) < 3:
+        cell.answer("c")
+        count += 1
+        left.add(cell.prompt(count))
+    cell.answer("c")
+    cell.wait()
+    assert cell.status == "ok"
+    assert "rank 3 → 15" in cell.text
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "input()",
+        "breakpoint()",
+        "import asyncio\nawait asyncio.sleep(0)\ninput()",
+        "def f():\n    import pdb; pdb.set_trace()\n    return 1\nf()",
+    ],
+    ids=["input", "breakpoint", "in a cell that awaits", "in a function"],
+)
+def test_an_interrupt_ends_a_cell_that_asks(notebook, source):
+    cell = ask(notebook, source + "\nbarrier()")
+    cell.prompt()
+    notebook.interrupt()
+    assert cell.wait(20).error_name == "CellInterrupted"
+    # What is typed too late belongs to nobody.
+    cell.answer("late")
+    cell = ask(notebook, "input()", "-r 0")
+    assert typed(cell, "in time") == ["rank 0 │ "]
+    assert cell.wait().text == "rank 0 → 'in time'\n"
+
+
+@pytest.mark.parametrize("source", ["input('Your name? ')", "breakpoint()\npass"])
+def test_where_nobody_can_type_it_is_said_at_once(notebook, source):
+    cell = notebook.on_ranks(source)
+    assert cell.status == "error"
+    assert "here nobody can" in cell.error_value
+    assert "%distributed push NAME" in cell.error_value
+
+
+def test_who_thinks_before_typing_takes_none_of_the_cells_time(notebook):
+    cell = ask(notebook, "if rank == 0: input()\nbarrier()\n'ended'", "--timeout 1")
+    cell.prompt()
+    notebook.drain(2)
+    cell.answer("")
+    assert cell.wait().text == "ranks 0–3 → 'ended'\n"
+
+
+def test_control_d_is_the_end_of_what_can_be_read(notebook):
+    cell = ask(notebook, "input()", "-r 0")
+    typed(cell, "\x04")
+    assert "EOFError" in cell.wait().error_value
+
+
+def test_a_thread_may_ask_and_a_forked_process_may_not(notebook):
+    cell = ask(
+        notebook,
+        "import threading\ngot = []\n"
+        "thread = threading.Thread(target=lambda: got.append(input('in a thread? ')))\n"
+        "thread.start(); thread.join()\ngot",
+        "-r 0",
+    )
+    assert typed(cell, "yes") == ["rank 0 │ in a thread? "]
+    assert cell.wait().text == "rank 0 → ['yes']\n"
+    cell = ask(
+        notebook,
+        "import os\nchild = os.fork()\nif not child: input()\nos.waitpid(child, 0)[1] > 0",
+        "-r 0",
+    )
+    assert cell.wait().text.endswith("→ True\n")
+    assert "a process that a cell has forked has no prompt" in cell.text
+
+
+def test_a_member_of_an_ensemble_asks_nobody(notebook):
+    cell = notebook.start("%%ensemble x=1,2\ninput()", typing=True, metadata=LAB).wait()
+    assert "asks nobody in an ensemble" in cell.text

@@ -1,0 +1,183 @@
+"""Output where displays are not changed in place: each line once, labelled, and nothing lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from tests.kernel import ANSI, Kernel
+
+LAB = {"cellId": "5e1a"}
+PNG = "iVBORw0KGgo="
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel with two ranks, for all tests of this file."""
+    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        kernel.run("%load_ext allranks\n%distributed start -n 2")
+        yield kernel
+
+
+def in_console(kernel: Kernel, source: str, options: str = "") -> str:
+    """Runs a cell as qtconsole sends it, which drops updates; returns what is seen."""
+    cell = kernel.start(f"%%distributed {options}\n{source}", typing=True).wait()
+    assert not any("display_id" in shown.get("transient", {}) for shown in cell.outputs)
+    assert cell.comms == []
+    return cell.text
+
+
+PRINTS = "import time\nfor i in range(4):\n    print('line', i)\n    time.sleep(0.4)"
+LINES = [f"line {i}" for i in range(4)]
+
+
+@pytest.mark.parametrize("view", ["auto", "plain", "full"])
+def test_a_console_shows_every_line_once(notebook, view):
+    seen = in_console(notebook, PRINTS, f"--view {view}")
+    assert re.findall(r"(?m)│ (line \d)$", seen) == LINES
+    assert seen.startswith("ranks 0–1 │ line 0\n")
+
+
+def test_a_notebook_is_shown_displays_that_change(notebook):
+    cell = notebook.start(f"%%distributed\n{PRINTS}", typing=True, metadata=LAB).wait()
+    (shown,) = cell.displays
+    assert shown["text/plain"].split("\n") == [
+        "ranks 0–1 │ line 0",
+        *(f"          │ line {i}" for i in range(1, 4)),
+    ]
+
+
+@pytest.mark.parametrize(("said", "displays"), [("notebook", 1), ("console", 0)])
+def test_the_environment_says_it_either_way(notebook, said, displays):
+    notebook.run(f"%env ALLRANKS_FRONT_END={said}")
+    try:
+        cells = [
+            notebook.start("%%distributed\nprint('here')", typing=True, metadata=told).wait()
+            for told in (None, LAB)
+        ]
+        assert [len(cell.displays) for cell in cells] == [displays, displays]
+        assert [cell.text for cell in cells] == ["ranks 0–1 │ here\n"] * 2
+    finally:
+        notebook.run("%env ALLRANKS_FRONT_END=auto")
+
+
+def test_another_word_for_it_is_refused(notebook):
+    cell = notebook.run(
+        "import os\nos.environ['ALLRANKS_FRONT_END'] = 'lab'\n"
+        "try: get_ipython().run_cell_magic('distributed', '', '1')\n"
+        "finally: del os.environ['ALLRANKS_FRONT_END']"
+    )
+    assert "expected ALLRANKS_FRONT_END to be auto, notebook or console, found 'lab'" in cell.text
+
+
+def test_a_figure_stands_between_the_lines_and_is_folded(notebook):
+    cell = notebook.start(
+        "%%distributed\nprint('before')\n"
+        f"display({{'image/png': '{PNG}', 'text/plain': '<a figure>'}}, raw=True)\n"
+        "display({'text/html': f'<b>{rank}</b>', 'text/plain': f'<of {rank}>'}, raw=True)\n"
+        "print('after')",
+        typing=True,
+    ).wait()
+    assert cell.text == (
+        "ranks 0–1 │ before\nranks 0–1:\n<a figure>\nrank 0:\n<of 0>\nrank 1:\n<of 1>\n"
+        "ranks 0–1 │ after\n"
+    )
+    assert [next(iter(data)) for data in cell.displays] == ["image/png", "text/html", "text/html"]
+
+
+def test_updates_of_one_display_end_with_the_last_and_are_few(notebook):
+    seen = in_console(
+        notebook,
+        "h = display({'text/plain': 'step 0'}, raw=True, display_id=True)\n"
+        "for i in range(1, 301):\n"
+        "    h.update({'text/plain': f'step {i}'}, raw=True)\n"
+        "    time.sleep(0.001)\n"
+        "print('after')",
+    )
+    lines = re.findall(r"│ (.*)", seen)
+    assert lines[0] == "step 0"
+    assert lines[-2:] == ["step 300", "after"]
+    assert len(lines) <= 8
+
+
+def test_the_tables_of_a_cell_that_logs_stand_at_its_end(notebook):
+    seen = in_console(notebook, "log(loss=0.5)\nprint('logged')")
+    assert "ranks 0–1 │ logged\n" in seen
+    assert re.search(r"loss +0 +0\.5 +0\.5 +0\.5 +0\.5 +0\.5\n", seen)
+
+
+def test_an_ensemble_tells_each_member_that_ends(notebook):
+    cell = notebook.start("%%ensemble x=1,2\nprint('x is', x)\nresult = x", typing=True).wait()
+    assert cell.status == "ok"
+    assert re.search(r"member 1 \(x=2\) finished on rank \d", cell.text), cell.text
+    assert "member 0 │ x is 1" in cell.text
+    assert not any("display_id" in shown.get("transient", {}) for shown in cell.outputs)
+
+
+def test_jupyter_console_shows_all_that_the_ranks_write(tmp_path: Path):
+    command = [
+        *("-m", "jupyter_console", "--simple-prompt", "--no-confirm-exit"),
+        "--ZMQTerminalInteractiveShell.banner=",
+    ]
+    env = os.environ | {"IPYTHONDIR": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    with pexpect.spawn(
+        sys.executable, command, cwd=str(tmp_path), env=env, encoding="utf-8", timeout=60
+    ) as shell:
+        shell.setwinsize(50, 200)
+        for number, line in enumerate(
+            [
+                "%load_ext allranks",
+                "%distributed start -n 2",
+                "get_ipython().run_cell_magic('distributed', '', "
+                "'for i in range(4): print(chr(97 + i) * 3, rank)')",
+            ],
+            1,
+        ):
+            shell.expect(rf"In \[{number}\]: ")
+            shell.sendline(line)
+        shell.expect(r"In \[4\]: ")
+        seen = ANSI.sub("", shell.before)
+        for rank in (0, 1):
+            lines = [f"{letter * 3} {rank}" for letter in "abcd"]
+            assert [line for line in re.findall(r"[│] (\w{3} \d)", seen) if line in lines] == lines
+        debug_on_rank_1(shell, 4)
+        shell.sendline("exit")
+        shell.expect(pexpect.EOF)
+
+
+def debug_on_rank_1(shell: pexpect.spawn, number: int) -> None:
+    """Types a debugging session; ``In [number]`` is the prompt that the shell is at."""
+    shell.sendline(
+        "get_ipython().run_cell_magic('distributed', '', "
+        "'x = 3\\nif rank: breakpoint()\\nbarrier()\\nx')"
+    )
+    shell.expect("rank 1 │ ipdb> ")
+    shell.sendline("x = 40 + x")
+    shell.expect("rank 1 │ ipdb> ")
+    shell.sendline("c")
+    shell.expect("rank 1 → 43")
+    shell.expect(rf"In \[{number + 1}\]: ")
+
+
+def test_a_terminals_ipython_asks_in_the_terminal(tmp_path: Path):
+    command = f"{sys.executable} -m IPython --simple-prompt --no-banner --colors=NoColor"
+    with pexpect.spawn(command, cwd=str(tmp_path), encoding="utf-8", timeout=60) as shell:
+        shell.setwinsize(50, 200)
+        for number, line in enumerate(["%load_ext allranks", "%distributed start -n 2"], 1):
+            shell.expect(rf"In \[{number}\]: ")
+            shell.sendline(line)
+        shell.expect(r"In \[3\]: ")
+        debug_on_rank_1(shell, 3)
+        shell.sendline("get_ipython().run_cell_magic('distributed', '', 'input()')")
+        shell.expect("rank [01] │ ")
+        shell.sendintr()
+        shell.expect("raised KeyboardInterrupt")
+        shell.expect(r"In \[5\]: ")
+        shell.sendline("exit")
+        shell.expect(pexpect.EOF)

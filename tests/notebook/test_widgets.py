@@ -1,0 +1,244 @@
+"""Widgets on a rank: drawn below its label, told what it does, and heard, as a kernel's own are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kernel import Cell, Kernel
+
+LAB = {"cellId": "5e1a"}
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel with two ranks, for all tests of this file."""
+    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        kernel.run("%load_ext allranks\n%distributed start -n 2")
+        kernel.run("%%distributed\nimport time\nimport ipywidgets as w")
+        yield kernel
+
+
+def on_ranks(kernel: Kernel, source: str, options: str = "") -> Cell:
+    return start(kernel, source, options).wait()
+
+
+def start(kernel: Kernel, source: str, options: str = "") -> Cell:
+    return kernel.start(f"%%distributed {options}\n{source}", typing=True, metadata=LAB)
+
+
+def views(cell: Cell) -> list[str]:
+    """The widgets that a cell shows, in the order of its ranks."""
+    return [data[VIEW]["model_id"] for data in cell.displays if VIEW in data]
+
+
+def state(kernel: Kernel, name: str) -> dict:
+    """What the front end knows of a widget."""
+    found: dict = {}
+    for message in kernel.comms:
+        if message["comm_id"] == name and message["msg_type"] in ("comm_open", "comm_msg"):
+            found |= message["data"].get("state", {})
+    return found
+
+
+def moved(kernel: Kernel, name: str, **values: object) -> None:
+    """A person changes a widget."""
+    kernel.say(name, {"method": "update", "state": values, "buffer_paths": []})
+
+
+def test_each_rank_has_its_own_widget_below_its_label(notebook):
+    cell = on_ranks(notebook, "s = w.IntSlider(value=3 + rank)\ns")
+    one, other = views(cell)
+    assert (state(notebook, one)["value"], state(notebook, other)["value"]) == (3, 4)
+    assert cell.text == "rank 0:\nIntSlider(value=3)\nrank 1:\nIntSlider(value=4)\n"
+
+
+def test_what_a_person_does_is_there_on_the_rank_in_the_next_cell(notebook):
+    one, _ = views(on_ranks(notebook, "s = w.IntSlider()\ns"))
+    moved(notebook, one, value=42)
+    cell = on_ranks(
+        notebook,
+        "end = time.monotonic() + 20\nwhile s.value != 42 and time.monotonic() < end: "
+        "time.sleep(0.01)\ns.value",
+        "-r 0",
+    )
+    assert cell.text == "rank 0 → 42\n"
+    assert on_ranks(notebook, "s.value", "-r 1").text == "rank 1 → 0\n"
+
+
+def test_it_is_heard_while_the_cell_runs(notebook):
+    cell = start(
+        notebook, "s = w.IntSlider()\ndisplay(s)\nwhile not s.value: time.sleep(0.01)\ns.value"
+    )
+    notebook.pump(lambda: len(views(cell)) == 2, 30, "sliders", cell)
+    for name, value in zip(views(cell), (5, 6), strict=True):
+        moved(notebook, name, value=value)
+    assert cell.wait().text.endswith("rank 0 → 5\nrank 1 → 6\n")
+
+
+def test_a_widget_changes_another_one_between_two_cells(notebook):
+    cell = on_ranks(
+        notebook,
+        "s, told = w.IntSlider(), w.Label()\n"
+        "s.observe(lambda change: setattr(told, 'value', f'moved to {change.new}'), 'value')\n"
+        "display(s, told)",
+        "-r 1",
+    )
+    slider, label = views(cell)
+    moved(notebook, slider, value=8)
+    notebook.pump(lambda: state(notebook, label)["value"] == "moved to 8", 30, "the label", cell)
+
+
+def test_a_button_writes_into_an_output_between_two_cells(notebook):
+    cell = on_ranks(
+        notebook,
+        "b, out = w.Button(), w.Output()\n"
+        "@out.capture(clear_output=True)\n"
+        "def pressed(_):\n    print('pressed on', rank)\n    display('shown')\n"
+        "b.on_click(pressed)\ndisplay(b, out)",
+        "-r 0",
+    )
+    button, output = views(cell)
+    for _ in range(2):
+        notebook.say(button, {"method": "custom", "content": {"event": "click"}})
+    notebook.pump(lambda: len(state(notebook, output).get("outputs", ())) == 2, 30, "output", cell)
+    text, shown = state(notebook, output)["outputs"]
+    assert text["text"] == "pressed on 0\n"
+    assert shown["data"]["text/plain"] == "'shown'"
+    assert on_ranks(notebook, "'nothing is left'", "-r 0").text == "rank 0 → 'nothing is left'\n"
+
+
+def test_what_is_written_into_an_output_stands_there_and_nowhere_else(notebook):
+    cell = on_ranks(
+        notebook,
+        "import sys\nouter, inner = w.Output(), w.Output()\ndisplay(outer)\nprint('before')\n"
+        "with outer:\n    print('outer', rank)\n    with inner: print('inner')\n"
+        "    print('error', file=sys.stderr)\n    h = display('old', display_id=True)\n"
+        "    h.update('new')\nprint('after')",
+    )
+    shown = state(notebook, views(cell)[1])["outputs"]
+    assert [one.get("text") or one["data"]["text/plain"] for one in shown] == [
+        "outer 1\n",
+        "error\n",
+        "'new'",
+    ]
+    assert cell.text.count("before") == cell.text.count("after") == 1
+    assert "outer" not in cell.text
+    inner = [m["comm_id"] for m in cell.comms if "inner" in str(m["data"].get("state"))]
+    assert len(set(inner)) == 2
+    assert not set(inner) & set(views(cell))
+
+
+def test_an_output_is_cleared_and_written_again_without_end(notebook):
+    cell = on_ranks(
+        notebook,
+        "o = w.Output()\ndisplay(o)\nprint('stays')\nfor i in range(200):\n    with o:\n"
+        "        o.clear_output(wait=True)\n        display({'text/html': str(i)}, raw=True)",
+    )
+    for name in views(cell):
+        (shown,) = state(notebook, name)["outputs"]
+        assert shown["data"]["text/html"] == "199"
+    assert "ranks 0–1 │ stays" in cell.text
+    assert "not shown" not in cell.text
+
+
+def test_buffers_go_both_ways(notebook):
+    cell = on_ranks(
+        notebook,
+        "import anywidget, traitlets\nclass Bytes(anywidget.AnyWidget):\n"
+        "    _esm = 'export default {}'\n    data = traitlets.Any().tag(sync=True)\n"
+        "b = Bytes(data=b'old')\nb.data = bytes([rank, 255])\nb",
+        "-r 1",
+    )
+    (name,) = views(cell)
+    sent = [m for m in cell.comms if m["comm_id"] == name and m["buffers"]]
+    assert sent[-1]["buffers"] == [b"\x01\xff"]
+    told = {"method": "update", "state": {}, "buffer_paths": [["data"]]}
+    notebook.say(name, told, b"\x00typed")
+    cell = on_ranks(
+        notebook, "while b.data[0]: time.sleep(0.01)\nbytes(b.data)", "-r 1 --timeout 30"
+    )
+    assert cell.text == "rank 1 → b'\\x00typed'\n"
+
+
+def test_states_between_are_left_out_and_the_last_one_comes(notebook):
+    cell = on_ranks(
+        notebook,
+        "p = w.IntProgress(max=20_000)\ndisplay(p)\n"
+        "for i in range(20_001): p.value = i\nprint('ended')",
+    )
+    for name in views(cell):
+        assert state(notebook, name)["value"] == 20_000
+        assert sum(m["comm_id"] == name for m in cell.comms) < 2_000
+    assert "ranks 0–1 │ ended" in cell.text
+
+
+def test_a_flood_of_other_messages_is_cut_counted_and_holds_up_no_output(notebook):
+    cell = on_ranks(
+        notebook,
+        "b = w.Button()\nfor i in range(3000): b.send({'number': i})\nprint('ended')",
+        "-r 0",
+    )
+    came = sum(m["data"].get("method") == "custom" for m in cell.comms)
+    assert 0 < came < 3000
+    assert f"{3000 - came:,} messages of widgets are not sent" in cell.text
+    assert "│ ended" in cell.text
+
+
+def test_a_page_that_is_loaded_anew_is_told_of_the_ranks_widgets(notebook):
+    cell = on_ranks(notebook, "s = w.IntSlider(value=11)\ndisplay(s)\ns.value = 12", "-r 1")
+    (name,) = views(cell)
+    notebook.run("import ipywidgets")
+    notebook.say("0" * 32, {}, kind="comm_open", target_name="jupyter.widget.control")
+    notebook.say("0" * 32, {"method": "request_states"})
+    notebook.pump(lambda: notebook.comms[-1]["comm_id"] == "0" * 32, 30, "the states", cell)
+    (told,) = [m["data"]["states"] for m in notebook.comms if m["comm_id"] == "0" * 32]
+    assert told[name]["state"]["value"] == 12
+    assert told[name]["model_name"] == "IntSliderModel"
+
+
+def test_a_widget_that_is_closed_is_closed_in_the_front_end(notebook):
+    cell = on_ranks(notebook, "s = w.Label()\ndisplay(s)\ns.close()", "-r 0")
+    (name,) = views(cell)
+    assert [m["msg_type"] for m in cell.comms if m["comm_id"] == name][-1] == "comm_close"
+
+
+def test_an_exception_in_a_callback_is_in_the_log_and_the_widget_lives_on(notebook):
+    cell = on_ranks(
+        notebook,
+        "s = w.IntSlider()\nseen = []\n"
+        "def fails(change):\n    seen.append(change.new)\n    raise ValueError('of a callback')\n"
+        "s.observe(fails, 'value')\ns",
+        "-r 0",
+    )
+    for value in (1, 2):
+        moved(notebook, views(cell)[0], value=value)
+    cell = on_ranks(notebook, "while len(seen) < 2: time.sleep(0.01)\nseen", "-r 0 --timeout 30")
+    assert "→ [1, 2]\n" in cell.text
+    assert "of a callback" in notebook.run("%distributed log -r 0").text
+
+
+def test_where_no_widgets_are_drawn_they_are_text(notebook):
+    cell = notebook.start(
+        "%%distributed\no = w.Output()\nprint('before')\nwith o: print('inside', rank)\n"
+        "print('after')",
+        typing=True,
+    ).wait()
+    assert cell.comms == []
+    assert sorted(re.findall("(?:│|  ) ?(\\w+ ?\\d?)$", cell.text, re.MULTILINE)) == [
+        "after",
+        "before",
+        "inside 0",
+        "inside 1",
+    ]
+
+
+def test_a_widget_of_ranks_that_are_gone_does_nothing(notebook):
+    (name,) = views(on_ranks(notebook, "s = w.IntSlider()\ns", "-r 0"))
+    notebook.run("%distributed restart")
+    moved(notebook, name, value=3)
+    assert on_ranks(notebook, "rank").text == "rank 0 → 0\nrank 1 → 1\n"
+    notebook.run("%%distributed\nimport time\nimport ipywidgets as w")
