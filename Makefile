@@ -51,7 +51,7 @@ test:
 	@$(MAKE) --jobs=3 lint types contract browser
 	ALLRANKS_TEST_PYTHONS=$(abspath $(MPICH)/bin/python) \
 	    ALLRANKS_TEST_CUPY=$(abspath $(CUPY)/bin/python) \
-	    $(BIN)/python -m pytest --numprocesses=$(LANES) --dist=loadscope $(PYTEST_ARGS)
+	    $(BIN)/python -m pytest --numprocesses=$(LANES) --dist=loadscope --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Writes benchmarks/results/gpu_tests.json; without a GPU every test is skipped and says why.
 test-gpu: $(VENV)/.gpu-$(CUDA)
