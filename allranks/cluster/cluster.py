@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from allranks.cluster import devices, launchers, sizes, source, variables
+from allranks.cluster import deaths, devices, launchers, sizes, source, variables
 from allranks.cluster.cells import Cells
 from allranks.cluster.connection import Answers, Connection
 from allranks.cluster.crew import Crew
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _SCREEN_NBYTES = 128 * 1024
 _LEAST_SCREEN_NBYTES = 4096
+_MANY_RANKS = 16
+"""It takes seconds to end more than so many."""
 
 
 class Cluster:
@@ -421,6 +423,9 @@ class Cluster:
 
     def _lose(self, run: Run | None) -> str:
         """Ranks died: shows their last output, takes the rest down, returns what happened."""
+        if run is not None and self.size > _MANY_RANKS:
+            run.view.notice(f"{deaths.describe(self._ranks.ends)} Ending the others.")
+            run.view.refresh()
         self._take_down("lost")
         if run is not None:
             run.lose()

@@ -16,7 +16,7 @@ import zmq
 
 import allranks
 from allranks.cluster.nursery import Nursery
-from allranks.errors import CellFailed, StartFailed, UsageError
+from allranks.errors import CellFailed, ClusterLost, StartFailed, UsageError
 from allranks.widgets import text_view
 
 CALLS = {
@@ -240,6 +240,19 @@ def test_a_start_without_a_process_leaves_nothing(monkeypatch):
     with pytest.raises(StartFailed, match=r"no more processes.*type: %distributed start"):
         allranks.Cluster(1).start()
     assert held() == before
+
+
+def test_a_rank_that_died_is_named_before_very_many_others_are_ended(monkeypatch, capsys):
+    monkeypatch.setattr("allranks.cluster.cluster._MANY_RANKS", 1)
+    shown = []
+    with allranks.Cluster(2) as cluster:
+        end = cluster._take_down
+        monkeypatch.setattr(
+            cluster, "_take_down", lambda state: (shown.append(capsys.readouterr().out), end(state))
+        )
+        with pytest.raises(ClusterLost, match=r"rank 1 .* exit code 3"):
+            cluster.run("import os\nif rank == 1: os._exit(3)\nbarrier()")
+    assert "Rank 1 ended with exit code 3. Ending the others." in shown[0]
 
 
 def test_an_interrupt_while_the_ranks_are_ended_leaves_nothing(monkeypatch):
