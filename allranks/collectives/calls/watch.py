@@ -45,6 +45,8 @@ class Watch:
             raise KeyboardInterrupt
         if own.listen is not None:
             own.listen()
+        if own.progress is not None:
+            own.progress()
         missing = call.missing()
         self._publish(call, missing, waited)
         wanted = missing or (call.unfinished() if call.moving else ())

@@ -38,12 +38,16 @@ def complete(
     """
     held: list[Any] = [arguments]
     kept[id(held)] = held
-    # In one step of the interpreter: an interrupt cannot come between the call and the list.
-    held.extend(starmap(post, (arguments,)))
-    request: MPI.Request = held[1]
-    awaited.stage += 1
-    while not request.Test(status):
-        yield awaited
+    try:
+        # In one step of the interpreter: an interrupt cannot come between the call and the list.
+        held.extend(starmap(post, (arguments,)))
+        request: MPI.Request = held[1]
+        awaited.stage += 1
+        while not request.Test(status):
+            yield awaited
+    except MPI.Exception:
+        del kept[id(held)]
+        raise
     del kept[id(held)]
     return request
 

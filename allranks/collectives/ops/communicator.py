@@ -16,6 +16,7 @@ from allranks.collectives.ops.point_to_point import Raw
 from allranks.collectives.ops.requests import Request
 from allranks.collectives.world import World, current
 from allranks.collectives.world.process_sets import open_group
+from allranks.collectives.world.world import ALONE
 from allranks.errors import UsageError
 from allranks.records.deferred import deferred
 
@@ -150,10 +151,10 @@ class Comm(Collectives):
         return super().Get_attr(keyval)
 
     def __reduce__(self) -> Any:
-        """The communicator of all ranks is that of the rank that unpickles it."""
-        if self._epoch is None and self._number == 0:
-            return _of_all, ()
-        return super().__reduce__()
+        """The communicator of all ranks is that of the rank that unpickles it; so is its own."""
+        if self._epoch is not None:
+            raise ValueError("a communicator that the program has made cannot be pickled")
+        return _lasting, (self._number == ALONE,)
 
 
 KINDS: dict[int, type[Comm]] = {MPI.UNDEFINED: Comm}
@@ -168,10 +169,10 @@ def guarded(made: MPI.Comm, world: World) -> Comm:
     return fresh
 
 
-def _of_all() -> Comm:
+def _lasting(alone: bool) -> Comm:
     communicators = current().mpi
     assert communicators is not None
-    found: Comm = communicators.user
+    found: Comm = communicators.alone if alone else communicators.user
     return found
 
 

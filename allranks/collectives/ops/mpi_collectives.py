@@ -7,6 +7,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import Spec
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.mpi.transport import complete
@@ -14,6 +15,20 @@ from allranks.collectives.ops import objects
 from allranks.collectives.ops.point_to_point import Raw
 from allranks.collectives.ops.requests import NonBlocking
 from allranks.errors import UsageError
+
+
+class WrongRoot(UsageError, MPI.Exception):
+    """A root that is no rank; what mpi4py raises as well."""
+
+    def __new__(cls, message: str) -> WrongRoot:  # noqa: D102  MPI keeps its code there
+        return MPI.Exception.__new__(cls, MPI.ERR_ROOT)
+
+    def __init__(self, message: str) -> None:
+        super().__init__(MPI.ERR_ROOT)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class Collectives(NonBlocking):
@@ -32,7 +47,7 @@ class Collectives(NonBlocking):
         call.transport = "mpi"
 
         def steps() -> Steps[None]:
-            yield from call.agreed()
+            yield from self._agreed(call)
             yield from complete(self._world.kept, call, post, self, *arguments)
 
         call.steps = steps()
@@ -42,8 +57,14 @@ class Collectives(NonBlocking):
         """Ends when all ranks have come to the same call, of a window or a file."""
         call = self._group().call(Spec(title), title)
         call.transport = "mpi"
-        call.steps = call.agreed()
+        call.steps = self._agreed(call)
         self._world.run(call)
+
+    def _agreed(self, call: Call) -> Steps[None]:
+        """Ends when all have come; meanwhile MPI goes on with what others need to come at all."""
+        for awaited in call.agreed():
+            Raw.Iprobe(self)
+            yield awaited
 
     def Barrier(self) -> None:
         """MPI_Barrier."""
@@ -170,7 +191,7 @@ class Collectives(NonBlocking):
         """The root, which is one of this communicator's ranks."""
         last = self._group().size - 1
         if not 0 <= root <= last:
-            raise UsageError(
+            raise WrongRoot(
                 f"comm.{op} needs a root from 0 to {last}: found root={root}. Name one of them."
             )
         return root

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from itertools import starmap
 from typing import Any, Literal, TypeVar
 
 from mpi4py import MPI
@@ -88,8 +90,15 @@ class PointToPoint(Raw):
         status: MPI.Status | None = None,
     ) -> None:
         def steps(call: PointCall) -> Steps[None]:
-            call.posted, call.buffers = True, arguments
-            yield from complete(self._world.kept, call, post, *arguments, status=status)
+            call.buffers = arguments
+            waiting = complete(self._world.kept, call, post, *arguments, status=status)
+            try:
+                for awaited in waiting:
+                    call.posted = True
+                    yield awaited
+            except MPI.Exception:
+                call.posted = False  # MPI itself has ended it: nothing of it is under way
+                raise
 
         self.point(op, peer, steps)
 
@@ -126,9 +135,28 @@ class PointToPoint(Raw):
         status: MPI.Status | None = None,
     ) -> None:
         """MPI_Sendrecv."""
-        sent = self._begin(Raw.Isend, self, sendbuf, dest, sendtag)
-        self._post("Sendrecv", source, Raw.Irecv, self, recvbuf, source, recvtag, status=status)
-        self._end("Sendrecv", dest, sent)
+
+        def steps(call: PointCall) -> Steps[None]:
+            call.buffers = sendbuf, recvbuf
+            both: list[MPI.Request] = []
+            self.keep(both)
+            # The receive first: where its buffer is none, nothing has been sent.
+            both.extend(starmap(Raw.Irecv, ((self, recvbuf, source, recvtag),)))
+            try:
+                both.extend(starmap(Raw.Isend, ((self, sendbuf, dest, sendtag),)))
+            except BaseException:
+                both[0].Cancel()
+                raise
+            call.posted = True
+            call.stage += 1
+            while not both[0].Test(status):
+                yield call
+            call.peers = self.peers(dest)
+            while not both[1].Test():
+                yield call
+            self.release(both)
+
+        self.point("Sendrecv", source, steps)
 
     def Sendrecv_replace(
         self,
@@ -188,7 +216,9 @@ class PointToPoint(Raw):
         tag: int = MPI.ANY_TAG,
         status: MPI.Status | None = None,
     ) -> Any:
-        """Receives a picklable object."""
+        """Receives a picklable object, of any size: ``buf`` is not needed."""
+        if buf is not None:
+            warnings.warn("the 'buf' argument is deprecated", stacklevel=2)
         return self._receive("recv", source, tag, status)
 
     def sendrecv(
@@ -240,7 +270,7 @@ class PointToPoint(Raw):
             data = bytearray(about.Get_count(MPI.BYTE))
             call.posted, call.buffers = True, (data,)
             yield from complete(self._world.kept, call, message.Irecv, [data, MPI.BYTE])
-            return MPI.pickle.loads(data) if source != MPI.PROC_NULL else None
+            return MPI.pickle.loads(data) if data else None
 
         return self.point(op, source, steps)
 

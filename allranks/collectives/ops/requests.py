@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mpi4py import MPI
 
@@ -14,10 +14,15 @@ from allranks.collectives.ops.point_to_point import PointToPoint, Raw
 from allranks.collectives.ops.stand_ins import StandIn
 
 _Plain = MPI.Request
+_PlainPersistent = MPI.Prequest
+if TYPE_CHECKING:
+    _Base = MPI.Request
+else:
+    _Base = object
 
 
-class Request(_Plain, metaclass=StandIn):
-    """MPI.Request with the same methods; those that wait poll, and hear what `Comm` hears.
+class Waiting(_Base):
+    """The methods of a request that wait: they poll, and hear what `Comm` hears.
 
     Attributes:
         comm: whose call it is; None where nothing is known of it.
@@ -27,7 +32,6 @@ class Request(_Plain, metaclass=StandIn):
         buffers: what it may be moving.
     """
 
-    plain = _Plain
     comm: PointToPoint | None = None
     op = "request"
     peer = MPI.ANY_SOURCE
@@ -91,8 +95,16 @@ class Request(_Plain, metaclass=StandIn):
         return _Plain.waitsome(requests, statuses)
 
 
-class Prequest(Request, MPI.Prequest):
-    """A persistent request, started again and again."""
+class Request(Waiting, _Plain, metaclass=StandIn):
+    """MPI.Request with the same methods."""
+
+    plain = _Plain
+
+
+class Prequest(Waiting, _PlainPersistent, metaclass=StandIn):
+    """MPI.Prequest with the same methods: a request that is started again and again."""
+
+    plain = _PlainPersistent
 
 
 def _pending(requests: Sequence[_Plain]) -> list[_Plain]:
@@ -108,7 +120,7 @@ def _settle(requests: Sequence[_Plain], name: str, *, one_will_do: bool = False)
     ours = [request for request in pending if getattr(request, "comm", None) is not None]
     if not ours or (one_will_do and len(pending) < len(requests)):
         return
-    first: Request = ours[0]  # type: ignore[assignment]
+    first: Waiting = ours[0]  # type: ignore[assignment]
     comm = first.comm
     assert comm is not None
 
@@ -139,7 +151,7 @@ def _peers(request: Any) -> tuple[int, ...]:
 
 def _await(call: PointCall, request: _Plain) -> None:
     """What is waited for from now on is another one of several requests."""
-    if isinstance(request, Request) and request.comm is not None:
+    if isinstance(request, Waiting) and request.comm is not None:
         call.peers, call.every = request.comm.peers(request.peer), request.every
 
 
@@ -166,13 +178,13 @@ class NonBlocking(PointToPoint):
     """The calls that return a request, which is a `Request`."""
 
 
-def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request]:
+def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request | Prequest]:
     plain = getattr(Raw, name)
 
     @wraps(plain)
-    def post(self: NonBlocking, *arguments: Any, **options: Any) -> Request:
+    def post(self: NonBlocking, *arguments: Any, **options: Any) -> Request | Prequest:
         made = plain(self, *arguments, **options)
-        request = (Prequest if isinstance(made, MPI.Prequest) else Request)(made)
+        request = (Prequest if isinstance(made, _PlainPersistent) else Request)(made)
         request.comm, request.op, request.every = self, name, peer is None
         request.buffers = arguments
         if peer is not None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _PER_HOST = "ALLRANKS_RANKS_PER_HOST"
 """For tests: pretend that each host has so many ranks."""
 
+_LOOKS = 20
+"""Calls of MPI that a waiting rank makes every 20 ms, so that what others wait for moves on."""
+
 
 def load_mpi() -> Any:
     """The module mpi4py.MPI, with MPI initialised and its end left to us."""
@@ -90,6 +93,7 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
     letters = Letters(world, base.Dup()) if channel is None else None
     if letters is not None:
         world.tell, world.listen = letters.tell, letters.receive
+    world.progress = lambda: [pristine.Iprobe() for _ in range(_LOOKS)]
     world.mpi = Epochs(world, user, alone, pristine, letters, world.renewed)
     world.open(0, everybody, channel, now=False)
     own = mmap.mmap(-1, memory.rounded(Channel.nbytes(1)))

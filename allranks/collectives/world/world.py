@@ -263,8 +263,8 @@ class World(Standing):
             return
         if call.deadlock:
             self.spoil(call.deadlock, call, deadlock=True)
-        elif not call.posted:
-            return
+        elif not call.posted or (call.ordered and call.members.size == 1):
+            return  # nobody else could wait for what it has left
         elif isinstance(error, RankLeft):
             self.spoil(f"has given up {call.spec.title} at {call.site}", call)
         else:

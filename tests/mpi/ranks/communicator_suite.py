@@ -258,7 +258,7 @@ def test_requests_are_waited_for(comm):
 
 
 @pytest.mark.skipif(c.size() != 2, reason="two ranks exchange")
-@pytest.mark.parametrize("how", ["Sendrecv", "Waitall", "Isend"])
+@pytest.mark.parametrize("how", ["Sendrecv", "Waitall", "Isend", "Barrier", "barrier"])
 def test_ranks_between_which_data_is_under_way_are_not_taken_for_stuck(how):
     mine, theirs, other = np.ones(8_000_000), np.zeros(8_000_000), 1 - c.rank()
     if how == "Sendrecv":
@@ -266,6 +266,16 @@ def test_ranks_between_which_data_is_under_way_are_not_taken_for_stuck(how):
     elif how == "Waitall":
         both = [c.comm.Isend(mine, other), c.comm.Irecv(theirs, other)]
         type(both[0]).Waitall(both)
+    elif "arrier" in how:
+        meet = c.barrier if how == "barrier" else c.comm.Barrier
+        if c.rank():
+            sent = c.comm.Isend(mine, other)
+            meet()
+            sent.Wait()
+        else:
+            c.comm.Recv(theirs, other)
+            meet()
+        theirs[0] = 1
     elif c.rank():
         sent = c.comm.Isend(mine, other)
         theirs[0] = c.comm.recv(source=other)

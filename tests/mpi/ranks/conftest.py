@@ -15,6 +15,7 @@ import pytest
 from mpi4py import MPI
 
 import allranks.collectives as c
+from allranks.collectives.world import current
 
 pytest.register_assert_rewrite("libraries")
 
@@ -44,7 +45,9 @@ def pytest_exception_interact(node: pytest.Item, report: pytest.TestReport) -> N
 def everybody(flag: bool, seconds: float = 60) -> bool:
     """True where the flag is set on any rank; what an engine does between two cells."""
     mine, total = np.array([flag], np.uint8), np.zeros(1, np.uint8)
-    request = MPI.COMM_WORLD.Iallreduce(mine, total, MPI.MAX)
+    communicators = current().mpi
+    assert communicators is not None
+    request = communicators.pristine.Iallreduce(mine, total, MPI.MAX)
     end = time.monotonic() + seconds
     while not request.Test():
         if time.monotonic() > end:
