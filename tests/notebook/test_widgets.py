@@ -242,3 +242,44 @@ def test_a_widget_of_ranks_that_are_gone_does_nothing(notebook):
     moved(notebook, name, value=3)
     assert on_ranks(notebook, "rank").text == "rank 0 → 0\nrank 1 → 1\n"
     notebook.run("%%distributed\nimport time\nimport ipywidgets as w")
+
+
+BARS = """
+from tqdm.auto import tqdm
+for i in tqdm(range(20), desc="train"):
+    if i == 10 + 5 * rank: break
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("metadata", [LAB, None], ids=["JupyterLab", "console"])
+def test_bars_of_tqdm_are_one_line_of_the_slowest_and_the_mean(notebook, metadata):
+    cell = notebook.start(f"%%distributed\n{BARS}", typing=True, metadata=metadata).wait()
+    (bar,) = re.findall("train.*", cell.text)
+    assert "50%|" in bar
+    assert bar.endswith("slowest: 0, mean 62%")
+    assert cell.text.startswith("ranks 0–1 ! train:  50%")
+    assert cell.comms == []
+
+
+def test_tqdm_notebook_draws_a_widget_on_each_rank(notebook):
+    cell = on_ranks(
+        notebook,
+        "from tqdm.notebook import tqdm\nfor i in tqdm(range(30)): pass",
+    )
+    for name in views(cell):
+        label, bar, _ = [
+            child.removeprefix("IPY_MODEL_") for child in state(notebook, name)["children"]
+        ]
+        assert state(notebook, bar)["value"] == 30
+        assert "100%" in state(notebook, label)["value"]
+
+
+def test_bars_of_rich_are_drawn_in_an_output(notebook):
+    pytest.importorskip("rich")
+    cell = on_ranks(
+        notebook, "from rich.progress import track\nfor i in track(range(30), 'working'): pass"
+    )
+    for name in views(cell):
+        (shown,) = state(notebook, name)["outputs"]
+        assert "100%" in shown["data"]["text/plain"]
