@@ -1,4 +1,4 @@
-"""Widgets and bars of ranks in a real JupyterLab: drawn, moved, read back, and there after a reload."""
+"""Widgets, bars and debuggers of ranks in a real JupyterLab: drawn, moved, typed in, read back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def moved_by(lab, rank, presses):
 
 
 def test_bars_sliders_and_outputs_of_ranks_are_drawn_and_work(lab, server):
-    lab.open(server.add(new_notebook(cells=[new_code_cell(source) for source in CELLS])))
+    path = server.add(new_notebook(cells=[new_code_cell(source) for source in CELLS]))
+    lab.open(path)
     lab.run_cell(0)
     lab.wait_for(0, "allranks started", timeout=90)
     for index in range(1, 3):
@@ -53,6 +54,12 @@ def test_bars_sliders_and_outputs_of_ranks_are_drawn_and_work(lab, server):
     expect(lab.output(4).get_by_text("100%")).to_have_count(4, timeout=30_000)
     lab.screenshot(PICTURES / "widgets-of-ranks.png")
     assert lab.complaints == []
+    # A page that is loaded anew has the sliders as they were moved, and they still work.
+    lab.save()
+    lab.open(path)
+    expect(lab.output(2).locator(".noUi-handle")).to_have_count(2, timeout=30_000)
+    moved_by(lab, 1, 2)
+    expect(lab.output(2).get_by_text("twice 10")).to_be_visible(timeout=30_000)
 
 
 def test_a_debugger_asks_in_the_cells_own_field(lab, server):
@@ -61,13 +68,16 @@ def test_a_debugger_asks_in_the_cells_own_field(lab, server):
     lab.wait_for(0, "allranks started", timeout=90)
     lab.wait_idle()
     lab.run_cell(1)
-    field = lab.output(1).locator("input.jp-Stdin-input")
-    for line in ("p rank * 21 + 21", "c"):
-        lab.output(1).get_by_text("rank 1 │ ipdb>").last.wait_for()
+    # One that was answered stays for half a second more.
+    field = lab.output(1).locator(
+        ".jp-OutputArea-stdin-item:not(.jp-OutputArea-stdin-hiding) input"
+    )
+    for line, shown in (("p rank * 21 + 21", "42"), ("c", "out of it")):
         expect(field).to_have_count(1, timeout=30_000)
         field.fill(line)
         field.press("Enter")
+        lab.wait_for(1, shown)
     lab.wait_idle()
     lab.screenshot(PICTURES / "debugger-of-a-rank.png")
     said = lab.outputs_text(1)
-    assert said.index("p rank * 21 + 21") < said.index("42") < said.index("'out of it'")
+    assert said.index("p rank * 21 + 21") < said.index("│ 42") < said.index("→ 'out of it'")
