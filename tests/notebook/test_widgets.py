@@ -132,6 +132,25 @@ def test_what_is_written_into_an_output_stands_there_and_nowhere_else(notebook):
     assert not set(inner) & set(views(cell))
 
 
+def test_a_long_text_in_an_output_comes_whole(notebook):
+    cell = on_ranks(
+        notebook,
+        "o = w.Output()\ndisplay(o)\nwith o:\n    for i in range(2000):\n"
+        "        print(i, 'x' * 10)\n        time.sleep(0.0005)",
+        "-r 0",
+    )
+    (name,) = views(cell)
+    last = "1999 xxxxxxxxxx\n"
+    notebook.pump(
+        lambda: last in str(state(notebook, name).get("outputs")).replace("\\n", "\n"),
+        30,
+        last,
+        cell,
+    )
+    (shown,) = state(notebook, name)["outputs"]
+    assert shown["text"] == "".join(f"{i} xxxxxxxxxx\n" for i in range(2000))
+
+
 def test_an_output_is_cleared_and_written_again_without_end(notebook):
     cell = on_ranks(
         notebook,
