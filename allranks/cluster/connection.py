@@ -162,6 +162,7 @@ class Connection:
     def close(self) -> None:
         """Ends the ranks; returns when every process of theirs is gone."""
         self.closed = True
+        self.mirrors.close()
         with self.inbox.hearing_interrupts():  # it ends by itself, and soon
             self._finalizer()
             self.step(0)

@@ -21,6 +21,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.collectives import scope
 from allranks.engine.forks import in_rank
+from allranks.engine.ipengine import CELL_FILE
 from allranks.errors import UsageError
 from allranks.records.wire import Prompt, Typed
 
@@ -65,6 +66,11 @@ class Keyboard:
 
         class RankPdb(debugger.InterruptiblePdb):
             """A debugger that an interrupt leaves together with its cell; others go on."""
+
+            def canonic(self, filename: str) -> str:
+                # Not a file in a folder: with a path before it, its source would not be found.
+                own = filename.startswith(CELL_FILE)
+                return filename if own else str(super().canonic(filename))
 
             def interaction(self, *args: Any, **options: Any) -> None:
                 before = interrupts()

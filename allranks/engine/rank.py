@@ -18,7 +18,7 @@ from allranks import collectives, launched
 from allranks.collectives import world
 from allranks.collectives.start.stand_in import stand_in
 from allranks.collectives.timings.totals import Totals
-from allranks.engine import filters, forks, metrics, namespace, pinning, processes
+from allranks.engine import filters, forks, metrics, namespace, pinning, processes, progress
 from allranks.engine.cell import CellRunner, ignore_interrupt
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.ipengine import RankEngine
@@ -90,6 +90,7 @@ class Rank:
         multiprocessing.current_process()._config["tempdir"] = self._config.session_dir  # type: ignore[attr-defined]
         alias.install()
         tensorflow1.install()
+        progress.install()
         with processes.sleeping_longer(self._config.size):
             collectives.init()
         if collectives.size() != self._config.size or collectives.rank() != self.rank:

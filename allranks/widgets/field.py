@@ -90,6 +90,8 @@ class TerminalField:
         try:
             with _interruptible():
                 self._typed = getpass.getpass(prompt) if hidden else input(prompt)
+        except OSError as closed:
+            self._raised = EOFError(str(closed))  # as where a test has taken standard input away
         except (EOFError, KeyboardInterrupt) as raised:
             self._raised = raised
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from allranks.widgets.bars import combined, name_of
+
 
 class Line(NamedTuple):
     """One line of one rank. ``kind`` is out, err, value or note."""
@@ -24,11 +26,27 @@ def merge(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
     """Returns the rows of several ranks' lines.
 
     Every rank's lines stay in their order. A line waits for the ranks that are still to write it,
-    so that the rows do not depend on who was faster.
+    so that the rows do not depend on who was faster. Progress bars of the same name are one line.
 
     Args:
         lines: the lines of each rank.
     """
+    if not any("%|" in line.text for some in lines.values() for line in some):
+        return _merged(lines)
+    named = {rank: [Line(kind, name_of(text)) for kind, text in lines[rank]] for rank in lines}
+    rows = []
+    at = dict.fromkeys(lines, 0)
+    for ranks, line in _merged(named):
+        own = [lines[rank][at[rank]] for rank in ranks]
+        if own[0].text is not line.text:
+            line = Line(line.kind, combined([one.text for one in own], ranks))
+        for rank in ranks:
+            at[rank] += 1
+        rows.append(Row(ranks, line))
+    return rows
+
+
+def _merged(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
     at = dict.fromkeys(sorted(lines), 0)
     left = {rank: _counts(lines[rank]) for rank in at}
     owners: dict[Line, set[int]] = {}

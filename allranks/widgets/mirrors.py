@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,8 @@ from allranks.widgets.text import RankText
 
 _TARGET = "jupyter.widget"
 _MOST_OUTPUTS = 1000
+#: Outputs are sent whole each time: a long one less often.
+_NBYTES_A_SECOND = 500_000
 
 
 class Stand:
@@ -57,6 +60,8 @@ class _Mirror:
     state: dict[str, Any]
     outputs: list[dict[str, Any]] = field(default_factory=list)
     clears_next: bool = False
+    next_at: float = 0.0
+    shown_soon: bool = False
 
 
 class Mirrors:
@@ -87,6 +92,15 @@ class Mirrors:
         """Returns the state of a rank's widget, None where there is none of that name."""
         mirror = self._mirrors.get(name)
         return None if mirror is None else mirror.state
+
+    def close(self) -> None:
+        """The ranks are gone: what their widgets are now stays to be seen, and hears nobody."""
+        with self._lock:
+            self.send = lambda *_: None
+            for name in self._mirrors:
+                _forget(name)
+            self._mirrors.clear()
+            self._into.clear()
 
     # ── from ranks ───────────────────────────────────────────────────────────────────────────
 
@@ -165,12 +179,28 @@ class Mirrors:
         """Shows what stands in a widget for output; where none is drawn, returns it as an entry."""
         if not self.drawn:
             return [["update", {"text/plain": _as_text(mirror.outputs)}, {}, name]]
-        # A copy: it is sent by another thread, and compared by none.
-        outputs = [dict(output) for output in mirror.outputs]
+        wait = mirror.next_at - time.monotonic()
+        if wait <= 0:
+            self._send_outputs(mirror)
+        elif not mirror.shown_soon:
+            mirror.shown_soon = True
+            later = threading.Timer(wait, self._show_late, [mirror])
+            later.daemon = True
+            later.start()
+        return []
+
+    def _show_late(self, mirror: _Mirror) -> None:
+        with self._lock:
+            mirror.shown_soon = False
+            self._send_outputs(mirror)
+
+    def _send_outputs(self, mirror: _Mirror) -> None:
+        outputs = list(mirror.outputs)
+        nbytes = sum(len(str(output.get("text") or output.get("data"))) for output in outputs)
+        mirror.next_at = time.monotonic() + nbytes / _NBYTES_A_SECOND
         mirror.state["outputs"] = outputs
         data = {"method": "update", "state": {"outputs": outputs}, "buffer_paths": []}
         mirror.channel.send(data)
-        return []
 
 
 def _write(mirror: _Mirror, entry: list[Any]) -> None:

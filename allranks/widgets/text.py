@@ -9,6 +9,8 @@ from allranks.records.ranks import label
 from allranks.widgets.fold import Line, Row
 
 _GUTTER = {"out": "│", "err": "!", "value": "→", "note": "·"}
+_UP = "\x1b[A"
+_MOVES = re.compile(r"(\n|\x1b\[A)")
 #: Colour codes stay; every other control character would act on the screen instead of showing.
 #: Bytes of a file's name that are no text cannot be printed.
 _CONTROL = re.compile(
@@ -23,9 +25,34 @@ class RankText:
     def __init__(self) -> None:
         self.lines: list[Line] = []
         self._open = False
+        #: How far above the last line the next text goes, as where there are several bars.
+        self._up = 0
 
     def feed(self, kind: str, text: str) -> None:
         """Takes in text; a carriage return starts its line anew, as on a terminal."""
+        if self._up or _UP in text:
+            self._feed_around(kind, text)
+        else:
+            self._feed(kind, text)
+
+    def _feed_around(self, kind: str, text: str) -> None:
+        for piece in _MOVES.split(text):
+            if piece == "\n" and self._up:
+                self._up -= 1
+            elif piece == _UP:
+                if not self._open:
+                    self.add(Line(kind, ""))
+                    self._open = True
+                self._up = min(self._up + 1, len(self.lines) - 1)
+            elif self._up:
+                at = len(self.lines) - 1 - self._up
+                shown = self.lines[at].text + piece
+                head, _, last = shown.rpartition("\r")
+                self.lines[at] = Line(kind, last or head.rpartition("\r")[2])
+            else:
+                self._feed(kind, piece)
+
+    def _feed(self, kind: str, text: str) -> None:
         pieces = text.split("\n")
         for index, piece in enumerate(pieces):
             ended = index < len(pieces) - 1
@@ -47,7 +74,8 @@ class RankText:
 
     def take(self, ended_only: bool) -> list[Line]:
         """Returns the lines and forgets them; an unended last one stays where asked."""
-        kept = self.lines[-1:] if ended_only and self._open else []
+        kept = self.lines[-1 - self._up :] if ended_only and self._open else []
+        self._up = self._up if kept else 0
         taken = self.lines[: len(self.lines) - len(kept)]
         self.lines = kept
         self._open = bool(kept)
@@ -56,7 +84,7 @@ class RankText:
     def clear(self) -> None:
         """Forgets the lines."""
         self.lines.clear()
-        self._open = False
+        self._open, self._up = False, 0
 
 
 def clean(text: str) -> str:

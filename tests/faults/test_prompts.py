@@ -82,6 +82,8 @@ def test_a_debugger_on_one_rank_while_the_others_wait_and_say_for_whom(notebook)
     assert cell.status == "ok"
     assert set(prompts) == {"rank 1 │ ipdb> "}
     assert "rank 1 │ 9" in cell.text
+    assert "> In[" in cell.text
+    assert "----> 6     return total / len(values)" in cell.text
     assert "rank 1       → 4.0" in cell.text
     assert "has waited" not in cell.text
 

@@ -132,6 +132,25 @@ def test_what_is_written_into_an_output_stands_there_and_nowhere_else(notebook):
     assert not set(inner) & set(views(cell))
 
 
+def test_a_long_text_in_an_output_comes_whole(notebook):
+    cell = on_ranks(
+        notebook,
+        "o = w.Output()\ndisplay(o)\nwith o:\n    for i in range(2000):\n"
+        "        print(i, 'x' * 10)\n        time.sleep(0.0005)",
+        "-r 0",
+    )
+    (name,) = views(cell)
+    last = "1999 xxxxxxxxxx\n"
+    notebook.pump(
+        lambda: last in str(state(notebook, name).get("outputs")).replace("\\n", "\n"),
+        30,
+        last,
+        cell,
+    )
+    (shown,) = state(notebook, name)["outputs"]
+    assert shown["text"] == "".join(f"{i} xxxxxxxxxx\n" for i in range(2000))
+
+
 def test_an_output_is_cleared_and_written_again_without_end(notebook):
     cell = on_ranks(
         notebook,
@@ -242,3 +261,44 @@ def test_a_widget_of_ranks_that_are_gone_does_nothing(notebook):
     moved(notebook, name, value=3)
     assert on_ranks(notebook, "rank").text == "rank 0 → 0\nrank 1 → 1\n"
     notebook.run("%%distributed\nimport time\nimport ipywidgets as w")
+
+
+BARS = """
+from tqdm.auto import tqdm
+for i in tqdm(range(20), desc="train"):
+    if i == 10 + 5 * rank: break
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("metadata", [LAB, None], ids=["JupyterLab", "console"])
+def test_bars_of_tqdm_are_one_line_of_the_slowest_and_the_mean(notebook, metadata):
+    cell = notebook.start(f"%%distributed\n{BARS}", typing=True, metadata=metadata).wait()
+    (bar,) = re.findall("train.*", cell.text)
+    assert "50%|" in bar
+    assert bar.endswith("slowest: 0, mean 62%")
+    assert cell.text.startswith("ranks 0–1 ! train:  50%")
+    assert cell.comms == []
+
+
+def test_tqdm_notebook_draws_a_widget_on_each_rank(notebook):
+    cell = on_ranks(
+        notebook,
+        "from tqdm.notebook import tqdm\nfor i in tqdm(range(30)): pass",
+    )
+    for name in views(cell):
+        label, bar, _ = [
+            child.removeprefix("IPY_MODEL_") for child in state(notebook, name)["children"]
+        ]
+        assert state(notebook, bar)["value"] == 30
+        assert "100%" in state(notebook, label)["value"]
+
+
+def test_bars_of_rich_are_drawn_in_an_output(notebook):
+    pytest.importorskip("rich")
+    cell = on_ranks(
+        notebook, "from rich.progress import track\nfor i in track(range(30), 'working'): pass"
+    )
+    for name in views(cell):
+        (shown,) = state(notebook, name)["outputs"]
+        assert "100%" in shown["data"]["text/plain"]

@@ -45,3 +45,33 @@ def test_every_rank_keeps_its_lines_and_their_order(texts: dict[int, list[str]])
     merged: list[Row] = merge({rank: out(*lines) for rank, lines in texts.items()})
     for rank, lines in texts.items():
         assert [row.line.text for row in merged if rank in row.ranks] == lines
+
+
+def bar(percent: int, rest: str = "", name: str = "train", total: str = "200") -> str:
+    filled = "█" * (percent // 10)
+    return (
+        f"{name}: {percent:3}%|{filled:10}| {2 * percent}/{total} [00:0{percent // 20}<00:04{rest}]"
+    )
+
+
+def test_the_same_bar_of_several_ranks_is_the_slowest_ones_and_tells_the_mean() -> None:
+    lines = {rank: out("before", bar(at)) for rank, at in enumerate((50, 20, 80))}
+    assert rows(lines) == [
+        ((0, 1, 2), "before"),
+        ((0, 1, 2), bar(20) + "  slowest: 1, mean 50%"),
+    ]
+
+
+def test_bars_that_have_ended_differ_in_their_speed_only() -> None:
+    fast, slow = bar(100, ", 9it/s"), bar(100, ", 7it/s").replace("00:05", "01:05")
+    assert rows({0: out(fast), 1: out(slow)}) == [((0, 1), slow)]
+
+
+def test_bars_of_another_name_or_total_are_others() -> None:
+    lines = {0: out(bar(50)), 1: out(bar(50, name="test")), 2: out(bar(50, total="300"))}
+    assert [ranks for ranks, _ in rows(lines)] == [(0,), (1,), (2,)]
+
+
+def test_a_bar_of_one_rank_and_a_line_that_is_none_stay_as_they_are() -> None:
+    lines = {0: out(bar(50)), 1: out("100%| of it")}
+    assert rows(lines) == [((0,), bar(50)), ((1,), "100%| of it")]

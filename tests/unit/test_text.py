@@ -51,3 +51,24 @@ def test_a_run_of_rows_is_labelled_once() -> None:
 def test_control_characters_are_shown_and_colours_kept() -> None:
     row = Row((0,), Line("out", "\x1b[31mred\x1b[0m \x07\x1b[2Jbell"))
     assert render([row]) == "rank 0 │ \x1b[31mred\x1b[0m \ufffd\ufffdbell"
+
+
+def test_bars_below_each_other_are_drawn_where_they_stand() -> None:
+    nested = "\router 0%\n\rinner 50%\x1b[A\n\rinner 99%\x1b[A\router 1%"
+    assert fed(("err", nested)) == [Line("err", "outer 1%"), Line("err", "inner 99%")]
+    assert fed(("err", nested), ("err", "\n\rinner 100%\x1b[A"), ("err", "\router 2%\n\n")) == [
+        Line("err", "outer 2%"),
+        Line("err", "inner 100%"),
+    ]
+
+
+def test_lines_above_which_a_rank_writes_are_kept_back_where_asked() -> None:
+    text = RankText()
+    text.feed("err", "ended\nouter\ninner\x1b[A")
+    assert text.take(ended_only=True) == [Line("err", "ended")]
+    text.feed("err", "\router 1\n\rinner 1\n")
+    assert text.take(ended_only=True) == [Line("err", "outer 1"), Line("err", "inner 1")]
+
+
+def test_nobody_writes_above_the_first_line() -> None:
+    assert fed(("out", "a\x1b[A\x1b[A\x1b[Ab")) == [Line("out", "ab")]
