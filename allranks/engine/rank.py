@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any
 
 from allranks import collectives, launched
+from allranks.collectives.start import runtime
 from allranks.collectives.timings.totals import Totals
 from allranks.engine import filters, forks, metrics, namespace, pinning, processes
 from allranks.engine.cell import CellRunner, ignore_interrupt
@@ -91,6 +92,7 @@ class Rank:
                 f"{collectives.rank()} of {collectives.size()}: the launcher and the MPI library "
                 "do not belong together. Check which mpiexec and which libmpi are in use."
             )
+        runtime.announce()
         collectives.on_notice(self._notice)
         self._sharers = self._who_shares()
         self.wire = Wire(

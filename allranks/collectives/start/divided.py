@@ -7,7 +7,7 @@ Inside it every function of this package, and whatever is built on them, means t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from allranks.collectives import world
 from allranks.collectives.start.under_mpi import load_mpi, start
@@ -37,7 +37,8 @@ def inside(part: World) -> Iterator[None]:
     whole = world.current()
     world.set_process(part)
     try:
-        yield
+        with part.meeting.held() if part.meeting is not None else nullcontext():
+            yield
     finally:
         # What was registered inside is gone with it.
         part.sets.clear()
