@@ -20,6 +20,7 @@ NOTEBOOK = notebooks/$(basename $(notdir $(LAB))).ipynb
 VENV := .venv
 MPICH := .venv-mpich
 CUPY := .venv-cupy
+TORCH := .venv-torch
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON ?=
@@ -47,10 +48,11 @@ demo: $(VENV)/.lab
 	$(BIN)/python notebooks/run.py $(NOTEBOOK)
 
 test:
-	@$(MAKE) --jobs=3 $(VENV)/.test $(MPICH)/.made $(CUPY)/.made
+	@$(MAKE) --jobs=3 $(VENV)/.test $(MPICH)/.made $(CUPY)/.made $(TORCH)/.made
 	@$(MAKE) --jobs=3 lint types contract browser
 	ALLRANKS_TEST_PYTHONS=$(abspath $(MPICH)/bin/python) \
 	    ALLRANKS_TEST_CUPY=$(abspath $(CUPY)/bin/python) \
+	    ALLRANKS_TEST_TORCH=$(abspath $(TORCH)/bin/python) \
 	    $(BIN)/python -m pytest --numprocesses=$(LANES) --dist=loadscope --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Writes benchmarks/results/gpu_tests.json; without a GPU every test is skipped and says why.
@@ -100,7 +102,7 @@ lock: $(VENV)/.made
 	    || { echo 'The names above are pinned twice: pip would refuse.' >&2; exit 1; }
 
 clean:
-	rm -rf $(VENV) $(MPICH) $(CUPY) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
+	rm -rf $(VENV) $(MPICH) $(CUPY) $(TORCH) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
 
 # One stamp for each set of packages: a changed pyproject.toml or constraints.txt installs again.
 
@@ -126,6 +128,21 @@ $(MPICH)/.made $(CUPY)/.made: $(VENV)/.made constraints.txt
 	@$(BIN)/python -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet \
 	    --constraint constraints.txt --requirement $(REQUIREMENTS)
+	@touch $@
+
+# torch's build for CPUs is not where pip looks by default, and the other one is gigabytes of CUDA:
+# where pip finds none there is no such environment, and the tests that need it say so.
+TORCH_FOR_CPUS = $(shell sed -n 's/^\(torch==[^;]*\);.*linux.*/\1/p' tests/torch/requirements.txt)
+
+$(TORCH)/.made: $(VENV)/.made tests/torch/requirements.txt pyproject.toml constraints.txt
+	@rm -rf $(@D) && mkdir $(@D)
+	@if test "$$(uname)" != Linux || $(PIP) install --quiet --dry-run --ignore-installed --no-deps \
+	    '$(TORCH_FOR_CPUS)' 2>/dev/null; then \
+	    echo 'Installing what tests/torch/requirements.txt lists into $(@D).'; \
+	    $(BIN)/python -m venv $(@D) && \
+	    $(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile \
+	        --constraint constraints.txt --requirement tests/torch/requirements.txt --editable .; \
+	else echo 'The tests with torch will be skipped: pip finds no $(TORCH_FOR_CPUS).'; fi
 	@touch $@
 
 # A .venv that was cut short, or whose interpreter has been removed, is made anew.

@@ -35,6 +35,8 @@ def _lane(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     if "_lab" in Path(file).name:
         return "labs"  # each runs once, for all that look at it
+    if Path(file).parent.name == "torch":
+        return "torch"  # one notebook for all: to import torch takes longer than most tests
     # Launches of mpiexec share nothing; other tests share their file's fixtures.
     return nodeid if Path(file).parent.name == "mpi" else file
 

@@ -122,11 +122,12 @@ class Cell:
 
 
 class Kernel:
-    """A kernel of this interpreter's, in a directory of its own, as a context manager.
+    """A kernel in a directory of its own, as a context manager.
 
     Args:
         cwd: where the kernel runs; its IPython and Jupyter directories are made there too.
         env: additions to the environment; a value of None removes the name.
+        python: the interpreter whose kernel it is.
 
     Attributes:
         pid: the process id of the kernel itself; another one after a restart.
@@ -134,8 +135,10 @@ class Kernel:
 
     pid: int
 
-    def __init__(self, cwd: Path, env: dict[str, str | None] | None = None) -> None:
-        self.cwd = cwd
+    def __init__(
+        self, cwd: Path, env: dict[str, str | None] | None = None, python: str = sys.executable
+    ) -> None:
+        self.cwd, self.python = cwd, python
         self.mark = uuid.uuid4().hex
         self._env = _private_env(cwd) | {MARK: self.mark} | (env or {})
         self._cells: dict[str, Cell] = {}
@@ -148,7 +151,7 @@ class Kernel:
         self._manager = KernelManager(kernel_name="python3")
         # The spec that is found by name may belong to another environment.
         self._manager._kernel_spec = KernelSpec(
-            argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            argv=[self.python, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
             display_name="tests",
             language="python",
         )

@@ -16,6 +16,7 @@ from typing import Any
 
 from allranks import collectives, launched
 from allranks.collectives import world
+from allranks.collectives.start import runtime
 from allranks.collectives.start.stand_in import stand_in
 from allranks.collectives.timings.totals import Totals
 from allranks.engine import filters, forks, metrics, namespace, pinning, processes, progress
@@ -100,6 +101,7 @@ class Rank:
                 "do not belong together. Check which mpiexec and which libmpi are in use."
             )
         stand_in(world.current())
+        runtime.announce()
         collectives.on_notice(self._notice)
         self._sharers = self._who_shares()
         self.wire = Wire(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -22,12 +23,15 @@ class Notebook(Kernel):
     Args:
         cwd: where it runs.
         env: additions to the environment; a value of None removes the name.
+        python: the interpreter whose kernel it is.
     """
 
-    def __init__(self, cwd: Path, env: dict[str, str | None] | None = None) -> None:
+    def __init__(
+        self, cwd: Path, env: dict[str, str | None] | None = None, python: str = sys.executable
+    ) -> None:
         self.temporary = Path(tempfile.mkdtemp(prefix="faults-"))
         self._segments: set[str] = set()
-        super().__init__(cwd, {"TMPDIR": str(self.temporary)} | (env or {}))
+        super().__init__(cwd, {"TMPDIR": str(self.temporary)} | (env or {}), python)
 
     def __enter__(self) -> Self:
         super().__enter__()

@@ -7,7 +7,7 @@ Inside it every function of this package, and whatever is built on them, means t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from allranks.collectives import world
 from allranks.collectives.start.stand_in import stand_in
@@ -39,7 +39,8 @@ def inside(part: World) -> Iterator[None]:
     world.set_process(part)
     stand_in(part)
     try:
-        yield
+        with part.meeting.held() if part.meeting is not None else nullcontext():
+            yield
     finally:
         # What was registered inside is gone with it.
         part.sets.clear()

@@ -69,8 +69,18 @@ def _begin(
     this = start(comm)
     this.checks, this.late_seconds = checked, late
     world.set_process(this)
+    if this.size > 1:
+        # Not where it is alone: another launcher, torchrun say, may have told who it is.
+        announce()
     ending.install(this)
     this.begin()
+
+
+def announce() -> None:
+    """This process's environment tells torch, JAX and their like who it is, and where to meet."""
+    meeting = world.current().meeting
+    if meeting is not None:
+        meeting.announce()
 
 
 def _register(process_sets: Sequence[ProcessSet | Sequence[int] | MPI.Comm]) -> None:

@@ -18,6 +18,7 @@ from allranks.collectives.calls.whereabouts import Whereabouts
 from allranks.collectives.host import memory
 from allranks.collectives.host.channel import Channel
 from allranks.collectives.host.window import Window
+from allranks.collectives.start.meeting import Meeting
 from allranks.collectives.world.world import ALONE, World
 from allranks.errors import MissingDependency, UsageError
 
@@ -98,6 +99,7 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
     world.open(0, everybody, channel, now=False)
     own = mmap.mmap(-1, memory.rounded(Channel.nbytes(1)))
     world.open(ALONE, (rank,), Channel(own, 1, 0), now=False)
+    world.meeting = Meeting(base, hosts)
     if len(order) > 1:
         world.offset_seconds = clock_offset(base, node, firsts)
     ear.open()

@@ -6,6 +6,7 @@ There is one world a process, behind ``init()``; the loopback has one a thread.
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -52,6 +53,16 @@ class Communicators(Protocol):
         """Moves this rank to a fresh communicator. Collective over all ranks."""
 
 
+class Meeting(Protocol):
+    """Where ranks meet that use another library's collectives."""
+
+    def announce(self) -> None:
+        """From now on this process's environment says so."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """Within, the environment tells of this world only."""
+
+
 class World(Standing):
     """Everything that one rank knows: how it stands, its groups, and what is under way."""
 
@@ -61,6 +72,7 @@ class World(Standing):
         self.gpu: Device | None = None
         """This rank's GPU, from the first array on one on."""
         self.mpi: Communicators | None = None
+        self.meeting: Meeting | None = None
         self.groups: dict[int, Group] = {}
         self.sets: dict[int, tuple[int, ...]] = {}
         """The process sets by number, those that this rank is not in as well."""

@@ -1,0 +1,50 @@
+"""The environment that has torch and JAX, which the project's own has not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.faults.notebook import Notebook
+
+SETTING = "ALLRANKS_TEST_TORCH"
+MISSING = (
+    "needs torch, built for CPUs: pip install -r tests/torch/requirements.txt -e . for some "
+    f"Python, and {SETTING}=/path/to/that/python"
+)
+ENVIRONMENT = {"JAX_PLATFORMS": "cpu"}
+
+
+@cache
+def python_with_torch() -> str:
+    """Returns the Python that has torch; an empty text where there is none."""
+    python = os.environ.get(SETTING, "")
+    if not python or not Path(python).exists():
+        return ""
+    program = "import importlib.util as u; raise SystemExit(u.find_spec('torch') is None)"
+    return "" if subprocess.run([python, "-c", program], check=False).returncode else python
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    """A Python that has torch."""
+    return python_with_torch() or pytest.skip(MISSING)
+
+
+@pytest.fixture(scope="session")
+def ranks(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A notebook with three ranks that have torch, for all tests; at the end nothing is left.
+
+    What DistributedDataParallel imports when it is first used takes longer than all else.
+    """
+    with Notebook(tmp_path_factory.mktemp("notebook"), ENVIRONMENT, python) as shared:
+        started = shared.run("%distributed start -n 3 --preload torch,torch._dynamo", 120)
+        assert started.status == "ok", started.text
+        yield shared
+        shared.shutdown()
+        shared.wait_for_no_children()

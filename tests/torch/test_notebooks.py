@@ -1,0 +1,49 @@
+"""Notebooks as people have them: but for the lines that start the ranks, nothing is changed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+NOTEBOOKS = Path(__file__).with_name("notebooks")
+SAID = {
+    "ddp": [
+        "rank 0 │ process 0 of 3",
+        "rank 2 │ process 2 of 3",
+        "rank 0 │ mean loss below 0.5: True",
+        "ranks 0–2 │ all ranks hold the same weights: True",
+        "ranks 0–2 │ checkpoint loaded: True",
+    ],
+    "fsdp": [
+        "ranks 0–2 │ sharded: True",
+        "ranks 0–2 │ the loss has fallen to a tenth: True",
+        "ranks 0–2 │ a whole weight: (16, 8)",
+    ],
+    "accelerate": [
+        "rank 0 │ 3 processes, DistributedType.MULTI_CPU",
+        "rank 0 │ seen 256, accuracy above 0.9: True",
+    ],
+    "jax": [
+        "rank 0 │ process 0 of 3",
+        "ranks 0–2 │ devices: 3 local: 1",
+        "ranks 0–2 │ global shape: (6, 4)",
+        "ranks 0–2 │ sum over all processes: 24.0",
+        "ranks 0–2 │ weights agree: True",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_notebook_runs_as_it_is(ranks, name):
+    ranks.run("%distributed on")
+    cells = (NOTEBOOKS / f"{name}.py").read_text().split("# %%\n")
+    said = ""
+    for source in filter(None, cells):
+        cell = ranks.run(source, timeout=120)
+        assert cell.status == "ok", cell.text
+        said += re.sub(" +│", " │", cell.text)
+    ranks.run("%distributed off")
+    for line in SAID[name]:
+        assert line in said, said
