@@ -45,8 +45,8 @@ class Watch:
             raise KeyboardInterrupt
         if own.listen is not None:
             own.listen()
-        if own.progress is not None:
-            own.progress()
+        if own.move_messages is not None:
+            own.move_messages()
         missing = call.missing()
         self._publish(call, missing, waited)
         wanted = missing or (call.unfinished() if call.moving else ())
