@@ -52,6 +52,8 @@ def soak(minutes: float, number: int, tell: Callable[[str], object]) -> int:
         tell(_summary(played))
         if played.fault is not None:
             faults += 1
+            # Before it is played again, which takes minutes and may not find it.
+            tell(f"in step {played.steps[-1]}: {played.fault}")
             tell(report(played, shorten(played)))
     steps = sum(len(played.steps) for played in sessions)
     restarts = sum(played.starts - 1 for played in sessions if played.starts)

@@ -90,6 +90,8 @@ class Call:
 
     grace = 0.0
     """Seconds for which a message of a rank that has left may still be on its way."""
+    looks = 1
+    """So often it is looked for meanwhile, at least: this process may be kept from a core."""
     ordered = every = True
     """False for send and recv, which take no part in the order of calls, and need not everybody."""
 
@@ -106,6 +108,8 @@ class Call:
     attended: tuple[float, float] | None = None
     """Of a call that was under way with others: seconds of waiting and of transfer at it."""
     left_at = -1.0
+    looked = 0
+    """How often, since ranks that it needs were seen to have left."""
     spins = -1
     """Looks at the others' counters before a wait is left to its schedule; below 0 not even one."""
     transport = ""
@@ -205,6 +209,7 @@ class PointCall(Call):
     """A send or a receive: it waits for one rank, or for any; or a request, for what it needs."""
 
     grace = 0.1
+    looks = 6
     ordered = every = False
     buffers: tuple[Any, ...] = ()
     """What MPI may be moving."""

@@ -57,7 +57,8 @@ class Watch:
                 call.left_at = waited
             # Others may be about to arrive, or to leave: then the report names them all.
             arriving = 0.0 if len(left) == len(wanted) else _ARRIVING_SECONDS
-            if waited - call.left_at >= max(call.grace, arriving):
+            call.looked += 1
+            if waited - call.left_at >= max(call.grace, arriving) and call.looked >= call.looks:
                 _, rank, why = min(left)
                 raise RankLeft(self._left_text(call, rank, why))
         if missing:
