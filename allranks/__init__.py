@@ -13,8 +13,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from allranks.cluster.cluster import Cluster as Cluster
     from allranks.cluster.horovod_run import run as run
+    from allranks.ensemble.mapping import Cluster as Cluster
 
 __all__ = ["Cluster", "load_ipython_extension", "run", "unload_ipython_extension"]
 
@@ -22,7 +22,7 @@ __all__ = ["Cluster", "load_ipython_extension", "run", "unload_ipython_extension
 def __getattr__(name: str) -> Any:
     """Imports the public names when they are first used: ``import allranks`` stays fast."""
     if name == "Cluster":
-        from allranks.cluster.cluster import Cluster
+        from allranks.ensemble.mapping import Cluster
 
         return Cluster
     if name == "widgets":

@@ -10,7 +10,9 @@ AllranksError
 │   └── WireError             a record that crossed the wire cannot be read or written
 ├── CellFailed                a cell raised on at least one rank (carries one report a rank)
 │   ├── CellInterrupted       the cell was left because of an interrupt
-│   └── CellTimeout           the cell ran past ``--timeout``
+│   ├── CellTimeout           the cell ran past ``--timeout``
+│   └── MapFailed             items of ``map`` failed (carries what the others returned)
+│       └── MapInterrupted    it was left because of an interrupt (a CellInterrupted as well)
 └── CollectiveError
     ├── CollectiveMismatch    the ranks of one collective brought different things
     ├── RankLeft              a collective can never complete: a rank it needs has left the cell
@@ -23,8 +25,8 @@ A message has three beats: what was expected, what was found, what to type next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from allranks.records.report import Report
@@ -94,6 +96,30 @@ class CellInterrupted(CellFailed):
 
 class CellTimeout(CellFailed):
     """A cell ran past its ``--timeout``; ranks that hear an interrupt are kept."""
+
+
+class MapFailed(CellFailed):
+    """Items of ``Cluster.map`` failed; all others have run.
+
+    Attributes:
+        results: what was returned for each item, in their order; None where nothing was.
+        failed: the report of each item that failed, by its number.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        text: str = "",
+        results: Sequence[Any] = (),
+        failed: Mapping[int, str] | None = None,
+    ) -> None:
+        super().__init__(message, text)
+        self.results = list(results)
+        self.failed = dict(failed or {})
+
+
+class MapInterrupted(MapFailed, CellInterrupted):
+    """``Cluster.map`` was interrupted; what had finished is in ``results``."""
 
 
 class CollectiveError(AllranksError):

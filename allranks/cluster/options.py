@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from allranks.cluster.cluster import Cluster
 from allranks.errors import UsageError
+
+AnyCluster = TypeVar("AnyCluster", bound=Cluster)
 
 #: The options that take a value, by their fields.
 TYPED = {"n": "-n", "gpus": "--gpus", "launcher": "--on", "preload": "--preload"}
@@ -50,14 +52,14 @@ class ClusterOptions:
             self.exclusive,
         )
 
-    def make(self) -> Cluster:
-        """Returns such a cluster, not started.
+    def make(self, kind: type[AnyCluster] = Cluster) -> AnyCluster:  # type: ignore[assignment]
+        """Returns such a cluster of this class, not started.
 
         Raises:
             UsageError: there can be none here.
             MissingDependency: a module to preload is not installed.
         """
-        return Cluster(
+        return kind(
             self.n,
             gpus=self.gpus,
             launcher=self.launcher or "local",

@@ -12,7 +12,7 @@ from types import FrameType
 
 from IPython.core.interactiveshell import InteractiveShell
 
-_CALLS = tuple(f"get_ipython().run_cell_magic('{name}'" for name in ("distributed", "ensemble"))
+_CALL = "get_ipython().run_cell_magic('{}'"
 #: Below one of these a cell is run by another magic, as ``%%time``, which awaits nothing.
 _MAGICS = (InteractiveShell.run_cell_magic.__code__, InteractiveShell.run_line_magic.__code__)
 
@@ -26,9 +26,18 @@ class Awaiting:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
+        self._calls = [_CALL.format(name) for name in ("distributed", "ensemble")]
         self._added = getattr(shell, "kernel", None) is not None
         if self._added:
             shell.input_transformers_post.append(self._transform)
+
+    def add(self, name: str) -> None:
+        """Has one more cell magic awaited."""
+        self._calls.append(_CALL.format(name))
+
+    def drop(self, name: str) -> None:
+        """Leaves a cell magic that was added to others."""
+        self._calls.remove(_CALL.format(name))
 
     def remove(self) -> None:
         """Leaves the shell as it was."""
@@ -36,7 +45,7 @@ class Awaiting:
             self._shell.input_transformers_post.remove(self._transform)
 
     def _transform(self, lines: list[str]) -> list[str]:
-        if not lines or not lines[0].startswith(_CALLS) or not self._shell.autoawait:
+        if not lines or not lines[0].startswith(tuple(self._calls)) or not self._shell.autoawait:
             return lines
         if _called_by_a_magic(sys._getframe()):
             return lines

@@ -45,7 +45,7 @@ class Completion:
     def _is_for_ranks(self, code: str) -> bool:
         if self._session.running is None:
             return False
-        return code.lstrip().startswith(("%%distributed", "%%ensemble")) or (
+        return code.lstrip().startswith(("%%distributed", "%%ensemble", "%%px")) or (
             self._toggle.is_on and not code.lstrip().startswith("%")
         )
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from allranks.cluster import source
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.run import Run
 from allranks.cluster.status import tree
-from allranks.errors import InvalidCell, UsageError
+from allranks.errors import CellFailed, InvalidCell, UsageError
 from allranks.magics.answering import Answering
 from allranks.magics.awaiting import Awaiting, is_awaited
 from allranks.magics.completion import Completion
@@ -51,22 +51,40 @@ class DistributedMagics(Magics):
         """Runs the cell on every rank, or on those of ``-r``; see ``%distributed`` for more.
 
         ``%%distributed [-n N] [-r RANKS] [-o NAME] [--timeout S] [--gpus G] [--exclusive]
-        [--on LAUNCHER] [--preload MODULES] [--no-fold] [--view full|auto|plain]``
+        [--on LAUNCHER] [--preload MODULES] [--local] [--no-fold] [--view full|auto|plain]``
         """
         # The line of the magic stays as a comment, so that line numbers are the notebook's.
         toggled = self.toggle.took_cell() or cell.lstrip().startswith("%%")
         head = "" if toggled else f"# %%distributed {line}".rstrip() + "\n"
-        options = parse_cell(line)
-        cluster, run = self._submit(options, head + cell)
+        return self.send(parse_cell(line), head + cell, cell)
+
+    def send(
+        self, options: CellOptions, text: str, local: str = ""
+    ) -> Coroutine[Any, Any, None] | None:
+        """Runs a text on the ranks; with ``--local`` the notebook runs ``local`` after them."""
+        cluster, run = self._submit(options, text)
         if is_awaited():
-            return self._awaited(options, cluster, run)
+            return self._awaited(options, cluster, run, local)
         cluster.wait(run)
         self._keep(options, run)
+        if options.local:
+            self._check_here(self.shell.run_cell(local, store_history=False))
         return None
 
-    async def _awaited(self, options: CellOptions, cluster: Cluster, run: Run) -> None:
+    async def _awaited(self, options: CellOptions, cluster: Cluster, run: Run, local: str) -> None:
         await cluster.wait_awaited(run)
         self._keep(options, run)
+        if options.local:
+            ready = self.shell.transform_cell(local)
+            done = self.shell.run_cell_async(local, store_history=False, transformed_cell=ready)
+            self._check_here(await done)
+
+    @staticmethod
+    def _check_here(result: ExecutionResult) -> None:
+        """Lets the cell fail that has failed in the notebook, which has shown the traceback."""
+        error = result.error_before_exec or result.error_in_exec
+        if error is not None:
+            raise CellFailed(f"the notebook itself raised {type(error).__name__}: {error}")
 
     def _submit(self, options: CellOptions, text: str) -> tuple[Cluster, Run]:
         number = len(self.shell.user_ns["In"]) - 1

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics
 
 from allranks.horovod import alias
 from allranks.magics.distributed import DistributedMagics
 from allranks.magics.ensemble import EnsembleMagics
+from allranks.magics.px import PxMagics
+from allranks.magics.ranks import NAME, Ranks
 from allranks.widgets.explainer.ranks import offer
 
+#: The cell magics of `PxMagics`.
+_PX_CELLS = ("px", "rank")
+_PX_COMMANDS = ("%autopx", "%px", "%dist_", "%sync", "%unload_ext")
 
-def load(shell: InteractiveShell) -> None:
-    """Adds ``%%distributed``, ``%distributed`` and ``%%ensemble``; nothing is started yet."""
-    if _loaded(shell) is None:
+
+def load(shell: InteractiveShell, *, px: bool = False) -> None:
+    """Adds ``%%distributed``, ``%distributed``, ``%%ensemble`` and ``ranks``; nothing is started.
+
+    Args:
+        shell: what they are added to.
+        px: whether the magics of ipyparallel and nbdistributed are added too.
+    """
+    magics = _loaded(shell)
+    if magics is None:
         magics = DistributedMagics(shell)
         shell.register_magics(magics, EnsembleMagics(shell, magics.session))
         offer(magics.session)
         alias.install(in_notebook=True)
+        # A variable of that name, if there is one, is the user's.
+        shell.user_ns.setdefault(NAME, Ranks(magics.session))
+    if px and PxMagics.__name__ not in shell.magics_manager.registry:
+        shell.register_magics(PxMagics(shell, magics))
+        magics.toggle.commands += _PX_COMMANDS
+        for name in _PX_CELLS:
+            magics.awaiting.add(name)
 
 
 def unload(shell: InteractiveShell) -> None:
@@ -24,13 +44,31 @@ def unload(shell: InteractiveShell) -> None:
     magics = _loaded(shell)
     if magics is None:
         return
+    unload_px(shell)
     offer(None)
     magics.close()
     alias.uninstall()
+    if isinstance(shell.user_ns.get(NAME), Ranks):
+        del shell.user_ns[NAME]
     for kind in (DistributedMagics, EnsembleMagics):
-        del shell.magics_manager.registry[kind.__name__]
-    for where in ("line", "cell"):
-        for name in ("distributed", "ensemble"):
+        _take_away(shell, kind)
+
+
+def unload_px(shell: InteractiveShell) -> None:
+    """Takes the magics of ipyparallel and nbdistributed away."""
+    magics = _loaded(shell)
+    if magics is not None and PxMagics.__name__ in shell.magics_manager.registry:
+        for name in _PX_CELLS:
+            magics.awaiting.drop(name)
+        for command in _PX_COMMANDS:
+            magics.toggle.commands.remove(command)
+        _take_away(shell, PxMagics)
+
+
+def _take_away(shell: InteractiveShell, kind: type[Magics]) -> None:
+    added = shell.magics_manager.registry.pop(kind.__name__)
+    for where, magics in added.magics.items():
+        for name in magics:
             shell.magics_manager.magics[where].pop(name, None)
 
 

@@ -29,6 +29,7 @@ class CellOptions:
     ranks: str | None = None
     out: str | None = None
     timeout: float | None = None
+    local: bool = False
     fold: bool = True
     view: str = "auto"
 
@@ -60,7 +61,7 @@ def _parser(program: str, *, cluster: bool = True, ranks: bool = True) -> Parser
     return parser
 
 
-def _split(line: str) -> list[str]:
+def split(line: str) -> list[str]:
     """Splits a line; a list in brackets may have blanks in it, as in ``-r [0, 2-3]``."""
     try:
         words = shlex.split(line)
@@ -84,9 +85,10 @@ def parse_cell(line: str) -> CellOptions:
     parser = _parser("%%distributed")
     parser.add_argument("-o", "--out", metavar="NAME")
     parser.add_argument("--timeout", type=float, metavar="SECONDS")
+    parser.add_argument("--local", action="store_true")
     parser.add_argument("--no-fold", dest="fold", action="store_false")
     parser.add_argument("--view", choices=("full", "auto", "plain"))
-    options = parser.parse_args(_split(line), namespace=CellOptions())
+    options = parser.parse_args(split(line), namespace=CellOptions())
     options.cluster = ClusterOptions.take_from(vars(options))
     check_out(options.out, "values")
     check_timeout(options.timeout, "--timeout", " ")
@@ -99,7 +101,7 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
     Raises:
         UsageError: there is no such command, or its options cannot be understood.
     """
-    words = _split(line)
+    words = split(line)
     if not words or words[0] not in COMMANDS:
         found = f"found {words[0]!r}" if words else "found nothing"
         raise UsageError(f"expected a command, {found}. Type: %distributed {' | '.join(COMMANDS)}")

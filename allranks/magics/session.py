@@ -6,9 +6,9 @@ import time
 from dataclasses import replace
 
 from allranks.cluster import devices
-from allranks.cluster.cluster import Cluster
 from allranks.cluster.horovod_run import share
 from allranks.cluster.options import TYPED, ClusterOptions
+from allranks.ensemble.mapping import Cluster
 from allranks.errors import UsageError
 from allranks.records.ranks import label
 
@@ -49,11 +49,12 @@ class Session:
             print(running.lost_because.splitlines()[0])
         lost = self._cluster is not None and self._cluster.state == "lost"
         wanted = options.over(self._asked)
-        cluster = wanted.make()
+        cluster = wanted.make(Cluster)
         # What was asked for holds until it is stopped: after a start that failed, or a loss, too.
         self._asked = replace(wanted, n=cluster.size)
         started = time.monotonic()
-        self._cluster = cluster.start()
+        cluster.start()
+        self._cluster = cluster
         share(cluster)
         print(start_text(cluster, time.monotonic() - started, again=lost))
         for line in cluster.gpu_notices:

@@ -15,6 +15,8 @@ class Toggle:
         self._shell = shell
         self.is_on = False
         self._prefixed = False
+        #: What a line begins with that is for the notebook.
+        self.commands = [_COMMAND, "%%", "%load_ext", "%reload_ext"]
 
     def on(self) -> None:
         """Sends every following cell to the ranks."""
@@ -31,7 +33,7 @@ class Toggle:
     def _send(self, lines: list[str]) -> list[str]:
         """A cell that says itself where it runs stays as it is, as do our own commands."""
         first = next((line.strip() for line in lines if line.strip()), "")
-        if not first or first.startswith((_COMMAND, "%%", "%load_ext", "%reload_ext")):
+        if not first or first.startswith(tuple(self.commands)):
             return lines
         self._prefixed = True
         return [_MAGIC, *lines]

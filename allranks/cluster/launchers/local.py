@@ -26,6 +26,8 @@ _OPEN_MPI = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "OMPI_MCA_pml": "ob1",
     "OMPI_MCA_btl": "self,sm,tcp",
+    # Windows through UCX need hardware, and where there is none it calls that an error.
+    "OMPI_MCA_osc": "^ucx",
 }
 
 #: A scheduler's job has variables that send mpiexec to its nodes, whatever it is asked for.

@@ -47,7 +47,7 @@ class Standing:
         """Reads what ranks of other hosts have written."""
         self.tell: Callable[[], None] | None = None
         """Lets ranks of other hosts know what this one tells of itself."""
-        self.move_messages: Callable[[], object] | None = None
+        self.nudge: Callable[[], object] | None = None
         """Lets MPI go on with what is under way between ranks: it does so within its calls only."""
         self.main_thread = threading.get_ident()
         self._told = State()

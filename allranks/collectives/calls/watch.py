@@ -45,8 +45,8 @@ class Watch:
             raise KeyboardInterrupt
         if own.listen is not None:
             own.listen()
-        if own.move_messages is not None:
-            own.move_messages()
+        if own.nudge is not None:
+            own.nudge()
         missing = call.missing()
         self._publish(call, missing, waited)
         wanted = missing or (call.unfinished() if call.moving else ())

@@ -94,7 +94,7 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
     letters = Letters(world, base.Dup()) if channel is None else None
     if letters is not None:
         world.tell, world.listen = letters.tell, letters.receive
-    world.move_messages = lambda: [pristine.Iprobe() for _ in range(_LOOKS)]
+    world.nudge = lambda: [pristine.Iprobe() for _ in range(_LOOKS)]
     world.mpi = Epochs(world, user, alone, pristine, letters, world.renewed)
     world.open(0, everybody, channel, now=False)
     own = mmap.mmap(-1, memory.rounded(Channel.nbytes(1)))

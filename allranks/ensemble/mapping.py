@@ -1,0 +1,116 @@
+"""``Cluster.map``: a function on each of many items, each on the next free rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from allranks.cluster import cluster as plain
+from allranks.cluster.run import check_timeout
+from allranks.ensemble.drive import Drive, Plan
+from allranks.ensemble.member import FAILED, FINISHED, Member, short
+from allranks.ensemble.runs import Runs
+from allranks.errors import MapFailed, MapInterrupted, UsageError
+from allranks.widgets.ensemble.bar import bar_view
+
+_SOURCE = "result = function(*arguments)"
+_SHOWN = 3
+
+
+class Cluster(plain.Cluster):
+    """Ranks of one MPI world, started together, that run cells and functions; see its base."""
+
+    def map(
+        self,
+        function: Any,
+        *items: Iterable[Any],
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Calls a function once for each item, on the next free rank; returns what it returned.
+
+        Every rank is a world of its own meanwhile. What is printed is shown with the item's
+        number, and a bar says how far it is. An item whose rank dies runs again, once.
+
+        Args:
+            function: what is called; it may be defined in a cell.
+            items: as of Python's ``map``: with several lists, one of each is passed.
+            timeout: seconds after which an item is interrupted, and has failed.
+
+        Returns:
+            One value an item, in their order.
+
+        Raises:
+            MapFailed: items failed; all others have run, and are in its ``results``.
+            MapInterrupted: the notebook was interrupted; what has finished is in ``results``.
+            ClusterLost: ranks died again and again, and no item is to blame.
+            UsageError: there is nothing to call, or the ranks are busy.
+        """
+        if not callable(function) or not items:
+            raise UsageError(
+                f"expected a function and a list of items, found {function!r} and {len(items)} "
+                "lists. Type for example: ranks.map(train, [0.1, 0.01])"
+            )
+        check_timeout(timeout)
+        calls = list(zip(*items, strict=False))
+        members = [
+            Member(number, {"function": function, "arguments": call})
+            for number, call in enumerate(calls)
+        ]
+        # The metric is named, so that nobody looks for one in every item.
+        mapping = _Mapping(
+            self,
+            Runs(members, _SOURCE, ("result", True)),
+            Plan(_SOURCE, 0, timeout=timeout),
+            bar_view(len(members), getattr(function, "__name__", "function")),
+        )
+        if members:
+            mapping.run()
+        return mapping.results()
+
+
+class _Mapping(Drive):
+    """Runs the calls as an ensemble's members are run."""
+
+    def results(self) -> list[Any]:
+        """Returns what each call returned; None where it has not."""
+        return [member.result if member.state == FINISHED else None for member in self.runs]
+
+    def _conclude(self) -> None:
+        if self.ledger.problem is not None:
+            raise self.ledger.problem
+        failed = {m.number: m.traceback or m.error for m in self.runs if m.state == FAILED}
+        for member in self.runs:
+            if member.problem:
+                failed[member.number] = f"its result could not be sent: {member.problem}"
+                member.problem = ""
+        if self._presses:
+            why = self.cluster.lost_because if self.cluster.state == "lost" else "interrupted"
+            message = f"{why}: {self.ledger.counts()}. What has finished is in its .results"
+            raise MapInterrupted(message, message, self.results(), failed)
+        if failed:
+            raise MapFailed(self._headline(failed), self._text(failed), self.results(), failed)
+
+    def _headline(self, failed: dict[int, str]) -> str:
+        first = self.runs[min(failed)]
+        return (
+            f"{len(failed)} of {len(self.runs)} items failed; the first, "
+            f"{_named(first)}: {first.error or failed[first.number]}"
+        )
+
+    def _text(self, failed: dict[int, str]) -> str:
+        """The first failures whole, the others in a line each; where to find all of them."""
+        parts = [self._headline(failed)]
+        for number in sorted(failed)[:_SHOWN]:
+            parts.append(f"{_named(self.runs[number])}\n{failed[number]}")
+        if len(failed) > _SHOWN:
+            others = ", ".join(str(number) for number in sorted(failed)[_SHOWN:])
+            parts.append(f"and items {others}")
+        parts.append(
+            "The error's .failed has each item's report, .results what the others returned."
+        )
+        return "\n\n".join(parts)
+
+
+def _named(member: Member) -> str:
+    """Returns ``item 3 (0.01)``."""
+    return f"item {member.number} ({', '.join(map(short, member.values['arguments']))})"

@@ -1,0 +1,158 @@
+"""ipyparallel's and nbdistributed's magics, on allranks' ranks: ``%load_ext allranks.px``."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
+
+from allranks.errors import UsageError
+from allranks.magics.distributed import DistributedMagics
+from allranks.magics.options import CellOptions, Parser, split
+
+_ALWAYS = "a cell's output is always shown while it runs, and the cell waits for its ranks"
+_REFUSED = {
+    "block": f"{_ALWAYS}. Leave --noblock away; for background work start a thread in the cell",
+    "stream": f"{_ALWAYS}. Leave --no-stream away",
+    "signal": "Stop interrupts the ranks, and a second one ends them. Leave --signal-on-interrupt "
+    "away",
+}
+
+
+@magics_class
+class PxMagics(Magics):
+    """``%%px`` and its like, on the notebook's ranks.
+
+    Args:
+        shell: the notebook's shell.
+        distributed: the magics that they stand for.
+    """
+
+    shell: InteractiveShell
+
+    def __init__(self, shell: InteractiveShell, distributed: DistributedMagics) -> None:
+        super().__init__(shell)
+        self._distributed = distributed
+
+    @line_cell_magic("px")  # type: ignore[arg-type]
+    def px(self, line: str, cell: str | None = None) -> Coroutine[Any, Any, None] | None:
+        """Runs a line or a cell on the ranks, as ``%%distributed`` does.
+
+        ``%%px [--targets T] [--local] [-o NAME] [--group-outputs type|engine|order]``; of the
+        others of ipyparallel's, those that ask for what is always so change nothing, and the rest
+        is refused.
+        """
+        if cell is None:
+            return self._distributed.send(CellOptions(), line)
+        options = self._parse(line)
+        return self._distributed.send(options, f"# %%px {line}".rstrip() + f"\n{cell}", cell)
+
+    def _parse(self, line: str) -> CellOptions:
+        parser = Parser(prog="%%px", add_help=False, allow_abbrev=False)
+        parser.add_argument("-t", "--targets")
+        parser.add_argument("--local", action="store_true")
+        parser.add_argument("-o", "--out", metavar="NAME")
+        parser.add_argument("-a", "--noblock", action="store_true")
+        parser.add_argument("-b", "--block", action="store_true")
+        parser.add_argument("--stream", action="store_true")
+        parser.add_argument("--no-stream", action="store_true")
+        parser.add_argument("--verbose", action="store_true")
+        parser.add_argument("--no-verbose", action="store_true")
+        parser.add_argument("--progress-after", type=float, metavar="SECONDS")
+        parser.add_argument("--signal-on-interrupt", default="SIGINT", metavar="SIGNAL")
+        parser.add_argument("--group-outputs", choices=("type", "engine", "order"), default="type")
+        parser.add_argument("-e", dest="group_outputs", action="store_const", const="engine")
+        parser.add_argument("-r", dest="group_outputs", action="store_const", const="order")
+        said = parser.parse_args(split(line))
+        for asked, why in (
+            (said.noblock, _REFUSED["block"]),
+            (said.no_stream, _REFUSED["stream"]),
+            (said.signal_on_interrupt not in ("SIGINT", "2"), _REFUSED["signal"]),
+        ):
+            if asked:
+                raise UsageError(why)
+        return CellOptions(
+            ranks=None if said.targets is None else self._targets(said.targets),
+            out=said.out,
+            local=said.local,
+            fold=said.group_outputs != "engine",
+        )
+
+    def _targets(self, text: str) -> str:
+        """Returns engines, as ``0``, ``[0, 2]``, ``::2`` or ``all``, the way we list ranks."""
+        if ":" not in text:
+            return text
+        size = self._distributed.session.cluster().size
+        try:
+            parts = [int(part) if part else None for part in text.strip("[]").split(":")]
+            chosen = range(size)[slice(*parts)]
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"expected targets, found {text!r}. Type for example: --targets 0:2"
+            ) from error
+        return ",".join(map(str, chosen)) or text
+
+    @line_magic("autopx")  # type: ignore[arg-type]
+    def autopx(self, line: str) -> None:
+        """Sends every following cell to the ranks, or no longer does."""
+        self._distributed.command("off" if self._distributed.toggle.is_on else "on")
+
+    @line_magic("pxresult")  # type: ignore[arg-type]
+    def pxresult(self, line: str) -> None:
+        """Is refused: every cell shows its output."""
+        raise UsageError(f"%pxresult has nothing to show: {_ALWAYS}. Use -o NAME to keep values.")
+
+    @line_magic("pxconfig")  # type: ignore[arg-type]
+    def pxconfig(self, line: str) -> None:
+        """Is refused: options stand on each cell."""
+        raise UsageError(
+            "%pxconfig keeps nothing here. Type options on each cell: %%px --targets 0"
+        )
+
+    # ── nbdistributed ────────────────────────────────────────────────────────────────────────
+
+    @line_magic("dist_init")  # type: ignore[arg-type]
+    def dist_init(self, line: str) -> None:
+        """Starts the ranks: ``%distributed start -n N --gpus G``."""
+        parser = Parser(prog="%dist_init", add_help=False, allow_abbrev=False)
+        parser.add_argument("-n", "--num-processes", type=int)
+        parser.add_argument("-g", "--gpu-ids")
+        said = parser.parse_args(split(line))
+        words = ["start"]
+        if said.num_processes is not None:
+            words += ["-n", str(said.num_processes)]
+        if said.gpu_ids is not None:
+            words += ["--gpus", said.gpu_ids]
+        self._distributed.command(" ".join(words))
+
+    @line_magic("dist_status")  # type: ignore[arg-type]
+    def dist_status(self, line: str) -> None:
+        """Shows every rank: ``%distributed status``."""
+        self._distributed.command("status")
+
+    @line_magic("dist_mode")  # type: ignore[arg-type]
+    def dist_mode(self, line: str) -> None:
+        """Sends every following cell to the ranks, or with ``-d`` none: ``%distributed on``."""
+        self._distributed.command("off" if line.strip() in ("-d", "--disable") else "on")
+
+    @line_magic("dist_shutdown")  # type: ignore[arg-type]
+    def dist_shutdown(self, line: str) -> None:
+        """Ends the ranks: ``%distributed stop``."""
+        self._distributed.command("stop")
+
+    @line_magic("dist_reset")  # type: ignore[arg-type]
+    def dist_reset(self, line: str) -> None:
+        """Ends the ranks and starts others: ``%distributed restart``."""
+        self._distributed.command("restart")
+
+    @line_magic("sync")  # type: ignore[arg-type]
+    def sync(self, line: str) -> Coroutine[Any, Any, None] | None:
+        """Waits for every rank: ``barrier()``, which no cell needs at its end."""
+        return self._distributed.send(CellOptions(), "barrier()")
+
+    @cell_magic("rank")  # type: ignore[arg-type]
+    def rank(self, line: str, cell: str) -> Coroutine[Any, Any, None] | None:
+        """Runs the cell on some ranks, as ``%%rank [0,2]``: ``%%distributed -r 0,2``."""
+        return self._distributed.send(CellOptions(ranks=line or None), f"# %%rank {line}\n{cell}")

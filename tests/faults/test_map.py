@@ -1,0 +1,84 @@
+"""``ranks.map``: one list in order, errors by item, and what has finished is kept."""
+
+import pytest
+
+KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
+
+
+def test_functions_of_the_notebook_are_called_for_each_item_in_order(notebook):
+    notebook.run("scale = 3\ndef triple(x, more=0):\n    return scale * x + more")
+    calls = {
+        "ranks.map(triple, range(9))": [3 * x for x in range(9)],
+        "ranks.map(triple, [1, 2, 3], [10, 20])": [13, 26],
+        "ranks.map(triple, [])": [],
+        "ranks.map(lambda x: None, 'ab')": [None, None],
+    }
+    for call, returned in calls.items():
+        assert notebook.run(f"print({call})").text.endswith(f"{returned}\n")
+    assert notebook.on_ranks("kept").text == KEPT
+
+
+def test_a_bar_says_how_far_it_is_and_items_say_what_they_print(notebook):
+    cell = notebook.run(
+        "def slow(x):\n    import time\n    print('squaring', x)\n    time.sleep(0.3)\n"
+        "    return x * x\nsquares = ranks.map(slow, range(8))"
+    )
+    assert cell.status == "ok", cell.text
+    assert notebook.value("squares") == str([x * x for x in range(8)])
+    assert "slow: 8 of 8" in cell.text
+    assert "█" * 30 in cell.text
+    assert "item 5 │ squaring 5" in cell.text
+
+
+def test_what_failed_is_told_by_item_and_the_rest_is_kept(notebook):
+    cell = notebook.run("ranks.map(lambda x: 1 / (x % 3), range(7))")
+    assert cell.error_name == "MapFailed"
+    assert "3 of 7 items failed; the first, item 0 (0): ZeroDivisionError" in cell.text
+    assert "item 3 (3)\n" in cell.text
+    caught = (
+        "from allranks.errors import MapFailed\ntry:\n"
+        "    ranks.map(lambda x: 1 // (x % 3), range(7))\n"
+        "except MapFailed as error:\n    print(error.results, sorted(error.failed))"
+    )
+    assert notebook.run(caught).text.endswith("[None, 1, 0, None, 1, 0, None] [0, 3, 6]\n")
+    assert notebook.on_ranks("kept").text == KEPT
+
+
+def test_an_interrupt_ends_it_and_what_has_finished_is_kept(notebook):
+    cell = notebook.start(
+        "import time\nfrom allranks.errors import CellInterrupted\n"
+        "def wait(x):\n    print('here' if x == 5 else '')\n    time.sleep(60 if x > 4 else 0)\n"
+        "    return x\n"
+        "try:\n    ranks.map(wait, range(9))\n"
+        "except CellInterrupted as error:\n    print(type(error).__name__, error.results[:5])"
+    )
+    cell.wait_for("here")
+    notebook.interrupt()
+    cell.wait(20)
+    assert cell.status == "ok", cell.text
+    assert "MapInterrupted [0, 1, 2, 3, 4]" in cell.text
+    assert notebook.on_ranks("kept").text == KEPT
+
+
+def test_an_item_may_take_no_longer_than_it_is_given(notebook):
+    cell = notebook.run(
+        "ranks.map(lambda x: __import__('time').sleep(30 * x), [0, 1, 0], timeout=1)"
+    )
+    assert cell.error_name == "MapFailed"
+    assert "1 of 3 items failed; the first, item 1 (1): it went past its time of 1 s" in cell.text
+
+
+def test_an_item_whose_rank_dies_runs_again_once(notebook):
+    cell = notebook.run(
+        "ranks.map(lambda x: __import__('os')._exit(3) if x == 2 else x, range(6))", 60
+    )
+    assert cell.error_name == "MapFailed"
+    assert "1 of 6 items failed; the first, item 2 (2): its rank died 2 times" in cell.text
+    assert notebook.on_ranks("size").status == "ok"
+    notebook.note_files()
+
+
+@pytest.mark.parametrize("call", ["ranks.map(3, [1])", "ranks.map(len)"])
+def test_what_cannot_be_mapped_is_refused(notebook, call):
+    cell = notebook.run(call)
+    assert "UsageError: expected a function and a list of items" in cell.text
