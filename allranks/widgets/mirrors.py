@@ -22,6 +22,15 @@ _MOST_OUTPUTS = 1000
 _NBYTES_A_SECOND = 500_000
 
 
+#: The states of all ranks' widgets in this kernel, by their ids.
+_states: dict[str, dict[str, Any]] = {}
+
+
+def state_of(name: str) -> dict[str, Any] | None:
+    """Returns what a rank's widget is now, None where there is none of that name."""
+    return _states.get(name)
+
+
 class Stand:
     """Stands for a rank's widget where a page that is loaded anew asks for all that there are.
 
@@ -88,16 +97,12 @@ class Mirrors:
                 return self._divert(record)
         return record
 
-    def state(self, name: str) -> dict[str, Any] | None:
-        """Returns the state of a rank's widget, None where there is none of that name."""
-        mirror = self._mirrors.get(name)
-        return None if mirror is None else mirror.state
-
     def close(self) -> None:
         """The ranks are gone: what their widgets are now stays to be seen, and hears nobody."""
         with self._lock:
             self.send = lambda *_: None
             for name in self._mirrors:
+                _states.pop(name, None)
                 _forget(name)
             self._mirrors.clear()
             self._into.clear()
@@ -114,6 +119,7 @@ class Mirrors:
             return
         if record.kind == "comm_close":
             del self._mirrors[record.comm]
+            _states.pop(record.comm, None)
             _forget(record.comm)
             mirror.channel.close(data=record.data)
         else:
@@ -139,6 +145,7 @@ class Mirrors:
             if record.target == _TARGET:
                 _remember(record.comm, state)
         self._mirrors[record.comm] = _Mirror(record.rank, channel or _Nobody(), state)
+        _states[record.comm] = state
 
     def _gone(self, name: str) -> None:
         self._mirrors.pop(name, None)

@@ -8,6 +8,7 @@ from typing import Any
 
 from allranks.records.wire import Output
 from allranks.widgets.block import Block
+from allranks.widgets.drawn_bars import VIEW, DrawnBars
 from allranks.widgets.pictures import Gallery, is_rich
 from allranks.widgets.quiet import Quiet
 from allranks.widgets.shown import Data, Shown, deal
@@ -57,7 +58,7 @@ class NotebookView(Quiet):
         self.log_of: dict[int, str] = {}
         self.fold = fold
         self._hidden: dict[int, tuple[int, int]] = {}
-        self._next_refresh = 0.0
+        self._next_refresh = self._next_bars = 0.0
         self._sent_nbytes = 0
         self._changed = False
         self._slots: list[Shown] = []
@@ -66,6 +67,7 @@ class NotebookView(Quiet):
         self._stretches = [_Stretch(self.ranks, fold, self._slots, noun)]
         #: Those above the last prompt, whose displays may still be updated.
         self._above: list[_Stretch] = []
+        self._bars = DrawnBars()
         #: The stretch that a rank writes to: a rank never writes above its own last picture.
         self._at = dict.fromkeys(self.ranks, 0)
         #: Ranks whose output is cleared as soon as there is something to put in its place.
@@ -123,6 +125,8 @@ class NotebookView(Quiet):
             ]
             if any(found):
                 return
+        if self.fold and len(self.ranks) > 1 and VIEW in data:
+            data = self._bars.fold(rank, data)
         if name or kind == "update" or is_rich(data):
             self._stretches[self._at.get(rank, 0)].pictures.add(rank, data, metadata, name or "")
         else:
@@ -156,6 +160,9 @@ class NotebookView(Quiet):
     def refresh(self) -> None:
         """Shows what is new, at most ten times a second."""
         now = time.monotonic()
+        if now >= self._next_bars:
+            self._next_bars = now + _REFRESH_SECONDS
+            self._bars.refresh()
         if self._changed and now >= self._next_refresh:
             nbytes = self._flush(now=False)
             self._sent_nbytes += nbytes
@@ -175,6 +182,7 @@ class NotebookView(Quiet):
 
     def finish(self) -> None:
         """Shows everything, in an order that does not depend on who was faster."""
+        self._bars.refresh()
         self._flush()
         panel = [self._panel] if self._panel in self._slots else []
         written = [shown for stretch in self._stretches for shown in stretch.in_order()]

@@ -20,6 +20,14 @@ CELLS = [
     "%%distributed\nfrom rich.progress import track\nfrom tqdm.notebook import tqdm\n"
     "for i in track(range(20), 'rich'): time.sleep(0.01)\n"
     "for i in tqdm(range(20), desc='drawn'): pass",
+    "%%distributed -r 1\nimport anywidget, traitlets\nclass Press(anywidget.AnyWidget):\n"
+    "    _esm = '''export default { render({ model, el }) {\n"
+    "        const button = document.createElement('button');\n"
+    "        const said = () => button.textContent = model.get('said');\n"
+    "        button.onclick = () => model.send('pressed');\n"
+    "        model.on('change:said', said); said(); el.append(button); } }'''\n"
+    "    said = traitlets.Unicode('press 1').tag(sync=True)\npress = Press()\n"
+    "press.on_msg(lambda *_: setattr(press, 'said', f'pressed on rank {rank}'))\npress",
     "%%distributed\nif rank == 1: breakpoint()\nbarrier()\n'out of it'",
 ]
 
@@ -51,7 +59,13 @@ def test_bars_sliders_and_outputs_of_ranks_are_drawn_and_work(lab, server):
     assert lab.outputs_text(3) == "rank 0 → 0\nrank 1 → 3"
     lab.run_cell(4)
     lab.wait_idle()
-    expect(lab.output(4).get_by_text("100%")).to_have_count(4, timeout=30_000)
+    # One of rich on each rank, and one of tqdm for both.
+    expect(lab.output(4).get_by_text("100%")).to_have_count(3, timeout=30_000)
+    lab.run_cell(5)
+    lab.wait_idle()
+    press = lab.output(5).get_by_role("button", name="press 1")
+    press.click()
+    expect(lab.output(5).get_by_role("button", name="pressed on rank 1")).to_be_visible()
     lab.screenshot(PICTURES / "widgets-of-ranks.png")
     assert lab.complaints == []
     # A page that is loaded anew has the sliders as they were moved, and they still work.

@@ -281,17 +281,36 @@ def test_bars_of_tqdm_are_one_line_of_the_slowest_and_the_mean(notebook, metadat
     assert cell.comms == []
 
 
-def test_tqdm_notebook_draws_a_widget_on_each_rank(notebook):
+def drawn_bar(kernel, name):
+    """What stands before, in and after a bar that is drawn."""
+    parts = [child.removeprefix("IPY_MODEL_") for child in state(kernel, name)["children"]]
+    before, done, after = [state(kernel, part)["value"] for part in parts]
+    return before.replace("\N{FIGURE SPACE}", " "), done, after
+
+
+DRAWN = "from tqdm.notebook import tqdm\n"
+
+
+def test_bars_that_tqdm_draws_on_several_ranks_are_one(notebook):
     cell = on_ranks(
         notebook,
-        "from tqdm.notebook import tqdm\nfor i in tqdm(range(30)): pass",
+        f"{DRAWN}for i in tqdm(range(30), 'train'):\n    if i == 15 * (1 + rank) : break\n"
+        "for i in tqdm(range(30), 'train'): pass",
     )
+    first, second = views(cell)
+    before, done, after = drawn_bar(notebook, first)
+    assert (before, done) == ("train:  50%", 15)
+    assert after.endswith("slowest: 0, mean 75%")
+    assert drawn_bar(notebook, second)[:2] == ("train: 100%", 30)
+    assert cell.text.count("ranks 0–1:") == 2
+
+
+@pytest.mark.parametrize("options", ["-r 1", "--no-fold"])
+def test_bars_of_one_rank_and_those_that_are_not_to_be_folded_are_the_ranks_own(notebook, options):
+    cell = on_ranks(notebook, f"{DRAWN}for i in tqdm(range(30)): pass", options)
+    assert len(views(cell)) == (1 if options == "-r 1" else 2)
     for name in views(cell):
-        label, bar, _ = [
-            child.removeprefix("IPY_MODEL_") for child in state(notebook, name)["children"]
-        ]
-        assert state(notebook, bar)["value"] == 30
-        assert "100%" in state(notebook, label)["value"]
+        assert drawn_bar(notebook, name)[:2] == ("100%", 30)
 
 
 def test_bars_of_rich_are_drawn_in_an_output(notebook):
