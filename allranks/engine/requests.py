@@ -31,14 +31,19 @@ class Requests:
         shell: the engine's IPython shell.
         rank: this process's rank.
         make_ready: makes ready for members of an ensemble.
+        renewed: called with the number of the epoch that has ended.
     """
 
     def __init__(
-        self, shell: InteractiveShell, rank: int, make_ready: Callable[[int], dict[str, Any]]
+        self,
+        shell: InteractiveShell,
+        rank: int,
+        make_ready: Callable[[int], dict[str, Any]],
+        renewed: Callable[[int], None],
     ) -> None:
         self.shell = shell
         self.rank = rank
-        self._make_ready = make_ready
+        self._make_ready, self._renewed = make_ready, renewed
         self.busy = False
         self._process = psutil.Process()
 
@@ -63,7 +68,9 @@ class Requests:
             return self._inspect(arguments["code"], arguments["cursor"], arguments["detail"]), []
         if name == requests.RENEW:
             old = self.shell.user_ns.get("comm")
+            ended = collectives.epoch()
             collectives.renew(arguments["epoch"])
+            self._renewed(ended)
             namespace.renew(self.shell.user_ns, old)
             return {}, []
         if name == requests.MEMBERS:
