@@ -25,6 +25,7 @@ from allranks.collectives.calls import board as fields
 from allranks.collectives.calls import frames
 from allranks.collectives.start import for_torch
 from allranks.engine import torch_state
+from allranks.engine.wire import give_up
 from allranks.errors import RankLeft
 from allranks.records.ranks import label
 
@@ -55,6 +56,8 @@ class TorchWaits:
         self._lent_at = 0.0
         self._instead: tuple[BaseException, RankLeft] | None = None
         self._noted: set[str] = set()
+        self._asked: dict[int, int] = {}
+        self._left = 0, 0, 0
         self._at: tuple[object, ...] = ()
         self._since = self._cpu = 0.0
 
@@ -69,6 +72,7 @@ class TorchWaits:
         self._pressed, self._told, self._at = False, "", ()
         self._closed_at, self._lent, self._lent_at = 0.0, None, 0.0
         self._instead = None
+        self._asked = {}
 
     @property
     def not_to_blame(self) -> tuple[str, ...]:
@@ -84,7 +88,29 @@ class TorchWaits:
     def _look_quietly(self) -> None:
         # A thread that ends with an exception looks no more.
         with suppress(Exception):
+            self.answer()
             self.look()
+
+    def answer(self) -> None:
+        """Tells how far this rank has come in torch, if another one has asked.
+
+        What torch has recorded takes long to read: too long for the end of each cell.
+        """
+        this, board = world.current(), world.current().board
+        if board is None:
+            return
+        asked = board.get(this.rank, fields.ASKED_ELSE)
+        if asked == board.get(this.rank, fields.TOLD):
+            return
+        cell, made, failed = self._left
+        board.note(_MAKING, made, cell)
+        known = torch_state.recorded()
+        self._noted |= known.keys()
+        for group in self._noted:
+            # 0 in a group whose name is that of one before, and in which nothing was called.
+            begun = known[group].begun - failed if group in known else 0
+            board.note(_number(group), begun, 0)
+        board.put(fields.TOLD, asked)
 
     def look(self) -> None:
         """Ends the wait of the main thread where it can only end so."""
@@ -102,8 +128,6 @@ class TorchWaits:
         if not self._closed_at:
             self._closed_at = time.monotonic()
         elif time.monotonic() - self._closed_at > _STUCK_SECONDS:
-            from allranks.engine.wire import give_up
-
             give_up(world.current().rank, f"cannot leave torch: {self._told or 'interrupted'}")
         self._close()
 
@@ -130,14 +154,25 @@ class TorchWaits:
 
     def _why(self, called: list[FrameType]) -> str:
         """Which rank will never come to what the main thread waits for, in a sentence; or ""."""
-        for what, needed, behind in self._awaited(called):
-            for *_, rank, why in self._gone():
+        gone = [entry for entry in self._gone() if self._has_told(entry[2])]
+        for what, needed, behind in self._awaited(called) if gone else ():
+            for *_, rank, why in gone:
                 if rank in needed and behind(rank):
                     return (
                         f"torch's {what} needs {_every(needed)}: rank {rank} {why}. Make the same "
                         f"calls on every rank. {_ADVICE}"
                     )
         return ""
+
+    def _has_told(self, rank: int) -> bool:
+        """Whether a rank that has left has said how far it had come; it is asked."""
+        board = world.current().board
+        if board is None or rank not in board:
+            return False
+        if rank not in self._asked:
+            self._asked[rank] = time.monotonic_ns()
+            board.ask(rank, self._asked[rank], fields.ASKED_ELSE)
+        return board.get(rank, fields.TOLD) >= self._asked[rank]
 
     def _awaited(self, called: list[FrameType]) -> list[tuple[str, tuple[int, ...], Any]]:
         """What this rank may wait for: its name, whom it needs, and who has not come to it."""
@@ -161,7 +196,7 @@ class TorchWaits:
                 (
                     torch_state.called(called),
                     everybody,
-                    lambda rank: this.peers.progress(rank, _MAKING)[0] < made,
+                    lambda rank: _has_made(this, rank) < made,
                 )
             )
         return found
@@ -228,22 +263,14 @@ class TorchWaits:
         return f"torch's {what} needs every rank: rank {rank} {why}. {_ADVICE}"
 
     def leave(self, error: BaseException | None) -> None:
-        """Lets the other ranks know, before this one leaves the cell, how far it has come."""
+        """Takes in that the cell has ended: `answer` tells how far this rank has come."""
         this, board = world.current(), world.current().board
         if board is None or torch_state.c10d() is None:
             return
         if self._closed_at or self._told:
             this.spoil("has left a call of torch")
         # Where torch has raised, the last call of each group may be the one that did not come.
-        failed = int(error is not None and bool(_frames_of(error)))
-        with suppress(Exception):
-            board.note(_MAKING, _made(), 0)
-            known = torch_state.recorded()
-            self._noted |= known.keys()
-            for group in self._noted:
-                # 0 in a group whose name is that of one before, and in which nothing was called.
-                begun = known[group].begun - failed if group in known else 0
-                board.note(_number(group), begun, 0)
+        self._left = this.scope.number, _made(), int(error is not None and bool(_frames_of(error)))
 
     def renew(self, epoch: int) -> None:
         """Between two cells: forgets torch's groups where a rank has closed its connections.
@@ -265,6 +292,12 @@ class TorchWaits:
         with suppress(Exception):
             state.AcceleratorState._reset_state(True)
             state.GradientState._reset_state()
+
+
+def _has_made(this: world.World, rank: int) -> int:
+    """How many groups a rank that has left this cell had made or begun to make in it."""
+    made, cell = this.peers.progress(rank, _MAKING)
+    return made if cell == this.scope.number else 0
 
 
 def _every(ranks: tuple[int, ...]) -> str:
