@@ -38,6 +38,7 @@ from allranks.engine.report import (
     without_middle,
     without_own_frames,
 )
+from allranks.engine.torch_waits import TorchWaits
 from allranks.errors import CollectiveError, UsageError
 from allranks.records.requests import DEBUG
 from allranks.records.wire import Reply, Report, RunCell
@@ -65,6 +66,7 @@ class CellRunner:
         device: what the rank computes on.
         sharers: the other ranks on its GPU, by pid.
         mend: puts right what a cell has broken of what follows it.
+        waits: looks after what waits in torch.
     """
 
     def __init__(
@@ -74,12 +76,14 @@ class CellRunner:
         device: str,
         sharers: dict[int, int] | None = None,
         mend: Callable[[], object] = lambda: None,
+        waits: TorchWaits | None = None,
     ) -> None:
         self.shell = shell
         self.rank = rank
         self.device = device
         self.sharers = sharers or {}
         self._mend = mend
+        self.waits = waits or TorchWaits()
         self._history = History(shell)
         self._traceback: list[str] = []
         self._cell_file = ""
@@ -135,8 +139,10 @@ class CellRunner:
         """Formats a traceback as far as it is the user's, in bounded time."""
         if is_a(value, asyncio.CancelledError) and self.interrupts:
             etype, value = KeyboardInterrupt, KeyboardInterrupt()
+        value = self.waits.instead_of(value)
+        etype = type(value)
         if is_a(value, _NOT_OUR_FRAMES):
-            without_own_frames(tb)
+            without_own_frames(tb, *self.waits.not_to_blame)
         without_middle(tb)
         # The cell has ended: an interrupt that comes now would end its report.
         before = on_signal(signal.SIGINT, ignore_interrupt)
@@ -154,6 +160,7 @@ class CellRunner:
         with self._hearing_lock:
             if self._hearing == cell:
                 self.interrupts += 1
+                self.waits.press()
                 pthread_kill(_MAIN_THREAD, signal.SIGINT)
                 interrupt_children()
             else:
@@ -188,8 +195,9 @@ class CellRunner:
         self._traceback = []
         self.interrupts = 0
         # For every cell: IPython takes it away where an interrupt comes while it formats.
-        self.shell.set_custom_exc((*_NOT_OUR_FRAMES, RecursionError), self._show_own_frames)
+        self.shell.set_custom_exc((*_NOT_OUR_FRAMES, RuntimeError), self._show_own_frames)
         self.shell.execution_count = cell.number
+        self.waits.begin()
         collectives.scope.enter(cell.label, cell.ranks or None, cell.cell)
         try:
             self._number = cell.cell
@@ -213,10 +221,13 @@ class CellRunner:
         if error is not None and is_a(error, asyncio.CancelledError) and self.interrupts:
             # How an interrupt reaches a cell that awaits.
             error = KeyboardInterrupt().with_traceback(traceback_of(error))
+        if error is not None:
+            error = self.waits.instead_of(error)
         self._history.keep(error)
         interrupted = is_a(error, KeyboardInterrupt)
         told = self._report(error) if error is not None else None
         where = f"line {told.line}: {told.source_line}" if told and told.line else None
+        self.waits.leave(error)
         collectives.scope.leave(_reason(error, interrupted), failed=error is not None, where=where)
         if error is None and self._traceback:
             # The value could not be displayed: IPython showed a traceback and went on.

@@ -83,7 +83,9 @@ class MemberRunner:
         def prepare() -> None:
             # An interrupt is not heard yet: a renewal that one rank leaves strands the others.
             if member.epoch > collectives.epoch():
+                ended = collectives.epoch()
                 collectives.renew(member.epoch)
+                self._runner.waits.renew(ended)
             names.update(namespace.place())
             names.update(pickle.loads(payloads[0]), member=member.member)
             names.pop("result", None)

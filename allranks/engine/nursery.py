@@ -110,9 +110,12 @@ class Nursery:
         What cannot be imported says so in the cell that needs it.
         """
         from allranks.engine import progress
-        from allranks.engine.rank import QUIET
+        from allranks.engine.rank import QUIET, QUIET_TORCH
 
         progress.install()
+        if self.config.preload:
+            for name, value in QUIET_TORCH.items():
+                os.environ.setdefault(name, value)
         if self.config.preload and not self.config.devices:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
         sys.path.insert(0, "")  # modules beside the notebook, which it finds as well

@@ -29,6 +29,7 @@ from allranks.engine.mending import Mender
 from allranks.engine.report import text_of
 from allranks.engine.requests import Requests
 from allranks.engine.telemetry import Teller
+from allranks.engine.torch_waits import TorchWaits
 from allranks.engine.transcript import Transcript
 from allranks.engine.widgets import Widgets
 from allranks.engine.wire import Wire, give_up
@@ -61,6 +62,8 @@ _LIVES_ON = "the rank lives on with its variables."
 
 QUIET = "3"
 """TensorFlow looks for CUDA where there is none, and says so at length: only fatal errors show."""
+QUIET_TORCH = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""torch warns of each connection that ends, with a stack of C++: what it means is told by us."""
 
 
 class Rank:
@@ -146,8 +149,9 @@ class Rank:
         self._loop = asyncio.get_running_loop()
         forks.watch(self.transcript, self._loop.call_soon)
         self._mender = Mender(self.transcript)
+        self._waits = TorchWaits()
         self._runner = CellRunner(
-            shell, self.rank, self.device, self._sharers, self._mender.builtins
+            shell, self.rank, self.device, self._sharers, self._mender.builtins, self._waits
         )
         self._keyboard = Keyboard(
             self.rank,
@@ -167,10 +171,13 @@ class Rank:
         self.wire.before_output = self._widgets.flush
         # What a widget for output asks for, which takes what is written meanwhile.
         engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
+        self._waits.start()
         # Its own asks time.monotonic, which a cell may replace.
         setattr(self._loop, "time", monotonic)  # noqa: B010  a method, to mypy
         self._members = MemberRunner(shell, self._runner, self.rank)
-        self._requests = Requests(shell, self.rank, self._members.make_ready, self.wire.send_output)
+        self._requests = Requests(
+            shell, self.rank, self._members.make_ready, self._waits.renew, self.wire.send_output
+        )
         signal.signal(signal.SIGINT, ignore_interrupt)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         filters.restore()
@@ -291,6 +298,8 @@ def _pin(config: NurseryConfig, rank: int) -> str:
     # TensorFlow's own threads: without these every rank makes one a core, twice.
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", share)
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+    for name, value in QUIET_TORCH.items():
+        os.environ.setdefault(name, value)
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     if not config.devices:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)

@@ -40,11 +40,17 @@ def cell_line(tb: TracebackType | None, is_cell: str) -> tuple[int | None, str]:
     return line
 
 
-def without_own_frames(tb: TracebackType | None) -> None:
-    """Ends a traceback at the last frame that is not in this package, if there is one."""
+def without_own_frames(tb: TracebackType | None, *others: str) -> None:
+    """Ends a traceback at the last frame that is not in this package, if there is one.
+
+    Args:
+        tb: the traceback.
+        others: parts of the names of further files whose frames are not to blame.
+    """
     last = None
     while tb is not None:
-        if not tb.tb_frame.f_code.co_filename.startswith(PACKAGE):
+        file = tb.tb_frame.f_code.co_filename
+        if not file.startswith(PACKAGE) and not any(other in file for other in others):
             last = tb
         tb = tb.tb_next
     if last is not None:

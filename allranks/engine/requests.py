@@ -31,6 +31,7 @@ class Requests:
         shell: the engine's IPython shell.
         rank: this process's rank.
         make_ready: makes ready for members of an ensemble.
+        renewed: called with the number of the epoch that has ended.
         send_output: sends what was written so far.
     """
 
@@ -39,11 +40,12 @@ class Requests:
         shell: InteractiveShell,
         rank: int,
         make_ready: Callable[[int], dict[str, Any]],
+        renewed: Callable[[int], None],
         send_output: Callable[[], None],
     ) -> None:
         self.shell = shell
         self.rank = rank
-        self._make_ready = make_ready
+        self._make_ready, self._renewed = make_ready, renewed
         self._send_output = send_output
         self.busy = False
         self._process = psutil.Process()
@@ -72,7 +74,9 @@ class Requests:
             return self._inspect(arguments["code"], arguments["cursor"], arguments["detail"]), []
         if name == requests.RENEW:
             old = self.shell.user_ns.get("comm")
+            ended = collectives.epoch()
             collectives.renew(arguments["epoch"])
+            self._renewed(ended)
             namespace.renew(self.shell.user_ns, old)
             return {}, []
         if name == requests.MEMBERS:

@@ -12,8 +12,8 @@ import os
 
 PAGE = 12288
 ENTERED, LEFT, FAILED, BROKEN = 0, 1, 2, 3
-ASKED = 8
-ANSWERED, TICKET, EDGE, BEAT, PID, ASKING = 16, 17, 18, 19, 20, 21
+ASKED, ASKED_ELSE = 8, 9
+ANSWERED, TICKET, EDGE, BEAT, PID, CLOSED, TOLD, ASKING = 16, 17, 18, 19, 20, 21, 22, 23
 REASON, WHERE, LINE, WAITING, BROKE = range(5)
 _DIRECTORY = 512
 _PROGRESS, _GROUPS = 1024, 170
@@ -57,9 +57,9 @@ class Board:
         """Sets one of this rank's numbers."""
         self.words[self._mine + word] = value
 
-    def ask(self, rank: int, ticket: int) -> None:
-        """Asks a rank for the line where it is."""
-        self.words[self._word[rank] + ASKED] = ticket
+    def ask(self, rank: int, ticket: int, what: int = ASKED) -> None:
+        """Asks a rank for the line where it is, or for how far it has come elsewhere."""
+        self.words[self._word[rank] + what] = ticket
 
     def text(self, rank: int, kind: int) -> str:
         """One of a rank's texts."""

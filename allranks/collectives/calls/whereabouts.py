@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from allranks.collectives.calls import board as fields
 from allranks.collectives.calls import frames
@@ -22,12 +23,16 @@ class Whereabouts(threading.Thread):
     def __init__(self, board: Board, rank: int, thread: int) -> None:
         super().__init__(name="allranks-whereabouts", daemon=True)
         self.board, self.rank, self.thread = board, rank, thread
+        self.also: list[Callable[[], object]] = []
+        """What else has to be looked after while the main thread is busy."""
         self._stopped = threading.Event()
 
     def run(self) -> None:
         """Answers until it is stopped."""
         while not self._stopped.wait(_PERIOD_SECONDS):
             self.answer()
+            for look in self.also:
+                look()
 
     def answer(self) -> None:
         """Answers, if there is a question."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,13 +24,13 @@ class Keys:
     """Counts the groups of a cell: its ranks make the same ones, in the same order."""
 
     def __init__(self) -> None:
-        self.number = self.made = 0
+        self.number = self.made = self.at_ns = 0
 
     def next(self) -> str:
         """What the keys of the next group begin with, the same on every rank."""
         number = world.current().scope.number
         self.made = self.made + 1 if number == self.number else 1
-        self.number = number
+        self.number, self.at_ns = number, time.time_ns()
         return f"allranks/{number}/{self.made}"
 
 
@@ -46,26 +47,41 @@ def _meet_afresh(rendezvous: Any) -> None:
         return
 
     def meet(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
-        if world.exists():
-            _keep_store(rendezvous.TCPStore)
+        if not world.exists():
+            yield from own(url, *args, **kwargs)
+            return
+        prefix = _keys.next()
+        if os.environ.get("RANK") == "0":
+            _keep_store()
         for store, rank, size in own(url, *args, **kwargs):
-            if world.exists():
-                store = sys.modules["torch.distributed"].PrefixStore(_keys.next(), store)
-            yield store, rank, size
+            yield sys.modules["torch.distributed"].PrefixStore(prefix, store), rank, size
 
     meet.allranks = True  # type: ignore[attr-defined]
     handlers[_SCHEME] = meet
 
 
-def _keep_store(make: Any) -> None:
-    """On the first rank, has the store listen for as long as the rank lives."""
+def store() -> Any:
+    """A store that listens where the environment says that the ranks meet."""
+    make = sys.modules["torch.distributed"].TCPStore
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # A group's own store of this place is the same: that is what multi_tenant says.
+    return make(address, port, is_master=True, wait_for_workers=False, multi_tenant=True)
+
+
+def _keep_store() -> None:
     where = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    first = os.environ.get("RANK") == "0"
-    if first and all(where) and where[1].isdecimal() and where not in _stores:
-        # A group's own store of this place is the same: that is what multi_tenant says.
-        _stores[where] = make(
-            where[0], int(where[1]), is_master=True, wait_for_workers=False, multi_tenant=True
-        )
+    if all(where) and where not in _stores:
+        _stores[where] = store()
+
+
+def made() -> int:
+    """How many times this rank has begun to meet the others in this cell."""
+    return _keys.made if _keys.number == world.current().scope.number else 0
+
+
+def met_at_ns() -> int:
+    """When this rank has begun to meet the others last, by the system's clock."""
+    return _keys.at_ns
 
 
 install = AfterImport(["torch.distributed.rendezvous"], _meet_afresh).install

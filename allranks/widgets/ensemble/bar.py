@@ -8,6 +8,7 @@ from html import escape
 
 from allranks.widgets.dashboard.numbers import seconds
 from allranks.widgets.ensemble.view import TextEnsemble
+from allranks.widgets.front_end import NOTEBOOK, front_end
 from allranks.widgets.notebook import NotebookView
 from allranks.widgets.terminal import TerminalView
 
@@ -66,7 +67,5 @@ class BarView(TextEnsemble):
 
 def bar_view(count: int, name: str) -> BarView:
     """Returns the bar that fits this front end, for so many calls of a function of that name."""
-    from allranks.widgets import in_notebook
-
-    kind = NotebookView if in_notebook() else TerminalView
+    kind = NotebookView if front_end() == NOTEBOOK else TerminalView
     return BarView(kind([], noun="item"), count, name)

@@ -1,0 +1,79 @@
+"""A rank leaves while others wait for it in torch: the cell ends, and the next one works."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.torch.test_groups import IMPORTS
+
+SETTLED_SECONDS = 30
+BEGIN = "dist.is_initialized() or dist.init_process_group()\n"
+CELLS = {
+    "a rank raises": ("if rank == 1:\n    raise ValueError\ndist.all_reduce(t)", "all_reduce", 1),
+    "a rank ends the cell": ("if rank != 2:\n    dist.barrier()", "barrier", 2),
+    "a rank is not asked": ("if rank > 0:\n    dist.broadcast_object_list([1])", "broadcast", 0),
+    "a message never comes": ("if rank == 0:\n    dist.recv(t, 1)", "recv", 1),
+    "a model is short of a step": (
+        "model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))\n"
+        "for step in range(3 if rank else 2):\n    model(t).sum().backward()",
+        "all_reduce",
+        0,
+    ),
+    "a part of the ranks": (
+        "part = dist.new_group([0, 2])\nif rank == 0:\n    dist.all_reduce(t, group=part)",
+        "all_reduce",
+        2,
+    ),
+    "the first rank does not meet": (
+        "dist.destroy_process_group()\nif rank > 0:\n    dist.init_process_group()",
+        "init_process_group",
+        0,
+    ),
+    "another does not meet": (
+        "dist.destroy_process_group()\nif rank < 2:\n    dist.init_process_group()",
+        "init_process_group",
+        2,
+    ),
+}
+NEXT = "dist.init_process_group()\ndist.all_reduce(t)\nint(t[0]), kept"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported(ranks):
+    assert ranks.on_ranks(IMPORTS).status == "ok"
+    assert ranks.on_ranks("t, kept = torch.ones(3), 10 * rank").status == "ok"
+
+
+@pytest.mark.parametrize(("source", "what", "culprit"), CELLS.values(), ids=CELLS.keys())
+def test_who_waits_is_told_for_whom_and_the_next_cell_works(ranks, source, what, culprit):
+    cell = ranks.on_ranks(BEGIN + source, timeout=SETTLED_SECONDS)
+    assert cell.status == "error"
+    assert f"torch's {what} needs every one of ranks" in cell.text
+    assert f": rank {culprit} has left cell In[{cell.execution_count}]" in cell.text
+    assert "Connection closed" not in cell.text
+    following = ranks.on_ranks(f"t.fill_(1)\n{NEXT}", timeout=SETTLED_SECONDS)
+    assert following.text == "rank 0 → (3, 0)\nrank 1 → (3, 10)\nrank 2 → (3, 20)\n"
+
+
+def test_an_interrupt_is_heard_in_torch(ranks):
+    cell = ranks.start_on_ranks(
+        f"{BEGIN}print('here')\nimport time\ntime.sleep(60) if rank == 0 else dist.barrier()"
+    ).wait_for("here")
+    ranks.drain(0.5)
+    ranks.interrupt()
+    assert cell.wait(SETTLED_SECONDS).error_name == "CellInterrupted"
+    assert "KeyboardInterrupt" in cell.error_value
+    assert "RuntimeError" not in cell.text
+    following = ranks.on_ranks(f"t.fill_(1)\n{NEXT}", timeout=SETTLED_SECONDS)
+    assert "rank 1 → (3, 10)" in following.text
+
+
+def test_a_rank_that_is_late_is_waited_for(ranks):
+    """Rank 2 has done its part and left; what the others wait for is rank 0, which comes."""
+    cell = ranks.on_ranks(
+        f"{BEGIN}import time\nwork = None\nif rank == 0:\n    time.sleep(4)\n"
+        "t.fill_(1)\nwork = dist.all_reduce(t, async_op=True)\nif rank < 2:\n    work.wait()",
+        timeout=SETTLED_SECONDS,
+    )
+    assert cell.status == "ok", cell.text
+    assert ranks.on_ranks("work.wait()\nint(t[0])").text == "ranks 0–2 → 3\n"
