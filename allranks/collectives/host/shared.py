@@ -9,7 +9,7 @@ after which it may be read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import Call, Members, Prepared
+from allranks.collectives.calls.call import Call, Move, Prepared, prepared
 from allranks.collectives.calls.offer import NOTHING, NOWHERE, Offer
-from allranks.collectives.calls.wait import Steps, ending
+from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.channel import Channel
 from allranks.collectives.host.window import WARM_BYTES, Window, place
 from allranks.collectives.host.windowed import (
@@ -46,9 +46,9 @@ class Shared:
 
     name = "shared"
 
-    def __init__(self, members: Members, channel: Channel, window: Window | None) -> None:
-        self.members, self.channel, self.window = members, channel, window
-        self._straight_bytes = straight_bytes(channel.members, channel.block)
+    def __init__(self, channel: Channel, window: Window | None) -> None:
+        self.members, self.channel, self.window = channel.members, channel, window
+        self._straight_bytes = straight_bytes(self.members.size, channel.block)
         self._straight: tuple[dict[Arithmetic, Straight], ...] = ({}, {})
         self._parts: dict[tuple[np.dtype[Any], tuple[int, ...], int], list[Array]] = {}
         self._found: dict[tuple[object, ...], tuple[bool, list[list[Block]] | None]] = {}
@@ -73,49 +73,53 @@ class Shared:
         self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
     ) -> Prepared[Array]:
         """Small arrays go through the blocks, the others are reduced where they lie."""
-        channel = self.channel
-        if source.nbytes <= self._straight_bytes:
-            turn = channel.turn ^ 1
-            known = self._straight[turn].get(how)
-            if known is None or known[0] != source.nbytes:
-                known = self._begin_straight(source, how, turn)
-            _, block, rest = known
-            if how.copies:
-                block[...] = source
-            else:
-                how.staged(source, block)
-            return NOTHING, rest if out is None else partial(rest, out)
+        nbytes = source.nbytes
+        if nbytes > self._straight_bytes:
+            return self._allreduce(call, source, how, out)
+        turn = self.channel.turn ^ 1
+        known = self._straight[turn].get(how)
+        if known is None or known[0] != nbytes:
+            known = self._begin_straight(source, how, turn)
+        _, block, rest = known
+        if how.copies:
+            block[...] = source
+        else:
+            how.staged(source, block)
+        return NOTHING, rest if out is None else partial(rest, out)
+
+    @prepared
+    def _allreduce(
+        self, call: Call, source: Array, how: Arithmetic, out: Array | None
+    ) -> Move[Array]:
         found = self.empty(source.shape, source.dtype) if out is None else out
         source, flat = source.reshape(-1), found.reshape(-1)
         window = self.window
         if window is None or call.posted:
             turn = self._stage(source[: self._step(source)], how)
-            return NOTHING, ending(self._through_blocks(source, flat, how, call, turn), found)
+            yield NOTHING
+            yield from self._through_blocks(source, flat, how, call, turn)
+            return found
         at, source_at = window.place_of(found), window.place_of(source)
         copied = not source_at[0] or not how.plain
         call.held = source, found
         if copied and at[0]:
             step = chunk(source.dtype)
             how.staged(source[:step], flat[:step])
-        offer = Offer(source.nbytes, place(at if copied else source_at, at), copied)
-        steps = self.in_windows(call, None, source, flat, how, copied=copied)
-        return offer, ending(steps, found)
+        yield Offer(source.nbytes, place(at if copied else source_at, at), copied)
+        yield from self.in_windows(call, None, source, flat, how, copied=copied)
+        return found
 
     def _begin_straight(self, source: Array, how: Arithmetic, turn: int) -> Straight:
         """What fits in one block takes a single arrival, at which all have agreed."""
         channel = self.channel
         parts = self._blocks(source.dtype, source.shape, turn)
-        # Of arrays without dimensions numpy makes numbers.
-        pair = how.ufunc if how.bare and len(parts) == 2 and source.ndim else None
+        sum_of_two = how.ufunc if how.bare and len(parts) == 2 and source.ndim else None
 
         def rest(out: Array | None = None) -> Array:
             channel.turn = turn
-            if pair is not None and out is None:
-                # numpy makes a result faster than it fills one that is there.
-                return pair(parts[0], parts[1])  # type: ignore[no-any-return]
-            total = np.empty(parts[0].shape, parts[0].dtype) if out is None else out
-            how.combine(parts, total)
-            return total
+            if sum_of_two and out is None:
+                return sum_of_two(*parts)  # type: ignore[no-any-return]
+            return how.combine(parts, out)
 
         if len(self._straight[turn]) >= _KEPT:
             self._straight[turn].clear()
@@ -146,14 +150,14 @@ class Shared:
                 if not copied:
                     how.staged(source[:step], out[:step])
                 copied = True
-                yield from channel.sync(call)
+                yield from channel.meet(call)
             for index, found in enumerate(todo):
                 if index and copied:
                     start = index * step
                     how.staged(source[start : start + step], out[start : start + step])
-                    yield from channel.sync(call)
+                    yield from channel.meet(call)
                 reduce_blocks(found, how)
-            yield from channel.sync(call)
+            yield from channel.meet(call)
 
     def _where(
         self,
@@ -165,12 +169,12 @@ class Shared:
         copied: bool,
     ) -> tuple[bool, list[list[Block]] | None]:
         """Whether only some members copy, and what is to be reduced; None where that is nowhere."""
-        key = tuple(offers or self.channel.offered(call.sequence)), size, dtype, copied
+        key = tuple(offers or self.channel.offered(call)), size, dtype, copied
         known = self._found.get(key)
         if known is None:
             if len(self._found) >= _KEPT:
                 self._found.clear()
-            offers = offers or self.channel.offers(call.sequence)
+            offers = offers or self.channel.offers(call)
             places = [offer.place for offer in offers]
             mixed, todo = any(offer.copied is not copied for offer in offers), None
             if self.window is not None and NOWHERE not in places:
@@ -187,49 +191,40 @@ class Shared:
         ``turn`` is that of the first block, where it has been laid out and all have arrived since.
         """
         channel, step = self.channel, self._step(source)
-        by_slice = source.nbytes > self._straight_bytes and channel.members >= _SLICE_FROM
+        by_slice = source.nbytes > self._straight_bytes and self.members.size >= _SLICE_FROM
         for start in range(0, max(1, source.size), step):
             part, into = source[start : start + step], out[start : start + step]
             if start or turn is None:
                 turn = self._stage(part, how)
-                yield from channel.sync(call)
+                yield from channel.meet(call)
             channel.turn = turn
             parts = self._blocks(part.dtype, part.shape, turn)
             if not by_slice:
                 how.combine(parts, into)
                 continue
-            slices = [slice(*bounds) for bounds in pairwise(split(part.size, channel.members))]
-            mine = slices[channel.me]
+            slices = [slice(*bounds) for bounds in pairwise(split(part.size, self.members.size))]
+            mine = slices[self.members.me]
             how.combine([p[mine] for p in parts], into[mine])
-            np.copyto(parts[channel.me][mine], into[mine])
-            yield from channel.sync(call)
+            np.copyto(parts[self.members.me][mine], into[mine])
+            yield from channel.meet(call)
             for index, theirs in enumerate(slices):
-                if index != channel.me:
+                if index != self.members.me:
                     np.copyto(into[theirs], parts[index][theirs])
 
+    @prepared
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
-    ) -> Prepared[None]:
+    ) -> Move[None]:
         """Every member reduces the part of each block that is its own."""
-        turn = self._stage(source[: self._step(source)], how)
-        return NOTHING, self._scatter(call, source, bounds, out, how, turn)
-
-    def _scatter(
-        self,
-        call: Call,
-        source: Array,
-        bounds: Sequence[int],
-        out: Array,
-        how: Arithmetic,
-        turn: int,
-    ) -> Steps[None]:
         channel, step = self.channel, self._step(source)
-        first, last = bounds[channel.me], bounds[channel.me + 1]
+        first, last = bounds[self.members.me], bounds[self.members.me + 1]
         for start in range(0, max(1, source.size), step):
             part = source[start : start + step]
+            turn = self._stage(part, how)
             if start:
-                turn = self._stage(part, how)
-                yield from channel.sync(call)
+                yield from channel.meet(call)
+            else:
+                yield Offer(source.nbytes)
             channel.turn = turn
             low, high = max(first, start), min(last, start + part.size)
             if low < high:
@@ -237,29 +232,33 @@ class Shared:
                 parts = self._blocks(part.dtype, part.shape, turn)
                 how.combine([p[here] for p in parts], out[low - first : high - first])
 
-    def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
+    @prepared
+    def broadcast(self, call: Call, array: Array, root: int) -> Move[None]:
         """Streams the root's bytes to everyone."""
-        source = array if root == self.channel.me else array[:0]
+        source = array if root == self.members.me else array[:0]
 
         def read(member: int, start: int, block: Array) -> None:
-            if member != self.channel.me:
+            if member != self.members.me:
                 np.copyto(array[start : start + block.size], block)
 
-        lengths = [array.nbytes if i == root else 0 for i in range(self.channel.members)]
+        lengths = [array.nbytes if i == root else 0 for i in range(self.members.size)]
         turn = self._fill(source, 0)
-        return Offer(source.nbytes), self._stream(call, source, lengths, read, turn)
+        yield Offer(source.nbytes)
+        yield from self._stream(call, source, lengths, read, turn)
 
+    @prepared
     def allgather(
         self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
-    ) -> Prepared[list[Array]]:
+    ) -> Move[list[Array]]:
         """Streams everyone's bytes to everyone, or to the root."""
         turn = self._fill(source, 0)
-        return Offer(source.nbytes), self._gather(call, source, lengths, root, turn)
+        yield Offer(source.nbytes)
+        return (yield from self._gather(call, source, lengths, root, turn))
 
     def _gather(
         self, call: Call, source: Array, lengths: Sequence[int] | None, root: int, turn: int
     ) -> Steps[list[Array]]:
-        reads = root in (-1, self.channel.me)
+        reads = root in (-1, self.members.me)
         sizes = lengths or [offer.nbytes for offer in call.agreement.offers(call)]
         outs: list[Array] = [np.empty(size if reads else 0, np.uint8) for size in sizes]
 
@@ -270,18 +269,15 @@ class Shared:
         yield from self._stream(call, source, sizes, read, turn)
         return outs
 
+    @prepared
     def alltoall(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
-    ) -> Prepared[list[Array]]:
+    ) -> Move[list[Array]]:
         """Streams everyone's bytes; each member keeps the piece that was cut for it."""
+        me, members = self.members.me, self.members.size
         head = np.array(lengths, np.int64).view(np.uint8)
         turn = self._fill(head, 0)
-        return Offer(source.nbytes), self._exchange(call, source, head, root, turn)
-
-    def _exchange(
-        self, call: Call, source: Array, head: Array, root: int, turn: int
-    ) -> Steps[list[Array]]:
-        me, members = self.channel.me, self.channel.members
+        yield Offer(source.nbytes)
         sizes = [8 * members if root in (-1, index) else 0 for index in range(members)]
         tables = yield from self._gather(call, head, sizes, -1, turn)
         cuts = [np.concatenate([[0], np.cumsum(table.view(np.int64))]) for table in tables]
@@ -312,19 +308,16 @@ class Shared:
         ``turn`` is that of the first block, where it has been laid out and all have arrived since.
         """
         channel = self.channel
-        for start in self._starts(max(lengths)):
+        # Where nobody brings anything the block has its turn all the same.
+        for start in range(0, max(1, *lengths), channel.block):
             if start or turn is None:
                 turn = self._fill(source, start)
-                yield from channel.sync(call)
+                yield from channel.meet(call)
             channel.turn = turn
             for member, length in enumerate(lengths):
                 size = min(channel.block, length - start)
                 if size > 0:
                     read(member, start, channel.blocks[member][turn][:size])
-
-    def _starts(self, longest: int) -> Iterator[int]:
-        # Where nobody brings anything the block has its turn all the same.
-        return iter(range(0, max(1, longest), self.channel.block))
 
     def _step(self, array: Array) -> int:
         """How many elements a block holds."""
@@ -351,7 +344,7 @@ class Shared:
         """The same, with bytes."""
         turn = self.channel.turn ^ 1
         part = source[start : start + self.channel.block]
-        np.copyto(self.channel.blocks[self.channel.me][turn][: part.size], part)
+        np.copyto(self.channel.blocks[self.members.me][turn][: part.size], part)
         return turn
 
 

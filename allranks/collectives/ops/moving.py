@@ -65,7 +65,7 @@ def begin_broadcast(
         "broadcast", "", name_of(source.dtype), source.shape, root,
         transport=taken.transport, device=taken.device,
     )  # fmt: skip
-    call = group.call(spec, name or "", source.nbytes)
+    call = group.call(spec, name, source.nbytes)
     call.ready = taken.mark()
 
     def steps() -> Steps[Any]:
@@ -105,7 +105,7 @@ def begin_allgather(
     shape = shapes if grouped else looks[0]
     spec = Spec(kind, "", dtypes, shape, root, transport=taken.transport, device=taken.device)
     nbytes = sum(source.nbytes for source, _ in pairs)
-    call = group.call(spec, name or "", nbytes * group.size)
+    call = group.call(spec, name, nbytes * group.size)
     call.ready = taken.mark()
     if taken.device:
         call.steps = gather_on_gpu(group, call, taken, index)
@@ -185,7 +185,7 @@ def begin_alltoall(
         "alltoall", "", name_of(source.dtype), shape,
         transport=taken.transport, device=taken.device,
     )  # fmt: skip
-    call = group.call(spec, name or "", source.nbytes)
+    call = group.call(spec, name, source.nbytes)
     call.ready = taken.mark()
 
     def steps() -> Steps[tuple[Any, list[int]]]:
@@ -227,7 +227,7 @@ def begin_scatter(
         _rows(source, "scatter")
         rows = _splits("scatter", source, splits, group.size)
     spec = Spec("scatter", root=root, transport=taken.transport)
-    call = group.call(spec, name or "", source.nbytes)
+    call = group.call(spec, name, source.nbytes)
     call.ready = taken.mark()
 
     def steps() -> Steps[Any]:
@@ -277,7 +277,7 @@ def _splits(kind: str, source: Array, splits: Any, size: int) -> list[int]:
 def begin_barrier(process_set: ProcessSet | None = None, name: str | None = None) -> Call:
     """A barrier, ready to be driven."""
     group = group_of(process_set, "barrier")
-    call = group.call(Spec("barrier"), name or "", 0)
+    call = group.call(Spec("barrier"), name, 0)
 
     def steps() -> Steps[None]:
         group.choose(call)

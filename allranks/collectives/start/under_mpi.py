@@ -80,25 +80,23 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
     if world.board is not None and all(node.allgather(can_attach(node))):
         world.window = Window(world.board)
     everybody = tuple(range(world.size))
-    channel = None
-    if len(order) == 1 and world.board is not None:
-        block = share(node, Channel.nbytes(world.size))
-        channel = Channel(block, world.size, rank) if block is not None else None
-    # Whether there is a channel is the same on every rank: `share` agrees on it.
+    one = len(order) == 1 and world.board is not None
+    block = share(node, Channel.nbytes(world.size)) if one else None
+    # Whether there is any is the same on every rank: `share` agrees on it.
     KINDS.update(TOPOLOGIES)
     pristine, user = base.Dup(), Comm(base.Dup())
     user.Set_name(NAME)
     user.bind(world, 0)
     alone = Comm(mpi.Intracomm(mpi.COMM_SELF).Dup())
     alone.bind(world, ALONE)
-    letters = Letters(world, base.Dup()) if channel is None else None
+    letters = Letters(world, base.Dup()) if block is None else None
     if letters is not None:
         world.tell, world.listen = letters.tell, letters.receive
     world.move_messages = lambda: [pristine.Iprobe() for _ in range(_LOOKS)]
     world.mpi = Epochs(world, user, alone, pristine, letters, world.renewed)
-    world.open(0, everybody, channel, now=False)
+    world.open(0, everybody, block, now=False)
     own = mmap.mmap(-1, memory.rounded(Channel.nbytes(1)))
-    world.open(ALONE, (rank,), Channel(own, 1, 0), now=False)
+    world.open(ALONE, (rank,), own, now=False)
     world.meeting = Meeting(base, hosts)
     if len(order) > 1:
         world.offset_seconds = clock_offset(base, node, firsts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from mmap import mmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -193,22 +194,21 @@ def open_group(
     made = _make(ranks) if together and this.rank == ranks[0] else None
     address = np.frombuffer(made.address.encode() if made else b"", np.uint8)
     addresses = yield from call.moved(transport.allgather, address)
-    channel: Channel | None = None
+    mapped: mmap | None = None
     member = this.rank in ranks
     at = addresses[parent.ranks.index(ranks[0])].tobytes().decode() if ranks else ""
     if member and at:
         try:
             mapped = memory.attach(at, memory.rounded(Channel.nbytes(len(ranks))))
-            channel = Channel(mapped, len(ranks), ranks.index(this.rank))
         except OSError:
-            channel = None
-    word = np.array([channel is not None or not member], np.uint8)
+            mapped = None
+    word = np.array([mapped is not None or not member], np.uint8)
     everyone = yield from call.moved(transport.allgather, word, [1] * parent.size)
     if made is not None:
         made.close()
     if member:
         whole = all(flag[0] for flag in everyone)
-        this.open(number, ranks, channel if whole else None)
+        this.open(number, ranks, mapped if whole else None)
 
 
 def _make(ranks: tuple[int, ...]) -> Any:
