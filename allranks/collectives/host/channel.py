@@ -49,7 +49,7 @@ def block_bytes(members: int) -> int:
     return min(256 << 10, max(16 << 10, (32 << 20) // (2 * members) // PAGE * PAGE))
 
 
-_NOTHING: tuple[Offer | None, Packed | None, Site | None] = (None, None, None)
+_NOTHING: tuple[Packed | None, Site | None, Offer | None] = (None, None, None)
 
 
 class Channel:
@@ -67,8 +67,10 @@ class Channel:
             for rank, page, *heads in zip(members.ranks, self._pages, *self._heads, strict=True)
             if rank != members.rank
         ]
+        starts = [[8 * head + _OFFER_AT for head in heads] for heads in self._heads]
+        self._offers_at = [[slice(at, at + _OFFER.size) for at in turn] for turn in starts]
         self._laid_out = [_NOTHING, _NOTHING]
-        """For each turn the offer, the spec and the line that lie there."""
+        """For each turn the spec, the line and the offer that lie there."""
         self.block = block_bytes(members.size)
         data = np.frombuffer(memory, np.uint8, 2 * members.size * self.block, members.size * PAGE)
         self.blocks = [list(pair) for pair in data.reshape(members.size, 2, self.block)]
@@ -90,9 +92,9 @@ class Channel:
         """Lays out what this rank brings; True where all have come, and agree, within moments."""
         number = self.number + 1
         turn = number & 1
-        offered, packed, site = self._laid_out[turn]
-        if offer is not offered or call.packed is not packed or call.site is not site:
-            self._lay_out(turn, offer, call.packed, call.site)
+        packed, site, offered = self._laid_out[turn]
+        if call.packed is not packed or call.site is not site or offer is not offered:
+            self._lay_out(turn, call, offer)
         self.times[self._heads[turn][self.members.me] + 1] = call.started
         if not ORDERED:
             fence()
@@ -103,17 +105,18 @@ class Channel:
         self.words[self._mine] = count
         return self._agree(call)
 
-    def _lay_out(self, turn: int, offer: Offer, packed: Packed, site: Site) -> None:
-        self._laid_out[turn] = _NOTHING  # until all of it lies there: an interrupt may come
+    def _lay_out(self, turn: int, call: Call, offer: Offer) -> None:
         head = self._heads[turn][self.members.me]
         start = 8 * head
-        self.words[head] = packed.fingerprint
+        before = self._laid_out[turn]
+        self._laid_out[turn] = _NOTHING  # until all of it lies there: an interrupt may come
         nbytes, place, copied, answered = offer
         _OFFER.pack_into(self.memory, start + _OFFER_AT, nbytes, *place, copied, answered)
-        if self.own.checks:
-            text = pack_text(packed.text, site)[:_TEXT_BYTES]
+        if call.packed is not before[0] or call.site is not before[1]:
+            self.words[head] = call.packed.fingerprint
+            text = pack_text(call.packed.text, call.site)[:_TEXT_BYTES] if self.own.checks else b""
             self.memory[start + _TEXT_AT : start + _TEXT_AT + len(text)] = text
-        self._laid_out[turn] = offer, packed, site
+        self._laid_out[turn] = call.packed, call.site, offer
 
     def agree(self, call: Call, offer: Offer) -> Steps[None]:
         """Ends when every member has arrived with the same fingerprint.
@@ -121,7 +124,7 @@ class Channel:
         Raises:
             CollectiveMismatch: they brought different things; nothing has moved.
         """
-        yield from self._wait(call)
+        yield from self.wait(call)
         self._agree(call)
 
     def _agree(self, call: Call) -> bool:
@@ -171,7 +174,7 @@ class Channel:
             fence()
         return True
 
-    def _wait(self, call: Call) -> Steps[None]:
+    def wait(self, call: Call) -> Steps[None]:
         """Ends when every member has arrived as often as this one."""
         call.stage = self.count
         for _, page, _ in self._others:
@@ -179,20 +182,26 @@ class Channel:
                 yield call
         fence()
 
-    def meet(self, call: Call) -> Steps[None]:
-        """Arrives once more, and ends when every member has."""
+    def arrive(self) -> bool:
+        """Arrives once more; True where all the others do within moments."""
         fence()
         count = self.count = self.count + 1
         self.words[self._mine] = count
         for _, page, _ in self._others:
             if self.words[page] < count and not self._comes(page):
-                yield from self._wait(call)
+                return False
         fence()
+        return True
+
+    def meet(self, call: Call) -> Steps[None]:
+        """Arrives once more, and ends when every member has."""
+        if not self.arrive():
+            yield from self.wait(call)
 
     def offered(self, call: Call) -> list[bytes]:
         """The same as `offers`, as it lies there."""
-        starts = [8 * head + _OFFER_AT for head in self._heads[call.number & 1]]
-        return [self.memory[start : start + _OFFER.size] for start in starts]
+        memory = self.memory
+        return [memory[where] for where in self._offers_at[call.number & 1]]
 
     def offers(self, call: Call) -> list[Offer]:
         """What each member has offered: it lies there until this rank comes to the next call."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,11 @@ from allranks.collectives.host.windowed import (
 )
 
 Array = NDArray[Any]
+T = TypeVar("T")
 Straight = tuple[int, Array, Callable[..., Array]]
 """Bytes, this rank's block of one turn, and what makes the result once all have filled theirs."""
+Found = tuple[bool, list[list[Block]] | None]
+"""Whether only some members copy, and what is to be reduced; None where that is nowhere."""
 _KEPT = 1024
 """Kinds of calls whose views of the shared memory are kept: making them takes longer than using."""
 _SLICE_FROM = 4
@@ -51,7 +54,8 @@ class Shared:
         self._straight_bytes = straight_bytes(self.members.size, channel.block)
         self._straight: tuple[dict[Arithmetic, Straight], ...] = ({}, {})
         self._parts: dict[tuple[np.dtype[Any], tuple[int, ...], int], list[Array]] = {}
-        self._found: dict[tuple[object, ...], tuple[bool, list[list[Block]] | None]] = {}
+        self._offers: dict[tuple[object, ...], Offer] = {}
+        self._found: dict[tuple[object, ...], Found] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array, where the other members can reach it if that pays."""
@@ -74,40 +78,35 @@ class Shared:
     ) -> Prepared[Array]:
         """Small arrays go through the blocks, the others are reduced where they lie."""
         nbytes = source.nbytes
-        if nbytes > self._straight_bytes:
-            return self._allreduce(call, source, how, out)
-        turn = self.channel.turn ^ 1
-        known = self._straight[turn].get(how)
-        if known is None or known[0] != nbytes:
-            known = self._begin_straight(source, how, turn)
-        _, block, rest = known
-        if how.copies:
-            block[...] = source
-        else:
-            how.staged(source, block)
-        return NOTHING, rest if out is None else partial(rest, out)
-
-    @prepared
-    def _allreduce(
-        self, call: Call, source: Array, how: Arithmetic, out: Array | None
-    ) -> Move[Array]:
+        if nbytes <= self._straight_bytes:
+            turn = self.channel.turn ^ 1
+            known = self._straight[turn].get(how)
+            if known is None or known[0] != nbytes:
+                known = self._begin_straight(source, how, turn)
+            _, block, rest = known
+            if how.copies:
+                block[...] = source
+            else:
+                how.staged(source, block)
+            return NOTHING, rest if out is None else partial(rest, out)
         found = self.empty(source.shape, source.dtype) if out is None else out
-        source, flat = source.reshape(-1), found.reshape(-1)
+        source = source.reshape(-1)
         window = self.window
         if window is None or call.posted:
             turn = self._stage(source[: self._step(source)], how)
-            yield NOTHING
-            yield from self._through_blocks(source, flat, how, call, turn)
-            return found
+            return NOTHING, self._through_blocks(source, found, how, call, turn)
         at, source_at = window.place_of(found), window.place_of(source)
         copied = not source_at[0] or not how.plain
         call.held = source, found
         if copied and at[0]:
             step = chunk(source.dtype)
-            how.staged(source[:step], flat[:step])
-        yield Offer(source.nbytes, place(at if copied else source_at, at), copied)
-        yield from self.in_windows(call, None, source, flat, how, copied=copied)
-        return found
+            how.staged(source[:step], found.reshape(-1)[:step])
+        key = source_at, at, copied
+        offer = self._offers.get(key)
+        if offer is None:
+            offer = Offer(0, place(at if copied else source_at, at), copied)
+            _keep(self._offers, key, offer)
+        return offer, self.in_windows(call, None, source, found, how, copied=copied)
 
     def _begin_straight(self, source: Array, how: Arithmetic, turn: int) -> Straight:
         """What fits in one block takes a single arrival, at which all have agreed."""
@@ -121,10 +120,8 @@ class Shared:
                 return sum_of_two(*parts)  # type: ignore[no-any-return]
             return how.combine(parts, out)
 
-        if len(self._straight[turn]) >= _KEPT:
-            self._straight[turn].clear()
-        known = self._straight[turn][how] = source.nbytes, parts[self.members.me], rest
-        return known
+        known = source.nbytes, parts[self.members.me], rest
+        return _keep(self._straight[turn], how, known)
 
     def in_windows(
         self,
@@ -135,65 +132,55 @@ class Shared:
         how: Arithmetic,
         *,
         copied: bool,
-    ) -> Steps[None]:
+    ) -> Steps[Array]:
         """Reduces where the arrays lie, if all lie in a window; all members have agreed.
 
         ``offers`` are what the members have agreed on where it is None.
         """
-        channel, step = self.channel, chunk(how.dtype)
-        mixed, todo = self._where(call, offers, source.size, how.dtype, copied=copied)
+        told = offers or self.channel.offered(call)
+        key = how, source.size, copied, *told
+        mixed, todo = self._found.get(key) or self._find(call, offers, key)
         if todo is None:
-            yield from self._through_blocks(source, out, how, call)
-        else:
-            if mixed:
-                # Some members have copied their first chunk and some had nothing to copy.
-                if not copied:
-                    how.staged(source[:step], out[:step])
-                copied = True
-                yield from channel.meet(call)
-            for index, found in enumerate(todo):
-                if index and copied:
-                    start = index * step
-                    how.staged(source[start : start + step], out[start : start + step])
-                    yield from channel.meet(call)
-                reduce_blocks(found, how)
+            return (yield from self._through_blocks(source, out, how, call))
+        channel, step, flat = self.channel, chunk(how.dtype), out.reshape(-1)
+        if mixed:
+            # Some members have copied their first chunk and some had nothing to copy.
+            if not copied:
+                how.staged(source[:step], flat[:step])
+            copied = True
             yield from channel.meet(call)
+        for index, found in enumerate(todo):
+            if index and copied:
+                start = index * step
+                how.staged(source[start : start + step], flat[start : start + step])
+                yield from channel.meet(call)
+            reduce_blocks(found, how)
+        if not channel.arrive():
+            yield from channel.wait(call)
+        return out
 
-    def _where(
-        self,
-        call: Call,
-        offers: list[Offer] | None,
-        size: int,
-        dtype: np.dtype[Any],
-        *,
-        copied: bool,
-    ) -> tuple[bool, list[list[Block]] | None]:
-        """Whether only some members copy, and what is to be reduced; None where that is nowhere."""
-        key = tuple(offers or self.channel.offered(call)), size, dtype, copied
-        known = self._found.get(key)
-        if known is None:
-            if len(self._found) >= _KEPT:
-                self._found.clear()
-            offers = offers or self.channel.offers(call)
-            places = [offer.place for offer in offers]
-            mixed, todo = any(offer.copied is not copied for offer in offers), None
-            if self.window is not None and NOWHERE not in places:
-                window, copied = self.window, copied or mixed
-                todo = blocks(window, self.members, places, size, dtype, copied=copied)
-            known = self._found[key] = mixed, todo
-        return known
+    def _find(self, call: Call, offers: list[Offer] | None, key: tuple[Any, ...]) -> Found:
+        how, size, copied, *_ = key
+        offers = offers or self.channel.offers(call)
+        places = [offer.place for offer in offers]
+        mixed, todo = any(offer.copied is not copied for offer in offers), None
+        if self.window is not None and NOWHERE not in places:
+            todo = blocks(
+                self.window, self.members, places, size, how.dtype, copied=copied or mixed
+            )
+        return _keep(self._found, key, (mixed, todo))
 
     def _through_blocks(
         self, source: Array, out: Array, how: Arithmetic, call: Call, turn: int | None = None
-    ) -> Steps[None]:
+    ) -> Steps[Array]:
         """Reduces block by block.
 
         ``turn`` is that of the first block, where it has been laid out and all have arrived since.
         """
-        channel, step = self.channel, self._step(source)
+        channel, step, flat = self.channel, self._step(source), out.reshape(-1)
         by_slice = source.nbytes > self._straight_bytes and self.members.size >= _SLICE_FROM
         for start in range(0, max(1, source.size), step):
-            part, into = source[start : start + step], out[start : start + step]
+            part, into = source[start : start + step], flat[start : start + step]
             if start or turn is None:
                 turn = self._stage(part, how)
                 yield from channel.meet(call)
@@ -210,6 +197,7 @@ class Shared:
             for index, theirs in enumerate(slices):
                 if index != self.members.me:
                     np.copyto(into[theirs], parts[index][theirs])
+        return out
 
     @prepared
     def reducescatter(
@@ -334,10 +322,8 @@ class Shared:
         key = dtype, shape, turn
         parts = self._parts.get(key)
         if parts is None:
-            if len(self._parts) >= _KEPT:
-                self._parts.clear()
             found = self.channel.blocks_as(dtype, math.prod(shape), turn)
-            parts = self._parts[key] = [part.reshape(shape) for part in found]
+            parts = _keep(self._parts, key, [part.reshape(shape) for part in found])
         return parts
 
     def _fill(self, source: Array, start: int) -> int:
@@ -346,6 +332,14 @@ class Shared:
         part = source[start : start + self.channel.block]
         np.copyto(self.channel.blocks[self.members.me][turn][: part.size], part)
         return turn
+
+
+def _keep(known: dict[Any, T], key: object, made: T) -> T:
+    """Keeps what is used again, and forgets the rest where that has become too much."""
+    if len(known) >= _KEPT:
+        known.clear()
+    known[key] = made
+    return made
 
 
 def split(count: int, members: int) -> list[int]:
