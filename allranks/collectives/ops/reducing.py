@@ -16,8 +16,7 @@ from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.shared import split
-from allranks.collectives.ops.handles import Handle
-from allranks.collectives.ops.moving import member
+from allranks.collectives.ops.handles import Handle, run
 from allranks.collectives.ops.plans import Plan, keep, plan_of
 from allranks.collectives.ops.taking import take
 from allranks.collectives.world import world as worlds
@@ -44,7 +43,7 @@ def _begin(
     group = group_of(process_set, kind)
     op = ReduceOp(op)
     if kind == "reduce":
-        member(group, root, kind)
+        group.index(root, kind)
     factors = float(prescale_factor), float(postscale_factor)
     taken = take(kind, arrays, transport, device, host=op is Adasum)
     pairs = [compression.compress(source) for source in taken.sources]
@@ -180,7 +179,7 @@ def allreduce(
         "allreduce", [array], op, name, process_set, prescale_factor, postscale_factor,
         compression, transport, device,
     )  # fmt: skip
-    return world.current().run(call)[0]
+    return run(call)[0]
 
 
 def _plan_of_one(
@@ -210,7 +209,7 @@ def grouped_allreduce(arrays: Sequence[Any], op: ReduceOp = Average, **options: 
 
     Collective over the process set.
     """
-    result: list[Any] = world.current().run(_begin("grouped_allreduce", arrays, op, **options))
+    result: list[Any] = run(_begin("grouped_allreduce", arrays, op, **options))
     return result
 
 
@@ -234,7 +233,7 @@ def reducescatter(array: Any, op: ReduceOp = Average, **options: Any) -> Any:
 
     Collective over the process set.
     """
-    return world.current().run(_begin("reducescatter", [array], op, **options))[0]
+    return run(_begin("reducescatter", [array], op, **options))[0]
 
 
 def reducescatter_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handle:
@@ -249,7 +248,7 @@ def grouped_reducescatter(
 
     Collective over the process set.
     """
-    result: list[Any] = world.current().run(_begin("grouped_reducescatter", arrays, op, **options))
+    result: list[Any] = run(_begin("grouped_reducescatter", arrays, op, **options))
     return result
 
 
@@ -271,7 +270,7 @@ def reduce(array: Any, root: int = 0, op: ReduceOp = Average, **options: Any) ->
 
     Collective over the process set.
     """
-    result = world.current().run(_begin("reduce", [array], op, root=root, **options))[0]
+    result = run(_begin("reduce", [array], op, root=root, **options))[0]
     return result if world.current().rank == root else None
 
 

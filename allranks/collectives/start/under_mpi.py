@@ -135,12 +135,9 @@ def check_launched(size: int, library: str) -> None:
 
 def can_attach(node: MPI.Intracomm) -> bool:
     """True where this rank can map what the others allocate later on. Collective over ``node``."""
-    try:
-        probe = memory.Segment(1)
-    except (OSError, AttributeError):
-        probe = None
+    probe = memory.segment(1)
     mine = (probe.address, probe.nbytes) if probe is not None else ("", 0)
-    found = all(attempt(address, size) is not None for address, size in node.allgather(mine))
+    found = all(memory.attempt(address, size) is not None for address, size in node.allgather(mine))
     node.Barrier()
     if probe is not None:
         probe.close()
@@ -152,32 +149,15 @@ def share(node: MPI.Intracomm, nbytes: int) -> mmap.mmap | None:
     if not all(node.allgather(memory.available())):
         return None
     for named in (False, True):
-        made: memory.Segment | None = None
-        address = ""
-        if node.Get_rank() == 0:
-            try:
-                made = memory.Segment(nbytes, named=named)
-                address = made.address
-            except (OSError, AttributeError):
-                made = None
-        address, size = node.bcast((address, made.nbytes if made else 0))
-        mapped = attempt(address, size)
+        made = memory.segment(nbytes, named=named) if node.Get_rank() == 0 else None
+        address, size = node.bcast((made.address, made.nbytes) if made else ("", 0))
+        mapped = memory.attempt(address, size)
         agreed = all(node.allgather(mapped is not None))
         if made is not None:
             made.close()
         if agreed:
             return mapped
     return None
-
-
-def attempt(address: str, nbytes: int) -> mmap.mmap | None:
-    """The segment at an address; None where it cannot be mapped."""
-    if not address:
-        return None
-    try:
-        return memory.attach(address, nbytes)
-    except OSError:
-        return None
 
 
 def clock_offset(base: MPI.Intracomm, node: MPI.Intracomm, firsts: Sequence[int]) -> float:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from allranks.collectives.calls.call import Agreement, Call
 from allranks.collectives.calls.guard import Spec, pack
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.transport import Transport
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.gpu.api import Event
 from allranks.collectives.gpu.device import Device
 from allranks.collectives.gpu.gpus import Gpus, OnGpu
 from allranks.collectives.host.channel import Channel
 from allranks.errors import UsageError
+from allranks.records.ranks import label
 
 
 class Group:
@@ -38,9 +42,31 @@ class Group:
         """The memory that the members share; None where they have none."""
         return self.agreement if isinstance(self.agreement, Channel) else None
 
-    def call(self, spec: Spec, name: str | None = None, nbytes: int = 0) -> Call:
-        """A call of this group, from the user's line."""
-        return Call(self.agreement, pack(spec), name, nbytes)
+    def call(
+        self,
+        spec: Spec,
+        name: str | None = None,
+        nbytes: int = 0,
+        steps: Callable[[Call], Steps[Any]] = Call.agreed,
+        ready: Event | None = None,
+    ) -> Call:
+        """A call of this group, ready to be driven."""
+        call = Call(self.agreement, pack(spec), name, nbytes)
+        call.steps, call.ready = steps(call), ready
+        return call
+
+    def index(self, root: int, op: str) -> int:
+        """The root's place among the members.
+
+        Raises:
+            UsageError: it is none of them.
+        """
+        if root in self.ranks:
+            return self.ranks.index(root)
+        raise UsageError(
+            f"{op} needs a root that is in the process set: found {root}, and it has "
+            f"{label(self.ranks)}. The root is a rank of the world."
+        )
 
     def renew(self) -> None:
         """Starts a new epoch: order, counters and communicators."""
