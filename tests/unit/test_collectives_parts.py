@@ -12,13 +12,13 @@ import pytest
 
 from allranks.collectives.arrays.adasum import adasum
 from allranks.collectives.calls.board import REASON, Board
-from allranks.collectives.calls.callsite import Site, here
+from allranks.collectives.calls.call import Call
+from allranks.collectives.calls.callsite import Site
 from allranks.collectives.calls.guard import Spec, pack, pack_text, unpack_text
 from allranks.collectives.calls.peers import Peers, Scope, State
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.host import memory
 from allranks.collectives.host import window as window_room
-from allranks.collectives.host.memory import Segment
 from allranks.collectives.host.window import Window
 from allranks.collectives.timings.timeline import trace
 from allranks.errors import CollectiveMismatch
@@ -82,9 +82,9 @@ def test_what_was_laid_out_is_read_back():
 
 
 def test_the_callers_line_is_found():
-    site = here()
+    site = Call(None, pack(Spec("barrier"))).site
     assert os.path.basename(site.filename) == "test_collectives_parts.py"
-    assert str(site).endswith("site = here()")
+    assert str(site).endswith('site = Call(None, pack(Spec("barrier"))).site')
 
 
 @linux
@@ -155,14 +155,14 @@ def test_the_end_of_an_array_runs_no_python_that_could_swallow_an_interrupt():
 @pytest.mark.parametrize("step", ["segment", "publish"])
 def test_an_interrupt_while_the_window_grows_leaves_it_whole(step, monkeypatch):
     window = Window(board_of(1, 0))
-    pressed, real = [], {"segment": Segment, "publish": window.board.publish}[step]
+    pressed, real = [], {"segment": memory.segment, "publish": window.board.publish}[step]
 
     def interrupted(*args, **options):
         if not pressed:
             pressed.append(signal.raise_signal(signal.SIGINT))
         return real(*args, **options)
 
-    target = (window_room, "Segment") if step == "segment" else (window.board, "publish")
+    target = (window_room, "segment") if step == "segment" else (window.board, "publish")
     monkeypatch.setattr(*target, interrupted)
     with pytest.raises(KeyboardInterrupt):
         window.empty((1000,), np.dtype("float64"), 8000)

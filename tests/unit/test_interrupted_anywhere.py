@@ -16,12 +16,14 @@ import allranks.collectives as c
 from allranks.collectives import world as worlds
 from allranks.collectives.calls import board as fields
 from allranks.collectives.calls.board import Board
+from allranks.collectives.calls.call import Call, Members
+from allranks.collectives.calls.guard import Packed
 from allranks.collectives.calls.offer import NOTHING
+from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.gpu.nccl import _at_once
 from allranks.collectives.host import memory
 from allranks.collectives.host import window as window_room
-from allranks.collectives.host.agreement import MemoryAgreement
 from allranks.collectives.host.channel import Channel
 from allranks.collectives.host.window import Window
 from allranks.collectives.transports import loopback
@@ -78,7 +80,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_that_is_left_before_it_counts_changes_no_later_result(call, monkeypatch):
-    come, left = MemoryAgreement.come, []
+    come, left = Channel.come, []
 
     def interrupted(agreement, *arguments, **options):
         if agreement.members.rank == 0 and not left:
@@ -93,7 +95,7 @@ def test_a_call_that_is_left_before_it_counts_changes_no_later_result(call, monk
         assert not c.dirty()
         return [float(c.allreduce(np.array([10.0 * i + c.rank()]), c.Sum)[0]) for i in range(4)]
 
-    monkeypatch.setattr(MemoryAgreement, "come", interrupted)
+    monkeypatch.setattr(Channel, "come", interrupted)
     assert loopback.run(2, body) == 2 * [[1.0, 21.0, 41.0, 61.0]]
     assert left == [call]
 
@@ -112,16 +114,16 @@ def test_a_posted_call_that_is_not_yet_counted_ends_the_epoch_with_its_cell(alon
     assert c.dirty()
 
 
-@pytest.mark.parametrize("where", [(Channel, "arrive"), (World, "finish")])
+@pytest.mark.parametrize("where", [(Channel, "come"), (World, "finish")])
 def test_a_posted_call_that_is_left_halfway_is_not_taken_for_done(where, monkeypatch):
     room, name = where
     real, left = getattr(room, name), []
 
-    def interrupted(self, call, **options):
-        if call.members.rank == 0 and not left:
-            left.append(call)
+    def interrupted(self, *arguments):
+        if getattr(self, "members", self).rank == 0 and not left:
+            left.append(self)
             raise KeyboardInterrupt
-        return real(self, call, **options)
+        return real(self, *arguments)
 
     def body():
         if c.rank() == 0:
@@ -130,7 +132,7 @@ def test_a_posted_call_that_is_left_halfway_is_not_taken_for_done(where, monkeyp
             assert c.dirty()
         else:
             handle = c.allreduce_async(np.ones(3), c.Sum)
-            if name == "arrive":
+            if name == "come":
                 with pytest.raises(RankLeft):
                     handle.synchronize()
         with pytest.raises(RankLeft):
@@ -231,17 +233,20 @@ def test_the_window_loses_no_memory_wherever_the_interrupt_comes(monkeypatch):
 
 def test_what_a_rank_said_last_is_written_again_where_that_was_interrupted():
     segment = memory.Segment(Channel.nbytes(1))
-    text, step = b"what this rank brings", 1
-    brought = 1, 7, 0.0, NOTHING, text
-    while True:
-        channel = Channel(segment.memory, 1, 0)
-        segment.memory[:] = bytes(len(segment.memory))
-        goes_on = pressed_at(step, channel.post, *brought)
-        channel.renew(1)
-        channel.post(*brought)
-        assert channel.described(0, 1).startswith(text)
-        if not goes_on:
-            break
+    own, members = Standing(0, (0,), None), Members(0, (0,), 0)
+    first, other = (Call(None, Packed(None, n, text)) for n, text in ((7, b"one"), (8, b"two")))
+    step, goes_on = 1, True
+    while goes_on:
+        channel = Channel(own, members, segment.memory)
+        channel.come(first, NOTHING)
+        channel.renew()
+        goes_on = pressed_at(step, channel.come, other, NOTHING)
+        for call in (first, other):
+            channel.renew()
+            channel.come(call, NOTHING)
+            lies = segment.memory[2304:4096]
+            assert lies.startswith(call.packed.fingerprint.to_bytes(8, "little"))
+            assert call.packed.text in lies
         step += 1
     assert step > 3
 

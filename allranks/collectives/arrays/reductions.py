@@ -112,20 +112,28 @@ class Arithmetic:
     def __init__(
         self, op: ReduceOp, dtype: np.dtype[Any], ranks: int, prescale: float, postscale: float
     ) -> None:
-        self.op, self.dtype = op, dtype
+        self.op, self.dtype, self.ranks = op, dtype, ranks
         self.ufunc = _BOOL[op] if dtype.kind == "b" else _UFUNCS[op]
         self.prescale = prescale
         self.divisor = ranks if op is Average else 1
         self.postscale = postscale
         self.half = is_half(dtype)
         self.total = accumulator(op, dtype)
+        self.wider = self.total != dtype
         self.copies = self.half or prescale == 1.0
         """True where a rank's values are laid out as they are."""
         self.plain = not self.half and prescale == 1.0
         """True where the ranks' values can be combined as they lie."""
+        self.bare = not self.wider and self.divisor == 1 and postscale == 1.0
+        """True where ``ufunc`` is all there is to do with two of them."""
         self.scaled = self.divisor != 1 or postscale != 1.0
-        self.bare = self.total == dtype and not self.scaled
-        """True where a sum of two values is all there is to do with two of them."""
+        divides = self.divisor != 1 and postscale == 1.0 and is_float(dtype) and not self.half
+        self.by = np.array(self.divisor, dtype) if divides else None
+        """Where dividing is all that is left to do: by what, as numpy divides by it fastest."""
+
+    def unscaled(self) -> Arithmetic:
+        """The same for values that have been prescaled before."""
+        return Arithmetic(self.op, self.dtype, self.ranks, 1.0, self.postscale)
 
     def staged(self, values: NDArray[Any], out: NDArray[Any]) -> None:
         """Writes this rank's values where the others read them: prescaled, but half precision."""
@@ -142,22 +150,27 @@ class Arithmetic:
         scale(values, self.prescale, 1, out)
         return out
 
-    def combine(self, parts: list[NDArray[Any]], out: NDArray[Any]) -> None:
-        """Writes the reduction of ``parts``, in their order, postscaled, into ``out``."""
-        if self.total != self.dtype:
+    def combine(self, parts: list[NDArray[Any]], out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """The reduction of ``parts``, in their order, postscaled; in ``out``, or in a new array."""
+        # numpy makes a result faster than it fills one, but for arrays without dimensions a number.
+        if out is None and (self.wider or len(parts) == 1 or not parts[0].ndim):
+            out = np.empty_like(parts[0])
+        if self.wider:
             total = self.wide(parts[0])
             for part in parts[1:]:
                 self.ufunc(total, self.wide(part), out=total)
-            self.finish(total, out)
-            return
-        if len(parts) == 1:
+        elif out is not None and len(parts) == 1:
             np.copyto(out, parts[0])
+            total = out
         else:
-            self.ufunc(parts[0], parts[1], out=out)
-        for part in parts[2:]:
-            self.ufunc(out, part, out=out)
-        if self.scaled:
-            self.finish(out, out)
+            total = self.ufunc(parts[0], parts[1], out=out)
+            for part in parts[2:]:
+                self.ufunc(total, part, out=total)
+        if out is None:
+            out = total
+        if self.scaled or total is not out:
+            self.finish(total, out)
+        return out
 
     def finish(self, total: NDArray[Any], out: NDArray[Any]) -> None:
         """Writes what has been accumulated, postscaled, into ``out``.
@@ -166,6 +179,9 @@ class Arithmetic:
             total: in `total`, or in another dtype for a transport's sake: it is cut first.
             out: the result; may be ``total`` itself.
         """
+        if self.by is not None and type(total) is np.ndarray:
+            np.divide(total, self.by, out=out)
+            return
         if total.dtype not in (self.total, out.dtype):
             np.copyto(out, total, casting="unsafe")
             total = out

@@ -5,11 +5,13 @@ A call agrees in one place, `Call.moved`; then its transport moves data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Generator
+from functools import wraps
 from time import perf_counter
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
-from allranks.collectives.calls.callsite import Site
+from allranks.collectives.calls.callsite import SITES, Site, find
 from allranks.collectives.calls.guard import Packed, Spec, pack
 from allranks.collectives.calls.offer import NOTHING, Offer
 from allranks.collectives.calls.wait import Steps
@@ -23,6 +25,8 @@ _PATIENCE_SECONDS, _SLOWEST_BYTES_A_SECOND = 2.0, 5e6
 Prepared = tuple[Offer, Steps[T] | Callable[[], T]]
 """What a transport has laid out of a move, and the rest of it for when all have come: steps, or a
 function where nothing more has to be waited for."""
+Move = Generator[Any, None, T]
+"""A move as it is written: it yields its `Offer` first, and goes on as steps."""
 
 
 def _over() -> Steps[Any]:
@@ -31,6 +35,17 @@ def _over() -> Steps[Any]:
 
 OVER = _over()
 """The steps of a call that has ended."""
+
+
+def prepared(move: Callable[P, Move[T]]) -> Callable[P, Prepared[T]]:
+    """Makes of a `Move` what takes it as far as its offer."""
+
+    @wraps(move)
+    def prepare(*arguments: P.args, **options: P.kwargs) -> Prepared[T]:
+        steps = move(*arguments, **options)
+        return next(steps), steps
+
+    return prepare
 
 
 class Members:
@@ -97,10 +112,9 @@ class Call:
 
     # What most calls never set stands here: making a call is on the shortest path there is.
     steps: Steps[Any]
-    move: Callable[..., Prepared[Any]] | None = None
-    """Where it is no more than one move of a transport: that one, in place of steps."""
-    arguments: tuple[Any, ...] | None = None
-    epoch = sequence = stage = 0
+    transport = ""
+    number = stage = 0
+    """``number`` is its place among its group's calls, unique over epochs."""
     last = ended = 0.0
     last_rank = -1
     began = uncounted = 0.0
@@ -110,42 +124,30 @@ class Call:
     left_at = -1.0
     looked = 0
     """How often, since ranks that it needs were seen to have left."""
-    spins = -1
-    """Looks at the others' counters before a wait is left to its schedule; below 0 not even one."""
-    transport = ""
     deadlock = ""
-    posted = moving = done = False
+    posted = done = False
     ready: Any = None
     """For arrays on a GPU an event, which happens when the caller's stream has made them."""
     device_seconds: float | None = None
     """How long a GPU was at it, by its own clock; None where no GPU was."""
-    light = False
-    """True where the call holds no arrays, so that it may be kept for the records."""
     result: Any = None
     held: Any = None
     """Arrays that other members may write to."""
     error: BaseException | None = None
 
     def __init__(
-        self,
-        agreement: Agreement,
-        spec: Spec,
-        site: Site,
-        name: str,
-        nbytes: int,
-        packed: Packed | None = None,
+        self, agreement: Agreement, packed: Packed, name: str | None = None, nbytes: int = 0
     ) -> None:
-        self.agreement, self.spec, self.site = agreement, spec, site
-        self.packed = packed or pack(spec)
-        self.name, self.nbytes = name, nbytes
+        self.agreement, self.packed, self.name, self.nbytes = agreement, packed, name, nbytes
+        try:
+            # The user's line is mostly the next but one, where a public function was called.
+            above = sys._getframe(2)
+            self.site = SITES.get(id(above.f_code) + above.f_lasti) or find(sys._getframe(1))
+        except ValueError:
+            self.site = find(sys._getframe(1))
         self.started = perf_counter()
 
-    def moved(
-        self,
-        move: Callable[Concatenate[Call, P], Prepared[T]],
-        *arguments: P.args,
-        **options: P.kwargs,
-    ) -> Steps[T]:
+    def moved(self, move: Callable[..., Prepared[T]], *arguments: Any, **options: Any) -> Steps[T]:
         """Ends when all have agreed and a transport has made a move; begun when it is driven.
 
         A call that makes several moves one after the other agrees on the first.
@@ -153,15 +155,13 @@ class Call:
         offer, rest = move(self, *arguments, **options)
         if self.posted:
             yield from self.agreement.meet(self)
-            arrived = True
-        else:
-            arrived = self.agreement.come(self, offer)
-        return (yield from self.rest_of(offer, rest, arrived=arrived))
+        elif not self.agreement.come(self, offer):
+            return (yield from self.waited(offer, rest))
+        return rest() if callable(rest) else (yield from rest)
 
-    def rest_of(self, offer: Offer, rest: Steps[T] | Callable[[], T], *, arrived: bool) -> Steps[T]:
-        """Ends when all have agreed, if they had not arrived before, and the rest is done."""
-        if not arrived:
-            yield from self.agreement.agree(self, offer)
+    def waited(self, offer: Offer, rest: Steps[T] | Callable[[], T]) -> Steps[T]:
+        """The rest of a move that has been prepared, where not all had come at once."""
+        yield from self.agreement.agree(self, offer)
         return rest() if callable(rest) else (yield from rest)
 
     def agreed(self, offer: Offer = NOTHING) -> Steps[None]:
@@ -170,14 +170,19 @@ class Call:
             yield from self.agreement.agree(self, offer)
 
     @property
+    def spec(self) -> Spec:
+        """What must be the same on every rank."""
+        return self.packed.spec
+
+    @property
+    def moving(self) -> bool:
+        """Whether all have come and agreed, so that data moves."""
+        return self.last_rank >= 0
+
+    @property
     def members(self) -> Members:
         """Who takes part."""
         return self.agreement.members
-
-    @property
-    def number(self) -> int:
-        """Its number among its group's calls, unique over epochs."""
-        return (self.epoch << EPOCH_SHIFT) + self.sequence
 
     @property
     def needs(self) -> str:
@@ -215,15 +220,9 @@ class PointCall(Call):
     """What MPI may be moving."""
 
     def __init__(
-        self,
-        agreement: Agreement,
-        spec: Spec,
-        site: Site,
-        name: str,
-        nbytes: int,
-        peers: tuple[int, ...],
+        self, agreement: Agreement, spec: Spec, name: str | None, peers: tuple[int, ...]
     ) -> None:
-        super().__init__(agreement, spec, site, name, nbytes)
+        super().__init__(agreement, pack(spec), name)
         self.peers = peers
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import os
-import sys
 import sysconfig
 import threading
 from types import CodeType, FrameType, TracebackType
@@ -19,6 +18,11 @@ _LIBRARIES = tuple(
 _OURS, _LIBRARY, _USER = range(3)
 _kinds: dict[str, int] = {}
 _WIDTH = 100
+_REMEMBERED = 4096
+SITES: dict[int, Site] = {}
+"""The user's lines by the address of their instruction, which lies within its code object."""
+_codes: dict[int, CodeType] = {}
+"""Those code objects, kept so that nothing else comes to lie there."""
 
 
 class Site(NamedTuple):
@@ -86,41 +90,30 @@ def of_traceback(traceback: TracebackType | None) -> Site:
     return of_frame(traceback.tb_frame if traceback is not None else None)
 
 
-def here() -> Site:
-    """The user's line that led to this call.
+def find(frame: FrameType | None) -> Site:
+    """The user's line at or above ``frame``, which is remembered.
 
     TensorFlow calls us from threads of its own, which no line of the user's has started: then it
     is the line at which the main thread waits.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if id(code) not in _ours:
-            known = _sites.get((id(code), frame.f_lasti))
-            if known is not None:
-                return known[1]
-            if _kind(code.co_filename) != _OURS:
-                break
-            _ours[id(code)] = code
-        frame = frame.f_back
-    if frame is None or _kind(code.co_filename) != _USER:
-        return _outermost(sys._getframe(1))
-    site = Site(code.co_filename, frame.f_lineno)
-    if len(_sites) >= _REMEMBERED:
-        _sites.clear()
-    _sites[(id(code), frame.f_lasti)] = code, site
-    return site
-
-
-def _outermost(frame: FrameType) -> Site:
+    above = frame
+    while above is not None:
+        code = above.f_code
+        at = id(code) + above.f_lasti
+        if at in SITES:
+            return SITES[at]
+        kind = _kind(code.co_filename)
+        if kind == _USER:
+            if len(SITES) >= _REMEMBERED:
+                SITES.clear()
+                _codes.clear()
+            _codes[id(code)] = code
+            SITES[at] = Site(code.co_filename, above.f_lineno)
+            return SITES[at]
+        if kind == _LIBRARY:
+            break
+        above = above.f_back
     user, library = _found(frame)
     if user is None and threading.current_thread() is not threading.main_thread():
         user, _ = _found(frames.of_main_thread())
     return user or library or Site("<unknown>", 0)
-
-
-_REMEMBERED = 4096
-_sites: dict[tuple[int, int], tuple[CodeType, Site]] = {}
-"""The sites of calls by instruction; the code is kept, so that its id stays its own."""
-_ours: dict[int, CodeType] = {}
-"""This package's own functions, which are passed by on the way to the user's line."""

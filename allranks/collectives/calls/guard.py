@@ -81,19 +81,10 @@ def describe_group(
 class Packed:
     """A spec as it is laid out: a 64-bit fingerprint, the same in every process, and its text."""
 
-    __slots__ = ("fingerprint", "last", "text")
+    __slots__ = ("fingerprint", "spec", "text")
 
-    def __init__(self, fingerprint: int, text: bytes) -> None:
-        self.fingerprint, self.text = fingerprint, text
-        self.last: tuple[Site | None, bytes] = None, b""
-        """The line that was asked for last, and the text with it."""
-
-    def text_at(self, site: Site) -> bytes:
-        """The text together with a line of source."""
-        last = self.last
-        if last[0] is not site:
-            last = self.last = site, pack_text(self.text, site)
-        return last[1]
+    def __init__(self, spec: Spec, fingerprint: int, text: bytes) -> None:
+        self.spec, self.fingerprint, self.text = spec, fingerprint, text
 
 
 _packed: dict[Spec, Packed] = {}
@@ -112,7 +103,7 @@ def pack(spec: Spec) -> Packed:
             whole = _laid_out(spec._replace(shape=(*spec.shape[:_SHOWN], more)))
         if len(_packed) > 4096:
             _packed.clear()
-        known = _packed[spec] = Packed(number, whole)
+        known = _packed[spec] = Packed(spec, number, whole)
     return known
 
 

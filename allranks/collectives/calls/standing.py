@@ -54,6 +54,8 @@ class Standing:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         # With more ranks than cores, a spinning rank keeps off the one that it waits for.
         self.spin_seconds = _SPIN_SECONDS if self.local_size <= cores else 0.0
+        self.pending = 0
+        """Calls that were posted and have not ended."""
         self.spins = _SPINS if self.local_size <= cores else 0
 
     @property

@@ -61,12 +61,6 @@ class Pause:
         return waited
 
 
-def ending(steps: Steps[None], result: T) -> Steps[T]:
-    """The same steps, with a result."""
-    yield from steps
-    return result
-
-
 def drive(steps: Steps[T], attend: Attend, spin_seconds: float = SPIN_SECONDS) -> T:
     """Runs an operation to its end and returns its result."""
     try:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import Call, Members, Prepared
+from allranks.collectives.calls.call import Call, Members, Move, prepared
 from allranks.collectives.calls.offer import Offer
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps
@@ -122,68 +122,59 @@ class OnGpu:
     def renew(self) -> None:
         """What is known of the GPUs is known anew in each epoch."""
 
+    @prepared
     def allreduce(
         self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
-    ) -> Prepared[Array]:
+    ) -> Move[Array]:
         """As `Transport.allreduce`."""
         found = self.empty(source.shape, source.dtype) if out is None else out
+        yield Offer(source.nbytes)
+        way = yield from self._way(call, source, found)
+        into = found.reshape(-1)
+        flat = into if source is found else source.reshape(-1)
+        yield from way.allreduce(call, flat, into, how)
+        return found
 
-        def steps() -> Steps[Array]:
-            way = yield from self.gpus.transport(call, self.wanted)
-            call.held = [call.held, source, found]
-            into = found.reshape(-1)
-            flat = into if source is found else source.reshape(-1)
-            yield from way.allreduce(call, flat, into, how)
-            return found
-
-        return Offer(source.nbytes), steps()
-
+    @prepared
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
-    ) -> Prepared[None]:
+    ) -> Move[None]:
         """As `Transport.reducescatter`."""
+        yield Offer(source.nbytes)
+        way = yield from self._way(call, source, out)
+        yield from way.reducescatter(call, source, bounds, out, how)
 
-        def steps() -> Steps[None]:
-            way = yield from self.gpus.transport(call, self.wanted)
-            call.held = [call.held, source, out]
-            yield from way.reducescatter(call, source, bounds, out, how)
-
-        return Offer(source.nbytes), steps()
-
-    def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
+    @prepared
+    def broadcast(self, call: Call, array: Array, root: int) -> Move[None]:
         """As `Transport.broadcast`."""
+        yield Offer(array.nbytes)
+        way = yield from self._way(call, array)
+        yield from way.broadcast(call, array, root)
 
-        def steps() -> Steps[None]:
-            way = yield from self.gpus.transport(call, self.wanted)
-            call.held = array
-            yield from way.broadcast(call, array, root)
-
-        return Offer(array.nbytes), steps()
-
+    @prepared
     def allgather(
         self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
-    ) -> Prepared[list[Array]]:
+    ) -> Move[list[Array]]:
         """As `Transport.allgather`."""
+        yield Offer(source.nbytes)
+        sizes = lengths or [offer.nbytes for offer in call.agreement.offers(call)]
+        way = yield from self._way(call, source)
+        return (yield from way.allgather(call, source, sizes, root))
 
-        def steps() -> Steps[list[Array]]:
-            way = yield from self.gpus.transport(call, self.wanted)
-            sizes = lengths or [offer.nbytes for offer in call.agreement.offers(call)]
-            call.held = [call.held, source]
-            return (yield from way.allgather(call, source, sizes, root))
-
-        return Offer(source.nbytes), steps()
-
+    @prepared
     def alltoall(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
-    ) -> Prepared[list[Array]]:
+    ) -> Move[list[Array]]:
         """As `Transport.alltoall`."""
+        yield Offer(source.nbytes)
+        way = yield from self._way(call, source)
+        row = np.array(lengths or [0] * self.gpus.members.size, np.int64)
+        told = yield from self.gpus.tell(call, row.tobytes())
+        table = [np.frombuffer(one, np.int64).tolist() for one in told]
+        return (yield from way.alltoall(call, source, table))
 
-        def steps() -> Steps[list[Array]]:
-            way = yield from self.gpus.transport(call, self.wanted)
-            row = np.array(lengths or [0] * self.gpus.members.size, np.int64)
-            told = yield from self.gpus.tell(call, row.tobytes())
-            table = [np.frombuffer(one, np.int64).tolist() for one in told]
-            call.held = [call.held, source]
-            return (yield from way.alltoall(call, source, table))
-
-        return Offer(source.nbytes), steps()
+    def _way(self, call: Call, *arrays: Array) -> Steps[GpuTransport]:
+        """The transport of a call, which keeps these arrays."""
+        way = yield from self.gpus.transport(call, self.wanted)
+        call.held = [call.held, *arrays]
+        return way

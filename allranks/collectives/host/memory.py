@@ -75,6 +75,14 @@ class Segment:
             self.fd = -1
 
 
+def segment(nbytes: int, *, named: bool = False, populate: bool = False) -> Segment | None:
+    """A `Segment`; None where there can be none of the kind, or no memory is left for it."""
+    try:
+        return Segment(nbytes, named=named, populate=populate)
+    except (OSError, AttributeError):
+        return None
+
+
 def _flags(populate: bool) -> int:
     return mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if populate else 0)
 
@@ -92,6 +100,14 @@ def attach(address: str, nbytes: int, *, populate: bool = False) -> mmap.mmap:
         return mmap.mmap(fd, nbytes, _flags(populate))
     finally:
         os.close(fd)
+
+
+def attempt(address: str, nbytes: int) -> mmap.mmap | None:
+    """The same; None where there is none at the address, or it cannot be opened from here."""
+    try:
+        return attach(address, nbytes) if address else None
+    except OSError:
+        return None
 
 
 def available() -> bool:

@@ -9,19 +9,19 @@ after which it may be read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import Call, Members, Prepared
+from allranks.collectives.calls.call import Call, Move, Prepared, prepared
 from allranks.collectives.calls.offer import NOTHING, NOWHERE, Offer
-from allranks.collectives.calls.wait import Steps, ending
+from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.channel import Channel
 from allranks.collectives.host.window import WARM_BYTES, Window, place
 from allranks.collectives.host.windowed import (
@@ -33,8 +33,11 @@ from allranks.collectives.host.windowed import (
 )
 
 Array = NDArray[Any]
+T = TypeVar("T")
 Straight = tuple[int, Array, Callable[..., Array]]
 """Bytes, this rank's block of one turn, and what makes the result once all have filled theirs."""
+Found = tuple[bool, list[list[Block]] | None]
+"""Whether only some members copy, and what is to be reduced; None where that is nowhere."""
 _KEPT = 1024
 """Kinds of calls whose views of the shared memory are kept: making them takes longer than using."""
 _SLICE_FROM = 4
@@ -46,12 +49,13 @@ class Shared:
 
     name = "shared"
 
-    def __init__(self, members: Members, channel: Channel, window: Window | None) -> None:
-        self.members, self.channel, self.window = members, channel, window
-        self._straight_bytes = straight_bytes(channel.members, channel.block)
+    def __init__(self, channel: Channel, window: Window | None) -> None:
+        self.members, self.channel, self.window = channel.members, channel, window
+        self._straight_bytes = straight_bytes(self.members.size, channel.block)
         self._straight: tuple[dict[Arithmetic, Straight], ...] = ({}, {})
         self._parts: dict[tuple[np.dtype[Any], tuple[int, ...], int], list[Array]] = {}
-        self._found: dict[tuple[object, ...], tuple[bool, list[list[Block]] | None]] = {}
+        self._offers: dict[tuple[object, ...], Offer] = {}
+        self._found: dict[tuple[object, ...], Found] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array, where the other members can reach it if that pays."""
@@ -73,11 +77,11 @@ class Shared:
         self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
     ) -> Prepared[Array]:
         """Small arrays go through the blocks, the others are reduced where they lie."""
-        channel = self.channel
-        if source.nbytes <= self._straight_bytes:
-            turn = channel.turn ^ 1
+        nbytes = source.nbytes
+        if nbytes <= self._straight_bytes:
+            turn = self.channel.turn ^ 1
             known = self._straight[turn].get(how)
-            if known is None or known[0] != source.nbytes:
+            if known is None or known[0] != nbytes:
                 known = self._begin_straight(source, how, turn)
             _, block, rest = known
             if how.copies:
@@ -86,41 +90,38 @@ class Shared:
                 how.staged(source, block)
             return NOTHING, rest if out is None else partial(rest, out)
         found = self.empty(source.shape, source.dtype) if out is None else out
-        source, flat = source.reshape(-1), found.reshape(-1)
+        source = source.reshape(-1)
         window = self.window
         if window is None or call.posted:
             turn = self._stage(source[: self._step(source)], how)
-            return NOTHING, ending(self._through_blocks(source, flat, how, call, turn), found)
+            return NOTHING, self._through_blocks(source, found, how, call, turn)
         at, source_at = window.place_of(found), window.place_of(source)
         copied = not source_at[0] or not how.plain
         call.held = source, found
         if copied and at[0]:
             step = chunk(source.dtype)
-            how.staged(source[:step], flat[:step])
-        offer = Offer(source.nbytes, place(at if copied else source_at, at), copied)
-        steps = self.in_windows(call, None, source, flat, how, copied=copied)
-        return offer, ending(steps, found)
+            how.staged(source[:step], found.reshape(-1)[:step])
+        key = source_at, at, copied
+        offer = self._offers.get(key)
+        if offer is None:
+            offer = Offer(0, place(at if copied else source_at, at), copied)
+            _keep(self._offers, key, offer)
+        return offer, self.in_windows(call, None, source, found, how, copied=copied)
 
     def _begin_straight(self, source: Array, how: Arithmetic, turn: int) -> Straight:
         """What fits in one block takes a single arrival, at which all have agreed."""
         channel = self.channel
         parts = self._blocks(source.dtype, source.shape, turn)
-        # Of arrays without dimensions numpy makes numbers.
-        pair = how.ufunc if how.bare and len(parts) == 2 and source.ndim else None
+        sum_of_two = how.ufunc if how.bare and len(parts) == 2 and source.ndim else None
 
         def rest(out: Array | None = None) -> Array:
             channel.turn = turn
-            if pair is not None and out is None:
-                # numpy makes a result faster than it fills one that is there.
-                return pair(parts[0], parts[1])  # type: ignore[no-any-return]
-            total = np.empty(parts[0].shape, parts[0].dtype) if out is None else out
-            how.combine(parts, total)
-            return total
+            if sum_of_two and out is None:
+                return sum_of_two(*parts)  # type: ignore[no-any-return]
+            return how.combine(parts, out)
 
-        if len(self._straight[turn]) >= _KEPT:
-            self._straight[turn].clear()
-        known = self._straight[turn][how] = source.nbytes, parts[self.members.me], rest
-        return known
+        known = source.nbytes, parts[self.members.me], rest
+        return _keep(self._straight[turn], how, known)
 
     def in_windows(
         self,
@@ -131,105 +132,87 @@ class Shared:
         how: Arithmetic,
         *,
         copied: bool,
-    ) -> Steps[None]:
+    ) -> Steps[Array]:
         """Reduces where the arrays lie, if all lie in a window; all members have agreed.
 
         ``offers`` are what the members have agreed on where it is None.
         """
-        channel, step = self.channel, chunk(how.dtype)
-        mixed, todo = self._where(call, offers, source.size, how.dtype, copied=copied)
+        told = offers or self.channel.offered(call)
+        key = how, source.size, copied, *told
+        mixed, todo = self._found.get(key) or self._find(call, offers, key)
         if todo is None:
-            yield from self._through_blocks(source, out, how, call)
-        else:
-            if mixed:
-                # Some members have copied their first chunk and some had nothing to copy.
-                if not copied:
-                    how.staged(source[:step], out[:step])
-                copied = True
-                yield from channel.sync(call)
-            for index, found in enumerate(todo):
-                if index and copied:
-                    start = index * step
-                    how.staged(source[start : start + step], out[start : start + step])
-                    yield from channel.sync(call)
-                reduce_blocks(found, how)
-            yield from channel.sync(call)
+            return (yield from self._through_blocks(source, out, how, call))
+        channel, step, flat = self.channel, chunk(how.dtype), out.reshape(-1)
+        if mixed:
+            # Some members have copied their first chunk and some had nothing to copy.
+            if not copied:
+                how.staged(source[:step], flat[:step])
+            copied = True
+            yield from channel.meet(call)
+        for index, found in enumerate(todo):
+            if index and copied:
+                start = index * step
+                how.staged(source[start : start + step], flat[start : start + step])
+                yield from channel.meet(call)
+            reduce_blocks(found, how)
+        if not channel.arrive():
+            yield from channel.wait(call)
+        return out
 
-    def _where(
-        self,
-        call: Call,
-        offers: list[Offer] | None,
-        size: int,
-        dtype: np.dtype[Any],
-        *,
-        copied: bool,
-    ) -> tuple[bool, list[list[Block]] | None]:
-        """Whether only some members copy, and what is to be reduced; None where that is nowhere."""
-        key = tuple(offers or self.channel.offered(call.sequence)), size, dtype, copied
-        known = self._found.get(key)
-        if known is None:
-            if len(self._found) >= _KEPT:
-                self._found.clear()
-            offers = offers or self.channel.offers(call.sequence)
-            places = [offer.place for offer in offers]
-            mixed, todo = any(offer.copied is not copied for offer in offers), None
-            if self.window is not None and NOWHERE not in places:
-                window, copied = self.window, copied or mixed
-                todo = blocks(window, self.members, places, size, dtype, copied=copied)
-            known = self._found[key] = mixed, todo
-        return known
+    def _find(self, call: Call, offers: list[Offer] | None, key: tuple[Any, ...]) -> Found:
+        how, size, copied, *_ = key
+        offers = offers or self.channel.offers(call)
+        places = [offer.place for offer in offers]
+        mixed, todo = any(offer.copied is not copied for offer in offers), None
+        if self.window is not None and NOWHERE not in places:
+            todo = blocks(
+                self.window, self.members, places, size, how.dtype, copied=copied or mixed
+            )
+        return _keep(self._found, key, (mixed, todo))
 
     def _through_blocks(
         self, source: Array, out: Array, how: Arithmetic, call: Call, turn: int | None = None
-    ) -> Steps[None]:
+    ) -> Steps[Array]:
         """Reduces block by block.
 
         ``turn`` is that of the first block, where it has been laid out and all have arrived since.
         """
-        channel, step = self.channel, self._step(source)
-        by_slice = source.nbytes > self._straight_bytes and channel.members >= _SLICE_FROM
+        channel, step, flat = self.channel, self._step(source), out.reshape(-1)
+        by_slice = source.nbytes > self._straight_bytes and self.members.size >= _SLICE_FROM
         for start in range(0, max(1, source.size), step):
-            part, into = source[start : start + step], out[start : start + step]
+            part, into = source[start : start + step], flat[start : start + step]
             if start or turn is None:
                 turn = self._stage(part, how)
-                yield from channel.sync(call)
+                yield from channel.meet(call)
             channel.turn = turn
             parts = self._blocks(part.dtype, part.shape, turn)
             if not by_slice:
                 how.combine(parts, into)
                 continue
-            slices = [slice(*bounds) for bounds in pairwise(split(part.size, channel.members))]
-            mine = slices[channel.me]
+            slices = [slice(*bounds) for bounds in pairwise(split(part.size, self.members.size))]
+            mine = slices[self.members.me]
             how.combine([p[mine] for p in parts], into[mine])
-            np.copyto(parts[channel.me][mine], into[mine])
-            yield from channel.sync(call)
+            np.copyto(parts[self.members.me][mine], into[mine])
+            yield from channel.meet(call)
             for index, theirs in enumerate(slices):
-                if index != channel.me:
+                if index != self.members.me:
                     np.copyto(into[theirs], parts[index][theirs])
+        return out
 
+    @prepared
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
-    ) -> Prepared[None]:
+    ) -> Move[None]:
         """Every member reduces the part of each block that is its own."""
-        turn = self._stage(source[: self._step(source)], how)
-        return NOTHING, self._scatter(call, source, bounds, out, how, turn)
-
-    def _scatter(
-        self,
-        call: Call,
-        source: Array,
-        bounds: Sequence[int],
-        out: Array,
-        how: Arithmetic,
-        turn: int,
-    ) -> Steps[None]:
         channel, step = self.channel, self._step(source)
-        first, last = bounds[channel.me], bounds[channel.me + 1]
+        first, last = bounds[self.members.me], bounds[self.members.me + 1]
         for start in range(0, max(1, source.size), step):
             part = source[start : start + step]
+            turn = self._stage(part, how)
             if start:
-                turn = self._stage(part, how)
-                yield from channel.sync(call)
+                yield from channel.meet(call)
+            else:
+                yield Offer(source.nbytes)
             channel.turn = turn
             low, high = max(first, start), min(last, start + part.size)
             if low < high:
@@ -237,29 +220,33 @@ class Shared:
                 parts = self._blocks(part.dtype, part.shape, turn)
                 how.combine([p[here] for p in parts], out[low - first : high - first])
 
-    def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
+    @prepared
+    def broadcast(self, call: Call, array: Array, root: int) -> Move[None]:
         """Streams the root's bytes to everyone."""
-        source = array if root == self.channel.me else array[:0]
+        source = array if root == self.members.me else array[:0]
 
         def read(member: int, start: int, block: Array) -> None:
-            if member != self.channel.me:
+            if member != self.members.me:
                 np.copyto(array[start : start + block.size], block)
 
-        lengths = [array.nbytes if i == root else 0 for i in range(self.channel.members)]
+        lengths = [array.nbytes if i == root else 0 for i in range(self.members.size)]
         turn = self._fill(source, 0)
-        return Offer(source.nbytes), self._stream(call, source, lengths, read, turn)
+        yield Offer(source.nbytes)
+        yield from self._stream(call, source, lengths, read, turn)
 
+    @prepared
     def allgather(
         self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
-    ) -> Prepared[list[Array]]:
+    ) -> Move[list[Array]]:
         """Streams everyone's bytes to everyone, or to the root."""
         turn = self._fill(source, 0)
-        return Offer(source.nbytes), self._gather(call, source, lengths, root, turn)
+        yield Offer(source.nbytes)
+        return (yield from self._gather(call, source, lengths, root, turn))
 
     def _gather(
         self, call: Call, source: Array, lengths: Sequence[int] | None, root: int, turn: int
     ) -> Steps[list[Array]]:
-        reads = root in (-1, self.channel.me)
+        reads = root in (-1, self.members.me)
         sizes = lengths or [offer.nbytes for offer in call.agreement.offers(call)]
         outs: list[Array] = [np.empty(size if reads else 0, np.uint8) for size in sizes]
 
@@ -270,18 +257,15 @@ class Shared:
         yield from self._stream(call, source, sizes, read, turn)
         return outs
 
+    @prepared
     def alltoall(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
-    ) -> Prepared[list[Array]]:
+    ) -> Move[list[Array]]:
         """Streams everyone's bytes; each member keeps the piece that was cut for it."""
+        me, members = self.members.me, self.members.size
         head = np.array(lengths, np.int64).view(np.uint8)
         turn = self._fill(head, 0)
-        return Offer(source.nbytes), self._exchange(call, source, head, root, turn)
-
-    def _exchange(
-        self, call: Call, source: Array, head: Array, root: int, turn: int
-    ) -> Steps[list[Array]]:
-        me, members = self.channel.me, self.channel.members
+        yield Offer(source.nbytes)
         sizes = [8 * members if root in (-1, index) else 0 for index in range(members)]
         tables = yield from self._gather(call, head, sizes, -1, turn)
         cuts = [np.concatenate([[0], np.cumsum(table.view(np.int64))]) for table in tables]
@@ -312,19 +296,16 @@ class Shared:
         ``turn`` is that of the first block, where it has been laid out and all have arrived since.
         """
         channel = self.channel
-        for start in self._starts(max(lengths)):
+        # Where nobody brings anything the block has its turn all the same.
+        for start in range(0, max(1, *lengths), channel.block):
             if start or turn is None:
                 turn = self._fill(source, start)
-                yield from channel.sync(call)
+                yield from channel.meet(call)
             channel.turn = turn
             for member, length in enumerate(lengths):
                 size = min(channel.block, length - start)
                 if size > 0:
                     read(member, start, channel.blocks[member][turn][:size])
-
-    def _starts(self, longest: int) -> Iterator[int]:
-        # Where nobody brings anything the block has its turn all the same.
-        return iter(range(0, max(1, longest), self.channel.block))
 
     def _step(self, array: Array) -> int:
         """How many elements a block holds."""
@@ -341,18 +322,24 @@ class Shared:
         key = dtype, shape, turn
         parts = self._parts.get(key)
         if parts is None:
-            if len(self._parts) >= _KEPT:
-                self._parts.clear()
             found = self.channel.blocks_as(dtype, math.prod(shape), turn)
-            parts = self._parts[key] = [part.reshape(shape) for part in found]
+            parts = _keep(self._parts, key, [part.reshape(shape) for part in found])
         return parts
 
     def _fill(self, source: Array, start: int) -> int:
         """The same, with bytes."""
         turn = self.channel.turn ^ 1
         part = source[start : start + self.channel.block]
-        np.copyto(self.channel.blocks[self.channel.me][turn][: part.size], part)
+        np.copyto(self.channel.blocks[self.members.me][turn][: part.size], part)
         return turn
+
+
+def _keep(known: dict[Any, T], key: object, made: T) -> T:
+    """Keeps what is used again, and forgets the rest where that has become too much."""
+    if len(known) >= _KEPT:
+        known.clear()
+    known[key] = made
+    return made
 
 
 def split(count: int, members: int) -> list[int]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from allranks.collectives.calls.board import Board
 from allranks.collectives.calls.offer import NOWHERE, Place
-from allranks.collectives.host.memory import LINE, Segment, attach
+from allranks.collectives.host.memory import LINE, Segment, attach, segment
 from allranks.records.deferred import deferred
 
 WARM_BYTES = 64 << 10
@@ -150,9 +150,8 @@ class Window:
         have = sum(segment.nbytes for segment in self._segments)
         if len(self._segments) == Board.SEGMENTS:
             return False
-        try:
-            made = Segment(max(nbytes, _FIRST_BYTES, min(have, 1 << 30)), populate=True)
-        except (OSError, AttributeError):
+        made = segment(max(nbytes, _FIRST_BYTES, min(have, 1 << 30)), populate=True)
+        if made is None:
             return False
         view = np.frombuffer(made.memory, np.uint8)
         start = view.__array_interface__["data"][0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from allranks.collectives.calls import guard
-from allranks.collectives.calls.call import Call, Members
+from allranks.collectives.calls.call import EPOCH_SHIFT, Call, Members
 from allranks.collectives.calls.callsite import Site
 from allranks.collectives.calls.offer import Offer
 from allranks.collectives.calls.standing import Standing
@@ -24,17 +24,17 @@ class MessageAgreement:
     def __init__(self, own: Standing, members: Members, transport: Mpi, letters: Letters) -> None:
         self.own, self.members = own, members
         self.transport, self.letters = transport, letters
-        self.sequence = 0
         self._offers: list[Offer] = []
+        self.renew()
 
     def renew(self) -> None:
         """A new epoch has begun: calls are counted anew."""
-        self.sequence = 0
+        self.number = self.own.epoch << EPOCH_SHIFT
 
     def come(self, call: Call, offer: Offer) -> bool:
         """Says that it has come; nobody is heard of at once."""
-        self.sequence += 1
-        call.sequence, call.epoch, call.posted = self.sequence, self.own.epoch, True
+        self.number += 1
+        call.number, call.posted = self.number, True
         return False
 
     def agree(self, call: Call, offer: Offer) -> Steps[None]:
@@ -50,12 +50,10 @@ class MessageAgreement:
         row, rows = mine.reshape(1).view(np.uint8), every.view(np.uint8)
         yield from complete(own.kept, call, comm.Iallgather, row, rows)
         times = every["arrived"].tolist()
-        call.last = max(times) - own.offset_seconds
-        call.last_rank = self.members.ranks[times.index(max(times))]
         self._offers = [Offer(nbytes) for nbytes in every["nbytes"].tolist()]
         if own.checks and (every["fingerprint"] != fingerprint).any():
             detail = np.zeros(_DETAIL_BYTES, np.uint8)
-            data = call.packed.text_at(call.site)[:_DETAIL_BYTES]
+            data = guard.pack_text(call.packed.text, call.site)[:_DETAIL_BYTES]
             detail[: len(data)] = np.frombuffer(data, np.uint8)
             details = np.empty((self.members.size, _DETAIL_BYTES), np.uint8)
             yield from complete(own.kept, call, comm.Iallgather, detail, details)
@@ -63,7 +61,8 @@ class MessageAgreement:
             for rank, line in zip(self.members.ranks, details, strict=True):
                 brought[rank] = guard.unpack_text(line.tobytes())
             raise CollectiveMismatch(guard.mismatch_text(brought))
-        call.moving = True
+        call.last = max(times) - own.offset_seconds
+        call.last_rank = self.members.ranks[times.index(max(times))]
         self.letters.note(call, finished=False)
 
     def offers(self, call: Call) -> list[Offer]:

@@ -15,10 +15,10 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import Call, Members, Prepared
+from allranks.collectives.calls.call import Call, Members, Move, prepared
 from allranks.collectives.calls.offer import Offer
 from allranks.collectives.calls.standing import Standing
-from allranks.collectives.calls.wait import Awaited, Steps, ending
+from allranks.collectives.calls.wait import Awaited, Steps
 from allranks.collectives.mpi.mpi_types import finish, is_foreign, prepare
 
 Array = NDArray[Any]
@@ -89,24 +89,23 @@ class Mpi:
     def _do(self, call: Call, post: Callable[..., MPI.Request], *arguments: object) -> Steps[None]:
         yield from complete(self.own.kept, call, post, *arguments)
 
+    @prepared
     def allreduce(
         self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
-    ) -> Prepared[Array]:
+    ) -> Move[Array]:
         """MPI_Iallreduce, where MPI knows the arithmetic."""
         found = np.empty(source.shape, source.dtype) if out is None else out
         into = found.reshape(-1)
         flat = into if source is found else source.reshape(-1)
-        steps = self._allreduce(call, flat, into, how)
-        return Offer(source.nbytes), ending(steps, found)
-
-    def _allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
+        yield Offer(source.nbytes)
         comm = yield from self.comm(call)
         if is_foreign(how):
-            yield from self._by_all(call, source, slice(None), out, how)
-            return
-        ready, total, op = prepare(source, out, how)
-        yield from self._do(call, comm.Iallreduce, ready, total, op)
-        finish(total, out, how)
+            yield from self._by_all(call, flat, slice(None), into, how)
+        else:
+            ready, total, op = prepare(flat, into, how)
+            yield from self._do(call, comm.Iallreduce, ready, total, op)
+            finish(total, into, how)
+        return found
 
     def _by_all(
         self, call: Call, source: Array, mine: slice, out: Array, how: Arithmetic
@@ -116,20 +115,12 @@ class Mpi:
         parts = yield from self._gather(call, data, [data.nbytes] * self.members.size)
         how.combine([part.view(how.dtype)[mine] for part in parts], out)
 
+    @prepared
     def reducescatter(
-        self,
-        call: Call,
-        source: Array,
-        bounds: Sequence[int],
-        out: Array,
-        how: Arithmetic,
-    ) -> Prepared[None]:
-        """MPI_Ireduce_scatter."""
-        return Offer(source.nbytes), self._scatter(call, source, bounds, out, how)
-
-    def _scatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
-    ) -> Steps[None]:
+    ) -> Move[None]:
+        """MPI_Ireduce_scatter."""
+        yield Offer(source.nbytes)
         comm = yield from self.comm(call)
         if is_foreign(how):
             mine = slice(bounds[self.members.me], bounds[self.members.me + 1])
@@ -140,25 +131,27 @@ class Mpi:
         yield from self._do(call, comm.Ireduce_scatter, ready, total, counts, op)
         finish(total, out, how)
 
-    def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
+    @prepared
+    def broadcast(self, call: Call, array: Array, root: int) -> Move[None]:
         """MPI_Ibcast of bytes."""
-        return Offer(array.nbytes), self._broadcast(call, array, root)
-
-    def _broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
+        yield Offer(array.nbytes)
         comm = yield from self.comm(call)
         yield from self._do(call, comm.Ibcast, array, root)
 
+    @prepared
     def allgather(
         self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
-    ) -> Prepared[list[Array]]:
+    ) -> Move[list[Array]]:
         """MPI_Iallgatherv, or MPI_Igatherv, of bytes."""
-        return Offer(source.nbytes), self._gather(call, source, lengths, root)
+        yield Offer(source.nbytes)
+        sizes = lengths or [offer.nbytes for offer in call.agreement.offers(call)]
+        return (yield from self._gather(call, source, sizes, root))
 
     def _gather(
-        self, call: Call, source: Array, lengths: Sequence[int] | None, root: int = -1
+        self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
     ) -> Steps[list[Array]]:
         comm = yield from self.comm(call)
-        counts = list(lengths or [offer.nbytes for offer in call.agreement.offers(call)])
+        counts = list(lengths)
         reads = root in (-1, self.members.me)
         out = np.empty(sum(counts) if reads else 0, np.uint8)
         into = (out, counts, _offsets(counts), MPI.BYTE)
@@ -168,15 +161,12 @@ class Mpi:
             yield from self._do(call, comm.Igatherv, source, into if reads else None, root)
         return _pieces(out, counts) if reads else [out] * len(counts)
 
+    @prepared
     def alltoall(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
-    ) -> Prepared[list[Array]]:
+    ) -> Move[list[Array]]:
         """MPI_Ialltoallv, or MPI_Iscatterv, of bytes."""
-        return Offer(source.nbytes), self._exchange(call, source, lengths, root)
-
-    def _exchange(
-        self, call: Call, source: Array, lengths: Sequence[int], root: int
-    ) -> Steps[list[Array]]:
+        yield Offer(source.nbytes)
         comm = yield from self.comm(call)
         size, me = self.members.size, self.members.me
         mine = np.array(lengths or [0] * size, np.int64)

@@ -113,9 +113,7 @@ class Comm(Collectives):
             world.made = max(every) + 1
             made = make(self, *arguments, **options)
             ranks = _ranks_of(made, world)
-            call = parent.call(Spec(f"comm.{op} group"), op)
-            call.steps = open_group(world, parent, call, world.made, ranks)
-            world.run(call)
+            world.run(open_group(parent, Spec(f"comm.{op} group"), world, world.made, ranks))
         found: Any = guarded(made, world) if ranks else made
         result: Made = found
         return result

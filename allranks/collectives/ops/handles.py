@@ -57,6 +57,11 @@ class Handle:
             )
 
 
+def run(call: Call) -> Any:
+    """Drives a call of this rank's world to its end and returns its result."""
+    return world.current().run(call)
+
+
 def poll(handle: Handle) -> bool:
     """True when the result of an ``_async`` call is there; never waits."""
     return handle.poll()

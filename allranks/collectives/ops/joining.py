@@ -11,10 +11,9 @@ import numpy as np
 from allranks.collectives import world
 from allranks.collectives.arrays.libraries import to_dtype
 from allranks.collectives.arrays.reductions import Arithmetic, ReduceOp
-from allranks.collectives.calls import guard
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import JOIN, Spec
-from allranks.collectives.calls.offer import NOTHING, Offer
+from allranks.collectives.calls.offer import Offer
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.windowed import straight_bytes
 from allranks.collectives.ops.taking import take
@@ -61,12 +60,12 @@ def _steps(group: Group, call: Call, answered: int) -> Steps[int | None]:
     before = channel.turn
     turn = before ^ 1
     # Zero in every dtype: whatever the others have laid out beside it.
-    channel.blocks[channel.me][turn][:] = 0
+    channel.blocks[group.me][turn][:] = 0
     call.transport = "shared"
     yield from call.agreed(Offer(answered=answered))
     channel.turn = turn
-    specs = [guard.unpack_text(channel.described(i, call.sequence))[0] for i in range(group.size)]
-    theirs = next((spec for spec in specs if spec != JOIN), None)
+    brought = channel.brought(call).values()
+    theirs = next((spec for spec, _ in brought if spec != JOIN), None)
     if theirs is None:
         # Who joined last has answered least.
         answers = [offer.answered for offer in call.agreement.offers(call)]
@@ -89,8 +88,10 @@ def _contribute(group: Group, call: Call, spec: Spec, before: int) -> Steps[None
         return
     channel.turn = before
     how = Arithmetic(ReduceOp[spec.reduction], dtype, group.size, spec.prescale, spec.postscale)
-    _, rest = transport.allreduce(call, zeros, how)
     if transport.name == "shared":
         # The others, who have found no place for these zeros, begin again with blocks.
-        yield from call.agreement.meet(call)
-    yield from call.rest_of(NOTHING, rest, arrived=True)
+        yield from call.moved(transport.allreduce, zeros, how)
+    else:
+        _, rest = transport.allreduce(call, zeros, how)
+        assert not callable(rest)
+        yield from rest

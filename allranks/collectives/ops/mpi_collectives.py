@@ -43,25 +43,20 @@ class Collectives(NonBlocking):
     ) -> None:
         group = self._group()
         whom = -1 if root is None else group.ranks[self._rooted(op, root)]
-        call = group.call(Spec(f"comm.{op}", root=whom), op)
-        call.transport = "mpi"
 
-        def steps() -> Steps[None]:
+        def steps(call: Call) -> Steps[None]:
             yield from self._agreed(call)
             yield from complete(self._world.kept, call, post, self, *arguments)
 
-        call.steps = steps()
-        self._world.run(call)
+        self._world.run(group.call(Spec(f"comm.{op}", root=whom), op, steps=steps))
 
     def agree(self, title: str) -> None:
         """Ends when all ranks have come to the same call, of a window or a file."""
-        call = self._group().call(Spec(title), title)
-        call.transport = "mpi"
-        call.steps = self._agreed(call)
-        self._world.run(call)
+        self._world.run(self._group().call(Spec(title), title, steps=self._agreed))
 
     def _agreed(self, call: Call) -> Steps[None]:
         """Ends when all have come; meanwhile MPI goes on with what others need to come at all."""
+        call.transport = "mpi"
         for awaited in call.agreed():
             Raw.Iprobe(self)
             yield awaited

@@ -34,7 +34,7 @@ def gather(
     group: Group,
     op: str,
     value: object,
-    name: str = "",
+    name: str | None = None,
     root: int = -1,
     alike: tuple[Any, ...] = (),
 ) -> Call:
@@ -43,44 +43,40 @@ def gather(
     ``alike``: what every member must bring the same of.
     """
     data = dumps(value)
-    whom = group.ranks[root] if root >= 0 else -1
-    call = group.call(Spec(op, root=whom, shape=alike), name, data.nbytes * group.size)
 
-    def steps() -> Steps[list[Any] | None]:
-        transport = group.choose(call)
-        parts = yield from call.moved(transport.allgather, data, root=root)
+    def steps(call: Call) -> Steps[list[Any] | None]:
+        parts = yield from call.moved(group.choose(call).allgather, data, root=root)
         return [loads(part) for part in parts] if root in (-1, group.me) else None
 
-    call.steps = steps()
-    return call
+    spec = Spec(op, root=_rank(group, root), shape=alike)
+    return group.call(spec, name, data.nbytes * group.size, steps)
 
 
-def broadcast(group: Group, op: str, value: object, name: str = "", root: int = 0) -> Call:
+def broadcast(group: Group, op: str, value: object, name: str | None = None, root: int = 0) -> Call:
     """A call that ends with the root's object; ``root`` is a member's index."""
     data = dumps(value) if group.me == root else np.empty(0, np.uint8)
-    call = group.call(Spec(op, root=group.ranks[root]), name, data.nbytes)
 
-    def steps() -> Steps[Any]:
-        transport = group.choose(call)
-        parts = yield from call.moved(transport.allgather, data)
+    def steps(call: Call) -> Steps[Any]:
+        parts = yield from call.moved(group.choose(call).allgather, data)
         return value if group.me == root else loads(parts[root])
 
-    call.steps = steps()
-    return call
+    return group.call(Spec(op, root=_rank(group, root)), name, data.nbytes, steps)
 
 
-def alltoall(group: Group, op: str, values: list[Any], name: str = "", root: int = -1) -> Call:
+def alltoall(
+    group: Group, op: str, values: list[Any], name: str | None = None, root: int = -1
+) -> Call:
     """A call that ends with the objects meant for this member, from all or from ``root`` only."""
     pieces = [dumps(value) for value in values]
     data = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
-    whom = group.ranks[root] if root >= 0 else -1
-    call = group.call(Spec(op, root=whom), name, data.nbytes)
 
-    def steps() -> Steps[list[Any]]:
-        transport = group.choose(call)
+    def steps(call: Call) -> Steps[list[Any]]:
         lengths = [piece.nbytes for piece in pieces]
-        parts = yield from call.moved(transport.alltoall, data, lengths, root)
+        parts = yield from call.moved(group.choose(call).alltoall, data, lengths, root)
         return [loads(part) if part.size else None for part in parts]
 
-    call.steps = steps()
-    return call
+    return group.call(Spec(op, root=_rank(group, root)), name, data.nbytes, steps)
+
+
+def _rank(group: Group, root: int) -> int:
+    return group.ranks[root] if root >= 0 else -1

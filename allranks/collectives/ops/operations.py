@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from allranks.collectives import world
-from allranks.collectives.ops import moving as move
-from allranks.collectives.ops import objects
-from allranks.collectives.ops.handles import Handle
+from allranks.collectives.ops import moving, objects
+from allranks.collectives.ops.handles import Handle, run
 from allranks.collectives.world.process_sets import ProcessSet, group_of
 
 
 def barrier(process_set: ProcessSet | None = None, name: str | None = None) -> None:
     """Ends on every rank once every rank has come here. Collective over the process set."""
-    move.run(move.begin_barrier(process_set, name))
+    run(moving.begin_barrier(process_set, name))
 
 
 def broadcast(array: Any, root: int = 0, **options: Any) -> Any:
@@ -30,12 +28,12 @@ def broadcast(array: Any, root: int = 0, **options: Any) -> Any:
 
     Collective over the process set.
     """
-    return move.run(move.begin_broadcast(array, root, **options))
+    return run(moving.begin_broadcast(array, root, **options))
 
 
 def broadcast_async(array: Any, root: int = 0, **options: Any) -> Handle:
     """Posts a `broadcast`; `synchronize` returns its result."""
-    return move.post(move.begin_broadcast(array, root, **options))
+    return Handle(moving.begin_broadcast(array, root, **options))
 
 
 def allgather(array: Any, **options: Any) -> Any:
@@ -50,12 +48,12 @@ def allgather(array: Any, **options: Any) -> Any:
 
     Collective over the process set.
     """
-    return move.run(move.begin_allgather([array], **options))[0]
+    return run(moving.begin_allgather([array], **options))[0]
 
 
 def allgather_async(array: Any, **options: Any) -> Handle:
     """Posts an `allgather`; `synchronize` returns its result."""
-    return move.post(move.begin_allgather([array], **options), _one)
+    return Handle(moving.begin_allgather([array], **options), _one)
 
 
 def grouped_allgather(arrays: Sequence[Any], **options: Any) -> list[Any]:
@@ -65,13 +63,13 @@ def grouped_allgather(arrays: Sequence[Any], **options: Any) -> list[Any]:
     """
     if not arrays:
         return []
-    result: list[Any] = move.run(move.begin_allgather(arrays, kind="grouped_allgather", **options))
+    result: list[Any] = run(moving.begin_allgather(arrays, kind="grouped_allgather", **options))
     return result
 
 
 def grouped_allgather_async(arrays: Sequence[Any], **options: Any) -> Handle:
     """Posts a `grouped_allgather` of at least one array; `synchronize` returns its results."""
-    return move.post(move.begin_allgather(arrays, kind="grouped_allgather", **options))
+    return Handle(moving.begin_allgather(arrays, kind="grouped_allgather", **options))
 
 
 def gather(array: Any, root: int = 0, **options: Any) -> Any:
@@ -79,12 +77,12 @@ def gather(array: Any, root: int = 0, **options: Any) -> Any:
 
     Collective over the process set.
     """
-    return move.run(move.begin_allgather([array], kind="gather", root=root, **options))[0]
+    return run(moving.begin_allgather([array], kind="gather", root=root, **options))[0]
 
 
 def gather_async(array: Any, root: int = 0, **options: Any) -> Handle:
     """Posts a `gather`; `synchronize` returns its result."""
-    return move.post(move.begin_allgather([array], kind="gather", root=root, **options), _one)
+    return Handle(moving.begin_allgather([array], kind="gather", root=root, **options), _one)
 
 
 def scatter(array: Any = None, root: int = 0, splits: Any = None, **options: Any) -> Any:
@@ -99,12 +97,12 @@ def scatter(array: Any = None, root: int = 0, splits: Any = None, **options: Any
 
     Collective over the process set.
     """
-    return move.run(move.begin_scatter(array, root, splits, **options))
+    return run(moving.begin_scatter(array, root, splits, **options))
 
 
 def scatter_async(array: Any = None, root: int = 0, splits: Any = None, **options: Any) -> Handle:
     """Posts a `scatter`; `synchronize` returns its result."""
-    return move.post(move.begin_scatter(array, root, splits, **options))
+    return Handle(moving.begin_scatter(array, root, splits, **options))
 
 
 def alltoall(array: Any, splits: Any = None, **options: Any) -> Any:
@@ -121,14 +119,14 @@ def alltoall(array: Any, splits: Any = None, **options: Any) -> Any:
 
     Collective over the process set.
     """
-    pieces, received = move.run(move.begin_alltoall(array, splits, **options))
+    pieces, received = run(moving.begin_alltoall(array, splits, **options))
     return pieces if splits is None else (pieces, received)
 
 
 def alltoall_async(array: Any, splits: Any = None, **options: Any) -> Handle:
     """Posts an `alltoall`; `synchronize` returns its result."""
-    call = move.begin_alltoall(array, splits, **options)
-    return move.post(call, _one if splits is None else None)
+    call = moving.begin_alltoall(array, splits, **options)
+    return Handle(call, _one if splits is None else None)
 
 
 def broadcast_object(
@@ -143,10 +141,8 @@ def broadcast_object(
     Collective over the process set.
     """
     group = group_of(process_set, "broadcast_object")
-    index = move.member(group, root, "broadcast_object")
-    return world.current().run(
-        objects.broadcast(group, "broadcast_object", value, name or "", index)
-    )
+    index = group.index(root, "broadcast_object")
+    return run(objects.broadcast(group, "broadcast_object", value, name, index))
 
 
 def allgather_object(
@@ -157,9 +153,7 @@ def allgather_object(
     Collective over the process set.
     """
     group = group_of(process_set, "allgather_object")
-    result: list[Any] = world.current().run(
-        objects.gather(group, "allgather_object", value, name or "")
-    )
+    result: list[Any] = run(objects.gather(group, "allgather_object", value, name))
     return result
 
 

@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeVar
 from mpi4py import MPI
 
 from allranks.collectives.calls.call import PointCall
-from allranks.collectives.calls.callsite import here
 from allranks.collectives.calls.guard import Spec
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.mpi.transport import complete
@@ -67,7 +66,7 @@ class PointToPoint(Raw):
     def point(self, op: str, peer: int, steps: Callable[[PointCall], Steps[T]]) -> T:
         """Runs a call that waits for one rank, or for any, from the user's line."""
         agreement = self._group().agreement
-        call = PointCall(agreement, Spec(f"comm.{op}"), here(), op, 0, self.peers(peer))
+        call = PointCall(agreement, Spec(f"comm.{op}"), op, self.peers(peer))
         call.transport = "mpi"
         call.steps = steps(call)
         result: T = self._world.run(call)
@@ -276,7 +275,7 @@ class PointToPoint(Raw):
 
     def _begin(self, post: Callable[..., MPI.Request], *arguments: Any) -> Steps[MPI.Request]:
         """Posts now what `_end` waits for."""
-        holder = PointCall(self._group().agreement, Spec("comm.send"), here(), "", 0, ())
+        holder = PointCall(self._group().agreement, Spec("comm.send"), "", ())
         steps = complete(self._world.kept, holder, post, *arguments)
         next(steps, None)
         return steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,134 +11,23 @@ from allranks.collectives import world
 from allranks.collectives.arrays.adasum import adasum
 from allranks.collectives.arrays.compression import Compression
 from allranks.collectives.arrays.libraries import Array
-from allranks.collectives.arrays.reductions import (
-    Adasum,
-    Arithmetic,
-    Average,
-    ReduceOp,
-    check,
-    name_of,
-)
+from allranks.collectives.arrays.reductions import Adasum, Average, ReduceOp
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.callsite import here
-from allranks.collectives.calls.guard import Spec, describe_group, pack
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.shared import split
-from allranks.collectives.ops.handles import Handle
-from allranks.collectives.ops.moving import member
-from allranks.collectives.ops.taking import Taken, take
+from allranks.collectives.ops.handles import Handle, run
+from allranks.collectives.ops.plans import Plan, keep, plan_of
+from allranks.collectives.ops.taking import take
+from allranks.collectives.world import world as worlds
 from allranks.collectives.world.group import Group
 from allranks.collectives.world.process_sets import ProcessSet, group_of
-from allranks.errors import UsageError
-
-_PLANS = 1024
-_LINE = 64
-"""Bytes: arrays of a group begin on such a boundary, so that TensorFlow can take their memory."""
-
-
-class Plan:
-    """What reductions of the same kind, dtypes and shapes have in common, worked out once."""
-
-    def __init__(
-        self,
-        group: Group,
-        kind: str,
-        op: ReduceOp,
-        factors: tuple[float, float],
-        looks: Sequence[tuple[np.dtype[Any], tuple[int, ...]]],
-        *,
-        root: int = -1,
-        compression: str = "",
-        labels: Sequence[str] = (),
-        taken: Taken | None = None,
-    ) -> None:
-        dtypes, shapes = [dtype for dtype, _ in looks], [shape for _, shape in looks]
-        for dtype in dtypes:
-            check(op, dtype)
-        _check_shapes(kind, op, shapes, group.size)
-        self.transport = group.through_host
-        """Where nothing else is asked for, and no array is on a GPU."""
-        self.native = True
-        """False where arrays of another byte order are given."""
-        self.op, self.factors, self.dtypes, self.shapes = op, factors, dtypes, shapes
-        sizes = [math.prod(shape) for shape in shapes]
-        self.nbytes = sum(n * dtype.itemsize for n, dtype in zip(sizes, dtypes, strict=True))
-        self.hows: list[Arithmetic] = []
-        found: dict[np.dtype[Any], list[int]] = {}
-        # Adasum's is its own, and it takes one array after the other.
-        for index, dtype in enumerate(dtypes if op is not Adasum else ()):
-            found.setdefault(dtype, []).append(index)
-            self.hows.append(Arithmetic(op, dtype, group.size, *factors))
-        # On a GPU nothing is taken over that has to be aligned.
-        line = 1 if taken is not None and taken.device else _LINE
-        self.batches = [
-            Batch(where, [shapes[index] for index in where], self.hows[where[0]], group.size, line)
-            for where in found.values()
-        ]
-        """The arrays of each dtype, which move as one."""
-        whole = kind == "grouped_allreduce" and op is not Adasum
-        names, shown = describe_group([name_of(dtype) for dtype in dtypes], shapes, labels)
-        self.spec = Spec(
-            kind,
-            op.name,
-            names,
-            shown if kind.startswith("grouped") else shapes[0],
-            root,
-            *factors,
-            compression,
-            sum(batch.size for batch in self.batches) if whole else sum(sizes),
-            taken.transport if taken is not None else "",
-            taken.device if taken is not None else "",
-        )
-        self.packed = pack(self.spec)
-
-
-class Batch:
-    """Arrays of one dtype, laid out one after the other."""
-
-    def __init__(
-        self,
-        where: list[int],
-        shapes: list[tuple[int, ...]],
-        how: Arithmetic,
-        ranks: int,
-        line: int,
-    ) -> None:
-        self.where, self.shapes, self.dtype = where, shapes, how.dtype
-        step = max(1, line // how.dtype.itemsize) if len(where) > 1 else 1
-        self.spans: list[tuple[int, int]] = []
-        self.size = 0
-        for shape in shapes:
-            end = self.size + math.prod(shape)
-            self.spans.append((self.size, end))
-            self.size = -(-end // step) * step
-        self.staging = self.how = how
-        if len(where) > 1 and not how.half:
-            # They are prescaled on their way here: once, whatever the transport copies.
-            self.how = Arithmetic(how.op, how.dtype, ranks, 1.0, how.postscale)
-
-    def parts(self, flat: Array) -> list[Array]:
-        """The arrays that lie in ``flat``."""
-        return [
-            flat[start:end].reshape(shape)
-            for (start, end), shape in zip(self.spans, self.shapes, strict=True)
-        ]
-
-    def fill(self, flat: Array, parts: list[Array], sources: Sequence[Array]) -> None:
-        """Copies the arrays in; what lies between two of them is reduced as well."""
-        ends = [start for start, _ in self.spans[1:]] + [self.size]
-        for part, source, (_, end), after in zip(parts, sources, self.spans, ends, strict=True):
-            self.staging.staged(source, part)
-            if end < after:
-                flat[end:after] = 0
 
 
 def _begin(
     kind: str,
     arrays: Sequence[Any],
     op: ReduceOp = Average,
-    *,
     name: str | None = None,
     process_set: ProcessSet | None = None,
     prescale_factor: float = 1.0,
@@ -147,6 +35,7 @@ def _begin(
     compression: Any = Compression.none,
     transport: str | None = None,
     device: str = "",
+    *,
     root: int = -1,
     labels: Sequence[str] = (),
 ) -> Call:
@@ -154,22 +43,17 @@ def _begin(
     group = group_of(process_set, kind)
     op = ReduceOp(op)
     if kind == "reduce":
-        member(group, root, kind)
+        group.index(root, kind)
     factors = float(prescale_factor), float(postscale_factor)
     taken = take(kind, arrays, transport, device, host=op is Adasum)
     pairs = [compression.compress(source) for source in taken.sources]
     sources: list[Array] = [source for source, _ in pairs]
     looks = tuple([(source.dtype, source.shape) for source in sources])
-    key = (kind, op._value_, factors, root, compression.name, labels, taken.transport,
-           taken.device, looks)  # fmt: skip
-    plan: Plan | None = group.plans.get(key)
-    if plan is None:
-        plan = Plan(
-            group, kind, op, factors, looks,
-            root=root, compression=compression.name, labels=labels, taken=taken,
-        )  # fmt: skip
-        _keep(group, key, plan)
-    call = Call(group.agreement, plan.spec, here(), name or "", plan.nbytes, plan.packed)
+    plan = plan_of(
+        group, kind, op, looks, factors, root, compression.name, labels,
+        taken.transport, taken.device,
+    )  # fmt: skip
+    call = Call(group.agreement, plan.packed, name, plan.nbytes)
     call.ready = taken.mark()
 
     def steps() -> Steps[list[Any]]:
@@ -185,21 +69,6 @@ def _begin(
 
     call.steps = steps()
     return call
-
-
-def _plan_of_one(group: Group, key: tuple[Any, ...], op: ReduceOp, array: Array) -> Plan:
-    native = array.dtype.newbyteorder("=")
-    looks = [(native, array.shape)]
-    plan = Plan(group, "allreduce", op, (float(key[-2]), float(key[-1])), looks)
-    plan.native = array.dtype.isnative
-    _keep(group, key, plan)
-    return plan
-
-
-def _keep(group: Group, key: object, plan: Plan) -> None:
-    if len(group.plans) >= _PLANS:
-        group.plans.clear()
-    group.plans[key] = plan
 
 
 def _reduce_steps(
@@ -243,19 +112,6 @@ def _scatter_steps(
         yield from call.moved(transport.reducescatter, flat, bounds, into, how)
         outs.append(out)
     return outs
-
-
-def _check_shapes(kind: str, op: ReduceOp, shapes: list[tuple[int, ...]], size: int) -> None:
-    if op is Adasum and (size & (size - 1) or "reducescatter" in kind):
-        raise UsageError(
-            f"Adasum needs allreduce on a number of ranks that is a power of two: found {kind} "
-            f"on {size}. Use Average."
-        )
-    if "reducescatter" in kind and () in shapes:
-        raise UsageError(
-            "reducescatter needs a first dimension to cut: found a scalar. "
-            "Use allreduce, or reshape(1)."
-        )
 
 
 def allreduce(
@@ -310,29 +166,32 @@ def allreduce(
         and compression is Compression.none
     ):
         # numpy's arrays need no taking.
-        this = world.current()
+        this = worlds.process or world.current()
         group = this.groups[0] if process_set is None else group_of(process_set, "allreduce")
         key = op._value_, array.dtype, array.shape, prescale_factor, postscale_factor
-        plan = group.plans.get(key) or _plan_of_one(group, key, op, array)
-        call = Call(group.agreement, plan.spec, here(), name or "", plan.nbytes, plan.packed)
-        if not plan.native:
-            array = array.astype(plan.dtypes[0])
-        call.transport = plan.transport.name
-        call.move, call.arguments = plan.transport.allreduce, (array, plan.hows[0])
-        return this.run(call)
+        plan: Plan | None = group.plans.get(key)
+        if plan is None:
+            array, plan = _plan_of_one(group, key, op, array)
+        call = Call(group.agreement, plan.packed, name, plan.nbytes)
+        call.transport = plan.transport
+        return this.run(call, plan.move, array, plan.hows[0])
     call = _begin(
-        "allreduce",
-        [array],
-        op,
-        name=name,
-        process_set=process_set,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        compression=compression,
-        transport=transport,
-        device=device,
-    )
-    return world.current().run(call)[0]
+        "allreduce", [array], op, name, process_set, prescale_factor, postscale_factor,
+        compression, transport, device,
+    )  # fmt: skip
+    return run(call)[0]
+
+
+def _plan_of_one(
+    group: Group, key: tuple[Any, ...], op: ReduceOp, array: Array
+) -> tuple[Array, Plan]:
+    """The array, in native byte order, and the plan of its allreduce."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+        key = (key[0], array.dtype, *key[2:])
+    looks, factors = ((array.dtype, array.shape),), (float(key[-2]), float(key[-1]))
+    plan: Plan | None = group.plans.get(key)
+    return array, plan or keep(group, key, Plan(group, "allreduce", op, looks, factors))
 
 
 def allreduce_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handle:
@@ -350,7 +209,7 @@ def grouped_allreduce(arrays: Sequence[Any], op: ReduceOp = Average, **options: 
 
     Collective over the process set.
     """
-    result: list[Any] = world.current().run(_begin("grouped_allreduce", arrays, op, **options))
+    result: list[Any] = run(_begin("grouped_allreduce", arrays, op, **options))
     return result
 
 
@@ -374,7 +233,7 @@ def reducescatter(array: Any, op: ReduceOp = Average, **options: Any) -> Any:
 
     Collective over the process set.
     """
-    return world.current().run(_begin("reducescatter", [array], op, **options))[0]
+    return run(_begin("reducescatter", [array], op, **options))[0]
 
 
 def reducescatter_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handle:
@@ -389,7 +248,7 @@ def grouped_reducescatter(
 
     Collective over the process set.
     """
-    result: list[Any] = world.current().run(_begin("grouped_reducescatter", arrays, op, **options))
+    result: list[Any] = run(_begin("grouped_reducescatter", arrays, op, **options))
     return result
 
 
@@ -411,7 +270,7 @@ def reduce(array: Any, root: int = 0, op: ReduceOp = Average, **options: Any) ->
 
     Collective over the process set.
     """
-    result = world.current().run(_begin("reduce", [array], op, root=root, **options))[0]
+    result = run(_begin("reduce", [array], op, root=root, **options))[0]
     return result if world.current().rank == root else None
 
 

@@ -11,7 +11,6 @@ from allranks.collectives.arrays.heads import Head
 from allranks.collectives.arrays.libraries import to_dtype, to_numpy
 from allranks.collectives.arrays.reductions import ReduceOp, check, name_of
 from allranks.collectives.calls.call import PointCall
-from allranks.collectives.calls.callsite import here
 from allranks.collectives.calls.guard import Spec
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.world import World
@@ -52,8 +51,8 @@ def send(array: Any, dest: int, tag: int = 0, *, name: str | None = None) -> Non
         yield from complete(this.kept, call, Raw.Isend, comm, data, dest, _TAGS + tag)
 
     spec = Spec("send", dtype=name_of(source.dtype), shape=source.shape)
-    call = PointCall(this.groups[0].agreement, spec, here(), name or "", source.nbytes, (dest,))
-    call.transport, call.steps = "mpi", steps()
+    call = PointCall(this.groups[0].agreement, spec, name, (dest,))
+    call.nbytes, call.transport, call.steps = source.nbytes, "mpi", steps()
     this.run(call)
 
 
@@ -88,7 +87,7 @@ def recv(source: int, tag: int = 0, *, like: Any = None, name: str | None = None
         call.nbytes = data.nbytes - _HEAD_BYTES
         return data[_HEAD_BYTES:].view(to_dtype(head.dtype)).reshape(head.shape)
 
-    call = PointCall(this.groups[0].agreement, Spec("recv"), here(), name or "", 0, (source,))
+    call = PointCall(this.groups[0].agreement, Spec("recv"), name, (source,))
     call.transport, call.steps = "mpi", steps()
     found = this.run(call)
     return found if like is None else to_numpy(like)[1](found)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from allranks.collectives import world
 from allranks.collectives.arrays.libraries import Restore, to_numpy
+from allranks.collectives.calls.guard import Spec
 from allranks.collectives.gpu import kinds, wanted
 from allranks.collectives.gpu.api import Event
 from allranks.collectives.gpu.device import Device
@@ -30,6 +31,10 @@ class Taken:
     transport: str = ""
     gpu: Device | None = None
     """This rank's GPU, where the arrays are on it."""
+
+    def spec(self, op: str, dtype: str, shape: tuple[object, ...], root: int = -1) -> Spec:
+        """What must be the same on every rank of a call that moves them."""
+        return Spec(op, "", dtype, shape, root, transport=self.transport, device=self.device)
 
     def mark(self) -> Event | None:
         """For arrays on a GPU, an event behind what has made them on the caller's stream."""

@@ -24,7 +24,7 @@ T = TypeVar("T")
 def worlds_of(ranks: int) -> list[World]:
     """The worlds of so many ranks on one host, their memory shared."""
     everybody, hosts = tuple(range(ranks)), (0,) * ranks
-    board, channel = Segment(Board.nbytes(ranks)), Segment(Channel.nbytes(ranks))
+    board, shared = Segment(Board.nbytes(ranks)), Segment(Channel.nbytes(ranks))
     made = []
     for rank in everybody:
         world = World(rank, hosts, Board(board.memory, everybody, rank))
@@ -32,10 +32,10 @@ def worlds_of(ranks: int) -> list[World]:
         world.window = Window(world.board)
         # Threads share one interpreter: who spins keeps the others from running.
         world.spins, world.spin_seconds = 0, 0.0
-        world.open(0, everybody, Channel(channel.memory, ranks, rank))
+        world.open(0, everybody, shared.memory)
         made.append(world)
     board.close()
-    channel.close()
+    shared.close()
     return made
 
 

@@ -250,7 +250,7 @@ def on_notice(callback: Callable[[str], None]) -> None:
 
 def on_record(callback: Callable[[CallRecord], None] | None) -> None:
     """Passes every call's record to ``callback`` as soon as the call has ended."""
-    world.current().journal.callback = callback
+    world.current().journal.tell(callback)
 
 
 def records() -> list[CallRecord]:

@@ -80,25 +80,23 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
     if world.board is not None and all(node.allgather(can_attach(node))):
         world.window = Window(world.board)
     everybody = tuple(range(world.size))
-    channel = None
-    if len(order) == 1 and world.board is not None:
-        block = share(node, Channel.nbytes(world.size))
-        channel = Channel(block, world.size, rank) if block is not None else None
-    # Whether there is a channel is the same on every rank: `share` agrees on it.
+    one = len(order) == 1 and world.board is not None
+    block = share(node, Channel.nbytes(world.size)) if one else None
+    # Whether there is any is the same on every rank: `share` agrees on it.
     KINDS.update(TOPOLOGIES)
     pristine, user = base.Dup(), Comm(base.Dup())
     user.Set_name(NAME)
     user.bind(world, 0)
     alone = Comm(mpi.Intracomm(mpi.COMM_SELF).Dup())
     alone.bind(world, ALONE)
-    letters = Letters(world, base.Dup()) if channel is None else None
+    letters = Letters(world, base.Dup()) if block is None else None
     if letters is not None:
         world.tell, world.listen = letters.tell, letters.receive
     world.nudge = lambda: [pristine.Iprobe() for _ in range(_LOOKS)]
     world.mpi = Epochs(world, user, alone, pristine, letters, world.renewed)
-    world.open(0, everybody, channel, now=False)
+    world.open(0, everybody, block, now=False)
     own = mmap.mmap(-1, memory.rounded(Channel.nbytes(1)))
-    world.open(ALONE, (rank,), Channel(own, 1, 0), now=False)
+    world.open(ALONE, (rank,), own, now=False)
     world.meeting = Meeting(base, hosts)
     if len(order) > 1:
         world.offset_seconds = clock_offset(base, node, firsts)
@@ -137,12 +135,9 @@ def check_launched(size: int, library: str) -> None:
 
 def can_attach(node: MPI.Intracomm) -> bool:
     """True where this rank can map what the others allocate later on. Collective over ``node``."""
-    try:
-        probe = memory.Segment(1)
-    except (OSError, AttributeError):
-        probe = None
+    probe = memory.segment(1)
     mine = (probe.address, probe.nbytes) if probe is not None else ("", 0)
-    found = all(attempt(address, size) is not None for address, size in node.allgather(mine))
+    found = all(memory.attempt(address, size) is not None for address, size in node.allgather(mine))
     node.Barrier()
     if probe is not None:
         probe.close()
@@ -154,32 +149,15 @@ def share(node: MPI.Intracomm, nbytes: int) -> mmap.mmap | None:
     if not all(node.allgather(memory.available())):
         return None
     for named in (False, True):
-        made: memory.Segment | None = None
-        address = ""
-        if node.Get_rank() == 0:
-            try:
-                made = memory.Segment(nbytes, named=named)
-                address = made.address
-            except (OSError, AttributeError):
-                made = None
-        address, size = node.bcast((address, made.nbytes if made else 0))
-        mapped = attempt(address, size)
+        made = memory.segment(nbytes, named=named) if node.Get_rank() == 0 else None
+        address, size = node.bcast((made.address, made.nbytes) if made else ("", 0))
+        mapped = memory.attempt(address, size)
         agreed = all(node.allgather(mapped is not None))
         if made is not None:
             made.close()
         if agreed:
             return mapped
     return None
-
-
-def attempt(address: str, nbytes: int) -> mmap.mmap | None:
-    """The segment at an address; None where it cannot be mapped."""
-    if not address:
-        return None
-    try:
-        return memory.attach(address, nbytes)
-    except OSError:
-        return None
 
 
 def clock_offset(base: MPI.Intracomm, node: MPI.Intracomm, firsts: Sequence[int]) -> float:

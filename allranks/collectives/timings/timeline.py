@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.ops import moving as move
-from allranks.collectives.ops import objects
+from allranks.collectives.ops import moving, objects
+from allranks.collectives.ops.handles import run
 from allranks.records.collective import CallRecord
 
 
@@ -28,10 +28,10 @@ def timeline(path: str | Path) -> None:
     """
     this = world.current()
     mine = this.journal.records
-    every = move.run(objects.gather(this.groups[0], "timeline", mine, root=0))
+    every = run(objects.gather(this.groups[0], "timeline", mine, root=0))
     if this.rank == 0:
         Path(path).write_text(json.dumps(trace(every, this.hosts)))
-    move.run(move.begin_barrier(name="timeline"))
+    run(moving.begin_barrier(name="timeline"))
 
 
 def trace(every: list[list[CallRecord]], hosts: tuple[int, ...]) -> dict[str, Any]:

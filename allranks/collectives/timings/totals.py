@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 from allranks.collectives import world
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.journal import KEPT, Journal, named
+from allranks.collectives.calls.journal import Journal, named
 from allranks.records.collective import CallRecord
 from allranks.records.telemetry import CallTotals
 
@@ -39,13 +38,12 @@ class Totals:
 
     def __init__(self, journal: Journal | None = None) -> None:
         self._journal = journal or world.current().journal
-        self._fresh: deque[Call | CallRecord] = deque(maxlen=KEPT)
-        self._journal.fresh = self._fresh
         self._sums: dict[_Key, _Sums] = {}
+        self.begin()
 
     def begin(self) -> None:
         """Forgets what has been counted."""
-        self._fresh.clear()
+        self._journal.take()
         self._sums.clear()
 
     def changed(self) -> list[CallTotals]:
@@ -54,8 +52,7 @@ class Totals:
         May be asked from another thread while calls are made.
         """
         touched: dict[_Key, _Sums] = {}
-        for _ in range(len(self._fresh)):
-            call = self._fresh.popleft()
+        for call in self._journal.take():
             if isinstance(call, CallRecord):
                 key, ranks = _key_of_record(call), call.ranks
                 wait, transfer = call.wait_seconds, call.transfer_seconds

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from allranks.collectives.calls.call import Agreement, Call
-from allranks.collectives.calls.callsite import here
-from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.guard import Spec, pack
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.transport import Transport
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.gpu.api import Event
 from allranks.collectives.gpu.device import Device
 from allranks.collectives.gpu.gpus import Gpus, OnGpu
-from allranks.collectives.host.agreement import MemoryAgreement
 from allranks.collectives.host.channel import Channel
 from allranks.errors import UsageError
+from allranks.records.ranks import label
 
 
 class Group:
@@ -27,6 +29,8 @@ class Group:
         self.members = agreement.members
         self.number, self.ranks = self.members.number, self.members.ranks
         self.me, self.size = self.members.me, self.members.size
+        self.through_host = transports["shared" if "shared" in transports else "mpi"]
+        """The fastest transport between the members' host memories."""
         self.queue: deque[Call] = deque()
         self.plans: dict[object, Any] = {}
         """What calls of one kind have in common, kept by whoever makes them."""
@@ -36,17 +40,33 @@ class Group:
     @property
     def channel(self) -> Channel | None:
         """The memory that the members share; None where they have none."""
-        agreement = self.agreement
-        return agreement.channel if isinstance(agreement, MemoryAgreement) else None
+        return self.agreement if isinstance(self.agreement, Channel) else None
 
-    @property
-    def through_host(self) -> Transport:
-        """The fastest transport between the members' host memories."""
-        return self.transports["shared" if "shared" in self.transports else "mpi"]
+    def call(
+        self,
+        spec: Spec,
+        name: str | None = None,
+        nbytes: int = 0,
+        steps: Callable[[Call], Steps[Any]] = Call.agreed,
+        ready: Event | None = None,
+    ) -> Call:
+        """A call of this group, ready to be driven."""
+        call = Call(self.agreement, pack(spec), name, nbytes)
+        call.steps, call.ready = steps(call), ready
+        return call
 
-    def call(self, spec: Spec, name: str = "", nbytes: int = 0) -> Call:
-        """A call of this group, from the user's line."""
-        return Call(self.agreement, spec, here(), name, nbytes)
+    def index(self, root: int, op: str) -> int:
+        """The root's place among the members.
+
+        Raises:
+            UsageError: it is none of them.
+        """
+        if root in self.ranks:
+            return self.ranks.index(root)
+        raise UsageError(
+            f"{op} needs a root that is in the process set: found {root}, and it has "
+            f"{label(self.ranks)}. The root is a rank of the world."
+        )
 
     def renew(self) -> None:
         """Starts a new epoch: order, counters and communicators."""

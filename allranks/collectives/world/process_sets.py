@@ -130,11 +130,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | MPI.Comm) -> Proce
             f"process set {taken} has. Use that one."
         )
     number = next(n for n in range(1, len(this.sets) + 2) if n not in this.sets)
-    call = this.groups[0].call(Spec("add_process_set", shape=ranks))
-    call.steps = open_group(this, this.groups[0], call, number, ranks)
     # Either all ranks have the set afterwards or none has.
     with deferred():
-        this.run(call)
+        spec = Spec("add_process_set", shape=ranks)
+        this.run(open_group(this.groups[0], spec, this, number, ranks))
         this.sets[number] = ranks
         chosen.process_set_id = number
     return chosen
@@ -169,10 +168,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     this, number = world.current(), process_set.process_set_id
     if not number or number not in this.sets:
         return False
-    call = this.groups[0].call(Spec("remove_process_set", root=number))
-    call.steps = call.agreed()
     with deferred():
-        this.run(call)
+        this.run(this.groups[0].call(Spec("remove_process_set", root=number)))
         del this.sets[number]
         gone = this.groups.pop(number, None)
         if gone is not None:
@@ -181,40 +178,29 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def open_group(
-    this: World, parent: Group, call: Call, number: int, ranks: tuple[int, ...]
-) -> Steps[None]:
-    """Gives the members of a new group their shared memory. Collective over ``parent``.
+def open_group(parent: Group, spec: Spec, this: World, number: int, ranks: tuple[int, ...]) -> Call:
+    """A call that gives the members of a new group their shared memory. Collective over ``parent``.
 
     Several groups that have no rank in common can be opened at once: each rank names its own.
     """
-    transport = parent.choose(call)
+    nbytes = memory.rounded(Channel.nbytes(max(1, len(ranks))))
     together = this.board is not None and len({this.hosts[rank] for rank in ranks}) == 1
-    made = _make(ranks) if together and this.rank == ranks[0] else None
-    address = np.frombuffer(made.address.encode() if made else b"", np.uint8)
-    addresses = yield from call.moved(transport.allgather, address)
-    channel: Channel | None = None
     member = this.rank in ranks
-    at = addresses[parent.ranks.index(ranks[0])].tobytes().decode() if ranks else ""
-    if member and at:
-        try:
-            mapped = memory.attach(at, memory.rounded(Channel.nbytes(len(ranks))))
-            channel = Channel(mapped, len(ranks), ranks.index(this.rank))
-        except OSError:
-            channel = None
-    word = np.array([channel is not None or not member], np.uint8)
-    everyone = yield from call.moved(transport.allgather, word, [1] * parent.size)
-    if made is not None:
-        made.close()
-    if member:
-        whole = all(flag[0] for flag in everyone)
-        this.open(number, ranks, channel if whole else None)
 
+    def steps(call: Call) -> Steps[None]:
+        transport, made = parent.choose(call), None
+        if together and this.rank == ranks[0]:
+            made = memory.segment(nbytes) or memory.segment(nbytes, named=True)
+        address = np.frombuffer(made.address.encode() if made else b"", np.uint8)
+        addresses = yield from call.moved(transport.allgather, address)
+        at = addresses[parent.ranks.index(ranks[0])].tobytes().decode() if member else ""
+        mapped = memory.attempt(at, nbytes)
+        word = np.array([mapped is not None or not member], np.uint8)
+        everyone = yield from call.moved(transport.allgather, word, [1] * parent.size)
+        if made is not None:
+            made.close()
+        if member:
+            whole = all(flag[0] for flag in everyone)
+            this.open(number, ranks, mapped if whole else None)
 
-def _make(ranks: tuple[int, ...]) -> Any:
-    for named in (False, True):
-        try:
-            return memory.Segment(Channel.nbytes(len(ranks)), named=named)
-        except (OSError, AttributeError):
-            continue
-    return None
+    return parent.call(spec, steps=steps)

@@ -6,12 +6,14 @@ There is one world a process, behind ``init()``; the loopback has one a thread.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from mmap import mmap
 from time import perf_counter
 from typing import Any, Protocol
 
 from allranks.collectives.calls.board import Board
-from allranks.collectives.calls.call import OVER, Agreement, Call, Members
+from allranks.collectives.calls.call import OVER, Agreement, Call, Members, Prepared
 from allranks.collectives.calls.journal import Journal
 from allranks.collectives.calls.presence import Presence
 from allranks.collectives.calls.standing import Standing
@@ -20,7 +22,6 @@ from allranks.collectives.calls.wait import Steps, drive
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.calls.whereabouts import Whereabouts
 from allranks.collectives.gpu.device import Device
-from allranks.collectives.host.agreement import MemoryAgreement
 from allranks.collectives.host.channel import Channel
 from allranks.collectives.host.shared import Shared
 from allranks.collectives.host.window import Window
@@ -78,7 +79,6 @@ class World(Standing):
         """The process sets by number, those that this rank is not in as well."""
         self.made = FIRST_MADE
         """The number of the last group that a communicator has made."""
-        self.pending = 0
         self.dirty = False
         self.quarantine: list[Any] = []
         """Arrays of calls that were left: a peer may still write to them in this epoch."""
@@ -91,87 +91,92 @@ class World(Standing):
         """True once an engine has entered a cell: then the scope is not the process."""
 
     def open(
-        self, number: int, ranks: tuple[int, ...], channel: Channel | None, *, now: bool = True
+        self, number: int, ranks: tuple[int, ...], memory: mmap | None, *, now: bool = True
     ) -> Group:
         """A group that this rank is in, with its way to agree and its transports.
 
-        ``channel`` is None where the members have no memory in common; ``now`` is False while
-        the world itself is made.
+        ``memory`` is what the members share, for a `Channel`; None where they share none. ``now``
+        is False while the world itself is made.
         """
         members = Members(number, ranks, self.rank)
         transports: dict[str, Transport] = {}
         agreement: Agreement
         if self.mpi is not None:
-            transports["mpi"] = self.mpi.transport(members, now=now and channel is None)
-        if channel is not None:
-            transports["shared"] = Shared(members, channel, self.window)
-            agreement = MemoryAgreement(self, members, channel)
+            transports["mpi"] = self.mpi.transport(members, now=now and memory is None)
+        if memory is not None:
+            agreement = channel = Channel(self, members, memory)
+            transports["shared"] = Shared(channel, self.window)
         else:
             assert self.mpi is not None
             agreement = self.mpi.agreement(members, transports["mpi"])
         group = self.groups[number] = Group(self, agreement, transports)
         return group
 
-    def run(self, call: Call) -> Any:
-        """Drives a call to its end and returns its result."""
-        with self.lock:
-            if self.dirty:
-                self.check_clean(call)
-            if self.pending:
-                with self.presence:
-                    return self._run_among_others(call)
-            call.spins = self.spins
-            move = call.move
-            if move is None:
-                result = self._drive(call, call.steps)
-                call.steps = OVER
-            else:
-                try:
-                    offer, rest = move(call, *(call.arguments or ()))
-                    arrived = call.agreement.come(call, offer)
-                    # Where all were there at once nothing has to be driven.
-                    done = arrived and callable(rest)
-                    result = rest() if done else None  # type: ignore[operator]
-                except BaseException as error:
-                    self.fail(call, error)
-                    raise
-                if not done:
-                    result = self._drive(call, call.rest_of(offer, rest, arrived=arrived))
-                # Not del: that makes each call's attributes a dictionary of its own.
-                call.move = call.arguments = None
-            # It holds no arrays any more: its record can be made when it is asked for.
-            call.light = call.device_seconds is None
-            self.finish(call)
-            return result
+    def run(
+        self,
+        call: Call,
+        move: Callable[[Call, Any, Any], Prepared[Any]] | None = None,
+        source: Any = None,
+        how: Any = None,
+    ) -> Any:
+        """Drives a call to its end and returns its result.
 
-    def _run_among_others(self, call: Call) -> Any:
-        if call.move is not None:
-            call.steps = call.moved(call.move, *(call.arguments or ()))
-        if call.ordered:
-            self._enqueue(call)
-            return self._drive(call, self.until(call))
-        self.presence.begin(call)
-        result = self._drive(call, self.alongside(call))
-        self.finish(call, posted=True)
-        return result
+        Args:
+            call: with its steps, or without where it is one move of a transport and no more.
+            move: that move, which is given the call, ``source`` and ``how``.
+        """
+        with self.lock:
+            if self.dirty or self.pending:
+                self.check_clean(call)
+                if move is not None:
+                    call.steps = call.moved(move, source, how)
+                return self._among_others(call, self._alongside(call))
+            try:
+                if move is None:
+                    result = self._drive(call.steps)
+                    call.steps = OVER
+                else:
+                    offer, rest = move(call, source, how)
+                    if not call.agreement.come(call, offer):
+                        result = self._drive(call.waited(offer, rest))
+                    else:
+                        # Where all were there at once nothing may have to be driven.
+                        result = rest() if callable(rest) else self._drive(rest)
+            except BaseException as error:
+                self.fail(call, error)
+                raise
+            call.ended = perf_counter()
+            call.held = None
+            # Through shared memory it ends with an arrival, which says that this is done.
+            if call.ordered and call.transport != "shared":
+                call.agreement.finish(call)
+            if move is not None or call.device_seconds is None:
+                self.journal.keep(call)
+            else:
+                self.journal.add(call)
+            return result
 
     def join(self, call: Call) -> Any:
         """Waits for a call that was submitted and returns its result."""
         with self.lock:
             if not call.done:
                 self.check_clean(call)
-                with self.presence:
-                    return self._drive(call, self.until(call))
+                return self._among_others(call, self._until(call))
             if call.error is not None:
                 raise call.error
             return call.result
 
-    def _drive(self, call: Call, steps: Steps[Any]) -> Any:
+    def _among_others(self, call: Call, steps: Steps[Any]) -> Any:
+        with self.presence:
+            try:
+                return self._drive(steps)
+            except BaseException as error:
+                self.fail(call, error)
+                raise
+
+    def _drive(self, steps: Steps[Any]) -> Any:
         try:
             return drive(steps, self.watch.attend, self.spin_seconds)  # type: ignore[arg-type]
-        except BaseException as error:
-            self.fail(call, error)
-            raise
         finally:
             self.watch.rest()
 
@@ -220,7 +225,7 @@ class World(Standing):
             next(call.steps)
         except StopIteration as end:
             call.result = end.value
-            self.finish(call, posted=True)
+            self.finish(call)
         except (CollectiveMismatch, UsageError) as error:
             call.error = error
         else:
@@ -228,27 +233,30 @@ class World(Standing):
             return False
         return True
 
-    def finish(self, call: Call, *, posted: bool = False) -> None:
-        """Notes the end of a call; ``posted`` says that others may have been under way with it."""
+    def finish(self, call: Call) -> None:
+        """Notes the end of a call with which others may have been under way."""
         call.ended = perf_counter()
-        if posted:
-            self.presence.end(call)
-        if call.held is not None:
-            call.held = None
-        if call.ordered:
+        self.presence.end(call)
+        call.held = None
+        if call.ordered and call.transport != "shared":
             call.agreement.finish(call)
         self.journal.add(call)
 
-    def alongside(self, call: Call) -> Steps[Any]:
-        """Drives a call that takes no part in the group's order, and everything under way."""
+    def _alongside(self, call: Call) -> Steps[Any]:
+        """Drives a call and everything under way: in its turn, if it takes part in the order."""
+        if call.ordered:
+            self._enqueue(call)
+            return (yield from self._until(call))
+        self.presence.begin(call)
         while True:
             self.progress()
             try:
                 yield next(call.steps)
             except StopIteration as end:
+                self.finish(call)
                 return end.value
 
-    def until(self, call: Call) -> Steps[Any]:
+    def _until(self, call: Call) -> Steps[Any]:
         """Drives everything under way until one call is done."""
         while True:
             self.progress()
@@ -313,10 +321,11 @@ class World(Standing):
             group.renew()
 
 
+process: World | None = None
+"""This process's world, until a thread has one of its own: looking that up costs every call."""
 _process: World | None = None
 _threads = threading.local()
 _threaded = False
-"""True once a thread has had a world of its own: looking that up costs every call."""
 
 
 def current() -> World:
@@ -325,7 +334,7 @@ def current() -> World:
     Raises:
         NotInitialized: before ``init()``, or after ``shutdown()``.
     """
-    found = _found() if _threaded else _process
+    found = _found()
     if found is None:
         raise NotInitialized(
             "collectives need init() first, and it has not been called on this rank. "
@@ -336,14 +345,15 @@ def current() -> World:
 
 def set_process(world: World | None) -> None:
     """Makes a world this process's."""
-    global _process
+    global process, _process
     _process = world
+    process = None if _threaded else world
 
 
 def set_thread(world: World | None) -> None:
     """Makes a world this thread's: the loopback."""
-    global _threaded
-    _threaded = True
+    global process, _threaded
+    process, _threaded = None, True
     _threads.world = world
 
 

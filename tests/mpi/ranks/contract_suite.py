@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
-from operations import TRANSPORTS, c
+from operations import ON_GPU, TRANSPORTS, c
 
+import allranks
 from allranks.collectives.timings.totals import Totals
 from allranks.errors import CollectiveMismatch, UsageError
 
@@ -517,6 +520,42 @@ def test_a_moment_counts_for_one_of_the_calls_that_are_under_way_together(sets):
 
     took, told = counted(calls)
     assert 0 < told <= took
+
+
+ROOMS = Path(allranks.__file__).parent / "collectives"
+PAGE = Path(allranks.__file__).parents[1] / "docs" / "architecture.md"
+
+
+def way_of(call: Callable[[], object]) -> list[tuple[Path, str]]:
+    """The functions of ours that a call passes, in their order, where it need not wait."""
+    ways: list[list[tuple[Path, str]]] = []
+
+    def note(frame, event, _):
+        code, file = frame.f_code, Path(frame.f_code.co_filename)
+        if event == "call" and file.is_relative_to(ROOMS):
+            ways[-1].append((file.relative_to(ROOMS), code.co_name))
+
+    for _ in range(100):
+        ways.append([])
+        sys.setprofile(note)
+        call()
+        sys.setprofile(None)
+    return min(ways, key=len)
+
+
+@pytest.mark.skipif(ON_GPU or c.local_size() < c.size(), reason="needs memory that all share")
+def test_an_array_passes_few_functions_and_no_room_twice():
+    array = np.ones(3, np.float32)
+    way = way_of(lambda: c.allreduce(array))
+    entered = [room for room, _ in groupby(file.parent for file, _ in way)]
+    assert len(way) <= 12
+    assert len({file for file, _ in way}) <= 6
+    assert len(entered) == len(set(entered))
+    # The page names them in this order.
+    told, at = PAGE.read_text().partition("## The way of an array")[2].partition("\n## ")[0], 0
+    for file, name in way:
+        assert f"`{file.as_posix()}`" in told
+        at = told.index(f"{name}`", at)
 
 
 one_host = pytest.mark.skipif(c.local_size() < c.size(), reason="join needs a single host")
