@@ -27,7 +27,7 @@ _RAISES = {
         "class _Odd(Exception):\n        def __reduce__(self): raise OSError\n    raise _Odd()",
         "class _Odd(Exception):\n        __traceback__ = property(lambda s: 1 / 0)\n    raise _Odd()",
     ),
-    "UsageError": ("input('name?')",),
+    "UsageError": ("get_ipython().enable_gui('qt')",),
     "SyntaxError": ("eval('1 +')", "exec('def f(:')"),
     "FileNotFoundError": ("open('/nowhere/at/all')",),
     "UserWarning": (
