@@ -59,6 +59,19 @@ def test_mpi_is_there_without_an_import_and_is_the_module(notebook):
     assert cell.text == "ranks 0–3 → (True, True, 1, 'MPI_COMM_WORLD')\n"
 
 
+def test_what_mpi4py_builds_on_communicators_works_on_them(notebook):
+    cell = notebook.on_ranks(
+        "from mpi4py.futures import MPICommExecutor\nfrom mpi4py.util import pkl5\n"
+        "with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:\n"
+        "    squares = list(executor.map(pow, [1, 2, 3], [2] * 3)) if executor else None\n"
+        "pair = comm.Create_group(comm.group.Incl([0, 1]))\n"
+        "squares, pkl5.Intracomm(comm).bcast(rank, 1), pair.allreduce(1) if pair else 0"
+    )
+    assert cell.text == (
+        "rank 0    → ([1, 4, 9], 1, 2)\nrank 1    → (None, 1, 2)\nranks 2–3 → (None, 1, 0)\n"
+    )
+
+
 #: What MPI alone waits in: there is no form of it that can be polled.
 UNHEARD = {
     "Win.Lock": (

@@ -51,22 +51,26 @@ class PointToPoint(Raw):
                 f"interrupt ends its epoch: this one is of epoch {self._epoch}, and it is "
                 f"{self._world.epoch} now. Make it again, as in the cell that made it."
             )
-        found = self._world.groups.get(self._number) if self != MPI.COMM_NULL else None
+        found = self._world.groups.get(self._number)
         if found is None:
             raise MPI.Exception(MPI.ERR_COMM)
         return found
 
     def peers(self, peer: int) -> tuple[int, ...]:
         """The rank of the world that is meant; all others where it may be any, or is none."""
-        ranks = self._group().ranks
+        return self._peers(self._group(), peer)
+
+    def _peers(self, group: Group, peer: int) -> tuple[int, ...]:
+        ranks = group.ranks
         if 0 <= peer < len(ranks):
             return (ranks[peer],)
         return tuple(rank for rank in ranks if rank != self._world.rank)
 
     def point(self, op: str, peer: int, steps: Callable[[PointCall], Steps[T]]) -> T:
         """Runs a call that waits for one rank, or for any, from the user's line."""
-        agreement = self._group().agreement
-        call = PointCall(agreement, Spec(f"comm.{op}"), op, self.peers(peer))
+        group = self._group()
+        peers = self._peers(group, peer)
+        call = PointCall(group.agreement, Spec(f"comm.{op}"), op, peers)
         call.transport = "mpi"
         call.steps = steps(call)
         result: T = self._world.run(call)
