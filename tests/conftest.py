@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -52,10 +53,10 @@ def new_kernel(tmp_path: Path) -> Iterator[Callable[..., Kernel]]:
     """Starts kernels, ``new_kernel(env={…})``, that end with the test."""
     with ExitStack() as stack:
 
-        def start(env: dict[str, str | None] | None = None) -> Kernel:
+        def start(env: dict[str, str | None] | None = None, python: str = sys.executable) -> Kernel:
             cwd = tmp_path / f"kernel{len(list(tmp_path.glob('kernel*')))}"
             cwd.mkdir()
-            return stack.enter_context(Kernel(cwd, env))
+            return stack.enter_context(Kernel(cwd, env, python))
 
         yield start
 

@@ -121,6 +121,12 @@ class Cell:
         return "".join(out["text"] for out in self.outputs if out.get("name") == name)
 
 
+def spec_of(python: str) -> KernelSpec:
+    """Returns how the kernel of a Python is started."""
+    command = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    return KernelSpec(argv=command, display_name="tests", language="python")
+
+
 class Kernel:
     """A kernel in a directory of its own, as a context manager.
 
@@ -150,11 +156,7 @@ class Kernel:
         """Starts the kernel and waits until it answers."""
         self._manager = KernelManager(kernel_name="python3")
         # The spec that is found by name may belong to another environment.
-        self._manager._kernel_spec = KernelSpec(
-            argv=[self.python, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-            display_name="tests",
-            language="python",
-        )
+        self._manager._kernel_spec = spec_of(self.python)
         self._manager.connection_file = str(self.cwd / f"kernel-{self.mark}.json")
         self._start()
         return self

@@ -19,6 +19,9 @@ from tests.notebook.steady import steady
 REPOSITORY = Path(__file__).resolve().parent.parent
 LABS = sorted(path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb"))
 
+NEED_TORCH = ("07_torch",)
+"""Run with the Python that ALLRANKS_TEST_TORCH names."""
+
 FAILS = "raises-exception"
 """The tag of a cell that fails on purpose. "Run all" goes on after it."""
 

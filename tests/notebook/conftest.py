@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,16 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 from tests import labs
+from tests.kernel import spec_of
+from tests.labs import NEED_TORCH
+from tests.torch.conftest import MISSING, python_with_torch
+
+
+def python_for(name: str) -> str:
+    """Returns the Python that a lab runs with."""
+    if name not in NEED_TORCH:
+        return sys.executable
+    return python_with_torch() or pytest.skip(MISSING)
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +43,8 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Notebo
                 allow_errors=True,
                 resources={"metadata": {"path": labs.path_of(name).parent}},
             )
+            # The spec that is found by name may belong to another environment.
+            client.create_kernel_manager()._kernel_spec = spec_of(python_for(name))
             client.execute(env=os.environ | {"XDG_STATE_HOME": state, "IPYTHONDIR": state})
             labs.note_run(name, notebook)
         return notebook

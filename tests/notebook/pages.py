@@ -25,6 +25,8 @@ CELL = re.compile(
 )
 AT_HOME = re.compile(r"/\S*/\.local/state/")
 _PRESSED_AFTER_SECONDS = 1.5
+_PATIENT_SECONDS = 150
+"""To load torch and what it compiles with takes long where others are busy."""
 
 
 def run(page: str, kernel: Kernel) -> Iterator[tuple[re.Match[str], str]]:
@@ -34,7 +36,7 @@ def run(page: str, kernel: Kernel) -> Iterator[tuple[re.Match[str], str]]:
         for _ in (found["press"] or "").split():
             time.sleep(_PRESSED_AFTER_SECONDS)
             kernel.interrupt()
-        said = cell.wait().text.rstrip("\n")
+        said = cell.wait(_PATIENT_SECONDS).text.rstrip("\n")
         if found["cut"]:
             lines = said.splitlines()
             hidden = [line for line in lines if "are not shown" in line]

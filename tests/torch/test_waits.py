@@ -13,6 +13,17 @@ CELLS = {
     "a rank ends the cell": ("if rank != 2:\n    dist.barrier()", "barrier", 2),
     "a rank is not asked": ("if rank > 0:\n    dist.broadcast_object_list([1])", "broadcast", 0),
     "a message never comes": ("if rank == 0:\n    dist.recv(t, 1)", "recv", 1),
+    "nobody takes a message": (
+        "if rank == 0:\n    dist.send(torch.ones(3_000_000), 1)",
+        "send",
+        1,
+    ),
+    "a sharded model is short of a step": (
+        "from torch.distributed.fsdp import fully_shard\nmodel = fully_shard(nn.Linear(3, 1))\n"
+        "if rank != 1:\n    model(t).sum().backward()",
+        "all_gather",
+        1,
+    ),
     "a model is short of a step": (
         "model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))\n"
         "for step in range(3 if rank else 2):\n    model(t).sum().backward()",

@@ -91,8 +91,8 @@ def _torch_on_gpu(value: Any) -> bool:
 
 def _jax_on_gpu(value: Any) -> bool:
     devices = getattr(value, "devices", None)
-    if devices is None:
-        return False
+    if devices is None or isinstance(value, sys.modules["jax"].core.Tracer):
+        return False  # within jax.jit there is no array yet, and JAX says so later
     found = list(devices())
     return len(found) == 1 and found[0].platform in ("gpu", "cuda")
 
