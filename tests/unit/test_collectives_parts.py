@@ -217,7 +217,7 @@ def test_a_deadlock_told_while_a_rank_leaves_is_no_departure():
 
 def test_a_rank_outside_of_the_cell_never_comes():
     scope = Scope("this cell", 1, frozenset({0, 2, 3}))
-    assert Peers(None).departure(1, scope, 0) == (1, "does not run this cell (-r 0,2-3)")
+    assert Peers(board_of(1, 0)).departure(1, scope, 0) == (1, "does not run this cell (-r 0,2-3)")
 
 
 def test_adasum_averages_what_is_parallel_and_adds_what_is_orthogonal():

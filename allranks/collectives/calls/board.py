@@ -25,7 +25,7 @@ _TEXTS, _TEXT = 512, 712
 
 
 class Board:
-    """The pages of the ranks of one host."""
+    """The pages of the ranks of one host, or of this rank alone where they can share no memory."""
 
     SEGMENTS = 256
     """As many window segments can a rank show to the others."""

@@ -41,14 +41,14 @@ class State:
 class Peers:
     """Who of the others is in the scope, who has left it and why."""
 
-    def __init__(self, board: Board | None) -> None:
+    def __init__(self, board: Board) -> None:
         self.board = board
         self.remote: dict[int, State] = {}
 
     def state(self, rank: int) -> State:
         """What is known of a rank now."""
         board = self.board
-        if board is None or rank not in board:
+        if rank not in board:
             return self.remote.get(rank) or State()
         left, broken = board.get(rank, fields.LEFT), board.get(rank, fields.BROKEN)
         return State(
@@ -63,7 +63,7 @@ class Peers:
 
     def progress(self, rank: int, group: int) -> tuple[int, int]:
         """The last call that a rank has agreed on in a group, and the last that it finished."""
-        if self.board is not None and rank in self.board:
+        if rank in self.board:
             return self.board.progress(rank, group)
         return (self.remote.get(rank) or State()).finished.get(group, (0, 0))
 

@@ -26,7 +26,7 @@ def _to_stderr(text: str) -> None:
 class Standing:
     """One rank's number, its hosts, its scope and epoch, and what it tells the other ranks."""
 
-    def __init__(self, rank: int, hosts: tuple[int, ...], board: Board | None) -> None:
+    def __init__(self, rank: int, hosts: tuple[int, ...], board: Board) -> None:
         self.rank, self.size = rank, len(hosts)
         self.hosts = hosts
         """For every rank the number of its host, counted in the order of the ranks."""
@@ -78,9 +78,8 @@ class Standing:
         ear.heard()  # what has come before is over
         self.scope = Scope(name, number, None if ranks is None else frozenset(ranks))
         self._told.entered = number + 1
-        if self.board is not None:
-            self.board.put(fields.FAILED, 0)
-            self.board.put(fields.ENTERED, number + 1)
+        self.board.put(fields.FAILED, 0)
+        self.board.put(fields.ENTERED, number + 1)
 
     def begin(self) -> None:
         """The process is a scope from now on."""
@@ -89,19 +88,17 @@ class Standing:
     def asks(self, person: bool) -> None:
         """This rank waits for what a person types, or does so no longer."""
         self.doing = "waiting for what is typed" if person else ""
-        if self.board is not None:
-            self.board.put(fields.ASKING, int(person))
+        self.board.put(fields.ASKING, int(person))
 
     def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
         """This rank's scope has ended."""
         told = self._told
         told.reason, told.where, told.failed = reason, where, failed
         told.left = fields.GONE if gone else self.scope.number + 1
-        if self.board is not None:
-            self.board.write(fields.REASON, reason)
-            self.board.write(fields.WHERE, where)
-            self.board.put(fields.FAILED, int(failed))
-            self.board.put(fields.LEFT, told.left)
+        self.board.write(fields.REASON, reason)
+        self.board.write(fields.WHERE, where)
+        self.board.put(fields.FAILED, int(failed))
+        self.board.put(fields.LEFT, told.left)
         self.scope = PROCESS
         if self.tell is not None:
             self.tell()
@@ -117,9 +114,8 @@ class Standing:
         """Says that this rank takes part in nothing more of this epoch."""
         told = self._told
         told.broken, told.broke = (self.epoch + 1) * 2 + int(deadlock), why
-        if self.board is not None:
-            self.board.write(fields.BROKE, why)
-            self.board.put(fields.BROKEN, told.broken)
+        self.board.write(fields.BROKE, why)
+        self.board.put(fields.BROKEN, told.broken)
         if self.tell is not None:
             self.tell()
 
@@ -127,5 +123,4 @@ class Standing:
         """A new epoch has begun: this rank takes part again."""
         self.epoch = epoch
         self._told.broken = 0
-        if self.board is not None:
-            self.board.put(fields.BROKEN, 0)
+        self.board.put(fields.BROKEN, 0)

@@ -30,9 +30,6 @@ class Awaited(Protocol):
     stage: int
     """Changes with every wait that begins: each is given its own spin."""
 
-    def missing(self) -> tuple[int, ...]:
-        """The ranks without which it cannot go on."""
-
 
 Steps = Generator[Awaited, None, T]
 Attend = Callable[[Awaited, float], None]

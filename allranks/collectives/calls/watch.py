@@ -28,7 +28,7 @@ class Watch:
         self._ticket = 0
         self._notice_after = 0.0
         self._asked = 0
-        self._suspects: dict[int, tuple[int, int, int]] = {}
+        self._suspects: dict[int, list[int]] = {}
         #: The ranks that were last told of as asking a person.
         self._told_asking: tuple[int, ...] = ()
 
@@ -86,8 +86,7 @@ class Watch:
             self._edge = (-1, 0)
             self._suspects = {}
             self.own.doing = ""
-            if self.own.board is not None:
-                self.own.board.put(fields.TICKET, 0)
+            self.own.board.put(fields.TICKET, 0)
             self._call = None  # last: a rest that an interrupt ends is taken again
 
     def _publish(self, call: Call, missing: tuple[int, ...], waited: float) -> None:
@@ -98,12 +97,9 @@ class Watch:
             self._call, self._edge = call, (-1, 0)
             self._notice_after, self._asked = self.own.late_seconds, 0
             self._told_asking = ()
-            if board is not None:
-                board.write(fields.WAITING, f"{call.spec.title} at {call.site}")
+            board.write(fields.WAITING, f"{call.spec.title} at {call.site}")
         if missing:
             self.own.doing = f"waiting in {call.spec.title} for {label(missing)}"
-        if board is None:
-            return
         if (edge, call.stage) != self._edge:
             self._edge = edge, call.stage
             self._ticket += 1
@@ -128,8 +124,6 @@ class Watch:
     def _look_for_cycle(self, call: Call) -> None:
         """Follows who waits for whom; a ring whose every rank has looked again since is real."""
         board = self.own.board
-        if board is None:
-            return
         ring: list[int] = []
         rank = board.rank
         while rank not in ring:
@@ -143,14 +137,8 @@ class Watch:
                 return
         if rank != board.rank:
             return
-        seen = {
-            r: (
-                board.get(r, fields.TICKET),
-                board.get(r, fields.EDGE),
-                board.get(r, fields.BEAT),
-            )
-            for r in ring
-        }
+        told = fields.TICKET, fields.EDGE, fields.BEAT
+        seen = {r: [board.get(r, word) for word in told] for r in ring}
         before = self._suspects
         same = before.keys() == seen.keys() and all(before[r][:2] == seen[r][:2] for r in ring)
         if not same:
@@ -169,7 +157,7 @@ class Watch:
         if waited > self._notice_after - _ASK_BEFORE_SECONDS and not self._asked:
             self._asked = time.monotonic_ns()
             for rank in missing[:_ASKED_AT_ONCE]:
-                if own.board is not None and rank in own.board:
+                if rank in own.board:
                     own.board.ask(rank, self._asked)
         if waited < self._notice_after:
             return
@@ -194,8 +182,7 @@ class Watch:
         own.notice("\n".join(lines))
 
     def _asks_a_person(self, rank: int) -> bool:
-        board = self.own.board
-        return board is not None and rank in board and bool(board.get(rank, fields.ASKING))
+        return rank in self.own.board and bool(self.own.board.get(rank, fields.ASKING))
 
     def _whereabouts(self, rank: int, asked: int) -> str:
         own = self.own
@@ -203,7 +190,7 @@ class Watch:
         if state.entered <= own.scope.number:
             return f"has not started {own.scope.name} yet"
         board = own.board
-        if board is None or rank not in board:
+        if rank not in board:
             return "is on another host and has not arrived"
         if board.get(rank, fields.TICKET):
             return f"waits in {board.text(rank, fields.WAITING)}"

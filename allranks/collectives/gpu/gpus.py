@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,34 +22,8 @@ from allranks.collectives.gpu.staged import Staged
 Array = NDArray[Any]
 
 
-class GpuTransport(Protocol):
-    """A transport of arrays on GPUs. All members have agreed, and every length is known."""
-
-    name: str
-
-    def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
-        """As `Transport.allreduce`."""
-
-    def reducescatter(
-        self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
-    ) -> Steps[None]:
-        """As `Transport.reducescatter`."""
-
-    def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
-        """As `Transport.broadcast`."""
-
-    def allgather(
-        self, call: Call, source: Array, lengths: Sequence[int], root: int
-    ) -> Steps[list[Array]]:
-        """As `Transport.allgather`."""
-
-    def alltoall(
-        self, call: Call, source: Array, table: Sequence[Sequence[int]]
-    ) -> Steps[list[Array]]:
-        """The pieces for this member; table[i][j] bytes go from member i to member j."""
-
-    def abandon(self) -> None:
-        """Leaves what is under way; nothing writes to anybody's arrays after this."""
+GpuTransport = Nccl | Staged
+"""Transports of arrays on GPUs. All members have agreed, and every length is known."""
 
 
 class Gpus:

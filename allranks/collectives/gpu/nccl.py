@@ -9,7 +9,7 @@ Source: NCCL user guide, "Group Calls", "Point-to-point communication", "Fault T
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any
@@ -52,19 +52,13 @@ class Nccl:
         form = wire(how.op, how.dtype)
         if form is None:
             yield from self._by_pieces(call, comm, source, out, how)
-        elif source.size:
-            with self.device.behind_caller(call, self.stream) as stream:
-                ready, total = _prepare(source, out, how, form)
-                began = self._event(stream)
-                view = form.view(ready), form.view(total)
-                comm.allReduce(
-                    view[0].data.ptr, view[1].data.ptr, view[0].size, form.code, form.op, stream.ptr
-                )
-                ended = self._event(stream)
-                how.finish(total, out)
-                done = self._event(stream)
-            call.held = [call.held, ready, total]
-            yield from self._wait(call, began, ended, done)
+            return
+
+        def launch(view: Array, into: Array, form: Wire, stream: Stream) -> None:
+            send, recv = view.data.ptr, into.data.ptr
+            comm.allReduce(send, recv, view.size, form.code, form.op, stream.ptr)
+
+        yield from self._reduce(call, source, out, how, form, launch)
 
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
@@ -75,36 +69,31 @@ class Nccl:
         if form is None:
             yield from self._collect(call, comm, source, bounds, out, how)
             return
-        if not source.size:
-            return
-        with self.device.behind_caller(call, self.stream) as stream:
-            ready, total = _prepare(source, out, how, form)
-            view, into = form.view(ready), form.view(total)
-            width = view.size // max(1, ready.size)
-            began = self._event(stream)
+
+        def launch(view: Array, into: Array, form: Wire, stream: Stream) -> None:
+            width, code, op = view.size // source.size, form.code, form.op
             sizes = [(high - low) * width for low, high in pairwise(bounds)]
             if len(set(sizes)) == 1:
-                comm.reduceScatter(
-                    view.data.ptr, into.data.ptr, sizes[0], form.code, form.op, stream.ptr
-                )
-            else:
-                self._reduce_to_each(comm, view, into, sizes, form, stream)
-            ended = self._event(stream)
-            how.finish(total, out)
-            done = self._event(stream)
-        call.held = [call.held, ready, total]
-        yield from self._wait(call, began, ended, done)
+                send, recv = view.data.ptr, into.data.ptr
+                comm.reduceScatter(send, recv, sizes[0], code, op, stream.ptr)
+                return
+            with _at_once(load_nccl()):
+                for root, piece in enumerate(cut(view, sizes)):
+                    if piece.size:
+                        # Only the root's output is written; the others' is asked for all the same.
+                        recv = (into if root == self.members.me else piece).data.ptr
+                        comm.reduce(piece.data.ptr, recv, piece.size, code, op, root, stream.ptr)
+
+        yield from self._reduce(call, source, out, how, form, launch)
 
     def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
         """ncclBroadcast of bytes, in place."""
         comm = yield from self.connection.comm(call)
-        if array.nbytes:
-            with self.device.behind_caller(call, self.stream) as stream:
-                began = self._event(stream)
-                at = array.data.ptr
-                comm.broadcast(at, at, array.nbytes, BYTES, root, stream.ptr)
-                ended = self._event(stream)
-            yield from self._wait(call, began, ended)
+        at, nbytes = array.data.ptr, array.nbytes
+        if nbytes:
+            yield from self._move(
+                call, lambda stream: comm.broadcast(at, at, nbytes, BYTES, root, stream.ptr)
+            )
 
     def allgather(
         self, call: Call, source: Array, lengths: Sequence[int], root: int
@@ -116,24 +105,14 @@ class Nccl:
         out = self.device.empty((sum(lengths) if reads else 0,), source.dtype)
         pieces = cut(out, lengths) if reads else [out] * members.size
         if root < 0 and len(set(lengths)) == 1:
-            if source.nbytes:
-                with self.device.behind_caller(call, self.stream) as stream:
-                    began = self._event(stream)
-                    comm.allGather(
-                        source.data.ptr,
-                        out.data.ptr,
-                        source.nbytes,
-                        BYTES,
-                        stream.ptr,
-                    )
-                    ended = self._event(stream)
-                call.held = [call.held, out]
-                yield from self._wait(call, began, ended)
-            return pieces
-        to = range(members.size) if root < 0 else [root]
-        yield from self._exchange(
-            call, comm, [(i, source) for i in to], list(enumerate(pieces)) if reads else []
-        )
+            send, recv, nbytes = source.data.ptr, out.data.ptr, source.nbytes
+            if nbytes:
+                yield from self._move(
+                    call, lambda stream: comm.allGather(send, recv, nbytes, BYTES, stream.ptr), out
+                )
+        else:
+            to = [(i, source) for i in (range(members.size) if root < 0 else [root])]
+            yield from self._exchange(call, comm, to, list(enumerate(pieces)) if reads else [])
         return pieces
 
     def alltoall(
@@ -194,50 +173,59 @@ class Nccl:
         self, call: Call, comm: Communicator, sends: Pieces, receives: Pieces
     ) -> Steps[None]:
         """Sends and receives of bytes, all at once; one to oneself is a copy."""
-        me, nccl = self.members.me, load_nccl()
+        me = self.members.me
         out = {i: _bytes(piece) for i, piece in receives if piece.nbytes}
         ins = {i: _bytes(piece) for i, piece in sends if piece.nbytes}
-        with self.device.behind_caller(call, self.stream) as stream:
-            began = self._event(stream)
+
+        def launch(stream: Stream) -> None:
             if me in out:
                 np.copyto(out.pop(me), ins.pop(me))
-            with _at_once(nccl):
+            with _at_once(load_nccl()):
                 for member, piece in ins.items():
                     if member != me:
                         comm.send(piece.data.ptr, piece.nbytes, BYTES, member, stream.ptr)
                 for member, piece in out.items():
                     comm.recv(piece.data.ptr, piece.nbytes, BYTES, member, stream.ptr)
-            ended = self._event(stream)
-        call.held = [call.held, sends, receives]
-        yield from self._wait(call, began, ended)
 
-    def _reduce_to_each(
-        self, comm: Communicator, view: Array, into: Array, sizes: list[int], form: Wire, to: Stream
-    ) -> None:
-        nccl = load_nccl()
-        with _at_once(nccl):
-            for root, piece in enumerate(cut(view, sizes)):
-                if piece.size:
-                    # Only the root's output is written; the others' is asked for all the same.
-                    out = into if root == self.members.me else piece
-                    comm.reduce(
-                        piece.data.ptr,
-                        out.data.ptr,
-                        piece.size,
-                        form.code,
-                        form.op,
-                        root,
-                        to.ptr,
-                    )
+        yield from self._move(call, launch, sends, receives)
+
+    def _reduce(
+        self,
+        call: Call,
+        source: Array,
+        out: Array,
+        how: Arithmetic,
+        form: Wire,
+        launch: Callable[[Array, Array, Wire, Stream], None],
+    ) -> Steps[None]:
+        """Writes what NCCL makes of ``source``, as ``form`` shows it, into ``out``."""
+        if source.size:
+            with self.device.behind_caller(call, self.stream) as stream:
+                ready, total = _prepare(source, out, how, form)
+                began = self._event(stream)
+                launch(form.view(ready), form.view(total), form, stream)
+                ended = self._event(stream)
+                how.finish(total, out)
+                done = self._event(stream)
+            yield from self._wait(call, began, ended, done, ready, total)
+
+    def _move(self, call: Call, launch: Callable[[Stream], None], *held: object) -> Steps[None]:
+        """Has NCCL move bytes, between arrays that are held until the call has ended."""
+        with self.device.behind_caller(call, self.stream) as stream:
+            began = self._event(stream)
+            launch(stream)
+            ended = self._event(stream)
+        yield from self._wait(call, began, ended, ended, *held)
 
     def _event(self, stream: Stream) -> Event:
         return self.device.event(stream, timed=True)
 
     def _wait(
-        self, call: Call, began: Event, ended: Event, done: Event | None = None
+        self, call: Call, began: Event, ended: Event, done: Event, *held: object
     ) -> Steps[None]:
         """Ends when ``done`` has happened; notes how long the GPU was at the transfer."""
-        yield from self.device.wait(done or ended, call, self.connection.check)
+        call.held = [call.held, *held]
+        yield from self.device.wait(done, call, self.connection.check)
         seconds = self.device.seconds(began, ended)
         call.device_seconds = (call.device_seconds or 0.0) + seconds
 

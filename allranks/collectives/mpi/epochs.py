@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from typing import Any
 
 from mpi4py import MPI
 
 from allranks.collectives.calls.call import Members
 from allranks.collectives.calls.standing import Standing
-from allranks.collectives.calls.wait import Awaited, Pause, Steps
+from allranks.collectives.calls.wait import Pause, Steps
 from allranks.collectives.mpi.agreement import MessageAgreement
 from allranks.collectives.mpi.letters import Letters
 from allranks.collectives.mpi.transport import Mpi, complete
 from allranks.records.deferred import deferred
 
-_CREATE_TAG = 29
 NAME = MPI.COMM_WORLD.Get_name()
 """What MPI calls the communicator of all ranks, which `user` stands for."""
 
@@ -29,7 +29,7 @@ class Epochs:
 
     Args:
         own: whose they are.
-        user: what users are given; it stands for each epoch's communicator in turn.
+        user: what users are given, guarded; it stands for each epoch's communicator in turn.
         alone: the same for this rank by itself.
         pristine: see above.
         letters: None where all ranks share memory.
@@ -39,8 +39,8 @@ class Epochs:
     def __init__(
         self,
         own: Standing,
-        user: MPI.Intracomm,
-        alone: MPI.Intracomm,
+        user: Any,
+        alone: Any,
         pristine: MPI.Intracomm,
         letters: Letters | None,
         renewed: Callable[[int], None],
@@ -52,42 +52,13 @@ class Epochs:
         self._retired: list[MPI.Intracomm] = []
 
     def transport(self, members: Members, *, now: bool) -> Mpi:
-        """A group's transport through MPI.
-
-        ``now``: all members are here, and none can be interrupted. Members that share no memory
-        could not wait for each other later on, before the communicator is there.
-        """
-
-        def make(awaited: Awaited) -> Steps[MPI.Intracomm]:
-            return self._make(members, awaited)
-
-        def make_now() -> MPI.Intracomm | None:
-            return self._create(members) if now and not self._is_world(members) else None
-
-        return Mpi(self.own, members, make, make_now)
+        """A group's transport through MPI; ``now``: all members are here, and stay."""
+        return Mpi(self.own, members, self.user, now=now)
 
     def agreement(self, members: Members, transport: Mpi) -> MessageAgreement:
         """How members that share no memory agree."""
         assert self.letters is not None
         return MessageAgreement(self.own, members, transport, self.letters)
-
-    def _make(self, members: Members, awaited: Awaited) -> Steps[MPI.Intracomm]:
-        """A communicator of a group's members, who have all arrived."""
-        if self._is_world(members):
-            comm, request = MPI.Intracomm(self.user).Idup()
-            while not request.Test():
-                yield awaited
-            return comm
-        with deferred():
-            return self._create(members)
-
-    def _is_world(self, members: Members) -> bool:
-        return members.ranks == tuple(range(self.own.size))
-
-    def _create(self, members: Members) -> MPI.Intracomm:
-        """There is no non-blocking call for this: it is made when all members are certain to."""
-        ranks = self.user.Get_group().Incl(list(members.ranks))
-        return MPI.Intracomm(self.user).Create_group(ranks, _CREATE_TAG + members.number)
 
     def renew(self, epoch: int) -> None:
         """Moves this rank to a fresh communicator. Collective over all ranks.
@@ -114,7 +85,7 @@ class Epochs:
             self._renewed(epoch)
 
     def _renew_steps(self) -> Steps[MPI.Intracomm]:
-        kept, awaited = self.own.kept, _Everyone(self.own)
+        kept, awaited = self.own.kept, _Renewal()
         fresh, request = self.pristine.Idup()
         kept[id(request)] = [fresh, request]
         while not request.Test():
@@ -124,15 +95,10 @@ class Epochs:
         return fresh
 
 
-class _Everyone:
+class _Renewal:
     """What a renewal waits for."""
 
-    def __init__(self, own: Standing) -> None:
-        self.own = own
-        self.stage = 0
-
-    def missing(self) -> tuple[int, ...]:
-        return tuple(range(self.own.size))
+    stage = 0
 
 
 def rebind(comm: MPI.Comm, fresh: MPI.Comm) -> None:

@@ -21,12 +21,7 @@ class Letters:
 
     def __init__(self, own: Standing, comm: MPI.Intracomm) -> None:
         self.own, self.comm = own, comm
-        board = own.board
-        self.remote = [
-            rank
-            for rank in range(own.size)
-            if rank != own.rank and (board is None or rank not in board)
-        ]
+        self.remote = [rank for rank in range(own.size) if rank not in own.board]
         self.finished: dict[int, tuple[int, int]] = {}
         """For each group the last call agreed on and the last one finished."""
         self._sent: list[tuple[bytes, MPI.Request]] = []
@@ -38,9 +33,8 @@ class Letters:
         group, number = call.members.number, call.number
         before = self.finished.get(group, (0, 0))[1]
         self.finished[group] = number, number if finished else before
-        if self.own.board is not None:
-            # For the ranks of this host, which read there that this one has left, and no letter.
-            self.own.board.note(group, *self.finished[group])
+        # For the ranks of this host, which read there that this one has left, and no letter.
+        self.own.board.note(group, *self.finished[group])
 
     def missing(self, call: Call) -> tuple[int, ...]:
         """The members that have not been heard of in a call."""

@@ -20,8 +20,10 @@ from allranks.collectives.calls.offer import Offer
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.wait import Awaited, Steps
 from allranks.collectives.mpi.mpi_types import finish, is_foreign, prepare
+from allranks.records.deferred import deferred
 
 Array = NDArray[Any]
+_CREATE_TAG = 29
 
 
 def complete(
@@ -53,24 +55,32 @@ def complete(
 
 
 class Mpi:
-    """Transport over a group's own communicator, which is made when it is first needed."""
+    """Transport over a group's own communicator, which is made when it is first needed.
+
+    Args:
+        own: the rank that it is of.
+        members: who it is for.
+        user: the communicator of all ranks, which stands for each epoch's in turn.
+        now: it is made at once: all members are here, and stay. Those that share no memory could
+            not wait for each other later on, before it is there.
+    """
 
     name = "mpi"
 
-    def __init__(
-        self,
-        own: Standing,
-        members: Members,
-        make: Callable[[Awaited], Steps[MPI.Intracomm]],
-        make_now: Callable[[], MPI.Intracomm | None],
-    ) -> None:
+    def __init__(self, own: Standing, members: Members, user: MPI.Intracomm, *, now: bool) -> None:
         self.own, self.members = own, members
-        self._make, self._make_now = make, make_now
-        self._comm = make_now()
+        self._user, self._now = user, now
+        self._is_world = members.ranks == tuple(range(own.size))
+        self.renew()
 
     def renew(self) -> None:
         """A new epoch has begun, with other communicators."""
-        self._comm = self._make_now()
+        self._comm = self._create() if self._now and not self._is_world else None
+
+    def _create(self) -> MPI.Intracomm:
+        """There is no non-blocking call for this: it is made when all members are certain to."""
+        ranks = self._user.Get_group().Incl(list(self.members.ranks))
+        return MPI.Intracomm(self._user).Create_group(ranks, _CREATE_TAG + self.members.number)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array."""
@@ -81,9 +91,15 @@ class Mpi:
         return nullcontext()
 
     def comm(self, awaited: Awaited) -> Steps[MPI.Intracomm]:
-        """The group's communicator of this epoch. Collective over the group."""
-        if self._comm is None:
-            self._comm = yield from self._make(awaited)
+        """The group's communicator of this epoch. Collective over the group, which has arrived."""
+        if self._comm is None and self._is_world:
+            comm, request = MPI.Intracomm(self._user).Idup()
+            while not request.Test():
+                yield awaited
+            self._comm = comm
+        elif self._comm is None:
+            with deferred():
+                self._comm = self._create()
         return self._comm
 
     def _do(self, call: Call, post: Callable[..., MPI.Request], *arguments: object) -> Steps[None]:

@@ -28,7 +28,6 @@ def worlds_of(ranks: int) -> list[World]:
     made = []
     for rank in everybody:
         world = World(rank, hosts, Board(board.memory, everybody, rank))
-        assert world.board is not None
         world.window = Window(world.board)
         # Threads share one interpreter: who spins keeps the others from running.
         world.spins, world.spin_seconds = 0, 0.0

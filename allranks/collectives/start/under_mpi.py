@@ -75,14 +75,17 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
     local = tuple(r for r, host in enumerate(hosts) if host == hosts[rank])
     if node.Get_rank() == 0:
         memory.sweep()
-    shared = share(node, Board.nbytes(len(local)))
-    world = World(rank, hosts, Board(shared, local, rank) if shared is not None else None)
-    if world.board is not None and all(node.allgather(can_attach(node))):
-        world.window = Window(world.board)
-    everybody = tuple(range(world.size))
-    one = len(order) == 1 and world.board is not None
-    block = share(node, Channel.nbytes(world.size)) if one else None
     # Whether there is any is the same on every rank: `share` agrees on it.
+    shared = share(node, Board.nbytes(len(local)))
+    if shared is None:
+        world = World(rank, hosts, Board(mmap.mmap(-1, Board.nbytes(1)), (rank,), rank))
+    else:
+        world = World(rank, hosts, Board(shared, local, rank))
+        if all(node.allgather(can_attach(node))):
+            world.window = Window(world.board)
+    everybody = tuple(range(world.size))
+    one = len(order) == 1 and shared is not None
+    block = share(node, Channel.nbytes(world.size)) if one else None
     KINDS.update(TOPOLOGIES)
     pristine, user = base.Dup(), Comm(base.Dup())
     user.Set_name(NAME)
@@ -101,9 +104,8 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
     if len(order) > 1:
         world.offset_seconds = clock_offset(base, node, firsts)
     ear.open()
-    if world.board is not None:
-        world.whereabouts = Whereabouts(world.board, rank, world.main_thread)
-        world.whereabouts.start()
+    world.whereabouts = Whereabouts(world.board, rank, world.main_thread)
+    world.whereabouts.start()
     node.Free()
     return world
 

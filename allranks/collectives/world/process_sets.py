@@ -184,12 +184,11 @@ def open_group(parent: Group, spec: Spec, this: World, number: int, ranks: tuple
     Several groups that have no rank in common can be opened at once: each rank names its own.
     """
     nbytes = memory.rounded(Channel.nbytes(max(1, len(ranks))))
-    together = this.board is not None and len({this.hosts[rank] for rank in ranks}) == 1
     member = this.rank in ranks
 
     def steps(call: Call) -> Steps[None]:
         transport, made = parent.choose(call), None
-        if together and this.rank == ranks[0]:
+        if member and this.rank == ranks[0] and all(rank in this.board for rank in ranks):
             made = memory.segment(nbytes) or memory.segment(nbytes, named=True)
         address = np.frombuffer(made.address.encode() if made else b"", np.uint8)
         addresses = yield from call.moved(transport.allgather, address)

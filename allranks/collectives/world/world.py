@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from mmap import mmap
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from allranks.collectives.calls.board import Board
 from allranks.collectives.calls.call import OVER, Agreement, Call, Members, Prepared
@@ -28,30 +28,13 @@ from allranks.collectives.host.window import Window
 from allranks.collectives.world.group import Group
 from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, UsageError
 
+if TYPE_CHECKING:
+    from allranks.collectives.mpi.epochs import Epochs
+
 ALONE = -1
 """The number of the group that each rank is by itself."""
 FIRST_MADE = 1 << 20
 """Numbers from here on belong to groups of communicators, those below to process sets."""
-
-
-class Communicators(Protocol):
-    """What a world needs of MPI."""
-
-    user: Any
-    """The communicator of all ranks for mpi4py's own calls."""
-    alone: Any
-    """The same for this rank by itself."""
-    pristine: Any
-    """The communicator that the next ones are made from."""
-
-    def transport(self, members: Members, *, now: bool) -> Transport:
-        """Through MPI. ``now``: all members are here, and none can be interrupted."""
-
-    def agreement(self, members: Members, transport: Any) -> Agreement:
-        """By messages, for members that share no memory."""
-
-    def renew(self, epoch: int) -> None:
-        """Moves this rank to a fresh communicator. Collective over all ranks."""
 
 
 class Meeting(Protocol):
@@ -67,12 +50,12 @@ class Meeting(Protocol):
 class World(Standing):
     """Everything that one rank knows: how it stands, its groups, and what is under way."""
 
-    def __init__(self, rank: int, hosts: tuple[int, ...], board: Board | None) -> None:
+    def __init__(self, rank: int, hosts: tuple[int, ...], board: Board) -> None:
         super().__init__(rank, hosts, board)
         self.window: Window | None = None
         self.gpu: Device | None = None
         """This rank's GPU, from the first array on one on."""
-        self.mpi: Communicators | None = None
+        self.mpi: Epochs | None = None
         self.meeting: Meeting | None = None
         self.groups: dict[int, Group] = {}
         self.sets: dict[int, tuple[int, ...]] = {}
@@ -102,13 +85,13 @@ class World(Standing):
         transports: dict[str, Transport] = {}
         agreement: Agreement
         if self.mpi is not None:
-            transports["mpi"] = self.mpi.transport(members, now=now and memory is None)
+            mpi = transports["mpi"] = self.mpi.transport(members, now=now and memory is None)
         if memory is not None:
             agreement = channel = Channel(self, members, memory)
             transports["shared"] = Shared(channel, self.window)
         else:
             assert self.mpi is not None
-            agreement = self.mpi.agreement(members, transports["mpi"])
+            agreement = self.mpi.agreement(members, mpi)
         group = self.groups[number] = Group(self, agreement, transports)
         return group
 
