@@ -97,8 +97,6 @@ class TorchWaits:
         What torch has recorded takes long to read: too long for the end of each cell.
         """
         this, board = world.current(), world.current().board
-        if board is None:
-            return
         asked = board.get(this.rank, fields.ASKED_ELSE)
         if asked == board.get(this.rank, fields.TOLD):
             return
@@ -167,7 +165,7 @@ class TorchWaits:
     def _has_told(self, rank: int) -> bool:
         """Whether a rank that has left has said how far it had come; it is asked."""
         board = world.current().board
-        if board is None or rank not in board:
+        if rank not in board:
             return False
         if rank not in self._asked:
             self._asked[rank] = time.monotonic_ns()
@@ -254,7 +252,7 @@ class TorchWaits:
         closed = [
             rank
             for rank in this.local_ranks
-            if this.board is not None and this.board.get(rank, fields.CLOSED) == this.epoch + 1
+            if this.board.get(rank, fields.CLOSED) == this.epoch + 1
         ]
         if not closed:
             return ""
@@ -264,8 +262,8 @@ class TorchWaits:
 
     def leave(self, error: BaseException | None) -> None:
         """Takes in that the cell has ended: `answer` tells how far this rank has come."""
-        this, board = world.current(), world.current().board
-        if board is None or torch_state.c10d() is None:
+        this = world.current()
+        if torch_state.c10d() is None:
             return
         if self._closed_at or self._told:
             this.spoil("has left a call of torch")
@@ -279,7 +277,7 @@ class TorchWaits:
             epoch: the one that has ended.
         """
         this = world.current()
-        if this.board is None or torch_state.c10d() is None:
+        if torch_state.c10d() is None:
             return
         if all(this.board.get(rank, fields.CLOSED) != epoch + 1 for rank in this.local_ranks):
             return
