@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import psutil
+
 from allranks.records.config import NurseryConfig
 
 _STOP_SECONDS = 10.0
+_LAUNCHER_SECONDS = 4.0
+_POLL_SECONDS = 0.1
 _NURSERY = "allranks.engine.nursery"
 
 
@@ -84,7 +90,35 @@ class Nursery:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._deliver(*_event(line))
-        self._deliver("nursery_exit", {"code": self._process.wait()})
+        code = self._process.wait()
+        self._deliver("nursery_exit", {"code": code})
+        if code < 0:
+            _end_session(self.pid)
+
+
+def _end_session(leader: int) -> None:
+    """Ends what a nursery that was killed has left; its ranks have died with it.
+
+    The launcher ends by itself, and removes what MPI had in shared memory. What cells have started
+    may not, as multiprocessing's managers.
+    """
+    deadline = time.monotonic() + _LAUNCHER_SECONDS
+    while (left := _in_session(leader)) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _in_session(leader: int) -> list[int]:
+    return [pid for pid in psutil.pids() if _session_of(pid) == leader]
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1  # it is gone
 
 
 def _event(line: bytes) -> tuple[str, dict[str, Any]]:

@@ -25,6 +25,7 @@ from allranks.collectives.calls import board as fields
 from allranks.collectives.calls import frames
 from allranks.collectives.start import for_torch
 from allranks.engine import torch_state
+from allranks.engine.report import is_a, traceback_of
 from allranks.engine.wire import give_up
 from allranks.errors import RankLeft
 from allranks.records.ranks import label
@@ -227,11 +228,11 @@ class TorchWaits:
 
     def instead_of(self, error: BaseException) -> BaseException:
         """Returns what a cell has ended with: `RankLeft` for what torch has raised over that."""
-        if isinstance(error, KeyboardInterrupt) and self._closed_at:
+        if is_a(error, KeyboardInterrupt) and self._closed_at:
             error.__suppress_context__ = True  # what torch has raised over that
         if self._instead is not None and self._instead[0] is error:
             return self._instead[1]
-        if not isinstance(error, RuntimeError) or torch_state.c10d() is None:
+        if not is_a(error, RuntimeError) or torch_state.c10d() is None:
             return error
         inside = _frames_of(error)
         if not inside:
@@ -242,7 +243,7 @@ class TorchWaits:
         if not self._told:
             return error
         left = RankLeft(self._told)
-        left.__traceback__, left.__suppress_context__ = error.__traceback__, True
+        left.__traceback__, left.__suppress_context__ = traceback_of(error), True
         self._instead = error, left
         return left
 
@@ -319,7 +320,7 @@ def _in_use(called: list[FrameType]) -> bool:
 def _frames_of(error: BaseException) -> list[FrameType]:
     """The frames of torch in which an exception was raised, outermost first."""
     found: list[FrameType] = []
-    for frame, _ in traceback.walk_tb(error.__traceback__):
+    for frame, _ in traceback.walk_tb(traceback_of(error)):
         file = frame.f_code.co_filename
         found = [*found, frame] if torch_state.FOLDER in file else []
     return found

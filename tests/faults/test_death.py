@@ -3,6 +3,7 @@
 import os
 import signal
 
+import psutil
 import pytest
 
 DIE = "import ctypes, os, time\nprint('last words of', rank)\nif rank == 1:\n    {}\ntime.sleep(30)"
@@ -80,6 +81,17 @@ def test_the_end_of_the_nursery_ends_the_cell(notebook):
     nursery.kill()
     assert cell.wait(NAMED_SECONDS).error_name == "ClusterLost"
     assert "The cluster's own process was killed by signal 9" in cell.error_value
+
+
+def test_the_end_of_the_nursery_ends_what_cells_have_started(notebook):
+    started = notebook.on_ranks(
+        "import multiprocessing\nspawning = multiprocessing.get_context('spawn')\n"
+        "pool, manager = spawning.Pool(1), spawning.Manager()\npool.map(abs, [-1])"
+    )
+    assert started.status == "ok", started.text
+    children = notebook.children()
+    next(p for p in children if "allranks.engine.nursery" in p.cmdline()).kill()
+    assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
 def test_a_rank_that_is_stopped_for_five_seconds_goes_on(notebook):
