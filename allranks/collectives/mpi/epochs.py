@@ -16,7 +16,7 @@ from allranks.collectives.mpi.letters import Letters
 from allranks.collectives.mpi.transport import Mpi, complete
 from allranks.records.deferred import deferred
 
-NAME = MPI.COMM_WORLD.Get_name()
+NAME = "MPI_COMM_WORLD"
 """What MPI calls the communicator of all ranks, which `user` stands for."""
 
 
