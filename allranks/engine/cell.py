@@ -22,6 +22,7 @@ import cloudpickle
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from allranks import collectives
+from allranks.collectives.calls.watch import INTERRUPTED
 from allranks.engine import forks
 from allranks.engine.commands import end_cells_too, interrupt_children
 from allranks.engine.dropped import raise_what_events_drop, repeat_dropped_interrupts
@@ -376,5 +377,5 @@ def _reason(error: BaseException | None, interrupted: bool) -> str:
     if error is None:
         return "finished the cell"
     if interrupted:
-        return "was interrupted"
+        return INTERRUPTED
     return f"raised {type(error).__name__}"

@@ -16,6 +16,8 @@ from allranks.records.ranks import label
 _ASK_BEFORE_SECONDS = 0.6
 _ASKED_AT_ONCE = 8
 _ARRIVING_SECONDS = 0.3
+INTERRUPTED = "was interrupted"
+"""Why a rank has left a cell: most likely this one is about to hear of the interrupt too."""
 
 
 class Watch:
@@ -56,7 +58,8 @@ class Watch:
             if call.left_at < 0:
                 call.left_at = waited
             # Others may be about to arrive, or to leave: then the report names them all.
-            arriving = 0.0 if len(left) == len(wanted) else _ARRIVING_SECONDS
+            settled = len(left) == len(wanted) and not any(INTERRUPTED in why for *_, why in left)
+            arriving = 0.0 if settled else _ARRIVING_SECONDS
             call.looked += 1
             if waited - call.left_at >= max(call.grace, arriving) and call.looked >= call.looks:
                 _, rank, why = min(left)
