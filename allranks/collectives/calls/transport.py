@@ -8,7 +8,6 @@ contiguous; ``out`` never overlaps ``source`` unless it is the same array.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,9 +26,6 @@ class Transport(Protocol):
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array for a result, where this transport writes it fastest."""
-
-    def copying(self, call: Call) -> AbstractContextManager[object]:
-        """Where a call's arrays are copied before they move: on a GPU, behind what made them."""
 
     def allreduce(
         self, call: Call, source: Array, how: Arithmetic, out: Array | None = None

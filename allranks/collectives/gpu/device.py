@@ -112,6 +112,13 @@ class Device:
             with stream:
                 yield stream
 
+    @contextmanager
+    def copying(self, call: Call) -> Iterator[None]:
+        """What is copied within goes behind what made the arrays, and before what follows."""
+        with self.behind_caller(call) as stream:
+            yield
+            call.ready = self.event(stream)
+
     def event(self, stream: Stream, *, timed: bool = False) -> Event:
         """An event behind all that a stream holds now."""
         event: Event = self.cupy.cuda.Event(disable_timing=not timed)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,14 +83,6 @@ class OnGpu:
         """An uninitialised array on this rank's GPU."""
         out: Array = self.gpus.device.empty(shape, dtype)
         return out
-
-    @contextmanager
-    def copying(self, call: Call) -> Iterator[None]:
-        """What is copied within goes behind what made the arrays, and before what follows."""
-        device = self.gpus.device
-        with device.behind_caller(call) as stream:
-            yield
-            call.ready = device.event(stream)
 
     def renew(self) -> None:
         """What is known of the GPUs is known anew in each epoch."""

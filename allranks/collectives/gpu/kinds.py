@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allranks.collectives.arrays.libraries import bfloat16
+from allranks.collectives.arrays.libraries import bfloat16, library_of
 from allranks.collectives.arrays.reductions import name_of
 from allranks.collectives.calls.wait import Pause
 from allranks.collectives.gpu import api
@@ -27,15 +27,6 @@ _CUDA = (2, 13)
 """DLPack's numbers for memory of a GPU, and for memory that CUDA moves by itself."""
 _ALIGNED = 256
 """Bytes: what JAX and TensorFlow ask of memory that they take over."""
-
-
-def library_of(value: Any) -> str:
-    """The library that an array is of, a class of one's own that is built on it included."""
-    for base in type(value).__mro__:
-        name = base.__module__.partition(".")[0]
-        if name in _TAKE:
-            return name
-    return ""
 
 
 def is_on_gpu(value: Any) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -65,10 +64,6 @@ class Shared:
             if out is not None:
                 return out
         return np.empty(shape, dtype)
-
-    def copying(self, call: Call) -> AbstractContextManager[object]:
-        """Nothing is needed to copy in host memory."""
-        return nullcontext()
 
     def renew(self) -> None:
         """Nothing is left of an epoch here."""

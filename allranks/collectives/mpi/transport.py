@@ -6,7 +6,6 @@ Source: MPI 4.1, chapter 6, non-blocking collective operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise, starmap
 from typing import Any
 
@@ -85,10 +84,6 @@ class Mpi:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array."""
         return np.empty(shape, dtype)
-
-    def copying(self, call: Call) -> AbstractContextManager[object]:
-        """Nothing is needed to copy in host memory."""
-        return nullcontext()
 
     def comm(self, awaited: Awaited) -> Steps[MPI.Intracomm]:
         """The group's communicator of this epoch. Collective over the group, which has arrived."""

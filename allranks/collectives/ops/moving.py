@@ -58,7 +58,7 @@ def begin_broadcast(array: Any, root: int, **options: Any) -> Call:
         transport = group.choose(call, taken.transport, taken.gpu)
         out = transport.empty(source.shape, source.dtype)
         if group.me == index:
-            with transport.copying(call):
+            with taken.copying(call):
                 np.copyto(out, source)
         yield from call.moved(transport.broadcast, _bytes(out), index)
         return restore(out)

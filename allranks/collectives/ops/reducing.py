@@ -18,7 +18,7 @@ from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.shared import split
 from allranks.collectives.ops.handles import Handle, run
 from allranks.collectives.ops.plans import Plan, keep, plan_of
-from allranks.collectives.ops.taking import take
+from allranks.collectives.ops.taking import Taken, take
 from allranks.collectives.world import world as worlds
 from allranks.collectives.world.group import Group
 from allranks.collectives.world.process_sets import ProcessSet, group_of
@@ -61,7 +61,7 @@ def _begin(
         if not sources:
             yield from call.agreed()
         move = _scatter_steps if "reducescatter" in kind else _reduce_steps
-        outs = yield from move(group, call, way, sources, plan)
+        outs = yield from move(group, call, way, taken, sources, plan)
         return [
             restore(compression.decompress(out, context))
             for out, restore, (_, context) in zip(outs, taken.restores, pairs, strict=True)
@@ -72,7 +72,7 @@ def _begin(
 
 
 def _reduce_steps(
-    group: Group, call: Call, transport: Transport, sources: list[Array], plan: Plan
+    group: Group, call: Call, transport: Transport, taken: Taken, sources: list[Array], plan: Plan
 ) -> Steps[list[Array]]:
     outs: list[Any] = [None] * len(sources)
     if plan.op is Adasum:
@@ -90,7 +90,7 @@ def _reduce_steps(
             continue
         flat = transport.empty((batch.size,), batch.dtype)
         parts = batch.parts(flat)
-        with transport.copying(call):
+        with taken.copying(call):
             batch.fill(flat, parts, [sources[index] for index in batch.where])
         yield from call.moved(transport.allreduce, flat, batch.how, flat)
         for index, part in zip(batch.where, parts, strict=True):
@@ -99,7 +99,7 @@ def _reduce_steps(
 
 
 def _scatter_steps(
-    group: Group, call: Call, transport: Transport, sources: list[Array], plan: Plan
+    group: Group, call: Call, transport: Transport, taken: Taken, sources: list[Array], plan: Plan
 ) -> Steps[list[Array]]:
     outs = []
     for source, how in zip(sources, plan.hows, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from allranks.collectives import world
 from allranks.collectives.arrays.libraries import Restore, to_numpy
+from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import Spec
 from allranks.collectives.gpu import kinds, wanted
 from allranks.collectives.gpu.api import Event
@@ -35,6 +37,10 @@ class Taken:
     def spec(self, op: str, dtype: str, shape: tuple[object, ...], root: int = -1) -> Spec:
         """What must be the same on every rank of a call that moves them."""
         return Spec(op, "", dtype, shape, root, transport=self.transport, device=self.device)
+
+    def copying(self, call: Call) -> AbstractContextManager[None]:
+        """Where they are copied before they move: on a GPU, behind what made them."""
+        return nullcontext() if self.gpu is None else self.gpu.copying(call)
 
     def mark(self) -> Event | None:
         """For arrays on a GPU, an event behind what has made them on the caller's stream."""
