@@ -129,19 +129,14 @@ class Staged:
         self, call: Call, source: GpuArray, lengths: Sequence[int], root: int
     ) -> Steps[list[GpuArray]]:
         """Everybody's blocks meet on the host, of every member or of the root."""
-        members = self.members
-        reads = root in (-1, members.me)
-        table = [[length] * members.size if reads else [0] * members.size for length in lengths]
+        incoming = list(lengths) if root in (-1, self.members.me) else [0] * len(lengths)
 
         def move(call: Call, mine: Host, sizes: list[list[int]]) -> Steps[list[Host]]:
             each = [row[0] for row in sizes]
             return (yield from call.moved(self.host.allgather, mine, each, root))
 
         whole = [[length] for length in lengths]
-        found = yield from self._pieces(
-            call, source, whole, [row[members.me] for row in table], move
-        )
-        return found
+        return (yield from self._pieces(call, source, whole, incoming, move))
 
     def alltoall(
         self, call: Call, source: GpuArray, table: Sequence[Sequence[int]]

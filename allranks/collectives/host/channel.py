@@ -14,18 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allranks.collectives.calls import guard
 from allranks.collectives.calls.call import EPOCH_SHIFT, Call, Members
 from allranks.collectives.calls.callsite import Site
-from allranks.collectives.calls.guard import (
-    JOIN,
-    Packed,
-    Spec,
-    goes_with_joined,
-    mismatch_text,
-    pack,
-    pack_text,
-    unpack_text,
-)
+from allranks.collectives.calls.guard import Packed, Spec
 from allranks.collectives.calls.offer import Offer
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.wait import Steps, yield_core
@@ -114,7 +106,11 @@ class Channel:
         _OFFER.pack_into(self.memory, start + _OFFER_AT, nbytes, *place, copied, answered)
         if call.packed is not before[0] or call.site is not before[1]:
             self.words[head] = call.packed.fingerprint
-            text = pack_text(call.packed.text, call.site)[:_TEXT_BYTES] if self.own.checks else b""
+            text = (
+                guard.pack_text(call.packed.text, call.site)[:_TEXT_BYTES]
+                if self.own.checks
+                else b""
+            )
             self.memory[start + _TEXT_AT : start + _TEXT_AT + len(text)] = text
         self._laid_out[turn] = call.packed, call.site, offer
 
@@ -149,14 +145,14 @@ class Channel:
     def _look_closer(self, call: Call) -> None:
         """Raises unless those that differ have joined."""
         brought = self.brought(call)
-        specs = {spec for spec, _ in brought.values()} - {JOIN}
+        specs = {spec for spec, _ in brought.values()} - {guard.JOIN}
         # Not by these texts alone, as they may be cut.
         prints = {self.words[head] for head in self._heads[call.number & 1]}
-        others = prints - {pack(JOIN).fingerprint}
-        if len(others) > 1 or not goes_with_joined(*specs):
+        others = prints - {guard.pack(guard.JOIN).fingerprint}
+        if len(others) > 1 or not guard.goes_with_joined(*specs):
             # Some have laid out a block, some have not: all go on from the same one.
             self.turn = self.count & 1
-            raise CollectiveMismatch(mismatch_text(brought))
+            raise CollectiveMismatch(guard.mismatch_text(brought))
 
     def _comes(self, page: int) -> bool:
         """Whether a member arrives as often as this one within as many moments as may be spent."""
@@ -215,7 +211,7 @@ class Channel:
         """What every member has laid out for a call, and from which line."""
         starts = [8 * head + _TEXT_AT for head in self._heads[call.number & 1]]
         return {
-            rank: unpack_text(self.memory[start : start + _TEXT_BYTES])
+            rank: guard.unpack_text(self.memory[start : start + _TEXT_BYTES])
             for rank, start in zip(self.members.ranks, starts, strict=True)
         }
 

@@ -28,13 +28,10 @@ class LoopbackLinks:
     def __init__(self, size: int, timeout_seconds: float = 10.0) -> None:
         self.size = size
         self.timeout_seconds = timeout_seconds
-        self._mailboxes: dict[tuple[int, int], SimpleQueue[Array | RankLeft]] = {
+        self.mailboxes: dict[tuple[int, int], SimpleQueue[Array | RankLeft]] = {
             (sender, receiver): SimpleQueue() for sender in range(size) for receiver in range(size)
         }
         self._links = [LoopbackLink(self, rank) for rank in range(size)]
-
-    def __len__(self) -> int:
-        return self.size
 
     def __getitem__(self, rank: int) -> LoopbackLink:
         return self._links[rank]
@@ -67,27 +64,12 @@ class LoopbackLinks:
 
     def _leave(self, rank: int, error: BaseException) -> None:
         for receiver in range(self.size):
-            self._mailboxes[rank, receiver].put(
+            self.mailboxes[rank, receiver].put(
                 RankLeft(
                     f"rank {receiver} expected an array from rank {rank}: rank {rank} raised "
                     f"{type(error).__name__}: {error}. Mend rank {rank} first."
                 )
             )
-
-    def _put(self, sender: int, receiver: int, array: Array) -> None:
-        self._mailboxes[sender, receiver].put(array.copy())
-
-    def _get(self, sender: int, receiver: int) -> Array:
-        try:
-            message = self._mailboxes[sender, receiver].get(timeout=self.timeout_seconds)
-        except Empty:
-            raise CollectiveError(
-                f"rank {receiver} expected an array from rank {sender}: none came in "
-                f"{self.timeout_seconds} s. Check that both ranks run the same algorithm."
-            ) from None
-        if isinstance(message, RankLeft):
-            raise message
-        return message
 
 
 class LoopbackLink:
@@ -109,7 +91,7 @@ class LoopbackLink:
 
     def send(self, to: int, array: Array) -> None:
         """A copy of ``array`` is in the mailbox of rank ``to``."""
-        self._links._put(self.rank, to, array)
+        self._links.mailboxes[self.rank, to].put(array.copy())
 
     def receive(self, from_: int) -> Array:
         """The next array that rank ``from_`` sent to this rank.
@@ -118,4 +100,14 @@ class LoopbackLink:
             RankLeft: rank ``from_`` raised.
             CollectiveError: nothing came before the time-out.
         """
-        return self._links._get(from_, self.rank)
+        links = self._links
+        try:
+            message = links.mailboxes[from_, self.rank].get(timeout=links.timeout_seconds)
+        except Empty:
+            raise CollectiveError(
+                f"rank {self.rank} expected an array from rank {from_}: none came in "
+                f"{links.timeout_seconds} s. Check that both ranks run the same algorithm."
+            ) from None
+        if isinstance(message, RankLeft):
+            raise message
+        return message

@@ -8,7 +8,8 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from allranks import launched
@@ -167,23 +168,20 @@ def clock_offset(base: MPI.Intracomm, node: MPI.Intracomm, firsts: Sequence[int]
 
     The fastest of ten round trips between the hosts' first ranks, halved.
     """
-    from time import perf_counter
-
     rank, offset = base.Get_rank(), 0.0
     others = [first for first in sorted(set(firsts)) if first != 0]
-    ask: Callable[[], float] = perf_counter
     if rank == 0:
         for other in others:
             for _ in range(10):
                 base.recv(source=other)
-                base.send(ask(), dest=other)
+                base.send(perf_counter(), dest=other)
     elif rank in others:
         best = float("inf")
         for _ in range(10):
-            began = ask()
+            began = perf_counter()
             base.send(None, dest=0)
             theirs = base.recv(source=0)
-            ended = ask()
+            ended = perf_counter()
             if ended - began < best:
                 best, offset = ended - began, theirs - (began + ended) / 2
     result: float = node.bcast(offset)
