@@ -106,12 +106,9 @@ class Channel:
         _OFFER.pack_into(self.memory, start + _OFFER_AT, nbytes, *place, copied, answered)
         if call.packed is not before[0] or call.site is not before[1]:
             self.words[head] = call.packed.fingerprint
-            text = (
-                guard.pack_text(call.packed.text, call.site)[:_TEXT_BYTES]
-                if self.own.checks
-                else b""
-            )
-            self.memory[start + _TEXT_AT : start + _TEXT_AT + len(text)] = text
+            if self.own.checks:
+                text = guard.pack_text(call.packed.text, call.site)[:_TEXT_BYTES]
+                self.memory[start + _TEXT_AT : start + _TEXT_AT + len(text)] = text
         self._laid_out[turn] = call.packed, call.site, offer
 
     def agree(self, call: Call, offer: Offer) -> Steps[None]:
