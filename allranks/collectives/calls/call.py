@@ -142,9 +142,10 @@ class Call:
         try:
             # The user's line is mostly the next but one, where a public function was called.
             above = sys._getframe(2)
-            self.site = SITES.get(id(above.f_code) + above.f_lasti) or find(sys._getframe(1))
+            known = SITES.get(id(above.f_code) + above.f_lasti)
         except ValueError:
-            self.site = find(sys._getframe(1))
+            known = None
+        self.site = known[0] if known else find(sys._getframe(1))
         self.started = perf_counter()
 
     def moved(self, move: Callable[..., Prepared[T]], *arguments: Any, **options: Any) -> Steps[T]:
