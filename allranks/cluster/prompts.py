@@ -95,6 +95,10 @@ class Prompts:
         except EOFError:
             self._answer(self._shown, "", EOFError.__name__)
             return
+        except KeyboardInterrupt:
+            # The interrupt ends what the others ask as well: a terminal would wait for an answer.
+            self._waiting.clear()
+            raise
         if typed is None:
             return
         choice = _CHOICE.fullmatch(typed)
