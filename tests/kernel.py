@@ -121,6 +121,17 @@ class Cell:
         return "".join(out["text"] for out in self.outputs if out.get("name") == name)
 
 
+def lines_of_two(text: str) -> dict[int, list[str]]:
+    """What each of two ranks wrote; a label counts until the next one."""
+    found: dict[int, list[str]] = {0: [], 1: []}
+    ranks: tuple[int, ...] = ()
+    for name, line in re.findall(r"(?m)^(ranks 0–1|rank \d|) *[│!→·] ?(.*)$", text):
+        ranks = {"": ranks, "ranks 0–1": (0, 1)}.get(name) or (int(name[-1]),)
+        for rank in ranks:
+            found[rank].append(line)
+    return found
+
+
 def spec_of(python: str) -> KernelSpec:
     """Returns how the kernel of a Python is started."""
     command = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]

@@ -13,7 +13,7 @@ from allranks.widgets.field import Field
 #: Where a debugger has been answered, its next prompt goes before those of other ranks for so long.
 _GOES_ON_SECONDS = 0.5
 #: What other ranks have written before a prompt stands above it, unless they do not answer so long.
-_ABOVE_SECONDS = 0.5
+_ABOVE_SECONDS = 2.0
 _CHOICE = re.compile(r"\s*%distributed\s+debug\s+(?:-r|--ranks)[ =]*(\d+)\s*")
 
 
@@ -47,6 +47,7 @@ class Prompts:
         self._next = -1
         self._next_until = 0.0
         self._told: set[int] = set()
+        self._interrupted = False
 
     @property
     def open(self) -> bool:
@@ -63,6 +64,8 @@ class Prompts:
         if self._field.problem:
             self._send(prompt.rank, Typed(prompt.cell, prompt.number, "", self._field.problem))
             return False
+        if self._interrupted and not prompt.interrupted:
+            return False  # the interrupt that is on its way ends it
         self._waiting[prompt.rank] = prompt
         if prompt.rank == self._next:
             return False  # its debugger goes on
@@ -79,6 +82,11 @@ class Prompts:
         self._waiting.pop(rank, None)
         if self._shown is not None and self._shown.rank == rank:
             self._shown = None
+
+    def interrupt(self) -> None:
+        """Takes in that all ranks are interrupted: who asks is not shown, as it asks no longer."""
+        self._interrupted = True
+        self._waiting.clear()
 
     def step(self) -> None:
         """Shows the next prompt, or sends on what was typed.

@@ -167,6 +167,7 @@ class Run:
 
     def interrupt(self) -> None:
         """Interrupts the ranks that have not replied yet."""
+        self._prompts.interrupt()
         self._connection.send(self.pending, Interrupt(self.cell))
         if self._interrupted_at is None:
             self._interrupted_at = time.monotonic()

@@ -40,6 +40,7 @@ from allranks.engine.report import (
     without_own_frames,
 )
 from allranks.engine.torch_waits import TorchWaits
+from allranks.engine.waking import listen, wake
 from allranks.errors import CollectiveError, UsageError
 from allranks.records.requests import DEBUG
 from allranks.records.wire import Reply, Report, RunCell
@@ -93,6 +94,8 @@ class CellRunner:
         self._hearing = 0
         self._interrupted_early = 0
         self._hearing_lock = threading.Lock()
+        self._over = threading.Event()
+        listen()
         #: How many interrupts the cell has been sent.
         self.interrupts = 0
         end_cells_too(shell, lambda: self.interrupts)
@@ -164,6 +167,8 @@ class CellRunner:
                 self.waits.press()
                 pthread_kill(_MAIN_THREAD, signal.SIGINT)
                 interrupt_children()
+                self._over = threading.Event()
+                wake(_MAIN_THREAD, self._over)
             else:
                 self._interrupted_early = cell
 
@@ -343,6 +348,7 @@ class CellRunner:
         on_signal(signal.SIGINT, ignore_interrupt)
         with self._hearing_lock:
             self._hearing = 0
+        self._over.set()
 
     def _report(self, error: BaseException) -> Report:
         if is_a(error, SystemExit):

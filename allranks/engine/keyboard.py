@@ -115,7 +115,9 @@ class Keyboard:
             self._came.clear()
             presses = self._interrupts()
             with _told():
-                self._ask(Prompt(self._rank, cell, self._number, prompt, hidden, goes_on))
+                self._ask(
+                    Prompt(self._rank, cell, self._number, prompt, hidden, goes_on, presses > 0)
+                )
                 while not self._came.wait(_LOOK_SECONDS):
                     if self._interrupts() != presses:
                         raise KeyboardInterrupt

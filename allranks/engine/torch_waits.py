@@ -23,7 +23,7 @@ import psutil
 from allranks.collectives import world
 from allranks.collectives.calls import board as fields
 from allranks.collectives.calls import frames
-from allranks.collectives.start import for_torch
+from allranks.collectives.start import for_jax, for_torch
 from allranks.engine import torch_state
 from allranks.engine.report import is_a, traceback_of
 from allranks.engine.wire import give_up
@@ -335,13 +335,20 @@ def _main_thread_seconds() -> float:
 
 
 def _connections(pids: list[int]) -> list[int]:
-    """The descriptors of this process's TCP connections to these processes, itself included."""
+    """The descriptors of this process's TCP connections to these processes, itself included.
+
+    Not those to JAX's coordinator, without which JAX ends the process.
+    """
+    coordinator = os.environ.get(for_jax.ADDRESS, "").rpartition(":")[2]
     theirs: set[tuple[object, object]] = set()
     for pid in pids:
         with suppress(psutil.Error):
             theirs |= {_ends(link) for link in psutil.Process(pid).net_connections("tcp")}
     own = psutil.Process().net_connections("tcp")
-    return [link.fd for link in own if _ends(link)[::-1] in theirs]
+    between = [link for link in own if _ends(link)[::-1] in theirs]
+    return [
+        link.fd for link in between if coordinator not in map(str, (link.laddr[1], link.raddr[1]))
+    ]
 
 
 def _ends(link: Any) -> tuple[object, object]:

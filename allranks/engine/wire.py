@@ -128,9 +128,9 @@ class Wire:
         poller.register(self._commands, zmq.POLLIN)
         next_tick = monotonic()
         while True:
-            tick = _TICK_SECONDS if self.busy else _IDLE_TICK_SECONDS
-            wait = min(tick, max(0.0, next_tick - monotonic()))
             try:
+                tick = _TICK_SECONDS if self.busy else _IDLE_TICK_SECONDS
+                wait = min(tick, max(0.0, next_tick - monotonic()))
                 if poller.poll(int(wait * 1000)):
                     self._receive(*decode(self._commands.recv_multipart()))
                 if monotonic() >= next_tick:

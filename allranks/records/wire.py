@@ -152,6 +152,7 @@ class Prompt:
     """A rank waits for a line that a person types; ``number`` tells its prompts apart.
 
     ``hidden``: what is typed is a password. ``goes_on``: a debugger asks, and will ask again.
+    ``interrupted``: the cell had been interrupted here before it asked.
     """
 
     rank: int
@@ -160,6 +161,7 @@ class Prompt:
     text: str
     hidden: bool
     goes_on: bool
+    interrupted: bool
 
 
 @dataclass(frozen=True, slots=True)

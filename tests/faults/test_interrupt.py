@@ -6,6 +6,12 @@ SETTLED_SECONDS = 15
 KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
 CELLS = {
     "sleeping": "import time\nprint('here')\ntime.sleep(60)",
+    # A comparison that sleeps: the interrupt comes in the first one, and the second one blocks.
+    "just before a call blocks": (
+        "import ctypes\nlibc = ctypes.CDLL(None)\nminute = ctypes.c_void_p(60_000_000)\n"
+        "n, nbytes = ctypes.c_size_t(3), ctypes.c_size_t(0)\nprint('here')\n"
+        "libc.bsearch(minute, None, n, nbytes, libc.usleep)"
+    ),
     "computing": "print('here')\nwhile True:\n    pass",
     "in numpy": "import numpy as np\na = np.ones((300, 300))\nprint('here')\nwhile True: a @ a",
     "in a finalizer": (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from tests.kernel import ANSI, Kernel
+from tests.kernel import ANSI, Kernel, lines_of_two
 
 LAB = {"cellId": "5e1a"}
 PNG = "iVBORw0KGgo="
@@ -33,17 +33,6 @@ def in_console(kernel: Kernel, source: str, options: str = "") -> str:
     return cell.text
 
 
-def lines_of(seen: str) -> dict[int, list[str]]:
-    """What each of two ranks wrote; a label counts until the next one."""
-    found: dict[int, list[str]] = {0: [], 1: []}
-    ranks: tuple[int, ...] = ()
-    for name, line in re.findall(r"(?m)^(ranks 0–1|rank \d|) *[│!→·] ?(.*)$", seen):
-        ranks = {"": ranks, "ranks 0–1": (0, 1)}.get(name) or (int(name[-1]),)
-        for rank in ranks:
-            found[rank].append(line)
-    return found
-
-
 PRINTS = "import time\nfor i in range(4):\n    print('line', i)\n    time.sleep(0.4)"
 LINES = [f"line {i}" for i in range(4)]
 
@@ -51,7 +40,7 @@ LINES = [f"line {i}" for i in range(4)]
 @pytest.mark.parametrize("view", ["auto", "plain", "full"])
 def test_a_console_shows_every_line_once(notebook, view):
     seen = in_console(notebook, PRINTS, f"--view {view}")
-    assert lines_of(seen) == {0: LINES, 1: LINES}
+    assert lines_of_two(seen) == {0: LINES, 1: LINES}
 
 
 def test_a_notebook_is_shown_displays_that_change(notebook):
@@ -153,7 +142,7 @@ def test_jupyter_console_shows_all_that_the_ranks_write(tmp_path: Path):
             shell.sendline(line)
         shell.expect(r"In \[4\]: ")
         seen = ANSI.sub("", shell.before)
-        shown = lines_of(seen.replace("\r", ""))
+        shown = lines_of_two(seen.replace("\r", ""))
         for rank in (0, 1):
             assert shown[rank] == [f"{letter * 3} {rank}" for letter in "abcd"]
         debug_on_rank_1(shell, 4)
