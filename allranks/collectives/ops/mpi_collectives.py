@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from mpi4py import MPI
@@ -69,10 +70,6 @@ class Collectives(NonBlocking):
         """MPI_Bcast."""
         self._collective("Bcast", Raw.Ibcast, buf, root, root=root)
 
-    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """MPI_Allreduce."""
-        self._collective("Allreduce", Raw.Iallreduce, sendbuf, recvbuf, op)
-
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> None:
         """MPI_Reduce."""
         self._collective("Reduce", Raw.Ireduce, sendbuf, recvbuf, op, root, root=root)
@@ -82,54 +79,6 @@ class Collectives(NonBlocking):
     ) -> None:
         """MPI_Reduce_scatter."""
         self._collective("Reduce_scatter", Raw.Ireduce_scatter, sendbuf, recvbuf, recvcounts, op)
-
-    def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """MPI_Reduce_scatter_block."""
-        self._collective("Reduce_scatter_block", Raw.Ireduce_scatter_block, sendbuf, recvbuf, op)
-
-    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Allgather."""
-        self._collective("Allgather", Raw.Iallgather, sendbuf, recvbuf)
-
-    def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Allgatherv."""
-        self._collective("Allgatherv", Raw.Iallgatherv, sendbuf, recvbuf)
-
-    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """MPI_Gather."""
-        self._collective("Gather", Raw.Igather, sendbuf, recvbuf, root, root=root)
-
-    def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """MPI_Gatherv."""
-        self._collective("Gatherv", Raw.Igatherv, sendbuf, recvbuf, root, root=root)
-
-    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """MPI_Scatter."""
-        self._collective("Scatter", Raw.Iscatter, sendbuf, recvbuf, root, root=root)
-
-    def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """MPI_Scatterv."""
-        self._collective("Scatterv", Raw.Iscatterv, sendbuf, recvbuf, root, root=root)
-
-    def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Alltoall."""
-        self._collective("Alltoall", Raw.Ialltoall, sendbuf, recvbuf)
-
-    def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Alltoallv."""
-        self._collective("Alltoallv", Raw.Ialltoallv, sendbuf, recvbuf)
-
-    def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Alltoallw."""
-        self._collective("Alltoallw", Raw.Ialltoallw, sendbuf, recvbuf)
-
-    def Scan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """MPI_Scan."""
-        self._collective("Scan", Raw.Iscan, sendbuf, recvbuf, op)
-
-    def Exscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """MPI_Exscan."""
-        self._collective("Exscan", Raw.Iexscan, sendbuf, recvbuf, op)
 
     def barrier(self) -> None:
         """MPI_Barrier."""
@@ -202,6 +151,32 @@ class Collectives(NonBlocking):
             raise ValueError(
                 f"{op} needs one object a rank: expected {self.Get_size()}, found {len(values)}."
             )
+
+
+def blocking(kind: type[MPI.Comm], name: str, last: str = "") -> Callable[..., None]:
+    """Guards the call of that name: of two buffers and, as ``last``, of an op or a root."""
+    post = getattr(kind, f"I{name.lower()}")
+
+    def plain(self: Collectives, sendbuf: Any, recvbuf: Any) -> None:
+        self._collective(name, post, sendbuf, recvbuf)
+
+    def reducing(self: Collectives, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
+        self._collective(name, post, sendbuf, recvbuf, op)
+
+    def rooted(self: Collectives, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        self._collective(name, post, sendbuf, recvbuf, root, root=root)
+
+    forms: dict[str, Callable[..., None]] = {"": plain, "op": reducing, "root": rooted}
+    return wraps(getattr(kind, name))(forms[last])
+
+
+_BLOCKING = {
+    **dict.fromkeys(("Allgather", "Allgatherv", "Alltoall", "Alltoallv", "Alltoallw"), ""),
+    **dict.fromkeys(("Allreduce", "Reduce_scatter_block", "Scan", "Exscan"), "op"),
+    **dict.fromkeys(("Gather", "Gatherv", "Scatter", "Scatterv"), "root"),
+}
+for _name, _last in _BLOCKING.items():
+    setattr(Collectives, _name, blocking(Raw, _name, _last))
 
 
 def _fold(values: list[Any], op: Any) -> Any:

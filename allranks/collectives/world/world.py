@@ -95,6 +95,12 @@ class World(Standing):
         group = self.groups[number] = Group(self, agreement, transports)
         return group
 
+    def close(self, number: int) -> None:
+        """Forgets a group, if there is one of that number."""
+        gone = self.groups.pop(number, None)
+        if gone is not None:
+            gone.abandon()
+
     def run(
         self,
         call: Call,
