@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import wraps
 from itertools import starmap
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from mpi4py import MPI
 
@@ -174,36 +175,6 @@ class PointToPoint(Raw):
         post, op = Raw.Isendrecv_replace, "Sendrecv_replace"
         self._post(op, source, post, self, buf, dest, sendtag, source, recvtag, status=status)
 
-    def Probe(
-        self,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-    ) -> Literal[True]:
-        """MPI_Probe."""
-
-        def steps(call: PointCall) -> Steps[None]:
-            while not Raw.Iprobe(self, source, tag, status):
-                yield call
-
-        self.point("Probe", source, steps)
-        return True
-
-    def Mprobe(
-        self,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-    ) -> MPI.Message:
-        """MPI_Mprobe."""
-
-        def steps(call: PointCall) -> Steps[MPI.Message]:
-            while (message := Raw.Improbe(self, source, tag, status)) is None:
-                yield call
-            return message
-
-        return self.point("Mprobe", source, steps)
-
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Sends a picklable object."""
         self._post("send", dest, Raw.Isend, self, [_pickled(obj, dest), MPI.BYTE], dest, tag)
@@ -241,30 +212,6 @@ class PointToPoint(Raw):
         self._end("sendrecv", dest, sent)
         return received
 
-    def probe(
-        self,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-    ) -> Literal[True]:
-        """Waits for a message without receiving it."""
-        return self.Probe(source, tag, status)
-
-    def mprobe(
-        self,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-    ) -> MPI.Message:
-        """Waits for a message, which nobody else can receive from then on."""
-
-        def steps(call: PointCall) -> Steps[MPI.Message]:
-            while (message := Raw.improbe(self, source, tag, status)) is None:
-                yield call
-            return message
-
-        return self.point("mprobe", source, steps)
-
     def _receive(self, op: str, source: int, tag: int, status: MPI.Status | None) -> Any:
         def steps(call: PointCall) -> Steps[Any]:
             about = status if status is not None else MPI.Status()
@@ -291,6 +238,33 @@ class PointToPoint(Raw):
                 yield call
 
         self.point(op, dest, steps)
+
+
+def _probing(name: str, look: Callable[..., Any]) -> Callable[..., Any]:
+    """MPI's probe of that name, which looks again and again."""
+
+    @wraps(getattr(Raw, name))
+    def probe(
+        self: PointToPoint,
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> Any:
+        def steps(call: PointCall) -> Steps[Any]:
+            while not (found := look(self, source, tag, status)):
+                yield call
+            return found
+
+        return self.point(name, source, steps)
+
+    return probe
+
+
+for _name, _look in {
+    **dict.fromkeys(("Probe", "probe"), Raw.Iprobe),
+    **{"Mprobe": Raw.Improbe, "mprobe": Raw.improbe},
+}.items():
+    setattr(PointToPoint, _name, _probing(_name, _look))
 
 
 def _pickled(value: object, dest: int) -> bytes:

@@ -16,7 +16,7 @@ from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.shared import split
-from allranks.collectives.ops.handles import Handle, run
+from allranks.collectives.ops.handles import Handle, first, run
 from allranks.collectives.ops.plans import Plan, keep, plan_of
 from allranks.collectives.ops.taking import Taken, take
 from allranks.collectives.world import world as worlds
@@ -196,7 +196,7 @@ def _plan_of_one(
 
 def allreduce_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handle:
     """Posts an `allreduce`; `synchronize` returns its result. The array must not change before."""
-    return Handle(_begin("allreduce", [array], op, **options), _one)
+    return Handle(_begin("allreduce", [array], op, **options), first)
 
 
 def grouped_allreduce(arrays: Sequence[Any], op: ReduceOp = Average, **options: Any) -> list[Any]:
@@ -238,7 +238,7 @@ def reducescatter(array: Any, op: ReduceOp = Average, **options: Any) -> Any:
 
 def reducescatter_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handle:
     """Posts a `reducescatter`; `synchronize` returns its result."""
-    return Handle(_begin("reducescatter", [array], op, **options), _one)
+    return Handle(_begin("reducescatter", [array], op, **options), first)
 
 
 def grouped_reducescatter(
@@ -278,9 +278,5 @@ def reduce_async(array: Any, root: int = 0, op: ReduceOp = Average, **options: A
     """Posts a `reduce`; `synchronize` returns its result."""
     mine = world.current().rank == root
     return Handle(
-        _begin("reduce", [array], op, root=root, **options), _one if mine else lambda results: None
+        _begin("reduce", [array], op, root=root, **options), first if mine else lambda results: None
     )
-
-
-def _one(results: list[Any]) -> Any:
-    return results[0]

@@ -75,8 +75,8 @@ class World(Standing):
 
     def open(
         self, number: int, ranks: tuple[int, ...], memory: mmap | None, *, now: bool = True
-    ) -> Group:
-        """A group that this rank is in, with its way to agree and its transports.
+    ) -> None:
+        """A group is there that this rank is in, with its way to agree and its transports.
 
         ``memory`` is what the members share, for a `Channel`; None where they share none. ``now``
         is False while the world itself is made.
@@ -92,8 +92,7 @@ class World(Standing):
         else:
             assert self.mpi is not None
             agreement = self.mpi.agreement(members, mpi)
-        group = self.groups[number] = Group(self, agreement, transports)
-        return group
+        self.groups[number] = Group(self, agreement, transports)
 
     def close(self, number: int) -> None:
         """Forgets a group, if there is one of that number."""
