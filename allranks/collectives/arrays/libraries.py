@@ -167,11 +167,7 @@ def _jax(value: Any) -> tuple[Array, Restore]:
 
 
 def bfloat16() -> Any:
-    """The dtype that ml_dtypes has and numpy has not.
-
-    Raises:
-        MissingDependency: there is no ml_dtypes.
-    """
+    """The dtype that ml_dtypes has and numpy has not."""
     return _import("ml_dtypes").bfloat16
 
 

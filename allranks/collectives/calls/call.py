@@ -9,11 +9,10 @@ import sys
 from collections.abc import Callable, Generator
 from functools import wraps
 from time import perf_counter
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from allranks.collectives.calls.callsite import SITES, Site, find
 from allranks.collectives.calls.guard import Packed, Spec, pack
-from allranks.collectives.calls.offer import NOTHING, Offer
 from allranks.collectives.calls.wait import Steps
 from allranks.records.ranks import label
 
@@ -22,6 +21,24 @@ P = ParamSpec("P")
 EPOCH_SHIFT = 40
 """Counters hold the epoch in their upper bits: what an old epoch left counts as not arrived."""
 _PATIENCE_SECONDS, _SLOWEST_BYTES_A_SECOND = 2.0, 5e6
+Place = tuple[int, int, int]
+"""Segments of the window, offset of the input, offset of the output; segment 0 is none."""
+NOWHERE: Place = (0, 0, 0)
+
+
+class Offer(NamedTuple):
+    """How much a member brings and where it lies, as its transport says before all have come."""
+
+    nbytes: int = 0
+    place: Place = NOWHERE
+    """Where its in- and output lie in its window."""
+    copied: bool = False
+    """Whether what it brings is copied, chunk by chunk, to where its output lies."""
+    answered: int = 0
+    """Of a rank that has joined: how many calls of the others it has taken part in since."""
+
+
+NOTHING = Offer()
 Prepared = tuple[Offer, Steps[T] | Callable[[], T]]
 """What a transport has laid out of a move, and the rest of it for when all have come: steps, or a
 function where nothing more has to be waited for."""

@@ -28,11 +28,7 @@ _PENDING = 600
 
 
 class Device:
-    """One GPU of this process.
-
-    Raises:
-        MissingDependency: there is no cupy, no driver or no GPU.
-    """
+    """One GPU of this process."""
 
     def __init__(self, number: int) -> None:
         self.cupy = load()
@@ -132,11 +128,7 @@ class Device:
     def wait(
         self, event: Event, awaited: Awaited, check: Callable[[], None] | None = None
     ) -> Steps[None]:
-        """Ends when an event has happened; ``check`` may raise in between.
-
-        Raises:
-            TransportFailed: the GPU has failed.
-        """
+        """Ends when an event has `happened`; ``check`` may raise in between."""
         awaited.stage += 1
         while not self.happened(event):
             if check is not None:

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import Call, Members, Move, prepared
-from allranks.collectives.calls.offer import Offer
+from allranks.collectives.calls.call import Call, Members, Move, Offer, prepared
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.gpu import seats

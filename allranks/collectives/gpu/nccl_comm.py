@@ -74,11 +74,7 @@ class Connection:
         return word[1:].tobytes()
 
     def check(self) -> None:
-        """Asks whether something that was launched has failed since.
-
-        Raises:
-            TransportFailed: it has.
-        """
+        """Raises `TransportFailed` where something that was launched has failed since."""
         if self._comm is None:
             return
         try:

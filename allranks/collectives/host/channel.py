@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.calls import guard
-from allranks.collectives.calls.call import EPOCH_SHIFT, Call, Members
+from allranks.collectives.calls.call import EPOCH_SHIFT, Call, Members, Offer
 from allranks.collectives.calls.callsite import Site
 from allranks.collectives.calls.guard import Packed, Spec
-from allranks.collectives.calls.offer import Offer
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.wait import Steps, yield_core
 from allranks.collectives.host.memory import ORDERED, fence
@@ -112,11 +111,7 @@ class Channel:
         self._laid_out[turn] = call.packed, call.site, offer
 
     def agree(self, call: Call, offer: Offer) -> Steps[None]:
-        """Ends when every member has arrived with the same fingerprint.
-
-        Raises:
-            CollectiveMismatch: they brought different things; nothing has moved.
-        """
+        """As `Agreement.agree`: ends when every member has arrived with the same fingerprint."""
         yield from self.wait(call)
         self._agree(call)
 

@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import threading
+from collections.abc import Callable
 
 LINE = 64
 """Bytes of a cache line: words that different ranks write never share one."""
@@ -20,14 +21,10 @@ def _fence_by_lock() -> None:
     lock.acquire()
 
 
-def _no_fence() -> None:
-    return None
-
-
 # x86-64 keeps stores in order and loads in order, so data written before a flag is seen before
 # it. Elsewhere a release followed by an acquire orders them.
 ORDERED = platform.machine() in ("x86_64", "AMD64")
-fence = _no_fence if ORDERED else _fence_by_lock
+fence: Callable[[], None] = (lambda: None) if ORDERED else _fence_by_lock
 
 
 def rounded(nbytes: int) -> int:

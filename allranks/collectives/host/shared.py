@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import Call, Move, Prepared, prepared
-from allranks.collectives.calls.offer import NOTHING, NOWHERE, Offer
+from allranks.collectives.calls.call import NOTHING, NOWHERE, Call, Move, Offer, Prepared, prepared
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.channel import Channel
 from allranks.collectives.host.window import WARM_BYTES, Window, place

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import Members
-from allranks.collectives.calls.offer import Place
+from allranks.collectives.calls.call import Members, Place
 from allranks.collectives.host.window import WARM_BYTES, Window
 
 Array = NDArray[Any]

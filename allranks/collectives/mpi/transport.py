@@ -14,8 +14,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import Call, Members, Move, prepared
-from allranks.collectives.calls.offer import Offer
+from allranks.collectives.calls.call import Call, Members, Move, Offer, prepared
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.wait import Awaited, Steps
 from allranks.collectives.mpi.mpi_types import finish, is_foreign, prepare
@@ -56,12 +55,9 @@ def complete(
 class Mpi:
     """Transport over a group's own communicator, which is made when it is first needed.
 
-    Args:
-        own: the rank that it is of.
-        members: who it is for.
-        user: the communicator of all ranks, which stands for each epoch's in turn.
-        now: it is made at once: all members are here, and stay. Those that share no memory could
-            not wait for each other later on, before it is there.
+    ``now``, it is made at once: all members are here, and stay. Those that share no memory could
+    not wait for each other later on, before it is there. ``user`` stands for each epoch's
+    communicator of all ranks in turn.
     """
 
     name = "mpi"

@@ -19,6 +19,7 @@ from allranks.collectives.world.group import Group
 from allranks.errors import StaleHandle
 
 T = TypeVar("T")
+Status = MPI.Status | None
 Raw = MPI.Intracomm
 """MPI's own calls: where they are posted, what a subclass has put in their place is passed by."""
 
@@ -91,7 +92,7 @@ class PointToPoint(Raw):
         peer: int,
         post: Callable[..., MPI.Request],
         *arguments: Any,
-        status: MPI.Status | None = None,
+        status: Status = None,
     ) -> None:
         def steps(call: PointCall) -> Steps[None]:
             call.buffers = arguments
@@ -119,11 +120,7 @@ class PointToPoint(Raw):
         self._post("Rsend", dest, Raw.Irsend, self, buf, dest, tag)
 
     def Recv(
-        self,
-        buf: Any,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
+        self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Status = None
     ) -> None:
         """MPI_Recv."""
         self._post("Recv", source, Raw.Irecv, self, buf, source, tag, status=status)
@@ -136,7 +133,7 @@ class PointToPoint(Raw):
         recvbuf: Any = None,
         source: int = MPI.ANY_SOURCE,
         recvtag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
+        status: Status = None,
     ) -> None:
         """MPI_Sendrecv."""
 
@@ -169,7 +166,7 @@ class PointToPoint(Raw):
         sendtag: int = 0,
         source: int = MPI.ANY_SOURCE,
         recvtag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
+        status: Status = None,
     ) -> None:
         """MPI_Sendrecv_replace."""
         post, op = Raw.Isendrecv_replace, "Sendrecv_replace"
@@ -188,7 +185,7 @@ class PointToPoint(Raw):
         buf: Any = None,
         source: int = MPI.ANY_SOURCE,
         tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
+        status: Status = None,
     ) -> Any:
         """Receives a picklable object, of any size: ``buf`` is not needed."""
         if buf is not None:
@@ -203,7 +200,7 @@ class PointToPoint(Raw):
         recvbuf: Any = None,
         source: int = MPI.ANY_SOURCE,
         recvtag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
+        status: Status = None,
     ) -> Any:
         """Sends one picklable object and receives another."""
         data = [_pickled(sendobj, dest), MPI.BYTE]
@@ -212,7 +209,7 @@ class PointToPoint(Raw):
         self._end("sendrecv", dest, sent)
         return received
 
-    def _receive(self, op: str, source: int, tag: int, status: MPI.Status | None) -> Any:
+    def _receive(self, op: str, source: int, tag: int, status: Status) -> Any:
         def steps(call: PointCall) -> Steps[Any]:
             about = status if status is not None else MPI.Status()
             while (message := Raw.Improbe(self, source, tag, about)) is None:
@@ -248,7 +245,7 @@ def _probing(name: str, look: Callable[..., Any]) -> Callable[..., Any]:
         self: PointToPoint,
         source: int = MPI.ANY_SOURCE,
         tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
+        status: Status = None,
     ) -> Any:
         def steps(call: PointCall) -> Steps[Any]:
             while not (found := look(self, source, tag, status)):

@@ -52,11 +52,8 @@ def take(
 ) -> Taken:
     """The arrays of a call, where they are to be moved.
 
-    Args:
-        kind: the operation's name.
-        values: what it was given.
-        transport, device: as in `allreduce`.
-        host: what is on a GPU goes through host memory all the same.
+    ``transport`` and ``device`` are as in `allreduce`; ``host``: what is on a GPU goes through host
+    memory all the same.
 
     Raises:
         UsageError: they are not where ``transport`` needs them.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from allranks.collectives.ring.link import Array
+from allranks.collectives.start.loopback import together
 from allranks.errors import CollectiveError, RankLeft
 
 T = TypeVar("T")
@@ -43,26 +43,10 @@ class LoopbackLinks:
             BaseException: what the first failing rank raised; ranks that waited for it get
                 ``RankLeft`` and end too. The links are of no use afterwards.
         """
-        results: dict[int, T] = {}
-        failures: list[BaseException] = []
+        return together(self._links, function, self._leave)
 
-        def one_rank(link: LoopbackLink) -> None:
-            try:
-                results[link.rank] = function(link)
-            except BaseException as error:
-                failures.append(error)
-                self._leave(link.rank, error)
-
-        threads = [threading.Thread(target=one_rank, args=(link,)) for link in self._links]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
-        return [results[rank] for rank in range(self.size)]
-
-    def _leave(self, rank: int, error: BaseException) -> None:
+    def _leave(self, link: LoopbackLink, error: BaseException) -> None:
+        rank = link.rank
         for receiver in range(self.size):
             self.mailboxes[rank, receiver].put(
                 RankLeft(

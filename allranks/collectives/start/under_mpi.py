@@ -115,14 +115,8 @@ def check_launched(size: int, library: str) -> None:
     """Says whether MPI has found the processes that the launcher has started beside this one.
 
     A launcher of another MPI than the library's starts processes each of which is the only one to
-    itself: each would train alone, as rank 0 of 1, and nothing would say so.
-
-    Args:
-        size: how many processes MPI knows.
-        library: what MPI says it is.
-
-    Raises:
-        UsageError: it has found none of them.
+    itself: each would train alone, as rank 0 of 1, and nothing would say so. ``size`` is how many
+    processes MPI knows, ``library`` what it says it is.
     """
     started, said = launched.size(os.environ)
     if size > 1 or started <= 1:

@@ -45,11 +45,7 @@ class _Sums:
 
 
 class Totals:
-    """Counts a rank's calls from the moment it is made; a call itself is hardly slower for it.
-
-    Args:
-        journal: whose calls are counted; by default this process's.
-    """
+    """Counts the calls of a journal, by default this process's, from the moment it is made."""
 
     def __init__(self, journal: Journal | None = None) -> None:
         self._journal = journal or world.current().journal

@@ -83,12 +83,9 @@ class Group:
             self.gpu = None
 
     def choose(self, call: Call, wanted: str = "", device: Device | None = None) -> Transport:
-        """The transport of a call: the fastest that reaches every member, or the one asked for.
+        """The transport of a call: the fastest that reaches every member, or the one ``wanted``.
 
-        Args:
-            call: whose transport it is.
-            wanted: its name; "" for the fastest.
-            device: this rank's GPU, where the call's arrays are on it.
+        ``device`` is this rank's GPU, where the call's arrays are on it.
 
         Raises:
             UsageError: the one that is asked for does not reach every member.
