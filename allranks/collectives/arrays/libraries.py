@@ -11,12 +11,10 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from allranks.collectives.arrays.reductions import name_of
+from allranks.collectives.arrays.reductions import Array, name_of
 from allranks.errors import MissingDependency
 
-Array = NDArray[Any]
 Restore = Callable[[Array], Any]
 _DLPACK_CUDA = 2
 

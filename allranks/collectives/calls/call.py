@@ -46,14 +46,6 @@ Move = Generator[Any, None, T]
 """A move as it is written: it yields its `Offer` first, and goes on as steps."""
 
 
-def _over() -> Steps[Any]:
-    yield from ()
-
-
-OVER = _over()
-"""The steps of a call that has ended."""
-
-
 def prepared(move: Callable[P, Move[T]]) -> Callable[P, Prepared[T]]:
     """Makes of a `Move` what takes it as far as its offer."""
 
@@ -174,7 +166,7 @@ class Call:
         if self.posted:
             yield from self.agreement.meet(self)
         elif not self.agreement.come(self, offer):
-            return (yield from self.waited(offer, rest))
+            yield from self.agreement.agree(self, offer)
         return rest() if callable(rest) else (yield from rest)
 
     def waited(self, offer: Offer, rest: Steps[T] | Callable[[], T]) -> Steps[T]:

@@ -34,14 +34,9 @@ class Site(NamedTuple):
         source = linecache.getline(self.filename, self.lineno).strip()
         if len(source) > _WIDTH:
             source = source[: _WIDTH - 1] + "…"
-        where = f"{shorten(self.filename)}:{self.lineno}"
+        # A name short enough to be read in a message: relative to the working directory.
+        where = f"{self.filename.removeprefix(os.getcwd() + os.sep)}:{self.lineno}"
         return f"{where}: {source}" if source else where
-
-
-def shorten(filename: str) -> str:
-    """A name short enough to be read in a message: relative to the working directory."""
-    here = os.getcwd() + os.sep
-    return filename[len(here) :] if filename.startswith(here) else filename
 
 
 def _kind(name: str) -> int:

@@ -14,15 +14,14 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.wait import Awaited, Steps
 from allranks.collectives.gpu.api import Communicator, Event, Stream, load, load_nccl
 from allranks.collectives.gpu.seats import Seat
 from allranks.errors import MissingDependency, TransportFailed
 
-Array = NDArray[Any]
 TO_GPU, FROM_GPU = 1, 2
 _PENDING = 600
 

@@ -33,11 +33,7 @@ class Connection:
         self._making: _Making | None = None
 
     def comm(self, call: Call) -> Steps[Communicator]:
-        """The communicator. Collective over the group, whose members have all arrived.
-
-        Raises:
-            TransportFailed: NCCL has not made one.
-        """
+        """The communicator. Collective over the group, whose members have all arrived."""
         if self._comm is None:
             unique = yield from self._unique(call)
             making = self._making = _Making(self.device, self.members.size, unique, self.members.me)

@@ -61,11 +61,7 @@ def obstacle(ranks: Sequence[int], seats: Sequence[Seat]) -> str:
 
 
 def choose(wanted: str, ranks: Sequence[int], seats: Sequence[Seat]) -> str:
-    """The transport of a group: the same on every member, as all know all seats.
-
-    Raises:
-        UsageError: ``wanted`` is NCCL, and it cannot serve the group. Every member raises it.
-    """
+    """The transport of a group: the same on every member, or the same `UsageError`."""
     against = obstacle(ranks, seats)
     if wanted == "nccl" and against:
         raise UsageError(

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import mmap
 import struct
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from allranks.collectives.calls import guard
 from allranks.collectives.calls.call import EPOCH_SHIFT, Call, Members, Offer
@@ -231,8 +229,3 @@ class Channel:
     def finish(self, call: Call) -> None:
         """Notes that this rank has done its part of a call."""
         self.words[self._mine + _DONE] = call.number
-
-    def blocks_as(self, dtype: np.dtype[Any], count: int, turn: int) -> list[NDArray[Any]]:
-        """Every member's block of one turn, its first ``count`` elements seen as ``dtype``."""
-        nbytes = count * dtype.itemsize
-        return [pair[turn][:nbytes].view(dtype) for pair in self.blocks]

@@ -88,9 +88,6 @@ def attach(address: str, nbytes: int, *, populate: bool = False) -> mmap.mmap:
     """Maps a segment that another rank of this host created.
 
     ``populate`` enters all of its pages now, at a tenth of what they cost one by one.
-
-    Raises:
-        OSError: the segment cannot be opened from here.
     """
     fd = os.open(address, os.O_RDWR | os.O_CLOEXEC)
     try:

@@ -15,9 +15,8 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from allranks.collectives.arrays.reductions import Arithmetic
+from allranks.collectives.arrays.reductions import Arithmetic, Array
 from allranks.collectives.calls.call import NOTHING, NOWHERE, Call, Move, Offer, Prepared, prepared
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.channel import Channel
@@ -30,7 +29,6 @@ from allranks.collectives.host.windowed import (
     straight_bytes,
 )
 
-Array = NDArray[Any]
 T = TypeVar("T")
 Straight = tuple[int, Array, Callable[..., Array]]
 """Bytes, this rank's block of one turn, and what makes the result once all have filled theirs."""
@@ -316,8 +314,9 @@ class Shared:
         key = dtype, shape, turn
         parts = self._parts.get(key)
         if parts is None:
-            found = self.channel.blocks_as(dtype, math.prod(shape), turn)
-            parts = _keep(self._parts, key, [part.reshape(shape) for part in found])
+            nbytes = math.prod(shape) * dtype.itemsize
+            blocks = [pair[turn][:nbytes] for pair in self.channel.blocks]
+            parts = _keep(self._parts, key, [block.view(dtype).reshape(shape) for block in blocks])
         return parts
 
     def _fill(self, source: Array, start: int) -> int:

@@ -98,14 +98,8 @@ def nonnegative_least_squares(
     """The x ≥ 0 that minimises |matrix · x - target|; exact, for a handful of columns.
 
     The solution is an ordinary least-squares solution on the columns that are not zero: all
-    subsets are tried (16 for four columns), so that no iteration can fail to converge.
-
-    Args:
-        matrix: shape (rows, columns).
-        target: shape (rows,).
-
-    Returns:
-        Shape (columns,).
+    subsets are tried (16 for four columns), so that no iteration can fail to converge. ``matrix``
+    has the shape (rows, columns), ``target`` (rows,), and x (columns,).
     """
     columns = matrix.shape[1]
     best = np.zeros(columns)

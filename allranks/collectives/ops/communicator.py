@@ -6,7 +6,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from mpi4py import MPI
 
@@ -42,10 +42,6 @@ class Comm(Collectives):
                 f"comm.Split needs a colour from 0 on, or MPI.UNDEFINED: found color={color}."
             )
         return self._made("Split", Raw.Split, color, key)
-
-    def Clone(self) -> Any:
-        """The same as `Dup`."""
-        return self.Dup()
 
     def Idup(self, info: MPI.Info | None = None) -> tuple[Any, MPI.Request]:
         """MPI_Comm_idup: it is there at once, and the request has completed."""
@@ -91,9 +87,7 @@ class Comm(Collectives):
             made = make(self, *arguments, **options)
             ranks = ranks_of(made, world)
             world.run(open_group(parent, Spec(f"comm.{op} group"), world, world.made, ranks))
-        found: Any = guarded(made, world) if ranks else made
-        result: Made = found
-        return result
+        return cast("Made", guarded(made, world) if ranks else made)
 
     def Free(self) -> None:
         """MPI_Comm_free, of one that was made in this epoch; one of an earlier epoch is kept."""
@@ -145,7 +139,7 @@ def making(kind: type[Comm], plain: type[MPI.Comm], name: str) -> None:
     setattr(kind, name, made)
 
 
-for _name in ("Split_type", "Dup", "Dup_with_info", "Create"):
+for _name in ("Split_type", "Dup", "Dup_with_info", "Clone", "Create"):
     making(Comm, Raw, _name)
 for _name in ("Create_dist_graph", "Create_dist_graph_adjacent"):
     making(Comm, Raw, _name)

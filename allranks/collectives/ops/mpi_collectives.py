@@ -80,9 +80,7 @@ class Collectives(NonBlocking):
         """MPI_Reduce_scatter."""
         self._collective("Reduce_scatter", Raw.Ireduce_scatter, sendbuf, recvbuf, recvcounts, op)
 
-    def barrier(self) -> None:
-        """MPI_Barrier."""
-        self.Barrier()
+    barrier = Barrier
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Broadcasts a picklable object."""
@@ -91,11 +89,13 @@ class Collectives(NonBlocking):
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Gathers picklable objects on the root."""
-        return self._objects("gather", sendobj, root)
+        found: list[Any] | None = self._objects("gather", sendobj, root)
+        return found
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """Gathers picklable objects on every rank."""
-        return self._objects("allgather", sendobj) or []
+        found: list[Any] = self._objects("allgather", sendobj)
+        return found
 
     def scatter(self, sendobj: Any, root: int = 0) -> Any:
         """Scatters a sequence of picklable objects from the root."""
@@ -120,15 +120,15 @@ class Collectives(NonBlocking):
 
     def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
         """Reduces picklable objects to every rank, in the order of the ranks."""
-        return _fold(self._objects("allreduce", sendobj) or [], op)
+        return _fold(self._objects("allreduce", sendobj), op)
 
     def scan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
         """Reduces the objects of the ranks up to this one."""
-        return _fold((self._objects("scan", sendobj) or [])[: self.Get_rank() + 1], op)
+        return _fold(self._objects("scan", sendobj)[: self.Get_rank() + 1], op)
 
     def exscan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
         """Reduces the objects of the ranks before this one; None on the first."""
-        before = (self._objects("exscan", sendobj) or [])[: self.Get_rank()]
+        before = self._objects("exscan", sendobj)[: self.Get_rank()]
         return _fold(before, op) if before else None
 
     def _rooted(self, op: str, root: int) -> int:
@@ -140,11 +140,10 @@ class Collectives(NonBlocking):
             )
         return root
 
-    def _objects(self, op: str, value: Any, root: int | None = None) -> list[Any] | None:
+    def _objects(self, op: str, value: Any, root: int | None = None) -> Any:
+        """All ranks' objects; None where another rank is the root."""
         index = -1 if root is None else self._rooted(op, root)
-        call = objects.gather(self._group(), f"comm.{op}", value, op, index)
-        result: list[Any] | None = self._world.run(call)
-        return result
+        return self._world.run(objects.gather(self._group(), f"comm.{op}", value, op, index))
 
     def _as_many(self, values: list[Any] | None, op: str) -> None:
         if values is not None and len(values) != self.Get_size():

@@ -8,8 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from allranks.collectives.arrays.libraries import Array
-from allranks.collectives.arrays.reductions import Adasum, Arithmetic, ReduceOp, check, name_of
+from allranks.collectives.arrays.reductions import (
+    Adasum,
+    Arithmetic,
+    Array,
+    ReduceOp,
+    check,
+    name_of,
+)
 from allranks.collectives.calls.guard import Spec, describe_group, pack
 from allranks.collectives.world.group import Group
 from allranks.errors import UsageError

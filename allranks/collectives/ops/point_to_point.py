@@ -204,9 +204,17 @@ class PointToPoint(Raw):
     ) -> Any:
         """Sends one picklable object and receives another."""
         data = [_pickled(sendobj, dest), MPI.BYTE]
-        sent = self._begin(Raw.Isend, self, data, dest, sendtag)
+        posted = PointCall(self._group().agreement, Spec("comm.send"), "", ())
+        sent = complete(self._world.kept, posted, Raw.Isend, self, data, dest, sendtag)
+        next(sent, None)
         received = self._receive("sendrecv", source, recvtag, status)
-        self._end("sendrecv", dest, sent)
+
+        def steps(call: PointCall) -> Steps[None]:
+            call.posted = True
+            for _ in sent:
+                yield call
+
+        self.point("sendrecv", dest, steps)
         return received
 
     def _receive(self, op: str, source: int, tag: int, status: Status) -> Any:
@@ -221,34 +229,14 @@ class PointToPoint(Raw):
 
         return self.point(op, source, steps)
 
-    def _begin(self, post: Callable[..., MPI.Request], *arguments: Any) -> Steps[MPI.Request]:
-        """Posts now what `_end` waits for."""
-        holder = PointCall(self._group().agreement, Spec("comm.send"), "", ())
-        steps = complete(self._world.kept, holder, post, *arguments)
-        next(steps, None)
-        return steps
-
-    def _end(self, op: str, dest: int, sent: Steps[MPI.Request]) -> None:
-        def steps(call: PointCall) -> Steps[None]:
-            call.posted = True
-            for _ in sent:
-                yield call
-
-        self.point(op, dest, steps)
-
 
 def _probing(name: str, look: Callable[..., Any]) -> Callable[..., Any]:
     """MPI's probe of that name, which looks again and again."""
 
     @wraps(getattr(Raw, name))
-    def probe(
-        self: PointToPoint,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: Status = None,
-    ) -> Any:
+    def probe(self: PointToPoint, source: int = MPI.ANY_SOURCE, *rest: Any, **named: Any) -> Any:
         def steps(call: PointCall) -> Steps[Any]:
-            while not (found := look(self, source, tag, status)):
+            while not (found := look(self, source, *rest, **named)):
                 yield call
             return found
 

@@ -10,8 +10,7 @@ import numpy as np
 from allranks.collectives import world
 from allranks.collectives.arrays.adasum import adasum
 from allranks.collectives.arrays.compression import Compression
-from allranks.collectives.arrays.libraries import Array
-from allranks.collectives.arrays.reductions import Adasum, Average, ReduceOp
+from allranks.collectives.arrays.reductions import Adasum, Array, Average, ReduceOp
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpi4py import MPI
 
@@ -15,13 +15,9 @@ from allranks.collectives.ops.stand_ins import StandIn
 
 _Plain = MPI.Request
 _PlainPersistent = MPI.Prequest
-if TYPE_CHECKING:
-    _Base = MPI.Request
-else:
-    _Base = object
 
 
-class Waiting(_Base):
+class Waiting:
     """The methods of a request that wait: they poll, and hear what `Comm` hears.
 
     Attributes:
@@ -83,9 +79,8 @@ def _settle(requests: Sequence[_Plain], name: str, *, one_will_do: bool = False)
     ours = [request for request in pending if getattr(request, "comm", None) is not None]
     if not ours or (one_will_do and len(pending) < len(requests)):
         return
-    first: Waiting = ours[0]  # type: ignore[assignment]
-    comm = first.comm
-    assert comm is not None
+    first: Any = ours[0]
+    comm: PointToPoint = first.comm
 
     def steps(call: PointCall) -> Steps[None]:
         left = pending

@@ -8,18 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from allranks.collectives import world
 from allranks.collectives.arrays.libraries import Restore, to_numpy
+from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import Spec
 from allranks.collectives.gpu import kinds, wanted
 from allranks.collectives.gpu.api import Event
 from allranks.collectives.gpu.device import Device
 from allranks.errors import UsageError
-
-Array = NDArray[Any]
 
 
 @dataclass(slots=True)

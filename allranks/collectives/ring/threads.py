@@ -61,12 +61,7 @@ class LoopbackLink:
 
     def __init__(self, links: LoopbackLinks, rank: int) -> None:
         self._links = links
-        self.rank = rank
-
-    @property
-    def size(self) -> int:
-        """How many ranks are linked."""
-        return self._links.size
+        self.rank, self.size = rank, links.size
 
     def exchange(self, send_to: int, array: Array, receive_from: int) -> Array:
         """The array received from one rank while ``array`` goes to another."""

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from allranks.collectives.calls.board import Board
-from allranks.collectives.calls.call import OVER, Agreement, Call, Members, Prepared
+from allranks.collectives.calls.call import Agreement, Call, Members, Prepared
 from allranks.collectives.calls.journal import Journal
 from allranks.collectives.calls.presence import Presence
 from allranks.collectives.calls.standing import Standing
@@ -122,7 +122,7 @@ class World(Standing):
             try:
                 if move is None:
                     result = self._drive(call.steps)
-                    call.steps = OVER
+                    del call.steps  # and with them what they hold
                 else:
                     offer, rest = move(call, source, how)
                     if not call.agreement.come(call, offer):
