@@ -86,11 +86,8 @@ class Pipeline:
         ]
         told = np.array(mine, np.int64).reshape(-1).view(np.uint8)
         every = yield from call.moved(self.host.allgather, told, [told.nbytes] * size)
-        tables = [part.copy().view(np.int64).reshape(2, 3).tolist() for part in every]
-        offers = [
-            [Offer(place=(int(a), int(b), int(c))) for a, b, c in (table[turn] for table in tables)]
-            for turn in (0, 1)
-        ]
+        tables: list[Any] = [part.copy().view(np.int64).reshape(2, 3).tolist() for part in every]
+        offers = [[Offer(place=tuple(table[turn])) for table in tables] for turn in (0, 1)]
         return [] if any(offer.place == NOWHERE for turn in offers for offer in turn) else offers
 
     def run(

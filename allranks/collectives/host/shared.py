@@ -97,7 +97,7 @@ class Shared:
         offer = self._offers.get(key)
         if offer is None:
             offer = Offer(0, place(at if copied else source_at, at), copied)
-            _keep(self._offers, key, offer)
+            keep(self._offers, key, offer)
         return offer, self.in_windows(call, None, source, found, how, copied=copied)
 
     def _begin_straight(self, source: Array, how: Arithmetic, turn: int) -> Straight:
@@ -113,7 +113,7 @@ class Shared:
             return how.combine(parts, out)
 
         known = source.nbytes, parts[self.members.me], rest
-        return _keep(self._straight[turn], how, known)
+        return keep(self._straight[turn], how, known)
 
     def in_windows(
         self,
@@ -160,7 +160,7 @@ class Shared:
             todo = blocks(
                 self.window, self.members, places, size, how.dtype, copied=copied or mixed
             )
-        return _keep(self._found, key, (mixed, todo))
+        return keep(self._found, key, (mixed, todo))
 
     def _through_blocks(
         self, source: Array, out: Array, how: Arithmetic, call: Call, turn: int | None = None
@@ -316,7 +316,7 @@ class Shared:
         if parts is None:
             nbytes = math.prod(shape) * dtype.itemsize
             blocks = [pair[turn][:nbytes] for pair in self.channel.blocks]
-            parts = _keep(self._parts, key, [block.view(dtype).reshape(shape) for block in blocks])
+            parts = keep(self._parts, key, [block.view(dtype).reshape(shape) for block in blocks])
         return parts
 
     def _fill(self, source: Array, start: int) -> int:
@@ -327,7 +327,7 @@ class Shared:
         return turn
 
 
-def _keep(known: dict[Any, T], key: object, made: T) -> T:
+def keep(known: dict[Any, T], key: object, made: T) -> T:
     """Keeps what is used again, and forgets the rest where that has become too much."""
     if len(known) >= _KEPT:
         known.clear()

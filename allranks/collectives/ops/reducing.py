@@ -14,9 +14,9 @@ from allranks.collectives.arrays.reductions import Adasum, Array, Average, Reduc
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps
-from allranks.collectives.host.shared import split
+from allranks.collectives.host.shared import keep, split
 from allranks.collectives.ops.handles import Handle, first, run
-from allranks.collectives.ops.plans import Plan, keep, plan_of
+from allranks.collectives.ops.plans import Plan, plan_of
 from allranks.collectives.ops.taking import Taken, take
 from allranks.collectives.world import world as worlds
 from allranks.collectives.world.group import Group
@@ -190,7 +190,7 @@ def _plan_of_one(
         key = (key[0], array.dtype, *key[2:])
     looks, factors = ((array.dtype, array.shape),), (float(key[-2]), float(key[-1]))
     plan: Plan | None = group.plans.get(key)
-    return array, plan or keep(group, key, Plan(group, "allreduce", op, looks, factors))
+    return array, plan or keep(group.plans, key, Plan(group, "allreduce", op, looks, factors))
 
 
 def allreduce_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handle:
