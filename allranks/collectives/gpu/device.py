@@ -18,7 +18,7 @@ import numpy as np
 from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.wait import Awaited, Steps
-from allranks.collectives.gpu.api import Communicator, Event, Stream, load, load_nccl
+from allranks.collectives.gpu.api import Event, Stream, load, load_nccl
 from allranks.collectives.gpu.seats import Seat
 from allranks.errors import MissingDependency, TransportFailed
 
@@ -120,10 +120,6 @@ class Device:
         event.record(stream)
         return event
 
-    def seconds(self, first: Event, second: Event) -> float:
-        """Seconds on the GPU between two events that have happened."""
-        return self.runtime.eventElapsedTime(first.ptr, second.ptr) / 1e3
-
     def wait(
         self, event: Event, awaited: Awaited, check: Callable[[], None] | None = None
     ) -> Steps[None]:
@@ -182,11 +178,6 @@ class Device:
         except RuntimeError:
             return False
         return True
-
-    def connect(self, members: int, unique: bytes, me: int) -> Communicator:
-        """A communicator; returns once all members have called this."""
-        with self.cupy.cuda.Device(self.number):
-            return load_nccl().NcclCommunicator(members, unique, me)
 
 
 def uuid_text(raw: bytes) -> str:

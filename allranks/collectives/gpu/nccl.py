@@ -228,8 +228,8 @@ class Nccl:
         """Ends when ``done`` has happened; notes how long the GPU was at the transfer."""
         call.held = [call.held, *held]
         yield from self.device.wait(done, call, self.connection.check)
-        seconds = self.device.seconds(began, ended)
-        call.device_seconds = (call.device_seconds or 0.0) + seconds
+        milliseconds = self.device.runtime.eventElapsedTime(began.ptr, ended.ptr)
+        call.device_seconds = (call.device_seconds or 0.0) + milliseconds / 1e3
 
 
 @contextmanager

@@ -112,7 +112,8 @@ class _Making(threading.Thread):
         # What it asks for, calls that return at once, cupy reads as errors that it does not know.
         os.environ.pop("NCCL_COMM_BLOCKING", None)
         try:
-            comm = self._device.connect(*self._arguments)
+            with self._device.cupy.cuda.Device(self._device.number):
+                comm = load_nccl().NcclCommunicator(*self._arguments)
         except Exception as error:
             self.problem = error
             return

@@ -28,7 +28,6 @@ class Epochs:
     wrong results later.
 
     Args:
-        own: whose they are.
         user: what users are given, guarded; it stands for each epoch's communicator in turn.
         alone: the same for this rank by itself.
         letters: None where all ranks share memory.
