@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.records.ranks import label
+from allranks.widgets.drawn_bars import VIEW
 from allranks.widgets.fold import Line, Row
 from allranks.widgets.shown import Data, Shown
 from allranks.widgets.text import render
@@ -46,6 +47,9 @@ class _Pair:
         """Shows what these ranks display; returns the bytes sent."""
         self.ranks = tuple(display.rank for display in group)
         data, metadata = group[0].data, group[0].metadata
+        if len(group) > 1 and VIEW in data:
+            # Ranks have no widget in common but a bar, which has words of its own.
+            return self.title.blank() + self.body.show(data, metadata)
         if is_rich(data):
             title = f"{label(self.ranks, noun)}:"
             return self.title.show({"text/plain": title}) + self.body.show(data, metadata)
