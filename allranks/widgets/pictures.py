@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.records.ranks import label
-from allranks.widgets.drawn_bars import VIEW
 from allranks.widgets.fold import Line, Row
+from allranks.widgets.mirrors import VIEW, stands_below
 from allranks.widgets.shown import Data, Shown
 from allranks.widgets.text import render
 
@@ -52,6 +52,11 @@ class _Pair:
             return self.title.blank() + self.body.show(data, metadata)
         if is_rich(data):
             title = f"{label(self.ranks, noun)}:"
+            if VIEW in data:
+                stands_below(
+                    data[VIEW]["model_id"],
+                    lambda text: self.title.show({"text/plain": f"{title}\n· {text}"}),
+                )
             return self.title.show({"text/plain": title}) + self.body.show(data, metadata)
         lines = str(data.get("text/plain", "")).split("\n")
         text = render([Row(self.ranks, Line("out", line)) for line in lines], noun)
