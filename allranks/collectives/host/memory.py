@@ -5,8 +5,10 @@ from __future__ import annotations
 import mmap
 import os
 import platform
+import re
 import sys
 import threading
+from pathlib import Path
 
 LINE = 64
 """Bytes of a cache line: words that different ranks write never share one."""
@@ -128,3 +130,12 @@ def sweep() -> None:
                 os.unlink(f"/dev/shm/{name}")
             except OSError:
                 continue
+
+
+def of_open_mpi() -> list[str]:
+    """Returns the paths of the files that Open MPI shares between the ranks of this host."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return []
+    return sorted(set(re.findall(r"(/\S*/sm_segment\.\S+)$", maps, re.MULTILINE)))
