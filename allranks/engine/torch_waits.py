@@ -141,10 +141,7 @@ class TorchWaits:
         for what, needed, behind in self._awaited(called) if gone else ():
             for *_, rank, why in gone:
                 if rank in needed and behind(rank):
-                    return (
-                        f"torch's {what} needs {every(needed)}: rank {rank} {why}. Make the same "
-                        f"calls on every rank. {_ADVICE}"
-                    )
+                    return _sentence(what, needed, rank, why)
         return ""
 
     def _has_told(self, rank: int) -> bool:
@@ -236,8 +233,15 @@ class TorchWaits:
         if not other_ranks.have_closed(this.epoch):
             return ""
         (*_, rank, why), *_ = other_ranks.gone()
-        what = torch_state.called(inside)
-        return f"torch's {what} needs every rank: rank {rank} {why}. {_ADVICE}"
+        what, needed = torch_state.called(inside), tuple(range(this.size))
+        known = torch_state.recorded()
+        if len(known) == 1 and torch_state.peer_of(inside) is None:
+            # What a backward, say, has called in the only group.
+            ((group, last),) = known.items()
+            members = torch_state.members(group)
+            if rank in members:
+                what, needed = last.title, members
+        return _sentence(what, needed, rank, why)
 
     def leave(self, error: BaseException | None) -> None:
         """Takes in that the cell has ended: `answer` tells how far this rank has come."""
@@ -272,6 +276,13 @@ def _has_made(this: world.World, rank: int) -> int:
     """How many groups a rank that has left this cell had made or begun to make in it."""
     made, cell = this.peers.progress(rank, _MAKING)
     return made if cell == this.scope.number else 0
+
+
+def _sentence(what: str, needed: tuple[int, ...], rank: int, why: str) -> str:
+    return (
+        f"torch's {what} needs {every(needed)}: rank {rank} {why}. Make the same calls on every "
+        f"rank. {_ADVICE}"
+    )
 
 
 def _number(group: str) -> int:
