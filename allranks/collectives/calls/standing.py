@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from allranks.collectives.calls import board as fields
@@ -50,7 +49,8 @@ class Standing:
         self.nudge: Callable[[], object] | None = None
         """Lets MPI go on with what is under way between ranks: it does so within its calls only."""
         self.main_thread = threading.get_ident()
-        self._told = State()
+        self.told = State()
+        """What this rank tells of itself."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         # With more ranks than cores, a spinning rank keeps off the one that it waits for.
         self.spin_seconds = _SPIN_SECONDS if self.local_size <= cores else 0.0
@@ -69,15 +69,11 @@ class Standing:
         """How many ranks this host has."""
         return len(self.local_ranks)
 
-    def own_state(self) -> State:
-        """What this rank tells of itself."""
-        return replace(self._told)
-
     def enter(self, name: str, ranks: tuple[int, ...] | None, number: int) -> None:
         """This rank starts a scope, together with ``ranks``."""
         ear.heard()  # what has come before is over
         self.scope = Scope(name, number, None if ranks is None else frozenset(ranks))
-        self._told.entered = number + 1
+        self.told.entered = number + 1
         self.board.put(fields.FAILED, 0)
         self.board.put(fields.ENTERED, number + 1)
 
@@ -92,7 +88,7 @@ class Standing:
 
     def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
         """This rank's scope has ended."""
-        told = self._told
+        told = self.told
         told.reason, told.where, told.failed = reason, where, failed
         told.left = fields.GONE if gone else self.scope.number + 1
         self.board.write(fields.REASON, reason)
@@ -105,14 +101,14 @@ class Standing:
 
     def depart(self, reason: str, failed: bool, where: str) -> None:
         """This rank leaves for good; the first reason given is kept."""
-        if self._told.left >= fields.GONE:
+        if self.told.left >= fields.GONE:
             return
         self.failed = failed
         self.leave(reason, failed, where, gone=True)
 
     def give_up(self, why: str, *, deadlock: bool) -> None:
         """Says that this rank takes part in nothing more of this epoch."""
-        told = self._told
+        told = self.told
         told.broken, told.broke = (self.epoch + 1) * 2 + int(deadlock), why
         self.board.write(fields.BROKE, why)
         self.board.put(fields.BROKEN, told.broken)
@@ -122,5 +118,5 @@ class Standing:
     def start_over(self, epoch: int) -> None:
         """A new epoch has begun: this rank takes part again."""
         self.epoch = epoch
-        self._told.broken = 0
+        self.told.broken = 0
         self.board.put(fields.BROKEN, 0)

@@ -81,8 +81,8 @@ class Watch:
                 call.deadlock = verdict
                 raise CollectiveMismatch(verdict)
             if why is not None and rank in (call.missing() or call.unfinished()):
-                found.append((*why, rank))
-        return [(weight, rank, text) for weight, text, rank in found]
+                found.append((why[0], rank, why[1]))
+        return found
 
     def rest(self) -> None:
         """The wait is over."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from allranks.collectives.calls import guard
-from allranks.collectives.calls.call import EPOCH_SHIFT, Call, Members
+from allranks.collectives.calls.call import EPOCH_SHIFT, Call, Members, Offer
 from allranks.collectives.calls.callsite import Site
-from allranks.collectives.calls.offer import Offer
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.mpi.letters import Letters
@@ -38,11 +37,7 @@ class MessageAgreement:
         return False
 
     def agree(self, call: Call, offer: Offer) -> Steps[None]:
-        """Ends when every member has arrived with the same fingerprint.
-
-        Raises:
-            CollectiveMismatch: they brought different things; nothing has moved.
-        """
+        """As `Agreement.agree`: ends when every member has arrived with the same fingerprint."""
         own, fingerprint = self.own, call.packed.fingerprint
         comm = yield from self.transport.comm(call)
         mine = np.array((fingerprint, offer.nbytes, call.started + own.offset_seconds), _ROW)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 from mpi4py import MPI
@@ -61,8 +62,7 @@ class Letters:
 
     def tell(self) -> None:
         """Sends this rank's state to every rank of another host."""
-        state = self.own.own_state()
-        state.finished = dict(self.finished)
+        state = replace(self.own.told, finished=dict(self.finished))
         self._send((_STATE, self.own.rank, state), self.remote)
 
     def _send(self, letter: tuple[object, ...], ranks: list[int]) -> None:

@@ -78,18 +78,14 @@ def _meet(world: World) -> bool:
         waited = pause()
         if world.notebook and waited > _NOTEBOOK_SECONDS:
             return False
-        if waited > _AFTER_FAILURE_SECONDS and (world.failed or _anyone_failed(world)):
+        states = map(world.peers.state, range(world.size))
+        if waited > _AFTER_FAILURE_SECONDS and (
+            world.failed or any(state.failed and state.left >= fields.GONE for state in states)
+        ):
             return False
         if world.listen is not None:
             world.listen()
     return True
-
-
-def _anyone_failed(world: World) -> bool:
-    return any(
-        state.failed and state.left >= fields.GONE
-        for state in map(world.peers.state, range(world.size))
-    )
 
 
 def _flush() -> None:

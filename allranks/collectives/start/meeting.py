@@ -27,11 +27,9 @@ other than 0: `DeviceMesh` does so by itself, and so does nearly every script.""
 
 
 class Meeting:
-    """A world's place in the environment of one of its ranks.
+    """A world's place in the environment of one of its ranks. Collective over ``base``, all ranks.
 
-    Args:
-        base: the ranks of the world. Collective over them.
-        hosts: for every rank the number of its host.
+    ``hosts`` holds for every rank the number of its host.
     """
 
     def __init__(self, base: MPI.Intracomm, hosts: Sequence[int]) -> None:
