@@ -66,6 +66,31 @@ class Comm(Collectives):
         alike = (_extents(index), _extents(edges))
         return self._made("Create_graph", Raw.Create_graph, index, edges, reorder, alike=alike)
 
+    def Create_intercomm(
+        self, local_leader: int, peer_comm: MPI.Intracomm, remote_leader: int, tag: int = 0
+    ) -> MPI.Intercomm:
+        """MPI_Intercomm_create, once the ranks of both sides have come."""
+        self.agree("comm.Create_intercomm")
+        if self.rank == local_leader and isinstance(peer_comm, Comm):
+            # MPI itself sends with this tag between the two leaders.
+            peer_comm.sendrecv(None, remote_leader, tag, None, remote_leader, tag)
+        arguments = local_leader, peer_comm, remote_leader, tag
+        return self._once_all_came("Create_intercomm", *arguments)
+
+    def Spawn(self, *arguments: Any, **options: Any) -> MPI.Intercomm:
+        """MPI_Comm_spawn, once all ranks have come."""
+        return self._once_all_came("Spawn", *arguments, **options)
+
+    def Spawn_multiple(self, *arguments: Any, **options: Any) -> MPI.Intercomm:
+        """MPI_Comm_spawn_multiple, once all ranks have come."""
+        return self._once_all_came("Spawn_multiple", *arguments, **options)
+
+    def _once_all_came(self, op: str, *arguments: Any, **options: Any) -> MPI.Intercomm:
+        self.agree(f"comm.{op}")
+        with deferred():
+            made: MPI.Intercomm = getattr(Raw, op)(self, *arguments, **options)
+        return made
+
     def _made(
         self,
         op: str,

@@ -52,7 +52,7 @@ class Collectives(NonBlocking):
         self._world.run(group.call(Spec(f"comm.{op}", root=whom), op, steps=steps))
 
     def agree(self, title: str) -> None:
-        """Ends when all ranks have come to the same call, of a window or a file."""
+        """Ends when all ranks have come to the same call, as one of a window or a file."""
         self._world.run(self._group().call(Spec(title), title, steps=self._agreed))
 
     def _agreed(self, call: Call) -> Steps[None]:
