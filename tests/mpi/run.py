@@ -39,6 +39,8 @@ def main() -> int:
 
     chosen = [a for a in sys.argv[1:] if not a.startswith("-")]
     options = [a for a in sys.argv[1:] if a.startswith("-")]
+    # None is used here, and each rank of each launch would load them all.
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     suites = [str(RANKS / f"{name}_suite.py") for name in chosen] or [str(RANKS)]
     sys.path.insert(0, str(RANKS))
     c.init()
