@@ -80,7 +80,7 @@ class Connection:
         environment = launcher.environment()
         work_dir = _work_folder()
         self.log_dir = folders.make_log_folder()
-        self._session_dir = folders.make_session_folder()
+        self._session_dir = folders.name_session_folder()
         # The threads behind these must not hold the connection: it ends when nobody else does.
         mirrors = self.mirrors = Mirrors()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import socket
 import stat
@@ -71,11 +72,11 @@ def _sweep_logs(place: Path) -> None:
             continue
 
 
-def make_session_folder() -> str:
-    """Returns a new folder, mode 0700, for sockets and the launcher's own files.
+def name_session_folder() -> str:
+    """Returns the path of a folder that is not there, for sockets and the launcher's own files.
 
-    Its name has this process's id in it. The nursery removes it at the end; what a nursery that
-    was killed has left is removed here.
+    Its name has this process's id in it. The nursery makes it and removes it at the end, whatever
+    becomes of this process; what a nursery that was killed has left is removed here.
     """
     place = Path(tempfile.gettempdir())
     if len(os.fsencode(place)) > _LONGEST_NBYTES and os.access("/tmp", os.W_OK):
@@ -90,7 +91,7 @@ def make_session_folder() -> str:
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue  # another process has swept it, or it is another user's
-    return tempfile.mkdtemp(prefix=f"{_SESSION}{os.getpid()}-", dir=place)
+    return str(place / f"{_SESSION}{os.getpid()}-{secrets.token_hex(4)}")
 
 
 def _answers(path: Path) -> bool:
