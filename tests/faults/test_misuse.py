@@ -101,6 +101,14 @@ def check_correct(notebook: Notebook) -> None:
     assert "ranks 0–3 │ kept True" in cell.text
 
 
+def test_the_first_average_of_integers_says_that_it_is_cut_and_how_to_sum(notebook):
+    cells = [notebook.on_ranks("allreduce(rank)") for _ in range(2)]
+    for cell in cells:
+        assert "ranks 0–3 → 1" in cell.text, cell.text
+    said = "averages where no op is given, and the average of integers is cut towards zero"
+    assert [said in cell.text and "pass op=Sum" in cell.text for cell in cells] == [True, False]
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_ends_in_the_right_error_and_the_next_cell_is_right(notebook, mistake):
     source, *said = MISTAKES[mistake]

@@ -31,6 +31,22 @@ def test_allreduce_sums(size, count):
     assert all((one == size * (size + 1) // 2).all() and one.shape == (count,) for one in found)
 
 
+def test_an_average_of_integers_that_is_cut_is_said_once(size):
+    def average() -> list[str]:
+        said: list[str] = []
+        c.on_notice(said.append)
+        c.allreduce(np.ones(3))
+        c.allreduce(c.rank(), c.Sum)
+        assert said == []
+        for array in (c.rank(), c.rank(), np.arange(3), np.arange(4)):
+            c.allreduce(array)
+        return said
+
+    first, *others = loopback.run(size, average)
+    assert not any(others)
+    assert ["pass op=Sum" in text for text in first] == [True] * (size > 1)
+
+
 def test_allgather_joins_uneven_rows(size):
     found = loopback.run(size, lambda: c.allgather(np.full((c.rank(), 2), c.rank())))
     wanted = np.concatenate([np.full((r, 2), r) for r in range(size)])

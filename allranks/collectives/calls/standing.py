@@ -42,6 +42,7 @@ class Standing:
         self.kept: dict[int, list[Any]] = {}
         """Requests under way and their buffers, and those that an interrupt left."""
         self.notice: Callable[[str], None] = _to_stderr
+        self._hinted: set[str] = set()
         self.listen: Callable[[], None] | None = None
         """Reads what ranks of other hosts have written."""
         self.tell: Callable[[], None] | None = None
@@ -68,6 +69,12 @@ class Standing:
     def local_size(self) -> int:
         """How many ranks this host has."""
         return len(self.local_ranks)
+
+    def hint(self, text: str) -> None:
+        """Gives a notice, the first time only."""
+        if text not in self._hinted:
+            self._hinted.add(text)
+            self.notice(text)
 
     def enter(self, name: str, ranks: tuple[int, ...] | None, number: int) -> None:
         """This rank starts a scope, together with ``ranks``."""

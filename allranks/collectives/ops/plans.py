@@ -12,6 +12,7 @@ from allranks.collectives.arrays.reductions import (
     Adasum,
     Arithmetic,
     Array,
+    Average,
     ReduceOp,
     check,
     name_of,
@@ -25,6 +26,10 @@ Looks = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
 """The dtype and the shape of each array."""
 _LINE = 64
 """Bytes: arrays of a group begin on such a boundary, so that TensorFlow can take their memory."""
+_CUT = (
+    "{} averages where no op is given, and the average of integers is cut towards zero. For the "
+    "sum, pass op=Sum; for the average itself, pass floats."
+)
 
 
 class Plan:
@@ -47,6 +52,10 @@ class Plan:
         for dtype in dtypes:
             check(op, dtype)
         _check_shapes(kind, op, shapes, group.size)
+        # Said here, as a plan is made once for many calls; and by one member for all.
+        cut = op is Average and group.size > 1 and any(dtype.kind in "iu" for dtype in dtypes)
+        if cut and group.me == 0:
+            group.own.hint(_CUT.format(kind.removeprefix("grouped_")))
         self.op, self.factors = op, factors
         self.transport, self.move = group.through_host.name, group.through_host.allreduce
         """How one array goes where nothing else is asked for, and it is not on a GPU."""

@@ -238,7 +238,7 @@ def activity() -> str:
 
 
 def on_notice(callback: Callable[[str], None]) -> None:
-    """Passes notices about late ranks to ``callback`` instead of stderr."""
+    """Passes notices, as of late ranks, to ``callback`` instead of stderr."""
     world.current().notice = callback
 
 
