@@ -12,6 +12,7 @@ from allranks.widgets.drawn_bars import DrawnBars
 from allranks.widgets.mirrors import VIEW
 from allranks.widgets.pictures import Gallery, is_rich
 from allranks.widgets.quiet import Quiet
+from allranks.widgets.scroller import WHOLE_WORDS, shown_as
 from allranks.widgets.shown import Data, Shown, deal
 from allranks.widgets.text import hidden_note
 
@@ -32,7 +33,7 @@ class _Stretch:
     def show_text(self, extra: Sequence[tuple[int, str]] = ()) -> int:
         """Shows the text as it is now; returns the bytes sent."""
         text = self.block.render(extra)
-        return self.shown.show({"text/plain": text}) if text else self.shown.blank()
+        return self.shown.show(shown_as(text)) if text else self.shown.blank()
 
     def in_order(self) -> list[Shown]:
         """Returns the displays as they are read best."""
@@ -61,10 +62,12 @@ class NotebookView(Quiet):
         self._hidden: dict[int, tuple[int, int]] = {}
         self._next_refresh = self._next_bars = 0.0
         self._sent_nbytes = 0
-        self._changed = False
+        self._changed = self._failed = False
         self._slots: list[Shown] = []
         self._panel = Shown(self._slots)
         self._said: list[Shown] = []
+        #: Stands last, where an error follows.
+        self._words = Shown(self._slots)
         self._stretches = [_Stretch(self.ranks, fold, self._slots, noun)]
         #: Those above the last prompt, whose displays may still be updated.
         self._above: list[_Stretch] = []
@@ -134,6 +137,10 @@ class NotebookView(Quiet):
             text = str(data.get("text/plain", ""))
             self._write(rank, "value" if kind == "result" else "out", text + "\n")
 
+    def left(self, rank: int, status: str) -> None:
+        """Takes in that a rank has left the cell, with an error perhaps."""
+        self._failed = self._failed or status != "ok"
+
     def notice(self, text: str) -> None:
         """Shows a line about the cell as a whole."""
         for rank in self.ranks:
@@ -187,7 +194,10 @@ class NotebookView(Quiet):
         self._flush()
         panel = [self._panel] if self._panel in self._slots else []
         written = [shown for stretch in self._stretches for shown in stretch.in_order()]
-        deal([*panel, *self._said, *written], self._slots)
+        if self._failed and not self._words:
+            self._words.show(WHOLE_WORDS)
+        words = [self._words] if self._words in self._slots else []
+        deal([*panel, *self._said, *written, *words], self._slots)
 
     def _flush(self, now: bool = True) -> int:
         hidden = [(rank, hidden_note(*n, self._log(rank))) for rank, n in self._hidden.items()]

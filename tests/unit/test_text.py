@@ -7,6 +7,7 @@ import pytest
 
 from allranks.widgets.field import TerminalField
 from allranks.widgets.fold import Line, Row
+from allranks.widgets.scroller import shown_as
 from allranks.widgets.text import RankText, render
 
 
@@ -97,3 +98,32 @@ def test_a_prompt_that_nobody_answers_is_a_line_of_its_own(monkeypatch, capsys):
     assert capsys.readouterr().out == "ipdb> \n"
     with pytest.raises(EOFError):
         field.typed()
+
+
+def test_short_text_stays_text_and_long_text_has_a_scroller() -> None:
+    short, tall, wide = "a line\n" * 9, "a line\n" * 99, "a word " * 999
+    assert shown_as(short) == {"text/plain": short}
+    for text in (tall, wide):
+        shown = shown_as(text)
+        assert shown["text/plain"] == text
+        assert "overflow: auto" in shown["text/html"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "style"),
+    [
+        ("1;31", "font-weight: bold; color: #d04437"),
+        ("91", "color: #d04437"),
+        ("38;2;1;2;3", "color: rgb(1, 2, 3)"),
+        ("48;5;1;4", "text-decoration: underline"),
+    ],
+)
+def test_colour_codes_of_long_text_are_styles(codes: str, style: str) -> None:
+    html = shown_as(f"\x1b[{codes}m<a>\x1b[0m & b" + "\n" * 99)["text/html"]
+    assert f'<span style="{style}">&lt;a&gt;</span> &amp; b' in html
+
+
+def test_what_ends_a_colour_leaves_the_rest_of_the_style() -> None:
+    html = shown_as("\x1b[1;4;32ma\x1b[39mb\x1b[22mc\x1b[24md" + "\n" * 99)["text/html"]
+    assert html.partition("<pre")[2].count("<span") == 3
+    assert '<span style="text-decoration: underline">c</span>d' in html

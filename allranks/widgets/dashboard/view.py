@@ -52,6 +52,7 @@ class Dashboard:
     def left(self, rank: int, status: str) -> None:
         """Takes in that a rank has left the cell."""
         self.figures.tiles.left(rank, status)
+        self._text.left(rank, status)
 
     def notice(self, text: str) -> None:
         """Takes in a line about the cell as a whole."""
