@@ -84,7 +84,7 @@ class Cell:
                 parts.append(output["text"])
             elif output["output_type"] == "error":
                 parts.append("\n".join(output["traceback"]) + "\n")
-            else:
+            elif output["data"].get("text/plain") != "":  # said to show nothing without HTML
                 parts.append(output["data"].get("text/plain", "") + "\n")
         return ANSI.sub("", "".join(parts))
 

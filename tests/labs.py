@@ -136,7 +136,8 @@ def _text_of(output: NotebookNode) -> str:
         return str(output.text)
     if output.output_type == "error":
         return "\n".join(output.traceback) + "\n"
-    return f"{output.data['text/plain']}\n"
+    text = str(output.data["text/plain"])
+    return f"{text}\n" if text else ""
 
 
 def _is_still(output: NotebookNode) -> bool:
