@@ -66,13 +66,13 @@ class Cluster:
             devices.check_exclusive(self.gpus, self.size)
         self.launcher = launchers.named(launcher)
         self.preload = check_preload(preload)
-        self.failed_first: int | None = None
+        self._failed_first: int | None = None
         """The rank that was the first to fail in the last cell that failed."""
         self._connection: Connection | None = None
         self._cells = Cells()
 
     @property
-    def gpu_notices(self) -> list[str]:
+    def _gpu_notices(self) -> list[str]:
         """What a user should know about the ranks' GPUs: who shares one, which are not found."""
         found = (devices.shared(self.gpus, self.size), devices.overlooked())
         return [line for line in found if line]
@@ -88,7 +88,7 @@ class Cluster:
         """
         if self.state == "running":
             return self
-        self.failed_first = None
+        self._failed_first = None
         self._connection = Connection(
             self.size, self._pins, self.launcher, self.preload, self._cells.take
         )
@@ -123,7 +123,7 @@ class Cluster:
         return self._connection.lost_because if self._connection is not None else ""
 
     @property
-    def hellos(self) -> dict[int, Hello]:
+    def _hellos(self) -> dict[int, Hello]:
         """Who and where every rank is."""
         return dict(sorted(self._ranks.hellos.items()))
 
@@ -172,11 +172,11 @@ class Cluster:
             ClusterLost: at least one rank died.
         """
         if not isinstance(what, str):
-            return self.call(what, args, kwargs, ranks=ranks, timeout=timeout, view=view)
-        run = self.submit(what, ranks=ranks, timeout=timeout, view=view, want_value=True)
-        return self.wait(run).values()
+            return self._call(what, args, kwargs, ranks=ranks, timeout=timeout, view=view)
+        run = self._submit(what, ranks=ranks, timeout=timeout, view=view, want_value=True)
+        return self._wait(run).values()
 
-    def call(
+    def _call(
         self,
         function: Callable[..., Any],
         args: tuple[Any, ...] = (),
@@ -187,7 +187,7 @@ class Cluster:
         view: View | None = None,
     ) -> list[Any]:
         """Calls a function on ranks, as :meth:`run`, whatever its arguments are called."""
-        run = self.submit(
+        run = self._submit(
             "",
             call=cloudpickle.dumps((function, args, kwargs or {}), protocol=5),
             name=getattr(function, "__name__", "function"),
@@ -196,9 +196,9 @@ class Cluster:
             view=view,
             want_value=True,
         )
-        return self.wait(run).values()
+        return self._wait(run).values()
 
-    def submit(
+    def _submit(
         self,
         text: str,
         *,
@@ -227,7 +227,7 @@ class Cluster:
         """
         if call is None:
             source.check(text)
-        self.catch_up()
+        self._catch_up()
         self._cells.check_idle()
         chosen = among(ranks, self.size)
         check_timeout(timeout)
@@ -261,7 +261,7 @@ class Cluster:
         """
         return explain(self, algorithm, values, self._cells.late.append)
 
-    def wait(self, run: Run) -> Run:
+    def _wait(self, run: Run) -> Run:
         """Shows a cell's output until all its ranks have left it; returns it if all went well.
 
         Raises:
@@ -273,8 +273,8 @@ class Cluster:
                 run.step(run.poll_seconds)
         return self._conclude(run)
 
-    async def wait_awaited(self, run: Run) -> Run:
-        """Does what :meth:`wait` does, and lets the event loop run meanwhile.
+    async def _wait_awaited(self, run: Run) -> Run:
+        """Does what :meth:`_wait` does, and lets the event loop run meanwhile.
 
         The notebook's kernel answers its widgets in that loop, so that their buttons work.
         """
@@ -294,7 +294,7 @@ class Cluster:
             self._cells.end(run)
             run.view.finish()
         if run.failed_first is not None:
-            self.failed_first = run.failed_first
+            self._failed_first = run.failed_first
         run.check()
         return run
 
@@ -310,7 +310,7 @@ class Cluster:
         Raises:
             UsageError: a value cannot be pickled, or a rank is busy.
         """
-        self.ask(requests.PUSH, {}, variables.pack(values, "the ranks"), ranks=ranks)
+        self._ask(requests.PUSH, {}, variables.pack(values, "the ranks"), ranks=ranks)
 
     def pull(
         self, names: str | Sequence[str], ranks: Iterable[int] | None = None
@@ -321,19 +321,19 @@ class Cluster:
             UsageError: a rank has no such variable, cannot send it, or is busy.
         """
         wanted = [names] if isinstance(names, str) else list(names)
-        answers = self.ask(requests.PULL, {"names": wanted}, ranks=ranks)
+        answers = self._ask(requests.PULL, {"names": wanted}, ranks=ranks)
         return variables.unpack(answers, names)
 
     def status(self) -> list[RankStatus]:
         """Returns what every rank is doing now."""
-        self.catch_up()
+        self._catch_up()
         answers = self._ranks.ask(
             requests.STATUS, {}, ranks=range(self.size), seconds=1.0, strict=False
         )
         empty: dict[str, Any] = {}
-        return [read_status(h, answers.get(r, (empty, []))[0]) for r, h in self.hellos.items()]
+        return [read_status(h, answers.get(r, (empty, []))[0]) for r, h in self._hellos.items()]
 
-    def ask(
+    def _ask(
         self,
         name: str,
         arguments: dict[str, Any],
@@ -346,7 +346,7 @@ class Cluster:
             UsageError: a rank refused, did not answer, or is not there.
             ClusterLost: the ranks are gone.
         """
-        self.catch_up()
+        self._catch_up()
         return self._ranks.ask(name, arguments, *payloads, ranks=among(ranks, self.size))
 
     def client(self) -> ipyparallel.Client:
@@ -354,10 +354,10 @@ class Cluster:
 
         It closes with the cluster.
         """
-        self.catch_up()
+        self._catch_up()
         return self._ranks.client()
 
-    def is_up(self) -> bool:
+    def _is_up(self) -> bool:
         """Handles what has come while nobody waited; returns whether the ranks are up."""
         if self.state == "running":
             self._ranks.step(0)
@@ -365,19 +365,19 @@ class Cluster:
                 self._ranks.lose()
         return self.state == "running"
 
-    def catch_up(self) -> None:
+    def _catch_up(self) -> None:
         """Handles what has come while nobody waited.
 
         Raises:
             ClusterLost: the ranks are not up; if they died, how.
         """
         self._ranks  # noqa: B018  raises where nothing was ever started
-        if not self.is_up():
+        if not self._is_up():
             raise ClusterLost(
                 self.lost_because or "the ranks are stopped. Type: %distributed start"
             )
 
-    def ask_soon(
+    def _ask_soon(
         self,
         name: str,
         arguments: dict[str, Any],
@@ -392,14 +392,14 @@ class Cluster:
     # ── many small cells side by side ────────────────────────────────────────────────────────
 
     @contextmanager
-    def crew(self, ranks_each: int) -> Iterator[Crew]:
+    def _crew(self, ranks_each: int) -> Iterator[Crew]:
         """Within, members of an ensemble run side by side, each on ``ranks_each`` ranks in a row.
 
         Raises:
             ClusterLost: the ranks are gone; nothing was sent.
             UsageError: they are busy.
         """
-        self.catch_up()
+        self._catch_up()
         self._ranks.mirrors.drawn = front_end() == NOTEBOOK
         with self._cells.crew(ranks_each) as crew:
             yield crew
