@@ -172,11 +172,11 @@ class Cluster:
             ClusterLost: at least one rank died.
         """
         if not isinstance(what, str):
-            return self._call(what, args, kwargs, ranks=ranks, timeout=timeout, view=view)
+            return self.call(what, args, kwargs, ranks=ranks, timeout=timeout, view=view)
         run = self._submit(what, ranks=ranks, timeout=timeout, view=view, want_value=True)
         return self._wait(run).values()
 
-    def _call(
+    def call(
         self,
         function: Callable[..., Any],
         args: tuple[Any, ...] = (),

@@ -75,9 +75,9 @@ def run(
     call = (func, tuple(args), dict(kwargs or {}))
     shared = offered.session.running if offered.session is not None else None
     if isinstance(shared, Cluster) and shared.size == size and shared._is_up() and not shared.busy:
-        return shared._call(*call, timeout=timeout)
+        return shared.call(*call, timeout=timeout)
     with Cluster(size) as fresh:
-        return fresh._call(*call, timeout=timeout)
+        return fresh.call(*call, timeout=timeout)
 
 
 def _check(options: dict[str, Any]) -> None:

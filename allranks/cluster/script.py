@@ -80,7 +80,7 @@ def run(job: Job) -> int:
     with Cluster(job.size) as cluster:
         view = _View("auto", list(cluster._hellos.values()), cluster.log_dir, True)
         try:
-            cluster._call(Script(job.arguments), timeout=job.timeout, view=view)
+            cluster.call(Script(job.arguments), timeout=job.timeout, view=view)
         except ClusterLost as error:
             code, failure = 1, str(error).replace(_FOR_NOTEBOOKS, "")
         except CellFailed as error:

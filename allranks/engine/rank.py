@@ -26,6 +26,7 @@ from allranks.engine.ipengine import RankEngine
 from allranks.engine.keyboard import Keyboard
 from allranks.engine.member import MemberRunner
 from allranks.engine.mending import Mender
+from allranks.engine.noise import held_back
 from allranks.engine.report import text_of
 from allranks.engine.requests import Requests
 from allranks.engine.telemetry import Teller
@@ -81,7 +82,8 @@ class Rank:
         self.rank = rank
         self.device = _pin(config, rank)
         limit = settings.nbytes(LOG_LIMIT, _LOG_NBYTES, _LEAST_LOG_NBYTES)
-        self.transcript = Transcript(log_path(config, rank), limit)
+        quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == QUIET
+        self.transcript = Transcript(log_path(config, rank), limit, held_back if quiet else str)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self) -> None:

@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -60,10 +61,14 @@ class Transcript:
     Args:
         path: the log file, created with mode 0600.
         limit_nbytes: how much of the disk it may take.
+        sift: takes out of text what the log alone has.
     """
 
-    def __init__(self, path: str, limit_nbytes: int = 10**9) -> None:
+    def __init__(
+        self, path: str, limit_nbytes: int = 10**9, sift: Callable[[str], str] = str
+    ) -> None:
         self.path = path
+        self._sift = sift
         # Taken again where a finalizer shows something while it is held.
         self._lock = threading.RLock()
         self._marks: list[tuple[int, int]] = []
@@ -373,7 +378,7 @@ class Transcript:
     def _append(self, kind: str, start: int, end: int, entries: list[Entry]) -> None:
         if end <= start:
             return
-        text = self._decoder.decode(os.pread(self._reader, end - start, start))
+        text = self._sift(self._decoder.decode(os.pread(self._reader, end - start, start)))
         if not text:
             return
         if entries and entries[-1][0] == kind:

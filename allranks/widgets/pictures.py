@@ -15,6 +15,8 @@ from allranks.widgets.text import render
 
 #: An update that would unfold a display waits so long for the other ranks to make it, too.
 _HOLD_SECONDS = 0.25
+#: Rich's, around what it prints.
+_OPENS, _CLOSES = '<pre style="white-space:pre;overflow-x:auto;', "</pre>\n"
 
 
 @dataclass
@@ -98,7 +100,12 @@ class Gallery:
     def add(self, rank: int, data: Data, metadata: Data, name: str) -> None:
         """Takes in a display of a rank."""
         displays = self._of.setdefault(rank, [])
-        displays.append(_Display(rank, name, data, metadata))
+        new, last = _Display(rank, name, data, metadata), displays[-1] if displays else None
+        if last is not None and _is_printed(last) and _is_printed(new):
+            last.data = _one_below(last.data, data)
+            self._change(len(displays) - 1)
+            return
+        displays.append(new)
         if len(displays) > len(self._turns):
             self._turns.append(_Turn())
         self._change(len(displays) - 1)
@@ -184,6 +191,19 @@ class Gallery:
             *self._free,
         ]
         return [shown for pair in pairs for shown in (pair.title, pair.body) if shown]
+
+
+def _is_printed(display: _Display) -> bool:
+    """Whether it is text that rich prints: a display a call, as the five of a Keras summary."""
+    html = display.data.get("text/html")
+    printed = isinstance(html, str) and html.startswith(_OPENS) and html.endswith(_CLOSES)
+    return printed and not display.name and not display.metadata
+
+
+def _one_below(above: Data, below: Data) -> Data:
+    """Returns two printed texts as one."""
+    html = above["text/html"].removesuffix(_CLOSES) + below["text/html"].partition(">")[2]
+    return {"text/plain": f"{above['text/plain']}{below['text/plain']}", "text/html": html}
 
 
 def is_rich(data: Mapping[str, Any]) -> bool:

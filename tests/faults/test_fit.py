@@ -111,3 +111,22 @@ def test_different_numbers_of_batches_are_told_before_training(training):
     )
     assert "found 1 epochs of 8 steps on rank 0, 1 epochs of 5 steps on rank 1" in cell.text
     assert "ranks 0–1" in cell.error_value
+
+
+def test_the_summary_of_a_model_is_one_block(training):
+    cell = training.on_ranks("model.summary()")
+    labels, blocks = cell.displays
+    assert labels["text/plain"] == "ranks 0–1:"
+    assert "Model: " in blocks["text/html"]
+    assert "Total params" in blocks["text/html"]
+
+
+def test_what_tensorflow_writes_at_its_start_is_in_the_log_only(training):
+    said = "absl::InitializeLog() is called"
+    before = training.logs()["rank-0.log"].read_text().count(said)
+    cell = training.on_ranks(
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import tensorflow'])\n1",
+        "-r 0",
+    )
+    assert cell.text == "rank 0 → 1\n"
+    assert training.logs()["rank-0.log"].read_text().count(said) > before

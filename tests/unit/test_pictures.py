@@ -101,3 +101,21 @@ def test_without_folding_every_rank_has_its_own(outputs: Outputs) -> None:
     made.show(now=True)
     assert read(outputs) == ["rank 0:", "a", "rank 1:", "a"]
     assert made.in_order() == slots
+
+
+def printed(said: str, plain: str) -> Data:
+    style = "white-space:pre;overflow-x:auto;line-height:normal"
+    return {"text/html": f'<pre style="{style}">{said}</pre>\n', "text/plain": plain}
+
+
+def test_what_rich_prints_in_a_row_is_one_display(outputs: Outputs) -> None:
+    made = pictures.Gallery(fold=True, slots=[])
+    for rank in (0, 1):
+        made.add(rank, printed("<b>a</b>\n", "a\n"), {}, "")
+        made.add(rank, printed("b\n", "b\n"), {}, "")
+        made.add(rank, figure("a figure"), {}, "")
+        made.add(rank, printed("c\n", "c\n"), {}, "h")
+    made.show(now=True)
+    shown = [data for data in outputs.values() if "ranks 0–1:" not in data.values()]
+    both = printed("<b>a</b>\nb\n", "a\nb\n")
+    assert shown == [both, figure("a figure"), printed("c\n", "c\n")]
