@@ -86,13 +86,26 @@ def test_points_arrive_while_the_cell_runs_and_interrupt_ends_it(running):
     assert lab.complaints == []
 
 
+LATE = """    while step == 50 and rank and not os.path.exists("everybody may go on"):
+        time.sleep(0.1)
+"""
+
+
 def test_a_running_cell_shows_where_its_ranks_are_and_who_is_late(running):
-    lab = running(TRAINING)
+    start, loop, rest = TRAINING.partition("range(3000):\n")
+    lab = running(start.replace("import sys", "import os, sys") + loop + LATE + rest)
     button(lab, "Where are they?").click(timeout=30_000)
     stacks = lab.output(1).get_by_role("region", name="where each rank is now").locator("details")
     expect(stacks).to_have_count(2, timeout=10_000)
     stacks.first.locator("summary").click()
     expect(stacks.first.locator("pre")).to_contain_text("In[2]", timeout=10_000)
+    # Rank 0 waits, and first of all its tile says for whom.
+    status = lab.output(1).locator(".ar-status")
+    expect(status).to_contain_text("1 waits for rank 1, 1 running", timeout=30_000)
+    waiting = lab.output(1).locator(".ar-tile[data-state='waiting'] .ar-state")
+    expect(waiting).to_have_text(re.compile("^◷ waits for rank 1 in allreduce"))
+    lab.picture_of(1, PICTURES / "dashboard-waiting.png")
+    (lab.server.root / "everybody may go on").touch()
     straggler = lab.output(1).locator(".ar-straggler")
     expect(straggler).to_contain_text(re.compile("rank 1 came last in"), timeout=30_000)
 

@@ -127,11 +127,28 @@ def test_a_tile_keeps_how_its_rank_left():
     tiles = Tiles([hello(0), hello(1)])
     assert len(tiles.news()) == 2
     tiles.take(Pulse(0, 1, "waiting in allreduce(Sum) for rank 1", "In[1]:2", 1 << 20, 5, 0))
-    assert [(tile["rank"], tile["state"]) for tile in tiles.news()] == [(0, "waiting")]
+    (told,) = tiles.news()
+    assert (told["state"], told["waits_for"], told["activity"]) == (
+        "waiting", "rank 1", "allreduce(Sum)",
+    )  # fmt: skip
     tiles.left(0, "error")
     tiles.take(Pulse(0, 1, "", "In[1]:3", 1 << 20, 5, 0))
     assert [(tile["rank"], tile["state"]) for tile in tiles.news()] == [(0, "failed")]
-    assert tiles.counts() == {"failed": [0], "running": [1]}
+    assert tiles.said() == "rank 0 failed, 1 running"
+
+
+def test_a_heading_counts_the_ranks_and_says_for_whom_they_wait():
+    tiles = Tiles([hello(rank) for rank in range(4)])
+    assert tiles.said() == "running"
+    for rank in (3, 2):
+        said = f"{4 - rank} {'waits' if rank == 3 else 'wait'} for rank 1"
+        tiles.take(Pulse(rank, 1, "waiting in barrier() for rank 1", "In[1]:2", 1 << 20, 5, 0))
+        assert tiles.said() == f"{rank} running, {said}"
+    tiles.take(Pulse(3, 1, "waiting for what is typed", "In[1]:2", 1 << 20, 5, 0))
+    assert tiles.said() == "2 running, 1 waits for rank 1, 1 waiting"
+    for rank in range(4):
+        tiles.left(rank, "ok")
+    assert tiles.said() == "finished"
 
 
 def output(rank: int, known: int, *spans: list[int]) -> Output:

@@ -73,6 +73,7 @@ class Live:
                 "paths": self.logs.paths,
                 "elapsed": self.figures.elapsed,
                 "ranks": self.figures.tiles.everything(),
+                "said": self.figures.tiles.said(),
                 "curves": heads,
                 "points": points,
                 "timings": self.figures.timings.told() if self.figures.timings else None,
@@ -103,7 +104,7 @@ class Live:
             buffers: list[bytes] = []
             tiles = self.figures.tiles.news()
             if tiles:
-                message["ranks"] = tiles
+                message["ranks"], message["said"] = tiles, self.figures.tiles.said()
             members = self.figures.members.news() if self.figures.members else None
             if members:
                 message["members"] = members

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from allranks.records.ranks import label
 from allranks.records.telemetry import Pulse
 from allranks.records.wire import Hello
 
 _LEFT = {"ok": "finished", "error": "failed", "interrupted": "interrupted", "lost": "lost"}
+#: What a rank is doing that waits in a call, as ``waiting in allreduce(Sum) for rank 1``.
+_WAITS = re.compile(r"waiting in (.+) for (.+)")
+#: States in which it is worth saying which ranks they are.
+_NAMED = ("failed", "interrupted", "lost")
 
 
 @dataclass
 class Tile:
-    """One rank. ``state`` is running, waiting, idle, finished, failed, interrupted or lost."""
+    """One rank. ``state`` is running, waiting, idle, finished, failed, interrupted or lost.
+
+    ``activity`` is what it waits in, or for; ``waits_for`` the ranks that it waits for, if any.
+    """
 
     rank: int
     host: str
@@ -22,6 +31,7 @@ class Tile:
     pid: int
     state: str = "running"
     activity: str = ""
+    waits_for: str = ""
     line: str = ""
     rss_nbytes: int = 0
     cpu_percent: int = -1
@@ -47,7 +57,9 @@ class Tiles:
         if tile is None or tile.gone:
             return
         tile.state = "waiting" if pulse.activity else "running"
-        tile.activity, tile.line = pulse.activity, pulse.line
+        waits = _WAITS.fullmatch(pulse.activity)
+        tile.activity, tile.waits_for = waits.groups() if waits else (pulse.activity, "")
+        tile.line = pulse.line
         tile.rss_nbytes, tile.gpu_nbytes = pulse.rss_nbytes, pulse.gpu_nbytes
         tile.gpu_total_nbytes = pulse.gpu_total_nbytes
         tile.cpu_percent, tile.gpu_percent = pulse.cpu_percent, pulse.gpu_percent
@@ -65,7 +77,8 @@ class Tiles:
         """Takes in which member of an ensemble a rank runs now; None where it runs none."""
         tile = self.tiles[rank]
         tile.member, tile.state = member, "idle" if member is None else "running"
-        tile.activity, tile.line, tile.cpu_percent, tile.step = "", "", -1, None
+        tile.activity = tile.waits_for = tile.line = ""
+        tile.cpu_percent, tile.step = -1, None
         self._changed.add(rank)
 
     def left(self, rank: int, status: str) -> None:
@@ -73,7 +86,8 @@ class Tiles:
         tile = self.tiles.get(rank)
         if tile is not None:
             tile.state, tile.gone = _LEFT[status], True
-            tile.activity, tile.cpu_percent, tile.gpu_percent = "", -1, -1
+            tile.activity = tile.waits_for = ""
+            tile.cpu_percent = tile.gpu_percent = -1
             self._changed.add(rank)
 
     def news(self) -> list[dict[str, Any]]:
@@ -86,9 +100,19 @@ class Tiles:
         """Returns all tiles."""
         return [asdict(tile) for tile in self.tiles.values()]
 
-    def counts(self) -> dict[str, list[int]]:
-        """Returns the ranks of each state that there is."""
-        found: dict[str, list[int]] = {}
+    def said(self) -> str:
+        """Returns how the ranks are, as ``3 running, 1 waits for rank 1``."""
+        found: dict[tuple[str, str], list[int]] = {}
         for tile in self.tiles.values():
-            found.setdefault(tile.state, []).append(tile.rank)
-        return found
+            found.setdefault((tile.state, tile.waits_for), []).append(tile.rank)
+        return ", ".join(_said(*key, ranks, len(found) == 1) for key, ranks in found.items())
+
+
+def _said(state: str, whom: str, ranks: list[int], every: bool) -> str:
+    if every:
+        return f"{state} for {whom}" if whom else state
+    if state in _NAMED:
+        return f"{label(ranks)} {state}"
+    if whom:
+        return f"{len(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {whom}"
+    return f"{len(ranks)} {state}"

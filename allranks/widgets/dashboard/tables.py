@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from allranks.records.ranks import compact, label
+from allranks.records.ranks import label
 from allranks.widgets.dashboard.curves import Curves
 from allranks.widgets.dashboard.figures import Figures
 from allranks.widgets.dashboard.numbers import gbps, nbytes, number, seconds
@@ -41,12 +41,7 @@ class Table:
 
 def summary(figures: Figures) -> str:
     """Returns one line: which ranks, how they are, for how long."""
-    counts = figures.tiles.counts()
-    states = ", ".join(
-        state if len(counts) == 1 else f"{compact(ranks)} {state}"
-        for state, ranks in counts.items()
-    )
-    return f"{label(figures.ranks)}: {states}, {seconds(figures.elapsed)}"
+    return f"{label(figures.ranks)}: {figures.tiles.said()}, {seconds(figures.elapsed)}"
 
 
 def tables(figures: Figures) -> list[Table]:

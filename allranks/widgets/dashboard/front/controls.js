@@ -36,16 +36,9 @@ class Controls {
 
   draw() {
     this.stop.hidden = !this.data.members.size;
-    const counts = new Map();
-    for (const { rank, state } of this.data.ranks.values()) {
-      if (!counts.has(state)) counts.set(state, []);
-      counts.get(state).push(rank);
-    }
-    const said = [...counts].map(([state, ranks]) =>
-      counts.size === 1 ? state : `${formatRanks(ranks).replace(/^ranks? /, "")} ${state}`).join(", ");
     const elapsed = Math.max(0, Math.floor((Date.now() - this.data.began) / 1000));
     const who = this.data.members.size ? this.data.ensemble.said
-      : `${formatRanks([...this.data.ranks.keys()])}: ${said}`;
+      : `${formatRanks([...this.data.ranks.keys()])}: ${this.data.said}`;
     const took = formatSeconds(elapsed || 0).replace("0 µs", "0 s");
     put(this.status, (this.data.members.size ? `${who} · ${took} so far` : `${who}, ${took}`)
       + (this.data.saved ? ` · ${this.data.saved}` : ""));

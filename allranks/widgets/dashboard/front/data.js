@@ -52,6 +52,7 @@ class Data {
     if (message.elapsed !== undefined) this.began = Date.now() - 1000 * message.elapsed;
     if (message.withLogs !== undefined) this.withLogs = message.withLogs;
     for (const tile of message.ranks ?? []) this.ranks.set(tile.rank, tile);
+    if (message.said !== undefined) this.said = message.said;
     if (message.timings) this.timings = message.timings;
     if (message.answer !== undefined) this.answer = message.answer;
     if (message.members) {

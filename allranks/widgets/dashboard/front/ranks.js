@@ -34,7 +34,8 @@ class RanksPanel {
   }
 
   fill(parts, tile, pressed, count) {
-    const doing = tile.activity || tile.state;
+    const whom = tile.waits_for && `waits for ${tile.waits_for}`;
+    const doing = whom ? `${whom} in ${tile.activity}` : tile.activity || tile.state;
     const at = tile.step === null ? "" : `step ${formatNumber(tile.step)}`;
     const step = tile.member === null ? at : `member ${tile.member}`;
     const use = [];
