@@ -73,7 +73,7 @@ class Cell:
     @property
     def displays(self) -> list[dict[str, Any]]:
         """The mime bundles of ``display()`` and of the cell's value, updates applied, in order."""
-        return [output["data"] for output in self.outputs if "data" in output]
+        return [output["data"] for output in self.outputs if output.get("data")]
 
     @property
     def text(self) -> str:
@@ -84,8 +84,8 @@ class Cell:
                 parts.append(output["text"])
             elif output["output_type"] == "error":
                 parts.append("\n".join(output["traceback"]) + "\n")
-            elif output["data"].get("text/plain") != "":  # said to show nothing without HTML
-                parts.append(output["data"].get("text/plain", "") + "\n")
+            elif text := output["data"].get("text/plain"):  # others show nothing, or no text
+                parts.append(text + "\n")
         return ANSI.sub("", "".join(parts))
 
     @property

@@ -136,7 +136,7 @@ def _text_of(output: NotebookNode) -> str:
         return str(output.text)
     if output.output_type == "error":
         return "\n".join(output.traceback) + "\n"
-    text = str(output.data["text/plain"])
+    text = str(output.data.get("text/plain", ""))
     return f"{text}\n" if text else ""
 
 

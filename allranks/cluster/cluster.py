@@ -22,6 +22,7 @@ from allranks.records.explained import Explained
 from allranks.records.ranks import among
 from allranks.records.wire import Answer, Hello, RunCell
 from allranks.widgets import text_view
+from allranks.widgets.bar import Passing
 from allranks.widgets.front_end import NOTEBOOK, front_end
 
 if TYPE_CHECKING:
@@ -93,7 +94,16 @@ class Cluster:
             self.size, self._pins, self.launcher, self.preload, self._cells.take
         )
         self._cells.begin(self._connection)
-        self._connection.start()
+        passing = Passing()
+
+        def tell(up: int, module: str) -> None:
+            tail = f", importing {module}" if module else ""
+            passing.show(f"starting ranks: {up} of {self.size} up", up, self.size, tail)
+
+        try:
+            self._connection.start(tell)
+        finally:
+            passing.end()
         return self
 
     def stop(self) -> None:

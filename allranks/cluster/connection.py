@@ -70,6 +70,7 @@ class Connection:
         self.lost_because = ""
         self._clients: list[ipyparallel.Client] = []
         self.launcher_text = ""
+        self._preloading = ""
         self._ipyparallel: dict[str, Any] | None = None
         self._of_cell = of_cell
         self._offsets: dict[int, int] = {}
@@ -112,8 +113,12 @@ class Connection:
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────
 
-    def start(self) -> None:
+    def start(self, tell: Callable[[int, str], None] = lambda *_: None) -> None:
         """Brings up the ranks.
+
+        Args:
+            tell: called several times a second with how many are up, and with the module that is
+                preloaded, if one is.
 
         Raises:
             StartFailed: they did not come up; nothing of them is left but logs.
@@ -127,6 +132,7 @@ class Connection:
                 while len(self.hellos) < self.size:
                     if Pressed() in self.step(_POLL_SECONDS):
                         raise KeyboardInterrupt
+                    tell(len(self.hellos), self._preloading)
                     if self.ends or time.monotonic() > deadline:
                         raise StartFailed(self._start_problem())
         except BaseException:
@@ -297,6 +303,8 @@ class Connection:
         elif isinstance(event, FromNursery):
             if event.name == "connection":
                 self._ipyparallel = event.fields["info"]
+            elif event.name == "preloading":
+                self._preloading = event.fields["module"]
             elif event.name == "launcher":
                 self.launcher_text = (self.launcher_text + event.fields["text"])[-20_000:]
             elif event.name in ("exit", "launcher_exit", "nursery_exit"):

@@ -121,10 +121,13 @@ class Nursery:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
         sys.path.insert(0, "")  # modules beside the notebook, which it finds as well
         for name in self.config.preload:
+            self._tell("preloading", module=name)
             try:
                 importlib.import_module(name)
             except Exception:
                 traceback.print_exc()
+        if self.config.preload:
+            self._tell("preloading", module="")
         if "" in sys.path:
             sys.path.remove("")
 

@@ -101,7 +101,7 @@ def test_a_running_cell_shows_where_its_ranks_are_and_who_is_late(running):
     expect(stacks.first.locator("pre")).to_contain_text("In[2]", timeout=10_000)
     # Rank 0 waits, and first of all its tile says for whom.
     status = lab.output(1).locator(".ar-status")
-    expect(status).to_contain_text("1 waits for rank 1, 1 running", timeout=30_000)
+    expect(status).to_contain_text("1 running, 1 waits for rank 1", timeout=30_000)
     waiting = lab.output(1).locator(".ar-tile[data-state='waiting'] .ar-state")
     expect(waiting).to_have_text(re.compile("^◷ waits for rank 1 in allreduce"))
     lab.picture_of(1, PICTURES / "dashboard-waiting.png")

@@ -108,6 +108,8 @@ def test_a_sweep_of_24_digit_models_is_seen_while_it_runs_and_after_it(sweep, la
     assert "waiting" in now
     status = lab.output(1).locator(".ar-status")
     expect(status).to_contain_text(re.compile(r"\d+ of 24 finished.*about .* left"))
+    bar = lab.output(1).get_by_role("progressbar", name="members that have ended")
+    expect(bar).to_have_attribute("aria-valuetext", re.compile(r"^\d+ of 24 ended$"))
     for metric in ("loss", "accuracy"):
         canvas = lab.output(1).locator(f"canvas[aria-label^='{metric}:']")
         expect(canvas).to_have_count(1)

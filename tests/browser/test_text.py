@@ -1,4 +1,4 @@
-"""Text of ranks in a real JupyterLab: long text scrolls, errors are read word by word."""
+"""Text in a real JupyterLab: a start says how far it is, long text scrolls, errors are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.browser.conftest import PICTURES
 BOUNDED = 600
 LONG = "extraordinarily " * 100
 CELLS = [
-    "%load_ext allranks\n%distributed start -n 2",
+    "%load_ext allranks\n%distributed start -n 2 --preload slow_to_import",
     "%%distributed\nimport time\nfor line in range(3000):\n"
     "    print(f'\\x1b[31mred\\x1b[0m {line} <{rank}>')\n"
     "    if line % 300 == 0: time.sleep(0.1)",
@@ -39,11 +39,19 @@ AT_END = """box => {
 }"""
 
 
-def test_long_text_scrolls_in_a_box_and_an_error_breaks_between_words(lab, server):
+def test_a_start_has_a_bar_long_text_a_box_and_an_error_whole_words(lab, server):
+    (server.root / "slow_to_import.py").write_text("import time\ntime.sleep(4)\n")
     lab.open(server.add(new_notebook(cells=[new_code_cell(source) for source in CELLS])))
     lab.run_cell(0)
+    lab.wait_for(0, "starting ranks: 0 of 2 up")
+    lab.wait_for(0, ", importing slow_to_import")
+    assert lab.output(0).locator("meter").count() == 1
+    lab.picture_of(0, PICTURES / "text-starting.png")
     lab.wait_for(0, "allranks started", timeout=90)
     lab.wait_idle()
+    assert "starting ranks" not in lab.outputs_text(0)
+    assert lab.output(0).locator("meter").count() == 0
+    lab.picture_of(0, PICTURES / "text-started.png")
     lab.run_cell(1)
     lab.wait_idle()
     box = lab.output(1).get_by_role("region", name=re.compile("text of [0-9,]+ lines"))

@@ -134,7 +134,7 @@ def test_a_tile_keeps_how_its_rank_left():
     tiles.left(0, "error")
     tiles.take(Pulse(0, 1, "", "In[1]:3", 1 << 20, 5, 0))
     assert [(tile["rank"], tile["state"]) for tile in tiles.news()] == [(0, "failed")]
-    assert tiles.said() == "rank 0 failed, 1 running"
+    assert tiles.said() == "1 running, rank 0 failed"
 
 
 def test_a_heading_counts_the_ranks_and_says_for_whom_they_wait():

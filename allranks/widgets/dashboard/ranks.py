@@ -105,7 +105,9 @@ class Tiles:
         found: dict[tuple[str, str], list[int]] = {}
         for tile in self.tiles.values():
             found.setdefault((tile.state, tile.waits_for), []).append(tile.rank)
-        return ", ".join(_said(*key, ranks, len(found) == 1) for key, ranks in found.items())
+        # Those that go on come first.
+        order = sorted(found.items(), key=lambda pair: pair[0][0] not in ("running", "idle"))
+        return ", ".join(_said(*key, ranks, len(found) == 1) for key, ranks in order)
 
 
 def _said(state: str, whom: str, ranks: list[int], every: bool) -> str:

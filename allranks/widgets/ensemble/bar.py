@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from html import escape
 
+from allranks.widgets import bar
 from allranks.widgets.dashboard.numbers import seconds
 from allranks.widgets.ensemble.view import TextEnsemble
 from allranks.widgets.front_end import NOTEBOOK, front_end
 from allranks.widgets.notebook import NotebookView
 from allranks.widgets.terminal import TerminalView
 
-_WIDTH = 30
 _PERIOD_SECONDS = 0.2
 
 
@@ -51,18 +49,14 @@ class BarView(TextEnsemble):
         done = counts.get("finished", 0) + failed
         head = f"{self._name}: {done:,} of {self._count:,}"
         tail = f"{f', {failed:,} failed' if failed else ''}{f', {said}' if said else ''}"
-        full = _WIDTH * done // max(1, self._count)
-        line = f"{head} {'█' * full}{'░' * (_WIDTH - full)}{tail}"
+        line = bar.line(head, done, self._count, tail)
         if line == self._shown:
             return
         self._shown = line
         if isinstance(self._text, NotebookView):
-            meter = f'<meter value="{done}" max="{max(1, self._count)}"></meter>'
-            html = f"<p>{escape(head)} {meter}{escape(tail)}</p>"
-            self._text.show_panel({"text/plain": line, "text/html": html})
-        elif sys.stderr.isatty():
-            end = "\n" if said.startswith("in ") else ""
-            print(f"\r{line}\x1b[K", end=end, file=sys.stderr, flush=True)
+            self._text.show_panel(bar.data(head, done, self._count, tail))
+        else:
+            bar.on_terminal(line, end="\n" if said.startswith("in ") else "")
 
 
 def bar_view(count: int, name: str) -> BarView:

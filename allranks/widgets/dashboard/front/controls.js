@@ -16,8 +16,10 @@ class Controls {
       this.stop.classList.add("ar-pressed");
       data.model.send({ kind: "stop", what: null });
     });
+    this.bar = make("div", { className: "ar-track ar-progress", role: "progressbar", "aria-label": "members that have ended",
+      "aria-valuemin": 0 });
     this.element = make("div", {},
-      make("div", { className: "ar-head" }, this.status, this.stop, this.interrupt, this.where, this.save), this.stacks);
+      make("div", { className: "ar-head" }, this.status, this.stop, this.interrupt, this.where, this.save), this.bar, this.stacks);
   }
 
   button(text, title, act) {
@@ -35,7 +37,8 @@ class Controls {
   }
 
   draw() {
-    this.stop.hidden = !this.data.members.size;
+    this.stop.hidden = this.bar.hidden = !this.data.members.size;
+    if (!this.bar.hidden) this.drawBar([...this.data.members.values()].map(({ state }) => state));
     const elapsed = Math.max(0, Math.floor((Date.now() - this.data.began) / 1000));
     const who = this.data.members.size ? this.data.ensemble.said
       : `${formatRanks([...this.data.ranks.keys()])}: ${this.data.said}`;
@@ -43,6 +46,19 @@ class Controls {
     put(this.status, (this.data.members.size ? `${who} · ${took} so far` : `${who}, ${took}`)
       + (this.data.saved ? ` · ${this.data.saved}` : ""));
     if (this.asked && this.data.where.size) this.drawStacks();
+  }
+
+  drawBar(states) {
+    const failed = states.filter((state) => state === "failed").length;
+    const ended = states.filter((state) => state !== "waiting" && state !== "running").length;
+    const said = `${ended} of ${states.length} ended${failed ? `, ${failed} failed` : ""}`;
+    if (said === this.ended) return;
+    this.ended = said;
+    this.bar.title = said;
+    this.bar.setAttribute("aria-valuemax", states.length);
+    this.bar.setAttribute("aria-valuenow", ended);
+    this.bar.setAttribute("aria-valuetext", said);
+    this.bar.replaceChildren(part("done", (ended - failed) / states.length), part("lost", failed / states.length));
   }
 
   drawStacks() {
