@@ -73,7 +73,7 @@ class Cell:
     @property
     def displays(self) -> list[dict[str, Any]]:
         """The mime bundles of ``display()`` and of the cell's value, updates applied, in order."""
-        return [output["data"] for output in self.outputs if output.get("data")]
+        return [output["data"] for output in self.outputs if any(output.get("data", {}).values())]
 
     @property
     def text(self) -> str:

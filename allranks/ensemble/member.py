@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -127,6 +128,12 @@ class Member:
         told = ", ".join(f"{name} {number(value)}" for name, value in self.metrics.items())
         said = f": {self.error or told}" if self.error or told else ""
         return f"<member {self.number} ({self.label}) {self.state}{where}{took}{said}>"
+
+
+def comparable(value: Any) -> float | int | str:
+    """Returns a parameter's value as a table sorts by it: a number, or a few characters."""
+    number_like = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if number_like and math.isfinite(value) else short(value)
 
 
 def short(value: Any) -> str:

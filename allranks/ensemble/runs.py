@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from allranks.ensemble import grid, predict
 from allranks.ensemble.early import lower_is_better
-from allranks.ensemble.member import FAILED, FINISHED, Member
+from allranks.ensemble.member import FAILED, FINISHED, Member, comparable
 from allranks.ensemble.words import words
 from allranks.errors import MissingDependency, UsageError
 from allranks.widgets.ensemble.rows import Row
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas
     from numpy.typing import NDArray
+
+    from allranks.ensemble.plot import Plot
 
 #: What can be asked of an ensemble that runs: ``("add", values)`` or ``("stop", number or None)``.
 Wish = tuple[str, Any]
@@ -148,6 +150,20 @@ class Runs(Sequence[Member]):
             for member in self
         ]
 
+    def plot(self, name: str | None = None, by: str | None = None) -> Plot:
+        """Returns a picture of what the members logged: a line a member, or a line a value.
+
+        Args:
+            name: what they logged; by default the metric that tells them apart.
+            by: a parameter, as ``"lr"``: members of the same value are one line, their mean.
+
+        Raises:
+            UsageError: no member has logged it, or there is no such parameter.
+        """
+        from allranks.ensemble.plot import plot
+
+        return plot(list(self), name or (self.metric() or ("",))[0], by)
+
     def to_pandas(self) -> pandas.DataFrame:
         """Returns :meth:`rows` as a table, by the member's number.
 
@@ -262,6 +278,7 @@ class Runs(Sequence[Member]):
             metric=member.metrics.get(wanted[0]) if wanted else None,
             seconds=member.seconds,
             error=member.error,
+            parameters={name: comparable(value) for name, value in member.values.items()},
         )
 
     def _shown(self, render: Callable[..., str]) -> str:

@@ -54,6 +54,10 @@ class Passing:
 
     def end(self) -> None:
         """Takes it away."""
-        self._shown.blank()
-        if self._drawn and self._where == TERMINAL:
+        if not self._drawn:
+            return
+        if self._where == NOTEBOOK:
+            # A display cannot be taken away, and nbconvert warns of one that has no data.
+            self._shown.show({"text/html": "", "text/plain": ""})
+        elif self._where == TERMINAL:
             on_terminal("")

@@ -127,14 +127,20 @@ def test_a_sweep_of_24_digit_models_is_seen_while_it_runs_and_after_it(sweep, la
         lab.output(1).get_by_role("button", name="accuracy", exact=True).click()
     lab.page.wait_for_function(
         """() => {
-            const cells = [...document.querySelectorAll(".ar-members tbody td:nth-child(5)")];
+            const cells = [...document.querySelectorAll(".ar-members td[data-column=metric]")];
             const said = cells.map(cell => parseFloat(cell.textContent)).filter(Number.isFinite);
             return said.length > 6 && said.every((value, i) => !i || value <= said[i - 1]);
         }""",
         timeout=10_000,
     )
     expect(lab.output(1).locator("tr.ar-best")).to_have_attribute("data-state", "finished")
+    star = "★ the best of those that have finished: the highest accuracy"
+    expect(lab.output(1).locator(".ar-star")).to_have_text(star)
     picture_of(lab, ".ar-dashboard", "ensemble-dark.png", "JupyterLab Dark")
+    # By a parameter, as by every other column.
+    lab.output(1).get_by_role("button", name="lr", exact=True).click()
+    rates = lab.output(1).locator(".ar-members td[data-column=lr]").all_inner_texts()
+    assert [float(rate) for rate in rates] == sorted(float(rate) for rate in rates)
 
     lab.wait_idle(180)
     assert lab.output(1).locator(".ar-dashboard").count() == 0
@@ -160,7 +166,9 @@ def test_members_are_added_and_stopped_from_the_panel(sweep, lab):
     table.nth(23).get_by_role("button", name="stop member 23").click()
     expect(table.nth(23)).to_have_attribute("data-state", "stopped", timeout=10_000)
     # It imports first, for a while: what it logs says that it runs.
-    expect(table.nth(0).locator("td").nth(4)).to_have_text(re.compile(r"\d"), timeout=60_000)
+    expect(table.nth(0).locator("td[data-column=metric]")).to_have_text(
+        re.compile(r"\d"), timeout=60_000
+    )
     table.nth(0).get_by_role("button", name="stop member 0").click()
     expect(table.nth(0)).to_have_attribute("data-state", "stopped", timeout=30_000)
 
@@ -172,7 +180,8 @@ def test_members_are_added_and_stopped_from_the_panel(sweep, lab):
     field.fill("lr=0.3 seed=7:9")
     field.press("Enter")
     expect(table).to_have_count(26, timeout=10_000)
-    expect(table.nth(25)).to_contain_text("lr=0.3 seed=8")
+    for name, value in (("lr", "0.3"), ("seed", "8")):
+        expect(table.nth(25).locator(f"td[data-column={name}]")).to_have_text(value)
     expect(answer).to_have_text("added 2")
 
     wait_for_finished(lab, 2)

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from allranks.widgets.dashboard.figures import Figures
+from allranks.widgets.dashboard.numbers import seconds_like
 from allranks.widgets.dashboard.tables import Table
 from allranks.widgets.ensemble.rows import Members, Row
 from allranks.widgets.ensemble.still import best_of, bundle, table_html
@@ -14,7 +15,8 @@ from tests.unit.test_dashboard_stores import hello, points
 
 
 def row(number, state="finished", metric=0.5, error=""):
-    return Row(number, f"lr={number}", state, 1, metric, 1.5, error)
+    parameters = {"lr": number / 10, "how": "fast"}
+    return Row(number, f"lr={number / 10} how=fast", state, 1, metric, 1.5, error, parameters)
 
 
 def test_news_hold_what_has_changed_and_no_more():
@@ -58,8 +60,18 @@ def test_the_picture_that_stays_has_curves_rows_and_errors_and_no_script():
     assert "data:image/svg+xml;base64," in made["text/html"]
     lines = made["text/plain"].splitlines()
     assert lines[0].startswith("1 of 2 finished, 1 failed, ")
-    assert re.search(r"0  lr=0 +finished +1 +0.5 ★ +1.5 s$", lines[2])
-    assert lines[3].endswith("ValueError: <b>no</b>")
+    assert lines[1].split() == ["member", "lr", "how", "state", "rank", "loss", "time", "error"]
+    assert re.search(r"0 +0 +fast +finished +1 +0.5 ★ +1.50 s$", lines[2])
+    assert re.search(r"1 +0.1 +fast +failed .*ValueError: <b>no</b>$", lines[3])
+    assert lines[4] == "  ★ the best of those that have finished: the highest loss"
+
+
+def test_durations_of_a_column_have_one_unit():
+    assert [seconds_like(value, 80) for value in (0.4, 59.7, 80)] == [
+        "0 min 00 s", "1 min 00 s", "1 min 20 s",
+    ]  # fmt: skip
+    assert [seconds_like(value, 12.5) for value in (0.04, 12.5)] == ["0.0 s", "12.5 s"]
+    assert [seconds_like(value, 0.1) for value in (0.001, 0.1)] == ["1 ms", "100 ms"]
 
 
 def test_many_members_stay_below_200_kilobytes_and_are_counted():
@@ -92,7 +104,8 @@ def test_a_metric_of_any_name_stands_to_the_right():
     html = table_html([row(0)], "error", True)
     assert re.findall(r'<th style="text-align: (\w+)">(\w+)</th>', html) == [
         ("right", "member"),
-        ("left", "values"),
+        ("right", "lr"),
+        ("left", "how"),
         ("left", "state"),
         ("right", "rank"),
         ("right", "error"),

@@ -34,6 +34,18 @@ def seconds(value: float) -> str:
     return f"{value * 1e6:.0f} µs"
 
 
+def seconds_like(value: float, most: float) -> str:
+    """Returns a duration of a column whose longest is ``most``: all have the same unit."""
+    if most >= 60:
+        whole = round(value)
+        return f"{whole // 60} min {whole % 60:02d} s"
+    unit, size = next(
+        ((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if most >= size), ("µs", 1e-6)
+    )
+    decimals = sum(most < bound * size for bound in (10, 100))
+    return f"{value / size:.{decimals}f} {unit}"
+
+
 def nbytes(value: float) -> str:
     """Returns a size, as ``4 MB``, in powers of ten."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Row:
-    """One member: its parameters as text, its state, and its value of the metric that counts."""
+    """One member: its parameters, its state, and its value of the metric that counts.
+
+    ``values`` is the parameters in one text; of ``parameters`` each is a number or a text.
+    """
 
     number: int
     values: str
@@ -18,6 +21,7 @@ class Row:
     metric: float | None
     seconds: float | None
     error: str
+    parameters: dict[str, float | int | str] = field(default_factory=dict)
 
 
 class Members:

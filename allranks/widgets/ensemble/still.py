@@ -7,7 +7,7 @@ from html import escape
 
 from allranks.widgets.dashboard import still
 from allranks.widgets.dashboard.figures import Figures
-from allranks.widgets.dashboard.numbers import number, seconds
+from allranks.widgets.dashboard.numbers import number, seconds, seconds_like
 from allranks.widgets.dashboard.tables import Table
 from allranks.widgets.ensemble.rows import Row
 
@@ -67,23 +67,38 @@ def table_html(rows: Sequence[Row], metric: str, lower: bool) -> str:
 def _table(shown: Sequence[Row], rows: Sequence[Row], metric: str, lower: bool) -> Table:
     best = best_of(rows, lower)
     failed = any(row.error for row in shown)
-    # Words stand in the first column, numbers in the others.
-    head = ["member", "values", "state", "rank", metric or "metric", "time"]
+    names = list(dict.fromkeys(name for row in rows for name in row.parameters))
+    head = ["member", *names, "state", "rank", metric or "metric", "time"]
+    longest = max((row.seconds or 0.0 for row in rows), default=0.0)
     lines = []
     for row in shown:
         value = "" if row.metric is None else number(row.metric)
         cells = [
             f"{row.number}",
-            row.values,
+            *(_parameter(row.parameters.get(name, "")) for name in names),
             row.state,
             "" if row.rank is None else f"{row.rank}",
             f"{value} ★" if row is best else value,
-            "" if row.seconds is None else seconds(row.seconds),
+            "" if row.seconds is None else seconds_like(row.seconds, longest),
         ]
         lines.append(cells + ([_cut(row.error)] if failed else []))
     more = len(rows) - len(shown)
-    note = f"{more:,} more members are not in this table: runs.rows() has them" if more else ""
-    return Table("", head + (["error"] if failed else []), lines, note, words=(1, 2, 6))
+    notes = [f"{more:,} more members are not in this table: runs.rows() has them"] if more else []
+    if best is not None:
+        which = "lowest" if lower else "highest"
+        notes.append(f"★ the best of those that have finished: the {which} {metric}")
+    # Words stand to the left, numbers to the right.
+    texts = [
+        1 + at
+        for at, name in enumerate(names)
+        if any(isinstance(row.parameters.get(name), str) for row in rows)
+    ]
+    words = (*texts, 1 + len(names), len(head))
+    return Table("", head + (["error"] if failed else []), lines, "; ".join(notes), words)
+
+
+def _parameter(value: float | int | str) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _cut(text: str) -> str:

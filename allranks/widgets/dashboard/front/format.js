@@ -30,6 +30,16 @@ function formatSeconds(value) {
   return `${Math.round(value * 1e6)} µs`;
 }
 
+// A duration of a column whose longest is `most`: all have the same unit.
+function formatSecondsLike(value, most) {
+  if (most >= 60) {
+    const whole = Math.round(value);
+    return `${Math.floor(whole / 60)} min ${String(whole % 60).padStart(2, "0")} s`;
+  }
+  const [unit, size] = [["s", 1], ["ms", 1e-3], ["µs", 1e-6]].find(([, size]) => most >= size) ?? ["µs", 1e-6];
+  return `${(value / size).toFixed([10, 100].filter((bound) => most < bound * size).length)} ${unit}`;
+}
+
 function formatBytes(value) {
   for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
     if (value >= size) return `${Number((value / size).toPrecision(3))} ${unit}`;

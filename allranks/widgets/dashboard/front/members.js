@@ -1,7 +1,8 @@
 // Members: the table of an ensemble, one row a member, and the control that adds more.
 
-const MEMBER_COLUMNS = [["member", "number"], ["values", "values"], ["state", "state"], ["rank", "rank"],
-  ["metric", "metric"], ["time", "seconds"], ["", null]];
+// Around one column a parameter, whose keys begin with "=".
+const BEFORE = [["member", "number"]];
+const AFTER = [["state", "state"], ["rank", "rank"], ["metric", "metric"], ["time", "seconds"], ["", null]];
 const MEMBER_MARKS = { waiting: "·", running: "▶", finished: "✓", failed: "✗", stopped: "■", "stopped early": "▽" };
 
 class MembersPanel {
@@ -20,19 +21,36 @@ class MembersPanel {
     };
     add.addEventListener("click", ask);
     this.field.addEventListener("keydown", (event) => { if (event.key === "Enter") ask(); });
-    this.heads = MEMBER_COLUMNS.map(([name, key]) => this.head(name, key));
     this.body = make("tbody", {});
-    const table = make("table", { className: "ar-members" },
-      make("thead", {}, make("tr", {}, ...this.heads.map(({ cell }) => cell))), this.body);
+    this.headRow = make("tr", {});
+    this.star = make("p", { className: "ar-star" });
+    const table = make("table", { className: "ar-members" }, make("thead", {}, this.headRow), this.body);
     this.element = make("div", {},
       make("div", { className: "ar-bar" }, make("label", {}, "add ", this.field), add, this.answer),
-      make("div", { className: "ar-scroll ar-high", tabIndex: 0, role: "region", "aria-label": "table of members" }, table));
+      make("div", { className: "ar-scroll ar-high", tabIndex: 0, role: "region", "aria-label": "table of members" }, table), this.star);
   }
 
   get filled() { return this.data.members.size > 0; }
 
+  // The columns follow the parameters, which may be others after members were added.
+  arrange(members) {
+    const rows = [...members.values()], names = [...new Set(rows.flatMap((row) => Object.keys(row.parameters)))];
+    const said = names.join();
+    if (said === this.names) return;
+    this.names = said;
+    this.columns = [...BEFORE, ...names.map((name) => [name, `=${name}`]), ...AFTER];
+    this.words = new Set(["state", ...names.filter((name) =>
+      rows.some((row) => typeof row.parameters[name] === "string")).map((name) => `=${name}`)]);
+    this.heads = this.columns.map(([name, key]) => this.head(name, key));
+    this.headRow.replaceChildren(...this.heads.map(({ cell }) => cell));
+    this.rows.clear();
+    this.order = null;
+  }
+
+  value(row, key) { return (key.startsWith("=") ? row.parameters[key.slice(1)] : row[key]) ?? null; }
+
   head(name, key) {
-    const cell = make("th", { scope: "col" });
+    const cell = make("th", { scope: "col", className: this.words.has(key) ? "ar-left" : "" });
     const button = make("button", { type: "button", className: "ar-sort", hidden: !key }, name);
     button.addEventListener("click", () => {
       this.down = this.sorted === key && !this.down;
@@ -45,6 +63,7 @@ class MembersPanel {
 
   draw() {
     const { members, ensemble } = this.data;
+    this.arrange(members);
     put(this.answer, this.data.answer ?? "");
     for (const { cell, button, key } of this.heads) {
       if (key === "metric") put(button, ensemble.metric || "metric");
@@ -52,6 +71,9 @@ class MembersPanel {
       else cell.removeAttribute("aria-sort");
     }
     const best = this.best();
+    put(this.star, best === null ? ""
+      : `★ the best of those that have finished: the ${ensemble.lower ? "lowest" : "highest"} ${ensemble.metric}`);
+    this.longest = Math.max(0, ...[...members.values()].map((row) => row.seconds ?? 0));
     for (const row of members.values()) {
       let parts = this.rows.get(row.number);
       if (!parts) this.rows.set(row.number, parts = this.parts(row.number));
@@ -75,15 +97,17 @@ class MembersPanel {
   }
 
   compare(a, b) {
-    const x = a[this.sorted], y = b[this.sorted], way = this.down ? -1 : 1;
+    const x = this.value(a, this.sorted), y = this.value(b, this.sorted), way = this.down ? -1 : 1;
     if (x === y) return a.number - b.number;
     // What has no value stands last, whichever way.
     if (x === null || y === null) return x === null ? 1 : -1;
-    return (x < y ? -1 : 1) * way;
+    const below = typeof x === typeof y ? x < y : String(x) < String(y);
+    return (below ? -1 : 1) * way;
   }
 
   parts(number) {
-    const cells = MEMBER_COLUMNS.slice(0, -1).map(() => make("td", {}));
+    const cells = this.columns.slice(0, -1).map(([, key]) =>
+      make("td", { "data-column": key.replace("=", ""), className: this.words.has(key) ? "ar-left" : "" }));
     const choose = make("button", { type: "button", className: "ar-choose", title: "show its curve" }, String(number));
     choose.addEventListener("click", () => this.data.select(number));
     cells[0].append(choose);
@@ -101,12 +125,16 @@ class MembersPanel {
     element.dataset.state = state;
     element.classList.toggle("ar-best", best);
     choose.setAttribute("aria-pressed", String(this.data.selected === row.number));
-    put(cells[1], row.values);
-    put(cells[2], `${MEMBER_MARKS[state] ?? ""} ${state}${error ? `: ${error}` : ""}`);
-    cells[2].title = error;
-    put(cells[3], row.rank === null ? "" : String(row.rank));
-    put(cells[4], metric === null ? "" : `${formatNumber(metric)}${best ? " ★" : ""}`);
-    put(cells[5], row.seconds === null ? "" : formatSeconds(since ? Math.floor(row.seconds + since) || 0.1 : row.seconds));
+    const [how, where, what, took] = cells.slice(-4);
+    this.columns.slice(1, -AFTER.length).forEach(([name], index) => {
+      const value = row.parameters[name] ?? "";
+      put(cells[1 + index], String(typeof value === "number" ? Number(value.toPrecision(6)) : value));
+    });
+    put(how, `${MEMBER_MARKS[state] ?? ""} ${state}${error ? `: ${error}` : ""}`);
+    how.title = error;
+    put(where, row.rank === null ? "" : String(row.rank));
+    put(what, metric === null ? "" : `${formatNumber(metric)}${best ? " ★" : ""}`);
+    put(took, row.seconds === null ? "" : formatSecondsLike(row.seconds + since, Math.max(this.longest, row.seconds + since)));
     stop.hidden = state !== "running" && state !== "waiting";
   }
 }

@@ -1,0 +1,56 @@
+"""``runs.plot``: lines of members, and of groups of them."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from allranks.ensemble.member import Member
+from allranks.ensemble.runs import Runs
+from allranks.errors import UsageError
+
+
+@pytest.fixture
+def runs() -> Runs:
+    """Two seeds of two rates; what they log ends at 10 times the rate, and at one more."""
+    members = []
+    for number, (lr, seed) in enumerate((lr, seed) for lr in (0.3, 0.1) for seed in (0, 1)):
+        member = Member(number, {"lr": lr, "seed": seed})
+        member.log("loss", array("d", [0, 1]), array("d", [5, 10 * lr + seed]))
+        members.append(member)
+    return Runs(members)
+
+
+def test_members_with_the_same_value_are_one_line_their_mean(runs: Runs) -> None:
+    lines = [line.split() for line in repr(runs.plot("loss", by="lr")).splitlines()]
+    assert lines == [
+        ["loss", "members", "step", "last"],
+        ["lr=0.1", "2", "1", "1.5"],
+        ["lr=0.3", "2", "1", "3.5"],
+    ]
+
+
+def test_a_plot_has_a_line_a_member_and_shows_the_metric_where_nothing_else_is_said(
+    runs: Runs,
+) -> None:
+    plot = runs.plot()
+    assert [line.split()[:2] for line in repr(plot).splitlines()[1:]] == [
+        ["member", str(number)] for number in range(4)
+    ]
+    assert "data:image/svg+xml;base64," in plot._repr_html_()
+
+
+def test_members_that_were_stopped_are_averaged_as_far_as_they_came(runs: Runs) -> None:
+    runs[0].log("loss", array("d", [2]), array("d", [100]))
+    assert repr(runs.plot("loss", by="lr")).splitlines()[2].split() == ["lr=0.3", "2", "1", "3.5"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(("accuracy",), "they logged loss"), (("loss", "units"), "lr, seed")]
+)
+def test_what_is_not_there_is_said_with_what_is(
+    runs: Runs, arguments: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        runs.plot(*arguments)
