@@ -95,7 +95,7 @@ def test_it_is_led_by_the_keyboard_and_scrubbed_back(explained, lab):
 
 
 def test_another_choice_is_run_on_the_ranks_when_they_are_idle(explained, lab):
-    player = explained("", BUSY)
+    player = explained("", BUSY, "%distributed stop")
     algorithm, ranks = player.get_by_label("algorithm"), player.get_by_label("ranks")
     title, cost = player.locator("b").first, player.locator(".ar-cost")
     before = cost.inner_text()
@@ -120,6 +120,33 @@ def test_another_choice_is_run_on_the_ranks_when_they_are_idle(explained, lab):
     player.focus()
     lab.page.keyboard.press("End")
     assert held(player).tolist() == [[111, 222, 333, 444, 555]] * 3
+
+    # Too many are refused beside the field, and nothing says that the ranks run it.
+    ranks.fill("9")
+    lab.page.keyboard.press("Tab")
+    expect(player.locator(".ar-head").get_by_role("alert")).to_have_text(
+        "Expected 2 to 4 ranks, found 9."
+    )
+    expect(cost).not_to_contain_text("The ranks run it")
+    expect(title).to_have_text("tree allreduce of 5 int64 over 3 ranks")
+    lab.picture_of(1, PICTURES / "explainer-refused.png")
+
+    # What they have run is played without them.
+    lab.run_cell(3)
+    lab.wait_for(3, "stopped")
+    ranks.fill("2")
+    lab.page.keyboard.press("Tab")
+    expect(player.get_by_role("alert")).to_contain_text("no ranks are running", timeout=30_000)
+    expect(player.get_by_role("alert")).to_contain_text("tree of 8 over 4 ranks")
+    expect(cost).not_to_contain_text("The ranks run it")
+    ranks.fill("4")
+    player.get_by_label("values").fill("8")
+    lab.page.keyboard.press("Tab")
+    expect(title).to_have_text("tree allreduce of 8 int64 over 4 ranks", timeout=30_000)
+    expect(player.get_by_role("alert")).to_have_text("")
+    player.focus()
+    lab.page.keyboard.press("End")
+    assert held(player).tolist() == [[1111 * number for number in range(1, 9)]] * 4
     assert lab.complaints == []
 
 

@@ -44,6 +44,26 @@ class Cluster:
         return told(arrays, algorithm)
 
 
+def test_what_has_been_run_is_shown_again_when_the_ranks_are_gone(monkeypatch):
+    there = [Cluster()]
+
+    def ranks():
+        if not there:
+            raise UsageError("no ranks are running.")
+        return there[0]
+
+    explainer = Explainer(told([[1, 2], [10, 20]]), ranks)
+    monkeypatch.setattr("IPython.display.update_display", lambda *_, **__: None)
+    explainer.run("tree", 3, 5)
+    there.clear()
+    explainer.run("ring", 2, 2)
+    assert str(explainer).endswith("every rank has (11, 22)")
+    with pytest.raises(UsageError, match="ring of 2 over 2 ranks, tree of 5 over 3 ranks"):
+        explainer.run("tree", 2, 2)
+    explainer.run("tree", 3, 5)
+    assert str(explainer).startswith("tree allreduce of 5 int64 over 3 ranks")
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("count", [2, 3, 4, 7, 16])
 @pytest.mark.parametrize("size", [1, 5, 32])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from allranks.errors import AllranksError
+from allranks.errors import AllranksError, UsageError
 from allranks.records.explained import Explained
 from allranks.widgets.explainer import values
 from allranks.widgets.explainer.frames import chunks, frames, shown
@@ -45,6 +45,9 @@ class Explainer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._most = ranks().size
         self._problem = ""
+        self._answers = 0
+        #: What the ranks have run, by algorithm, ranks and values: to be played when they are gone.
+        self._kept = {(told.run.algorithm, told.run.size, *told.run.shape): told}
         self._asked: dict[str, Any] | None = None
 
     def __str__(self) -> str:
@@ -80,6 +83,7 @@ class Explainer:
             "title": title(self.told),
             "cost": cost(self.told),
             "problem": self._problem,
+            "answers": self._answers,
             "algorithms": ALGORITHMS,
             "algorithm": self.told.run.algorithm,
             "mostRanks": min(self._most, values.MOST_RANKS),
@@ -130,20 +134,34 @@ class Explainer:
             ranks: how many.
             size: how many values each has.
 
+        What they have run before is shown when they are gone.
+
         Raises:
             UsageError: there is no such algorithm, or there are not so many ranks.
         """
         from IPython.display import update_display
 
-        found = self._ranks()
-        self.told = found.explain(algorithm, values.made(ranks, size))
-        self._most = found.size
+        asked = algorithm, ranks, size
+        try:
+            found = self._ranks()
+        except AllranksError as gone:
+            if asked not in self._kept:
+                raise UsageError(f"{gone} {self._recorded()}") from None
+        else:
+            self._kept[asked] = found.explain(algorithm, values.made(ranks, size))
+            self._most = found.size
+        self.told = self._kept[asked]
         self._say("")
         update: Any = update_display
         update(self._bundle(), raw=True, display_id=self._place)
 
+    def _recorded(self) -> str:
+        found = [f"{name} of {size} over {ranks} ranks" for name, ranks, size in self._kept]
+        return f"What they have run can still be played: {', '.join(found)}."
+
     def _say(self, problem: str) -> None:
         self._problem = problem
+        self._answers += 1  # an answer like the last one is one, too
         if self._widget is not None:
             self._widget.state = self.state()
 

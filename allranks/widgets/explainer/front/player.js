@@ -31,8 +31,9 @@ class Player {
       this.scrub, this.where);
     this.root = make("div", { className: "ar-dashboard ar-explainer", role: "group", tabIndex: 0,
       "aria-label": "allreduce, round by round: space plays, arrows step" },
-      make("div", { className: "ar-head" }, this.title, this.algorithm.label, this.ranks.label, this.size.label),
-      this.cost, this.problem, bar, make("div", { className: "ar-wide" }, this.stage.element), legend, this.words);
+      make("div", { className: "ar-head" }, this.title, this.algorithm.label, this.ranks.label, this.size.label,
+        this.problem),
+      this.cost, bar, make("div", { className: "ar-wide" }, this.stage.element), legend, this.words);
     // JupyterLab's own keys must not act on the cell while somebody plays here.
     this.root.dataset.lmSuppressShortcuts = "true";
     this.root.addEventListener("keydown", (event) => this.key(event));
@@ -60,9 +61,20 @@ class Player {
   ask() {
     this.play(false);
     const [ranks, size] = [this.ranks, this.size].map(({ control }) => control.valueAsNumber);
-    if (!Number.isInteger(ranks) || !Number.isInteger(size)) return;
+    const wrong = [this.ranks, this.size].map(({ control }) => this.refused(control)).filter(Boolean).join(" ");
+    put(this.problem, wrong);
+    if (wrong) { put(this.cost, this.state.cost); return; }
     put(this.cost, "The ranks run it …");
     this.model.send({ kind: "run", algorithm: this.algorithm.control.value, ranks, size });
+  }
+
+  // Why a field's number is not asked of the ranks, beside it; empty where it is.
+  refused(control) {
+    const { min, max, valueAsNumber: found } = control, what = control === this.ranks.control ? "ranks" : "values";
+    const fits = Number.isInteger(found) && found >= Number(min) && found <= Number(max);
+    control.setAttribute("aria-invalid", String(!fits));
+    if (fits) return "";
+    return `Expected ${min} to ${max} ${what}, found ${Number.isFinite(found) ? found : "none"}.`;
   }
 
   // The kernel has run something, or has something to say.
