@@ -89,12 +89,12 @@ class Cluster:
         """
         if self.state == "running":
             return self
+        passing = Passing()
         self._failed_first = None
         self._connection = Connection(
             self.size, self._pins, self.launcher, self.preload, self._cells.take
         )
         self._cells.begin(self._connection)
-        passing = Passing()
 
         def tell(up: int, module: str) -> None:
             tail = f", importing {module}" if module else ""

@@ -9,7 +9,7 @@ import re
 
 #: Its first such line says so.
 _BEFORE = "absl::InitializeLog() is called"
-#: Where a level and a date have not been set yet, "0000 00:00:" and seconds stand for them.
+#: Where its clock has not been set up yet, "0000 00:00:" and seconds stand for date and time.
 _EARLY = re.compile(r"[IWE]0000 00:00:\d+\.\d+ ")
 _KNOWN = re.compile(
     r"port\.cc:\d+\] oneDNN custom operations are on"

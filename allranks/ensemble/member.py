@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -132,8 +131,9 @@ class Member:
 
 def comparable(value: Any) -> float | int | str:
     """Returns a parameter's value as a table sorts by it: a number, or a few characters."""
-    number_like = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if number_like and math.isfinite(value) else short(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # A page has no whole numbers beyond these, and JSON none that are not finite.
+    return value if is_number and abs(value) < 2**53 else short(value)
 
 
 def short(value: Any) -> str:

@@ -28,9 +28,12 @@ def data(head: str, done: int, total: int, tail: str) -> Data:
 
 def on_terminal(text: str, end: str = "") -> None:
     """Writes a line over the one before, where somebody sees that."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r{text}\x1b[K{end}")
-        sys.stderr.flush()
+    try:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{text}\x1b[K{end}")
+            sys.stderr.flush()
+    except (AttributeError, ValueError):
+        pass  # there is no such stream, or it is closed
 
 
 class Passing:

@@ -54,3 +54,21 @@ def test_what_is_not_there_is_said_with_what_is(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         runs.plot(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (3, 3),
+        (0.1, 0.1),
+        (True, "True"),
+        (float("nan"), "nan"),
+        (2**60, str(2**60)),
+        ((1,), "(1,)"),
+    ],
+)
+def test_a_table_has_numbers_where_a_page_can_hold_them_and_words_elsewhere(
+    value: object, shown: object
+) -> None:
+    row = Runs([]).row(Member(0, {"x": value}), None)
+    assert row.parameters == {"x": shown}

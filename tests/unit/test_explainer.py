@@ -14,7 +14,7 @@ import pytest
 
 from allranks.cluster.explaining import explain_here
 from allranks.collectives.ring import ALGORITHMS, explain, explaining
-from allranks.errors import UsageError
+from allranks.errors import ClusterLost, UsageError
 from allranks.records.explained import Explained
 from allranks.records.predictions import Prediction
 from allranks.widgets import offered, ring
@@ -62,6 +62,18 @@ def test_what_has_been_run_is_shown_again_when_the_ranks_are_gone(monkeypatch):
         explainer.run("tree", 2, 2)
     explainer.run("tree", 3, 5)
     assert str(explainer).startswith("tree allreduce of 5 int64 over 3 ranks")
+    there.append(Stopped())
+    with pytest.raises(UsageError, match=r"they are stopped\. What they have run can still"):
+        explainer.run("ring", 3, 3)
+    explainer.run("ring", 2, 2)
+    assert str(explainer).startswith("ring allreduce of 2 int64 over 2 ranks")
+
+
+class Stopped(Cluster):
+    """They were given, and have been stopped."""
+
+    def explain(self, algorithm, arrays):
+        raise ClusterLost("they are stopped.")
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from allranks.errors import AllranksError, UsageError
+from allranks.errors import AllranksError, ClusterLost, UsageError
 from allranks.records.explained import Explained
 from allranks.widgets.explainer import values
 from allranks.widgets.explainer.frames import chunks, frames, shown
@@ -141,15 +141,16 @@ class Explainer:
         """
         from IPython.display import update_display
 
-        asked = algorithm, ranks, size
+        asked, found = (algorithm, ranks, size), None
         try:
             found = self._ranks()
-        except AllranksError as gone:
-            if asked not in self._kept:
-                raise UsageError(f"{gone} {self._recorded()}") from None
-        else:
             self._kept[asked] = found.explain(algorithm, values.made(ranks, size))
             self._most = found.size
+        except AllranksError as error:
+            if asked not in self._kept:
+                if found is not None and not isinstance(error, ClusterLost):
+                    raise
+                raise UsageError(f"{error} {self._recorded()}") from None
         self.told = self._kept[asked]
         self._say("")
         update: Any = update_display

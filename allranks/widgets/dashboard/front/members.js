@@ -128,7 +128,7 @@ class MembersPanel {
     const [how, where, what, took] = cells.slice(-4);
     this.columns.slice(1, -AFTER.length).forEach(([name], index) => {
       const value = row.parameters[name] ?? "";
-      put(cells[1 + index], String(typeof value === "number" ? Number(value.toPrecision(6)) : value));
+      put(cells[1 + index], typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(6))) : String(value));
     });
     put(how, `${MEMBER_MARKS[state] ?? ""} ${state}${error ? `: ${error}` : ""}`);
     how.title = error;
