@@ -156,7 +156,7 @@ result = x
 """
     cell = run(notebook, "x=0:6", body)
     assert "4 of 6 finished, 2 failed" in cell.text
-    assert re.search(r"1  x=1 +failed .* ValueError: x is 1", cell.text)
+    assert re.search(r"1 +1 +failed .* ValueError: x is 1", cell.text)
     assert value(notebook, "[m.number for m in runs.failed]") == "[1, 4]"
     shown = notebook.run("print(runs.failed[1].traceback)").text
     assert "ValueError: x is 4" in shown
@@ -350,6 +350,6 @@ def test_a_terminal_prints_a_line_a_member_and_the_table(tmp_path):
         shell.sendline("get_ipython().run_cell_magic('ensemble', 'x=0:3', 'result = x * x')")
         shell.expect(r"· member 0 \(x=0\) finished on rank \d in .*: result 0")
         shell.expect(r"3 of 3 finished, ")
-        shell.expect(r"2  x=2 +finished +\d +4 ★")
+        shell.expect(r"2 +2 +finished +\d +4 ★")
         shell.sendline("exit")
         shell.expect(pexpect.EOF)
