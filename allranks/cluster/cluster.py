@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 _SCREEN_NBYTES = 128 * 1024
 _LEAST_SCREEN_NBYTES = 4096
 
+#: Attributes by which cells, ensembles and scripts are run and watched.
+_OF_THE_PACKAGE = {
+    "ask", "ask_soon", "catch_up", "crew", "failed_first", "gpu_notices", "hellos", "is_up",
+    "submit", "wait", "wait_awaited",
+}  # fmt: skip
+
 
 class Cluster:
     """Ranks of one MPI world, started together, that run cells and functions.
@@ -67,13 +73,13 @@ class Cluster:
             devices.check_exclusive(self.gpus, self.size)
         self.launcher = launchers.named(launcher)
         self.preload = check_preload(preload)
-        self._failed_first: int | None = None
+        self.failed_first: int | None = None
         """The rank that was the first to fail in the last cell that failed."""
         self._connection: Connection | None = None
         self._cells = Cells()
 
     @property
-    def _gpu_notices(self) -> list[str]:
+    def gpu_notices(self) -> list[str]:
         """What a user should know about the ranks' GPUs: who shares one, which are not found."""
         found = (devices.shared(self.gpus, self.size), devices.overlooked())
         return [line for line in found if line]
@@ -90,7 +96,7 @@ class Cluster:
         if self.state == "running":
             return self
         passing = Passing()
-        self._failed_first = None
+        self.failed_first = None
         self._connection = Connection(
             self.size, self._pins, self.launcher, self.preload, self._cells.take
         )
@@ -133,7 +139,7 @@ class Cluster:
         return self._connection.lost_because if self._connection is not None else ""
 
     @property
-    def _hellos(self) -> dict[int, Hello]:
+    def hellos(self) -> dict[int, Hello]:
         """Who and where every rank is."""
         return dict(sorted(self._ranks.hellos.items()))
 
@@ -152,6 +158,10 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def __dir__(self) -> list[str]:
+        """Leaves out what is for the package's own magics, so that Tab shows what is for users."""
+        return sorted(set(super().__dir__()) - _OF_THE_PACKAGE)
 
     def __repr__(self) -> str:
         return f"<allranks.Cluster of {self.size} ranks, {self.state}>"
@@ -183,8 +193,8 @@ class Cluster:
         """
         if not isinstance(what, str):
             return self.call(what, args, kwargs, ranks=ranks, timeout=timeout, view=view)
-        run = self._submit(what, ranks=ranks, timeout=timeout, view=view, want_value=True)
-        return self._wait(run).values()
+        run = self.submit(what, ranks=ranks, timeout=timeout, view=view, want_value=True)
+        return self.wait(run).values()
 
     def call(
         self,
@@ -197,7 +207,7 @@ class Cluster:
         view: View | None = None,
     ) -> list[Any]:
         """Calls a function on ranks, as :meth:`run`, whatever its arguments are called."""
-        run = self._submit(
+        run = self.submit(
             "",
             call=cloudpickle.dumps((function, args, kwargs or {}), protocol=5),
             name=getattr(function, "__name__", "function"),
@@ -206,9 +216,9 @@ class Cluster:
             view=view,
             want_value=True,
         )
-        return self._wait(run).values()
+        return self.wait(run).values()
 
-    def _submit(
+    def submit(
         self,
         text: str,
         *,
@@ -237,7 +247,7 @@ class Cluster:
         """
         if call is None:
             source.check(text)
-        self._catch_up()
+        self.catch_up()
         self._cells.check_idle()
         chosen = among(ranks, self.size)
         check_timeout(timeout)
@@ -271,7 +281,7 @@ class Cluster:
         """
         return explain(self, algorithm, values, self._cells.late.append)
 
-    def _wait(self, run: Run) -> Run:
+    def wait(self, run: Run) -> Run:
         """Shows a cell's output until all its ranks have left it; returns it if all went well.
 
         Raises:
@@ -283,8 +293,8 @@ class Cluster:
                 run.step(run.poll_seconds)
         return self._conclude(run)
 
-    async def _wait_awaited(self, run: Run) -> Run:
-        """Does what :meth:`_wait` does, and lets the event loop run meanwhile.
+    async def wait_awaited(self, run: Run) -> Run:
+        """Does what :meth:`wait` does, and lets the event loop run meanwhile.
 
         The notebook's kernel answers its widgets in that loop, so that their buttons work.
         """
@@ -304,7 +314,7 @@ class Cluster:
             self._cells.end(run)
             run.view.finish()
         if run.failed_first is not None:
-            self._failed_first = run.failed_first
+            self.failed_first = run.failed_first
         run.check()
         return run
 
@@ -320,7 +330,7 @@ class Cluster:
         Raises:
             UsageError: a value cannot be pickled, or a rank is busy.
         """
-        self._ask(requests.PUSH, {}, variables.pack(values, "the ranks"), ranks=ranks)
+        self.ask(requests.PUSH, {}, variables.pack(values, "the ranks"), ranks=ranks)
 
     def pull(
         self, names: str | Sequence[str], ranks: Iterable[int] | None = None
@@ -331,19 +341,19 @@ class Cluster:
             UsageError: a rank has no such variable, cannot send it, or is busy.
         """
         wanted = [names] if isinstance(names, str) else list(names)
-        answers = self._ask(requests.PULL, {"names": wanted}, ranks=ranks)
+        answers = self.ask(requests.PULL, {"names": wanted}, ranks=ranks)
         return variables.unpack(answers, names)
 
     def status(self) -> list[RankStatus]:
         """Returns what every rank is doing now."""
-        self._catch_up()
+        self.catch_up()
         answers = self._ranks.ask(
             requests.STATUS, {}, ranks=range(self.size), seconds=1.0, strict=False
         )
         empty: dict[str, Any] = {}
-        return [read_status(h, answers.get(r, (empty, []))[0]) for r, h in self._hellos.items()]
+        return [read_status(h, answers.get(r, (empty, []))[0]) for r, h in self.hellos.items()]
 
-    def _ask(
+    def ask(
         self,
         name: str,
         arguments: dict[str, Any],
@@ -356,7 +366,7 @@ class Cluster:
             UsageError: a rank refused, did not answer, or is not there.
             ClusterLost: the ranks are gone.
         """
-        self._catch_up()
+        self.catch_up()
         return self._ranks.ask(name, arguments, *payloads, ranks=among(ranks, self.size))
 
     def client(self) -> ipyparallel.Client:
@@ -364,10 +374,10 @@ class Cluster:
 
         It closes with the cluster.
         """
-        self._catch_up()
+        self.catch_up()
         return self._ranks.client()
 
-    def _is_up(self) -> bool:
+    def is_up(self) -> bool:
         """Handles what has come while nobody waited; returns whether the ranks are up."""
         if self.state == "running":
             self._ranks.step(0)
@@ -375,19 +385,19 @@ class Cluster:
                 self._ranks.lose()
         return self.state == "running"
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
         """Handles what has come while nobody waited.
 
         Raises:
             ClusterLost: the ranks are not up; if they died, how.
         """
         self._ranks  # noqa: B018  raises where nothing was ever started
-        if not self._is_up():
+        if not self.is_up():
             raise ClusterLost(
                 self.lost_because or "the ranks are stopped. Type: %distributed start"
             )
 
-    def _ask_soon(
+    def ask_soon(
         self,
         name: str,
         arguments: dict[str, Any],
@@ -402,14 +412,14 @@ class Cluster:
     # ── many small cells side by side ────────────────────────────────────────────────────────
 
     @contextmanager
-    def _crew(self, ranks_each: int) -> Iterator[Crew]:
+    def crew(self, ranks_each: int) -> Iterator[Crew]:
         """Within, members of an ensemble run side by side, each on ``ranks_each`` ranks in a row.
 
         Raises:
             ClusterLost: the ranks are gone; nothing was sent.
             UsageError: they are busy.
         """
-        self._catch_up()
+        self.catch_up()
         self._ranks.mirrors.drawn = front_end() == NOTEBOOK
         with self._cells.crew(ranks_each) as crew:
             yield crew

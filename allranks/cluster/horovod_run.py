@@ -74,7 +74,7 @@ def run(
     size = _size(num_proc, np, hosts)
     call = (func, tuple(args), dict(kwargs or {}))
     shared = offered.session.running if offered.session is not None else None
-    if isinstance(shared, Cluster) and shared.size == size and shared._is_up() and not shared.busy:
+    if isinstance(shared, Cluster) and shared.size == size and shared.is_up() and not shared.busy:
         return shared.call(*call, timeout=timeout)
     with Cluster(size) as fresh:
         return fresh.call(*call, timeout=timeout)

@@ -78,7 +78,7 @@ def run(job: Job) -> int:
     began = time.monotonic()
     code, failure = 0, ""
     with Cluster(job.size) as cluster:
-        view = _View("auto", list(cluster._hellos.values()), cluster.log_dir, True)
+        view = _View("auto", list(cluster.hellos.values()), cluster.log_dir, True)
         try:
             cluster.call(Script(job.arguments), timeout=job.timeout, view=view)
         except ClusterLost as error:

@@ -122,14 +122,14 @@ class Drive:
 
     def _meet(self) -> None:
         """Takes in which ranks there are now."""
-        hellos = self.cluster._hellos
+        hellos = self.cluster.hellos
         self.view.ranks(list(hellos.values()))
         self.ledger.logs = {rank: hello.log for rank, hello in hellos.items()}
 
     @contextmanager
     def _shift(self) -> Iterator[Crew]:
         """One set of ranks, from the first member that they run to their last or their death."""
-        with self.cluster._crew(self.plan.ranks_each) as crew:
+        with self.cluster.crew(self.plan.ranks_each) as crew:
             crew.deliver = self.ledger.take
             for slot in crew.slots:
                 for rank in slot.ranks:
@@ -180,7 +180,7 @@ class Drive:
     def _start(self, crew: Crew, slot: Slot, member: Member) -> None:
         member.state, member.ranks = RUNNING, slot.ranks
         self.ledger.started[member.number] = time.monotonic()
-        host = self.cluster._hellos[slot.ranks[0]].host
+        host = self.cluster.hellos[slot.ranks[0]].host
         try:
             crew.start(
                 slot,
@@ -253,7 +253,7 @@ class Drive:
             pending = [rank for rank in slot.ranks if rank not in slot.replies]
             if not waited or slot.member is None:
                 continue
-            unheard = self._unheard.setdefault(slot.cell, Unheard(self.cluster._ask_soon))
+            unheard = self._unheard.setdefault(slot.cell, Unheard(self.cluster.ask_soon))
             late = self.ledger.why.get(slot.member) == FAILED
             if unheard.due(waited, pending):
                 twice = "the next interrupt" if self._presses else "two interrupts of the notebook"
@@ -313,7 +313,7 @@ class Drive:
             text = crew.ranks.unseen(culprit)
             if text:
                 said = Output(culprit, blamed.cell, (["out", text],), 0, 0, 0)
-                self.view.output(blamed.member, said, self.cluster._hellos[culprit].log)
+                self.view.output(blamed.member, said, self.cluster.hellos[culprit].log)
         told = crew.ranks.lose()
         first = told.partition("\n")[0]
         failed = blamed is not None and self._dies_again(blamed, told)

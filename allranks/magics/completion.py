@@ -54,7 +54,7 @@ class Completion:
         if cluster is None:
             return {}
         try:
-            return cluster._ask(name, arguments, ranks=_RANK)[0][0]
+            return cluster.ask(name, arguments, ranks=_RANK)[0][0]
         except AllranksError:
             return {}  # rank 0 is busy: better no answer than a late or a wrong one
 

@@ -71,14 +71,14 @@ class DistributedMagics(Magics):
         cluster, run = self._submit(options, text)
         if is_awaited():
             return self._awaited(options, cluster, run, local)
-        cluster._wait(run)
+        cluster.wait(run)
         self._keep(options, run)
         if options.local:
             self._check_here(self.shell.run_cell(local, store_history=False))
         return None
 
     async def _awaited(self, options: CellOptions, cluster: Cluster, run: Run, local: str) -> None:
-        await cluster._wait_awaited(run)
+        await cluster.wait_awaited(run)
         self._keep(options, run)
         if options.local:
             ready = self.shell.transform_cell(local)
@@ -100,7 +100,7 @@ class DistributedMagics(Magics):
             raise InvalidCell(source.explain(error, number)) from None
         cluster = self.session.cluster(options.cluster)
         chosen = rank_lists.parse(options.ranks or "all", cluster.size)
-        run = cluster._submit(
+        run = cluster.submit(
             text,
             name=f"cell In[{number}]",
             number=number,
@@ -108,8 +108,8 @@ class DistributedMagics(Magics):
             timeout=options.timeout,
             view=cell_view(
                 options.view,
-                [cluster._hellos[rank] for rank in chosen],
-                cluster._ask_soon,
+                [cluster.hellos[rank] for rank in chosen],
+                cluster.ask_soon,
                 fold=options.fold,
             ),
             want_value=options.out is not None,
@@ -147,20 +147,20 @@ class DistributedMagics(Magics):
 
     def _debug(self, cluster: Cluster, chosen: tuple[int, ...]) -> None:
         """Looks at where a cell has failed; the other ranks have nothing to do meanwhile."""
-        if cluster._failed_first is None:
+        if cluster.failed_first is None:
             raise UsageError(
                 "expected a cell that has failed, found none since the ranks were started. To stop "
                 "in a cell while it runs, write breakpoint() in it."
             )
-        (rank,) = chosen or (cluster._failed_first,)
-        run = cluster._submit(
+        (rank,) = chosen or (cluster.failed_first,)
+        run = cluster.submit(
             requests.DEBUG,
             name="%distributed debug",
             number=len(self.shell.user_ns["In"]) - 1,
             ranks=(rank,),
-            view=cell_view("plain", [cluster._hellos[rank]], cluster._ask_soon),
+            view=cell_view("plain", [cluster.hellos[rank]], cluster.ask_soon),
         )
-        cluster._wait(run)
+        cluster.wait(run)
 
     def _ask(self, name: str, names: list[str], ranks: str | None) -> Any:
         cluster = self.session.running
@@ -192,7 +192,7 @@ class DistributedMagics(Magics):
             return cluster.pull(names[0] if len(names) == 1 else names, chosen)
         elif name == "log":
             for rank in chosen:
-                path = cluster._hellos[rank].log
+                path = cluster.hellos[rank].log
                 print(f"── rank {rank}: {path}\n{_end_of(path)}")
         return None
 

@@ -97,7 +97,7 @@ class EnsembleMagics(Magics):
         view = ensemble_view(
             options.view,
             lambda kind, what: _act(runs, kind, what),
-            cluster._ask_soon,
+            cluster.ask_soon,
             fold=options.fold,
         )
         return Drive(cluster, runs, plan, view, store, early)

@@ -41,7 +41,7 @@ class Session:
                 are running.
         """
         running = self.running
-        if running is not None and running._is_up():
+        if running is not None and running.is_up():
             self._check(running, options)
             return running
         if running is not None:
@@ -55,7 +55,7 @@ class Session:
         cluster.start()
         self._cluster = cluster
         print(start_text(cluster, time.monotonic() - started, again=lost))
-        for line in cluster._gpu_notices:
+        for line in cluster.gpu_notices:
             print(line)
         return cluster
 
@@ -97,7 +97,7 @@ class Session:
 
 def start_text(cluster: Cluster, seconds: float, again: bool = False) -> str:
     """Returns the lines that say what was started, and which names every rank has."""
-    hellos = list(cluster._hellos.values())
+    hellos = list(cluster.hellos.values())
     hosts = ", ".join(sorted({hello.host for hello in hellos}))
     gpus = sorted({hello.device for hello in hellos} - {"cpu"})
     where = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}" if gpus else "CPU"

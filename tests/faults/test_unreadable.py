@@ -103,7 +103,7 @@ def test_a_rank_tells_its_status_in_a_file_whose_name_has_half_a_character(noteb
         "import threading\nfrom allranks.records import requests\n"
         "cluster = get_ipython().magics_manager.registry['DistributedMagics'].session.running\n"
         "lines = []\n"
-        "asked = threading.Timer(0.3, cluster._ask_soon, [requests.STATUS, {}, lines.append])\n"
+        "asked = threading.Timer(0.3, cluster.ask_soon, [requests.STATUS, {}, lines.append])\n"
         "asked.start()\n"
         "cluster.run(\"exec(compile('import time; time.sleep(1)', 'a\\\\ud83d', 'exec'))\")\n"
         "print([(answer.problem, answer.content['state']) for answer in lines])"

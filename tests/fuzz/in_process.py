@@ -118,7 +118,7 @@ class InProcess(Session):
         self.cluster.start()
 
     def revive(self) -> None:
-        if not self.cluster._is_up():
+        if not self.cluster.is_up():
             self.cluster.start()
 
     def leader(self) -> psutil.Process:

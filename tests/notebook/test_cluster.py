@@ -82,10 +82,10 @@ def test_a_rank_that_cannot_begin_a_cell_replies_all_the_same(cluster):
         "def fails(*_):\n    Teller.begin = begin\n    raise RuntimeError('no beginning')\n"
         "if rank: Teller.begin = fails"
     )
-    run = settling(cluster._submit("kept = 'overwritten'"))
+    run = settling(cluster.submit("kept = 'overwritten'"))
     assert run.pending == ()
     with pytest.raises(CellFailed, match="rank 1 of 2: RuntimeError: no beginning"):
-        cluster._wait(run)
+        cluster.wait(run)
     assert cluster.run("kept = 10 * rank\nkept") == [0, 10]
 
 
@@ -105,11 +105,11 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1
 
 def test_ranks_that_have_used_up_their_descriptors_send_large_values(cluster):
     cluster.run(NO_DESCRIPTORS)
-    run = settling(cluster._submit("str(rank) * 100_000", want_value=True))
+    run = settling(cluster.submit("str(rank) * 100_000", want_value=True))
     try:
         assert run.pending == ()
         assert [each.state for each in cluster.status()] == ["idle", "idle"]
-        assert cluster._wait(run).values() == ["0" * 100_000, "1" * 100_000]
+        assert cluster.wait(run).values() == ["0" * 100_000, "1" * 100_000]
     finally:
         if run.pending:
             cluster.restart().run("kept = 10 * rank")
@@ -192,23 +192,23 @@ def test_a_view_that_fails_leaves_no_cell_behind(cluster, tmp_path):
         raise UnicodeEncodeError("latin-1", "→", 0, 1, "this stream has no such letter")
 
     view.refresh = refresh
-    run = cluster._submit("while True:\n    pass", view=view)
+    run = cluster.submit("while True:\n    pass", view=view)
     with pytest.raises(UnicodeEncodeError):
-        cluster._wait(run)
+        cluster.wait(run)
     assert cluster.run("kept") == [0, 10]
 
 
 def test_a_cell_beside_another_is_refused_and_both_go_on(cluster):
-    run = cluster._submit("import time; time.sleep(0.5); own = 'kept too'")
-    for beside in (lambda: cluster.run("1"), lambda: cluster._crew(1).__enter__()):
+    run = cluster.submit("import time; time.sleep(0.5); own = 'kept too'")
+    for beside in (lambda: cluster.run("1"), lambda: cluster.crew(1).__enter__()):
         with pytest.raises(UsageError, match=r"found them running a cell.*cluster\.interrupt\(\)"):
             beside()
-    cluster._wait(run)
+    cluster.wait(run)
     assert cluster.run("own") == ["kept too", "kept too"]
 
 
 def test_a_cell_that_nobody_came_to_wait_for_can_be_interrupted(cluster):
-    cluster._submit("while True:\n    pass")
+    cluster.submit("while True:\n    pass")
     assert cluster.interrupt()
     end = time.monotonic() + 10
     while time.monotonic() < end:

@@ -133,11 +133,11 @@ def test_gpus_are_chosen_among_the_visible_ones(driver):
 def test_sharing_is_said_by_gpu(driver):
     driver(PLAIN[:2])
     staged = "; collectives are staged through the host"
-    assert Cluster(2)._gpu_notices == []
-    assert Cluster(3)._gpu_notices == [f"2 ranks share GPU 0{staged}"]
-    assert Cluster(4)._gpu_notices == [f"2 ranks share GPU 0, 2 ranks share GPU 1{staged}"]
-    assert Cluster(2, gpus="1")._gpu_notices == [f"2 ranks share GPU 1{staged}"]
-    assert Cluster(4, gpus="none")._gpu_notices == []
+    assert Cluster(2).gpu_notices == []
+    assert Cluster(3).gpu_notices == [f"2 ranks share GPU 0{staged}"]
+    assert Cluster(4).gpu_notices == [f"2 ranks share GPU 0, 2 ranks share GPU 1{staged}"]
+    assert Cluster(2, gpus="1").gpu_notices == [f"2 ranks share GPU 1{staged}"]
+    assert Cluster(4, gpus="none").gpu_notices == []
 
 
 def test_ranks_that_must_not_share_are_refused(driver):

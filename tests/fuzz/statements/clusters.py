@@ -60,7 +60,7 @@ def two_clusters(draw: Draw) -> Act:
 def a_cluster_that_is_dropped(draw: Draw) -> Act:
     def do(session: Session) -> None:
         other = allranks.Cluster(1).start()
-        pid = other._hellos[0].pid
+        pid = other.hellos[0].pid
         del other
         gc.collect()
         try:

@@ -104,7 +104,7 @@ def _busy(meanwhile: Callable[[InProcess], None]) -> Callable[[Session], None]:
         began, go_on = (session.folder / name for name in ("began", "go on"))
 
         def both() -> list[object]:
-            run = session.cluster._submit(
+            run = session.cluster.submit(
                 f"open(f'{began}-{{rank}}', 'w').close()\n"
                 f"while not os.path.exists({str(go_on)!r}): time.sleep(0.01)\nbarrier()"
             )
@@ -112,7 +112,7 @@ def _busy(meanwhile: Callable[[InProcess], None]) -> Callable[[Session], None]:
                 time.sleep(0.01)
             meanwhile(session)
             go_on.touch()
-            session.cluster._wait(run)
+            session.cluster.wait(run)
             return []
 
         _must(session.do(both), "ok")
@@ -137,7 +137,7 @@ def asked_while_busy(draw: Draw) -> Act:
             "push": lambda: cluster.push({"_x": 1}),
             "pull": lambda: cluster.pull("kept"),
             "run": lambda: cluster.run("1"),
-            "crew": lambda: cluster._crew(1).__enter__(),
+            "crew": lambda: cluster.crew(1).__enter__(),
         }
         _must(session.do(calls[which]), "UsageError")
 
@@ -148,7 +148,7 @@ def asked_while_busy(draw: Draw) -> Act:
 def a_cell_that_nobody_waits_for(draw: Draw) -> Act:
     def do(session: Session) -> None:
         assert isinstance(session, InProcess)
-        session.cluster._submit(draw.rng.choice(("pass", "time.sleep(0.2)", "1 / 0")))
+        session.cluster.submit(draw.rng.choice(("pass", "time.sleep(0.2)", "1 / 0")))
         deadline = time.monotonic() + 10
         while session.do(lambda: session.cluster.run("1")).how == "UsageError":
             if time.monotonic() > deadline:
