@@ -8,7 +8,7 @@ never used again before the work on it is done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any
@@ -19,7 +19,9 @@ from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.wait import Awaited, Steps
 from allranks.collectives.gpu.api import Event, Stream, load, load_nccl
+from allranks.collectives.gpu.ending import Ending
 from allranks.collectives.gpu.seats import Seat
+from allranks.collectives.gpu.turns import Turns
 from allranks.errors import MissingDependency, TransportFailed
 
 TO_GPU, FROM_GPU = 1, 2
@@ -29,23 +31,29 @@ _PENDING = 600
 class Device:
     """One GPU of this process."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, sets: Collection[int] = ()) -> None:
         self.cupy = load()
-        self.number = number
+        self.number, self.sets = number, sets
+        """Its number, and those of the process sets beside the whole world."""
         self.runtime = self.cupy.cuda.runtime
         with self.cupy.cuda.Device(number):
-            self.packing = self._new_stream()
+            self.packing = self.new_stream()
             """Copies within the GPU, before arrays move."""
-            self.down = self._new_stream()
+            self.down = self.new_stream()
             """Copies from the GPU."""
-            self.up = self._new_stream()
+            self.up = self.new_stream()
             """Copies to the GPU: they run beside those from it."""
+            self.collectives = self.new_stream()
+            """NCCL's work, of all groups: it starts in the order of `turns`."""
+        self.turns = Turns()
+        self.ending = Ending()
+        """Communicators that are to be aborted."""
         self.blocks: dict[int, Array] = {}
         """Pinned memory, by the number of the group that stages its arrays there."""
-        self._streams: dict[int, Stream] = {}
         self._held: list[tuple[list[Event], Call]] = []
 
-    def _new_stream(self) -> Stream:
+    def new_stream(self) -> Stream:
+        """A stream that waits for no other."""
         stream: Stream = self.cupy.cuda.Stream(non_blocking=True)
         return stream
 
@@ -60,22 +68,15 @@ class Device:
         raw = self.runtime.getDeviceProperties(self.number).get("uuid", b"")
         return Seat(host, bus, uuid_text(bytes(raw)), version, why)
 
-    def stream_of(self, group: int) -> Stream:
-        """The stream of a group's collectives.
-
-        Each group has one: on a common one, ranks that are in several groups and launch in
-        different orders would wait for each other.
-        """
-        stream = self._streams.get(group)
-        if stream is None:
-            with self.cupy.cuda.Device(self.number):
-                stream = self._streams[group] = self._new_stream()
-        return stream
+    def end(self) -> None:
+        """The epoch is over for this rank: what is parked is aborted, and nobody's turn comes."""
+        self.turns.clear()
+        self.ending.abort()
 
     def hold(self, call: Call) -> None:
         """Keeps the arrays of a call that was left until nothing that it queued can touch them."""
         events: list[Event] = []
-        streams = (self.packing, self.down, self.up, self.stream_of(call.members.number))
+        streams = (self.packing, self.down, self.up, self.collectives)
         with suppress(RuntimeError), self.cupy.cuda.Device(self.number):
             events = [self.event(stream) for stream in streams]
         self._held.append((events, call))

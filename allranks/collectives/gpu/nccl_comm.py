@@ -9,18 +9,23 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from allranks.collectives.calls.call import Call, Members
 from allranks.collectives.calls.transport import Transport
-from allranks.collectives.calls.wait import Steps
-from allranks.collectives.gpu.api import Communicator, load_nccl
+from allranks.collectives.calls.wait import Pause, Steps
+from allranks.collectives.gpu.api import Communicator, NcclModule, load_nccl
 from allranks.collectives.gpu.device import Device
+from allranks.collectives.gpu.nccl_types import BYTES
 from allranks.errors import TransportFailed
 from allranks.records.ranks import label
 
 _ID_NBYTES = 128
+_ENDING_SECONDS = 10.0
+"""For so long a new communicator waits for the ends of the former ones."""
 _ADVICE = "NCCL_DEBUG=WARN in the ranks' environment makes NCCL say more."
 
 
@@ -41,13 +46,12 @@ class Connection:
             call.stage += 1
             while making.is_alive():
                 yield call
-            self._making = None
             if making.problem is not None:
                 whom = label(self.members.ranks)
                 raise TransportFailed(
                     f"NCCL could not connect {whom}: {making.problem}. {_ADVICE}"
                 ) from making.problem
-            self._comm = making.comm
+            self._comm, self._making = making.comm, None
         assert self._comm is not None
         return self._comm
 
@@ -79,20 +83,24 @@ class Connection:
             # How cupy reads "in progress".
             return
         except RuntimeError as error:
-            more = last_error()
-            raise TransportFailed(
-                f"NCCL has failed: {error}{f' ({more})' if more else ''}. The other ranks hear of "
-                f"it, and the next cell starts a fresh communicator. {_ADVICE}"
-            ) from error
+            raise _failed(error) from error
+
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """Raises `TransportFailed` where NCCL refuses what is launched within."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise _failed(error) from error
 
     def abandon(self) -> None:
-        """Ends what is under way and the communicator. Freeing one that hangs would hang."""
+        """Gives the communicator to those that end. Freeing one that hangs would hang."""
         making, comm = self._making, self._comm
         self._making = self._comm = None
         if making is not None:
             making.leave()
         if comm is not None:
-            comm.abort()
+            self.device.ending.park(comm)
 
 
 class _Making(threading.Thread):
@@ -100,7 +108,7 @@ class _Making(threading.Thread):
 
     def __init__(self, device: Device, members: int, unique: bytes, me: int) -> None:
         super().__init__(name="allranks-nccl", daemon=True)
-        self._arguments = members, unique, me
+        self._members, self._unique, self._me = members, unique, me
         self._device = device
         self._lock = threading.Lock()
         self._left = False
@@ -108,20 +116,42 @@ class _Making(threading.Thread):
         self.problem: Exception | None = None
 
     def run(self) -> None:
-        """Makes it."""
+        """Makes it, and connects all that a call might have to connect on its first use."""
         # What it asks for, calls that return at once, cupy reads as errors that it does not know.
         os.environ.pop("NCCL_COMM_BLOCKING", None)
+        # All algorithms now: otherwise the first use of one blocks within the call.
+        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
         try:
+            self._device.ending.wait(_ENDING_SECONDS)
+            nccl = load_nccl()
             with self._device.cupy.cuda.Device(self._device.number):
-                comm = load_nccl().NcclCommunicator(*self._arguments)
+                comm = nccl.NcclCommunicator(self._members, self._unique, self._me)
+                with self._lock:
+                    self.comm, left = comm, self._left
+                if left:
+                    self.leave()
+                    self._device.ending.abort()
+                elif self._members > 1:
+                    self._meet_everybody(nccl, comm)
         except Exception as error:
             self.problem = error
-            return
-        with self._lock:
-            if not self._left:
-                self.comm = comm
-                return
-        comm.abort()
+
+    def _meet_everybody(self, nccl: NcclModule, comm: Communicator) -> None:
+        """Sends a byte between all pairs: no variable connects these beforehand."""
+        device, others = self._device, [i for i in range(self._members) if i != self._me]
+        stream = device.new_stream()
+        with stream:
+            room = device.cupy.empty((2 * self._members,), np.uint8)
+        nccl.groupStart()
+        try:
+            for i in others:
+                comm.send(room.data.ptr + i, 1, BYTES, i, stream.ptr)
+                comm.recv(room.data.ptr + self._members + i, 1, BYTES, i, stream.ptr)
+        finally:
+            nccl.groupEnd()
+        done, pause = device.event(stream), Pause()
+        while not self._left and not device.happened(done):
+            pause()
 
     def leave(self) -> None:
         """Nobody waits for it any more."""
@@ -129,7 +159,15 @@ class _Making(threading.Thread):
             self._left = True
             comm, self.comm = self.comm, None
         if comm is not None:
-            comm.abort()
+            self._device.ending.park(comm)
+
+
+def _failed(error: RuntimeError) -> TransportFailed:
+    more = last_error()
+    return TransportFailed(
+        f"NCCL has failed: {error}{f' ({more})' if more else ''}. The other ranks hear of it, and "
+        f"the next cell starts a fresh communicator. {_ADVICE}"
+    )
 
 
 def last_error() -> str:

@@ -61,6 +61,9 @@ def finish() -> None:
     # Not before everybody is through: what this rank has sent may still be on its way.
     for group in list(world.groups.values()):
         group.abandon()
+    if world.gpu is not None:
+        world.gpu.end()
+        world.gpu.ending.wait(_FINALIZE_SECONDS)
     left = [] if launched.size(os.environ)[1] else memory.of_open_mpi()
     MPI.Finalize()
     for path in left:

@@ -330,6 +330,7 @@ def test_what_goes_over_the_wire():
     def of(dtype: str) -> Any:
         return cupy.asarray(np.ones(6, dtype))
 
+    c.allreduce(ones())
     assert made(lambda: c.allreduce(of("float32"), c.Sum)) == [("allReduce", 6, 7, 0)]
     assert made(lambda: c.allreduce(of("int16"), c.Max)) == [("allReduce", 6, 2, 2)]
     assert made(lambda: c.allreduce(of("uint16"), c.Product)) == [("allReduce", 6, 3, 1)]

@@ -1,16 +1,37 @@
 """FAKE cupy.cuda.nccl: what NCCL does, as messages over MPI between real ranks.
 
-A communicator is made when all members have met, and blocks until then, as NCCL does. An operation
-moves on while its stream does, and never ends where a member does not launch it. ``broken`` makes
-`check_async_error` fail; ``slow_seconds`` makes connecting take a while.
+Its rules are the real one's, each with its source:
+
+* A communicator is made when all members have met, and blocks until then. NCCL user guide,
+  ncclCommInitRank.
+* The first use of an algorithm connects it, and the first use of a pair connects that: inside the
+  call, or inside groupEnd, until the other members have come to it. With NCCL_RUNTIME_CONNECT=0
+  algorithms are connected while the communicator is made; pairs are not. NCCL 2.30, src/init.cc
+  (runtimeConn), src/enqueue.cc and src/group.cc (ncclCollPreconnect, ncclP2PPreconnectFunc).
+* A kernel holds the GPU until all members' have come: one of another communicator does not start
+  beside it. NCCL user guide, "Using multiple NCCL communicators concurrently": the order of
+  launches must be the same on all GPUs.
+* An abort ends the communicator's kernels at once, and returns when all members have aborted and
+  no other communicator's kernel is left on the GPU; aborts of a group are all told before any of
+  them is waited for. NCCL user guide, "Fault Tolerance"; NCCL 2.30, src/init.cc (ncclCommAbort).
+* What a rank has sent is served by its end of the communicator after its own kernel has ended:
+  once it has aborted nobody gets it any more. NCCL 2.30, src/proxy.cc.
+* Groups belong to a thread. NCCL user guide, "Group Calls".
+
+``broken`` makes `check_async_error` fail, ``refuses`` the next launch; ``slow_seconds`` makes
+connecting take a while, ``serves_after`` all sends.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import os
+import signal
 import struct
+import threading
 import time
+from contextlib import contextmanager
 
 import numpy as np
 from mpi4py import MPI
@@ -20,15 +41,20 @@ from cupy.cuda import _queue
 available = True
 NCCL_VERSION = 22703
 broken: list[int] = []
+refuses: list[str] = []
 slow_seconds: list[float] = []
+serves_after = [0.0]
 launched: list[tuple] = []
 """Every operation of this rank: name, count, dtype, op."""
 aborted: list[int] = []
+connected: list[str] = []
+"""The thread of each connection that was made at the first use."""
 
 _world = MPI.COMM_WORLD.Dup()
+_aborts, _connects = MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup()
 _rank = _world.Get_rank()
 _numbers = itertools.count(1)
-_group: list[tuple] | None = None
+_thread = threading.local()
 _DTYPES = {
     0: "int8", 1: "uint8", 2: "int32", 3: "uint32", 4: "int64", 5: "uint64",
     6: "float16", 7: "float32", 8: "float64",
@@ -36,6 +62,8 @@ _DTYPES = {
 # As the GPU has it, a NaN loses against every number.
 _OPS = {0: np.add, 1: np.multiply, 2: np.fmax, 3: np.fmin}
 _kept: list = []
+_holding: list = []
+"""The communicator whose kernel holds the GPU."""
 
 
 class NcclError(RuntimeError):
@@ -52,14 +80,13 @@ def get_unique_id():
 
 
 def groupStart():
-    global _group
-    assert _group is None, "groups are not nested here"
-    _group = []
+    assert _group() is None, "groups are not nested here"
+    _thread.calls, _thread.aborts = [], []
 
 
 def groupEnd():
-    global _group
-    calls, _group = _group, None
+    calls, aborts = _thread.calls, _thread.aborts
+    _thread.calls = None
     by_stream = {}
     for comm, sends, receives, finish, stream in calls:
         entry = by_stream.setdefault((id(comm), stream), (comm, [], [], [], stream))
@@ -67,7 +94,40 @@ def groupEnd():
         entry[2].extend(receives)
         entry[3].append(finish)
     for comm, sends, receives, finishes, stream in by_stream.values():
+        comm._connect({i for i, _ in [*sends, *receives]})
         comm._queue(sends, receives, lambda done=finishes: [f() for f in done] and None, stream)
+    _await_aborts(aborts)
+
+
+def _group():
+    return getattr(_thread, "calls", None)
+
+
+def _await_aborts(ended):
+    """Until all members have aborted, and nothing of NCCL's is left on the GPU."""
+    for comm in ended:
+        others = [rank for rank in comm.ranks if rank != _rank]
+        requests = [_aborts.Irecv(np.empty(1, np.uint8), rank, comm.tag) for rank in others]
+        _kept.append(requests)
+        while not all(map(_has_come, requests)) or any(not c.dead for c in _queue.owners()):
+            time.sleep(1e-4)
+            _queue.progress()
+
+
+@contextmanager
+def _unheard():
+    """Within, an interrupt waits, as it does while C code runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = []
+    before = signal.signal(signal.SIGINT, lambda *_: came.append(1))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 class NcclCommunicator:
@@ -94,6 +154,27 @@ class NcclCommunicator:
         else:
             self.ranks = [_rank]
         self.dead = self.used = False
+        self.peers = {me}
+        self.connected = os.environ.get("NCCL_RUNTIME_CONNECT", "1") == "0"
+
+    def _connect(self, peers):
+        """What a first use does: until these members have come to theirs."""
+        missing = sorted(peers - self.peers)
+        if not missing:
+            return
+        connected.append(threading.current_thread().name)
+        with _unheard():
+            for i in missing:
+                _kept.append(_connects.Isend(np.zeros(1, np.uint8), self.ranks[i], self.tag))
+            requests = [
+                _connects.Irecv(np.empty(1, np.uint8), self.ranks[i], self.tag) for i in missing
+            ]
+            _kept.append(requests)
+            while not all(map(_has_come, requests)):
+                if self.dead:
+                    raise NcclError("NCCL_ERROR_INTERNAL_ERROR: aborted while it connected")
+                time.sleep(1e-4)
+        self.peers |= peers
 
     def _meet(self, into, source):
         request = _world.Irecv(into, source, self.tag)
@@ -109,9 +190,16 @@ class NcclCommunicator:
         assert not self.dead, "aborted twice"
         self.dead = True
         aborted.append(self.tag)
-        if self.used:
-            # One that was made too late is ended by the thread that made it, and never used.
-            _queue.drop(self)
+        _queue.drop(self)
+        if _holding == [self]:
+            _holding.clear()
+        for rank in self.ranks:
+            if rank != _rank:
+                _kept.append(_aborts.Isend(np.zeros(1, np.uint8), rank, self.tag))
+        if _group() is None:
+            _await_aborts([self])
+        else:
+            _thread.aborts.append(self)
 
     def allReduce(self, send, recv, n, dtype, op, stream):
         self._reduce("allReduce", send, recv, n, dtype, op, range(self.members), stream)
@@ -120,6 +208,7 @@ class NcclCommunicator:
         self._reduce("reduce", send, recv, n, dtype, op, [root], stream)
 
     def _reduce(self, name, send, recv, n, dtype, op, roots, stream):
+        self._collective()
         kind = np.dtype(_DTYPES[dtype])
         launched.append((name, n, dtype, op))
         mine = _memory(send, n * kind.itemsize).view(kind)
@@ -140,6 +229,7 @@ class NcclCommunicator:
 
     def broadcast(self, send, recv, n, dtype, root, stream):
         assert dtype == 1
+        self._collective()
         launched.append(("broadcast", n, dtype, -1))
         mine = _memory(recv, n)
         others = [i for i in range(self.members) if i != root]
@@ -149,6 +239,7 @@ class NcclCommunicator:
             self._launch([], [(root, mine)], lambda: None, stream)
 
     def reduceScatter(self, send, recv, n, dtype, op, stream):
+        self._collective()
         kind = np.dtype(_DTYPES[dtype])
         launched.append(("reduceScatter", n, dtype, op))
         nbytes = n * kind.itemsize
@@ -170,6 +261,7 @@ class NcclCommunicator:
 
     def allGather(self, send, recv, n, dtype, stream):
         assert dtype == 1
+        self._collective()
         launched.append(("allGather", n, dtype, -1))
         mine, whole = _memory(send, n), _memory(recv, n * self.members)
         others = [i for i in range(self.members) if i != self.me]
@@ -183,31 +275,50 @@ class NcclCommunicator:
 
     def send(self, buffer, n, dtype, peer, stream):
         assert (dtype, peer != self.me) == (1, True)
-        assert _group is not None, "send belongs in a group here"
+        assert _group() is not None, "send belongs in a group here"
         launched.append(("send", n, dtype, -1))
         self._launch([(peer, _memory(buffer, n))], [], lambda: None, stream)
 
     def recv(self, buffer, n, dtype, peer, stream):
         assert (dtype, peer != self.me) == (1, True)
-        assert _group is not None, "recv belongs in a group here"
+        assert _group() is not None, "recv belongs in a group here"
         launched.append(("recv", n, dtype, -1))
         self._launch([], [(peer, _memory(buffer, n))], lambda: None, stream)
 
     def _launch(self, sends, receives, finish, stream):
         assert not self.dead, "launched on a communicator that has been aborted"
-        if _group is not None:
-            _group.append((self, sends, receives, finish, stream))
+        if refuses:
+            raise NcclError(refuses.pop())
+        if _group() is not None:
+            _thread.calls.append((self, sends, receives, finish, stream))
         else:
             self._queue(sends, receives, finish, stream)
+
+    def _collective(self):
+        if not self.connected:
+            self._connect(set(range(self.members)))
+            self.connected = True
+
+    def _serve(self, copies):
+        requests = [] if self.dead else [_world.Isend(c, rank, self.tag) for rank, c in copies]
+        _kept.append((copies, requests))
+        return requests
 
     def _queue(self, sends, receives, finish, stream):
         state, kept = [], []
 
         def work():
+            if _holding not in ([], [self]):
+                return _queue._AGAIN
+            _holding[:] = [self]
             if not state:
                 # What is sent is read when the stream has come so far, and no earlier.
                 copies = [(self.ranks[i], piece.copy()) for i, piece in sends]
-                state.append([_world.Isend(c, rank, self.tag) for rank, c in copies])
+                if serves_after[0]:
+                    threading.Timer(serves_after[0], self._serve, [copies]).start()
+                    state.append([])
+                else:
+                    state.append(self._serve(copies))
                 # Into memory of our own: what was aborted may still come.
                 kept.extend(np.empty(piece.nbytes, np.uint8) for _, piece in receives)
                 ranks = [self.ranks[i] for i, _ in receives]
@@ -219,6 +330,7 @@ class NcclCommunicator:
                 for (_, piece), came in zip(receives, kept, strict=True):
                     np.copyto(piece.view(np.uint8), came)
                 finish()
+                _holding.clear()
                 return None
             return _queue._AGAIN
 
