@@ -250,6 +250,32 @@ def test_a_call_that_is_in_progress_is_no_error_to_cupy():
         nccl.NcclError(7)
 
 
+def test_nvidias_own_binding_takes_what_it_is_given(monkeypatch):
+    """What stands for nccl4py under cupy's names, and the fake of it, against the real one."""
+    nccl4py = pytest.importorskip("nccl.bindings.nccl", reason="the package nccl4py is missing")
+    fake = FAKES / "gpu" / "nccl" / "bindings" / "nccl.py"
+    for function in public(ast.parse(fake.read_text()).body):
+        theirs = [p.name for p in real_parameters(getattr(nccl4py, function.name))]
+        assert [p.name for p in written_parameters(function)] == theirs
+    source = PACKAGE / "collectives" / "gpu" / "nccl4py.py"
+    asked = set(re.findall(r"(?:_bindings\(\)|nccl)\.(\w+)", source.read_text())) - {"bindings"}
+    assert {"all_reduce", "comm_abort", "comm_init_rank_config", "send"} <= asked
+    assert [name for name in sorted(asked) if not hasattr(nccl4py, name)] == []
+    described = classes(PACKAGE / "collectives" / "gpu" / "api.py")["Communicator"]
+    made = classes(source)["NcclCommunicator"]
+    assert {f.name for f in public(described.body)} == {f.name for f in public(made.body)}
+
+    monkeypatch.setenv(api.WHICH, "nccl4py")
+    chosen = api.load_nccl()
+    assert chosen.get_version() == nccl4py.get_version()
+    unique = chosen.get_unique_id()
+    assert len(unique) == nccl_comm._ID_NBYTES
+    assert int(nccl4py.Result.InProgress) == 7
+    nccl4py.check_status(7)  # no error, as the fake has it
+    with pytest.raises(RuntimeError, match="UnhandledCudaError"):
+        chosen.NcclCommunicator(1, unique, 0)
+
+
 def on_the_host(array: np.ndarray) -> Any:
     """A real cupy array at an address of host memory: it can be cut and seen, not computed with."""
     memory = cupy.cuda.UnownedMemory(array.ctypes.data, array.nbytes, array, 0)

