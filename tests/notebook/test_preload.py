@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+
+import pytest
+
+DRIVER = """
+static int opened;
+int cuInit(unsigned flags) { opened = 1; return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return opened ? 0 : 3; }
+"""
+"""FAKE libcuda.so.1, with its rule: 3 is CUDA_ERROR_NOT_INITIALIZED, which every call but cuInit
+returns before cuInit. Source: CUDA driver API, cuInit."""
+LOADS = "import ctypes; driver = ctypes.CDLL('./libcuda.so.1')"
+
 
 def test_a_module_is_there_before_the_first_cell(kernel):
     kernel.run("%load_ext allranks")
@@ -86,3 +100,18 @@ def test_a_handler_of_logs_that_a_module_made_writes_to_the_rank_s_own_streams(k
     assert silent.status == "ok", silent.text
     cell = kernel.run(f"%%distributed\n{body}")
     assert cell.text == "ranks 0–1 ! the one line\n"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here: apt-get install gcc")
+def test_a_module_that_opens_cuda_is_refused_before_anything_is_forked(kernel):
+    (kernel.cwd / "driver.c").write_text(DRIVER)
+    made = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", "driver.c"]
+    subprocess.run(made, cwd=kernel.cwd, check=True)
+    (kernel.cwd / "loads_cuda.py").write_text(LOADS)
+    (kernel.cwd / "opens_cuda.py").write_text(f"{LOADS}; driver.cuInit(0)")
+    kernel.run("%load_ext allranks")
+    cell = kernel.run("%%distributed -n 1 --preload loads_cuda,opens_cuda\npass")
+    assert cell.text.startswith("StartFailed: --preload opens_cuda needs a module that leaves CUDA")
+    assert kernel.children() == []
+    cell = kernel.run("%%distributed -n 1 --preload loads_cuda\n'started'")
+    assert "rank 0 → 'started'" in cell.text
