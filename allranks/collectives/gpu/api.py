@@ -120,6 +120,9 @@ class Runtime(Protocol):
     def memcpyAsync(self, to: int, source: int, nbytes: int, kind: int, stream: int, /) -> None:
         """Queues a copy; kind 1 is to the GPU, 2 is from it."""
 
+    def deviceSynchronize(self) -> None:
+        """Returns when the current GPU has done all that it had been given."""
+
     def hostRegister(self, address: int, nbytes: int, flags: int, /) -> None:
         """Pins memory of this process."""
 
@@ -140,6 +143,10 @@ class Cuda(Protocol):
     """``Stream(non_blocking=True)``: a new stream."""
     Event: Callable[..., Any]
     """``Event(disable_timing=True)``: a new event."""
+    UnownedMemory: Callable[..., Any]
+    """``UnownedMemory(address, nbytes, owner, device)``: memory that somebody else owns."""
+    MemoryPointer: Callable[..., Any]
+    """``MemoryPointer(memory, offset)``."""
 
 
 class Cupy(Protocol):
@@ -161,6 +168,9 @@ class Cupy(Protocol):
 
     def from_dlpack(self, array: Any, /) -> Any:
         """Another library's array on a GPU, without a copy."""
+
+    ndarray: Callable[..., Any]
+    """``ndarray(shape, dtype, pointer)``: an array over memory that is there already."""
 
 
 def installed() -> Cupy:

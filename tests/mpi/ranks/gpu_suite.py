@@ -389,6 +389,49 @@ def test_a_gpu_that_has_failed_is_told():
     next_cell_works()
 
 
+class Late:
+    """An array of a library that reads memory on a stream of its own, late, and keeps nothing."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __array_namespace__(self) -> type[Late]:
+        return Late
+
+    @staticmethod
+    def from_dlpack(array: Any) -> Late:
+        return Late(array)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def _as_cupy(self) -> Any:
+        return self.array
+
+    def read_on(self, stream: Any, into: np.ndarray) -> None:
+        """A kernel on another stream, which is given an address."""
+        from cupy.cuda import runtime
+
+        at = self.array.data.ptr
+        runtime.memcpyAsync(into.ctypes.data, at, into.nbytes, 2, stream.ptr)
+
+
+@fake_only
+def test_memory_of_a_result_that_another_stream_reads_is_not_used_again():
+    stream, gate = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Event()
+    stream.wait_event(gate)
+    came = np.zeros(5000, "float32")
+    found = c.allreduce(Late(ones(5000)), c.Sum)
+    assert type(found) is Late
+    found.read_on(stream, came)
+    del found
+    for _ in range(5):
+        c.allreduce(Late(ones(5000) * 7.0), c.Sum)
+    gate.record(stream=None)
+    cupy.cuda.runtime.deviceSynchronize()
+    assert (came == c.size()).all()
+
+
 @fake_only
 @own_gpu
 @two

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cupy.cuda import nccl, runtime
+from cupy.cuda._memory import MemoryPointer, UnownedMemory
 from cupy.cuda._queue import Event, Stream, current
 
 
@@ -21,4 +22,13 @@ def get_current_stream():
     return current()
 
 
-__all__ = ["Device", "Event", "Stream", "get_current_stream", "nccl", "runtime"]
+__all__ = [
+    "Device",
+    "Event",
+    "MemoryPointer",
+    "Stream",
+    "UnownedMemory",
+    "get_current_stream",
+    "nccl",
+    "runtime",
+]

@@ -94,7 +94,7 @@ def groupEnd():
         entry[2].extend(receives)
         entry[3].append(finish)
     for comm, sends, receives, finishes, stream in by_stream.values():
-        comm._connect({i for i, _ in [*sends, *receives]})
+        comm._connect({i for i, _ in [*sends, *receives]}, comm.peers)
         comm._queue(sends, receives, lambda done=finishes: [f() for f in done] and None, stream)
     _await_aborts(aborts)
 
@@ -154,12 +154,12 @@ class NcclCommunicator:
         else:
             self.ranks = [_rank]
         self.dead = self.used = False
-        self.peers = {me}
-        self.connected = os.environ.get("NCCL_RUNTIME_CONNECT", "1") == "0"
+        self.peers, self.algorithms = {me}, {}
+        self.eager = os.environ.get("NCCL_RUNTIME_CONNECT", "1") == "0"
 
-    def _connect(self, peers):
+    def _connect(self, peers, known):
         """What a first use does: until these members have come to theirs."""
-        missing = sorted(peers - self.peers)
+        missing = sorted(peers - known)
         if not missing:
             return
         connected.append(threading.current_thread().name)
@@ -174,7 +174,7 @@ class NcclCommunicator:
                 if self.dead:
                     raise NcclError("NCCL_ERROR_INTERNAL_ERROR: aborted while it connected")
                 time.sleep(1e-4)
-        self.peers |= peers
+        known |= peers
 
     def _meet(self, into, source):
         request = _world.Irecv(into, source, self.tag)
@@ -208,7 +208,7 @@ class NcclCommunicator:
         self._reduce("reduce", send, recv, n, dtype, op, [root], stream)
 
     def _reduce(self, name, send, recv, n, dtype, op, roots, stream):
-        self._collective()
+        self._collective(name)
         kind = np.dtype(_DTYPES[dtype])
         launched.append((name, n, dtype, op))
         mine = _memory(send, n * kind.itemsize).view(kind)
@@ -229,7 +229,7 @@ class NcclCommunicator:
 
     def broadcast(self, send, recv, n, dtype, root, stream):
         assert dtype == 1
-        self._collective()
+        self._collective("broadcast")
         launched.append(("broadcast", n, dtype, -1))
         mine = _memory(recv, n)
         others = [i for i in range(self.members) if i != root]
@@ -239,7 +239,7 @@ class NcclCommunicator:
             self._launch([], [(root, mine)], lambda: None, stream)
 
     def reduceScatter(self, send, recv, n, dtype, op, stream):
-        self._collective()
+        self._collective("reduceScatter")
         kind = np.dtype(_DTYPES[dtype])
         launched.append(("reduceScatter", n, dtype, op))
         nbytes = n * kind.itemsize
@@ -261,7 +261,7 @@ class NcclCommunicator:
 
     def allGather(self, send, recv, n, dtype, stream):
         assert dtype == 1
-        self._collective()
+        self._collective("allGather")
         launched.append(("allGather", n, dtype, -1))
         mine, whole = _memory(send, n), _memory(recv, n * self.members)
         others = [i for i in range(self.members) if i != self.me]
@@ -294,10 +294,9 @@ class NcclCommunicator:
         else:
             self._queue(sends, receives, finish, stream)
 
-    def _collective(self):
-        if not self.connected:
-            self._connect(set(range(self.members)))
-            self.connected = True
+    def _collective(self, name):
+        if not self.eager:
+            self._connect(set(range(self.members)), self.algorithms.setdefault(name, {self.me}))
 
     def _serve(self, copies):
         requests = [] if self.dead else [_world.Isend(c, rank, self.tag) for rank, c in copies]

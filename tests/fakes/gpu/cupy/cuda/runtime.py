@@ -57,6 +57,16 @@ def memcpyAsync(to, source, nbytes, kind, stream):
     _queue.push(lambda: ctypes.memmove(to, source, nbytes) and None, _queue.stream_of(stream))
 
 
+def deviceSynchronize():
+    """Until all streams have done what they have been given by now. CUDA runtime API."""
+    events = []
+    for stream in list(_queue._streams.values()):
+        events.append(_queue.Event())
+        events[-1].record(stream)
+    while any(event.done_at is None for event in events):
+        _queue.progress()
+
+
 def hostRegister(address, nbytes, flags):
     if os.environ.get(PIN) == "no":
         raise CUDARuntimeError("cudaErrorNotSupported: the fake was told so")
