@@ -124,7 +124,10 @@ class Runtime(Protocol):
         """Returns when the current GPU has done all that it had been given."""
 
     def hostRegister(self, address: int, nbytes: int, flags: int, /) -> None:
-        """Pins memory of this process."""
+        """Pins memory of this process, in whole pages; none may be pinned already."""
+
+    def hostUnregister(self, address: int, /) -> None:
+        """Takes that back."""
 
 
 class Cuda(Protocol):

@@ -8,6 +8,9 @@ never used again before the work on it is done.
 
 from __future__ import annotations
 
+import ctypes
+import os
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -20,7 +23,7 @@ from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.wait import Awaited, Steps
 from allranks.collectives.gpu.api import Event, Stream, load, load_nccl
 from allranks.collectives.gpu.ending import Ending
-from allranks.collectives.gpu.seats import Seat
+from allranks.collectives.gpu.seats import MULTI_RANK, SHARES_FROM, Seat
 from allranks.collectives.gpu.turns import Turns
 from allranks.errors import MissingDependency, TransportFailed
 
@@ -50,6 +53,9 @@ class Device:
         """Communicators that are to be aborted."""
         self.blocks: dict[int, Array] = {}
         """Pinned memory, by the number of the group that stages its arrays there."""
+        self._registered: set[int] = set()
+        """The addresses of what was pinned where it lay."""
+        self._kept: list[Array] = []
         self._held: list[tuple[list[Event], Call]] = []
 
     def new_stream(self) -> Stream:
@@ -65,8 +71,20 @@ class Device:
         except MissingDependency as error:
             why = str(error)
         bus = self.runtime.deviceGetPCIBusId(self.number)
-        raw = self.runtime.getDeviceProperties(self.number).get("uuid", b"")
-        return Seat(host, bus, uuid_text(bytes(raw)), version, why)
+        shares = version >= SHARES_FROM and os.environ.get(MULTI_RANK) == "1"
+        return Seat(host, bus, uuid_text(self._uuid()), version, why, shares)
+
+    def _uuid(self) -> bytes:
+        """The driver's, or cupy's: that one ends where there is a zero in it."""
+        raw, device = (ctypes.c_ubyte * 16)(), ctypes.c_int()
+        try:
+            driver = ctypes.CDLL("libcuda.so.1")
+            failed = driver.cuDeviceGet(ctypes.byref(device), self.number)
+            if not failed and not driver.cuDeviceGetUuid_v2(raw, device):
+                return bytes(raw)
+        except (OSError, AttributeError):
+            pass
+        return bytes(self.runtime.getDeviceProperties(self.number).get("uuid", b""))
 
     def end(self) -> None:
         """The epoch is over for this rank: what is parked is aborted, and nobody's turn comes."""
@@ -172,13 +190,34 @@ class Device:
         return memory
 
     def pin(self, memory: Array) -> bool:
-        """Pins memory that is there already; whether it could be."""
+        """Pins memory that is there already, of whole pages; whether it could be."""
+        at = memory.ctypes.data
         try:
             with self.cupy.cuda.Device(self.number):
-                self.runtime.hostRegister(memory.ctypes.data, memory.nbytes, 0)
-        except RuntimeError:
+                self.runtime.hostRegister(at, memory.nbytes, 0)
+        except RuntimeError as error:
+            warnings.warn(
+                f"arrays are staged through memory that this rank has alone, which is slower: the "
+                f"memory that the ranks share cannot be pinned ({error}).",
+                RuntimeWarning,
+                stacklevel=2,
+            )
             return False
+        self._registered.add(at)
         return True
+
+    def forget(self, group: int) -> None:
+        """Gives the pinned memory of a group back."""
+        memory = self.blocks.pop(group, None)
+        if memory is None or memory.ctypes.data not in self._registered:
+            return
+        # Where copies of calls that were left may still be under way it stays pinned.
+        if not self._held:
+            self._registered.discard(memory.ctypes.data)
+            with suppress(RuntimeError), self.cupy.cuda.Device(self.number):
+                self.runtime.hostUnregister(memory.ctypes.data)
+        else:
+            self._kept.append(memory)
 
 
 def uuid_text(raw: bytes) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -26,6 +28,8 @@ from allranks.records.ranks import label
 _ID_NBYTES = 128
 _ENDING_SECONDS = 10.0
 """For so long a new communicator waits for the ends of the former ones."""
+_TOLD_SECONDS, _LIMIT_SECONDS = 30.0, 300.0
+"""Connecting takes 0.7 to 4 s; after so long a rank says what to look at, and gives up."""
 _ADVICE = "NCCL_DEBUG=WARN in the ranks' environment makes NCCL say more."
 
 
@@ -44,8 +48,15 @@ class Connection:
             making = self._making = _Making(self.device, self.members.size, unique, self.members.me)
             making.start()
             call.stage += 1
+            began, told = time.monotonic(), False
             while making.is_alive():
                 yield call
+                waited = time.monotonic() - began
+                if waited > _TOLD_SECONDS and not told:
+                    told = True
+                    warnings.warn(f"{self._late(waited)} It waits on.", stacklevel=2)
+                if waited > _LIMIT_SECONDS:
+                    raise TransportFailed(self._late(waited))
             if making.problem is not None:
                 whom = label(self.members.ranks)
                 raise TransportFailed(
@@ -54,6 +65,13 @@ class Connection:
             self._comm, self._making = making.comm, None
         assert self._comm is not None
         return self._comm
+
+    def _late(self, waited: float) -> str:
+        return (
+            f"NCCL has not connected {label(self.members.ranks)} within {waited:.0f} s: it needs a "
+            "network interface that all of them reach (NCCL_SOCKET_IFNAME=eth0 names it) and room "
+            f"in /dev/shm (df -h /dev/shm; in a container --shm-size=1g). {_ADVICE}"
+        )
 
     def _unique(self, call: Call) -> Steps[bytes]:
         """The first member's unique id, on all members; the byte before says whether it has one."""

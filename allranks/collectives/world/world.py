@@ -103,6 +103,8 @@ class World(Standing):
         gone = self.groups.pop(number, None)
         if gone is not None:
             gone.abandon()
+            if self.gpu is not None:
+                self.gpu.forget(number)
 
     def run(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,9 @@ SHARED = len({gpu_of(rank) for rank in range(c.size())}) < c.size()
 fake_only = pytest.mark.skipif(not FAKE, reason="breaks the GPU's library on purpose: a fake only")
 two = pytest.mark.skipif(c.size() < 2, reason="takes two ranks")
 own_gpu = pytest.mark.skipif(SHARED, reason="NCCL needs a GPU for each rank")
+one_host = pytest.mark.skipif(
+    "ALLRANKS_RANKS_PER_HOST" in os.environ, reason="ranks of several hosts share no memory"
+)
 shares_gpu = pytest.mark.skipif(not SHARED, reason="needs two ranks on one GPU")
 
 
@@ -455,17 +459,48 @@ def test_connecting_can_be_left():
     next_cell_works()
 
 
-@fake_only
-def test_memory_that_cannot_be_pinned_is_replaced(monkeypatch):
+def forget_blocks() -> Any:
+    """This rank's GPU, without pinned blocks."""
     gpu = world.current().gpu
     assert gpu is not None
     c.renew()
-    gpu.blocks.clear()
-    if odd() or c.size() == 1:
+    for number in list(gpu.blocks):
+        gpu.forget(number)
+    return gpu
+
+
+@fake_only
+@one_host
+def test_memory_that_cannot_be_pinned_is_replaced_and_it_is_said(monkeypatch):
+    forget_blocks()
+    without = odd() or c.size() == 1
+    if without:
         monkeypatch.setenv("ALLRANKS_FAKE_PIN", "no")
-    found = c.allreduce(ones(3_000_000), c.Sum, transport="staged")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = c.allreduce(ones(3_000_000), c.Sum, transport="staged")
     assert (host(found) == c.size()).all()
-    gpu.blocks.clear()
+    slower = [each for each in said if "memory that this rank has alone" in str(each.message)]
+    assert len(slower) == without
+    forget_blocks()
+
+
+@fake_only
+@one_host
+def test_groups_pin_pages_of_their_own_and_give_them_back(sets):
+    from cupy.cuda import runtime
+
+    gpu = forget_blocks()
+    before = list(runtime.registered)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for chosen in sets.values():
+            c.allreduce(ones(), transport="staged", process_set=chosen)
+    pinned = [each for each in runtime.registered if each not in before]
+    assert len(pinned) == len(gpu.blocks) == len(sets)
+    assert all(at % 4096 == nbytes % 4096 == 0 for at, nbytes in pinned)
+    forget_blocks()
+    assert runtime.registered == before
 
 
 @fake_only

@@ -30,7 +30,10 @@ def getDeviceCount():
 
 def getDeviceProperties(device):
     number = int(deviceGetPCIBusId(device).split(":")[1], 16)
-    return {"name": b"FAKE GPU", "uuid": bytes([0xFA, 0xCE] * 7 + [0, number])}
+    # A C string to cupy: it ends at the first zero, which every other GPU has here. cupy 14,
+    # cupy_backends/cuda/api/runtime.pyx, getDeviceProperties.
+    raw = bytes([0xFA, 0xCE] * 7 + [1 - number % 2, number + 1])
+    return {"name": b"FAKE GPU", "uuid": raw.partition(b"\0")[0]}
 
 
 def deviceGetPCIBusId(device):
@@ -68,6 +71,19 @@ def deviceSynchronize():
 
 
 def hostRegister(address, nbytes, flags):
+    """No page twice: CUDA runtime API, cudaHostRegister, cudaErrorHostMemoryAlreadyRegistered."""
     if os.environ.get(PIN) == "no":
         raise CUDARuntimeError("cudaErrorNotSupported: the fake was told so")
+    first, last = _pages(address, nbytes)
+    if any(first < end and start < last for start, end in (_pages(*r) for r in registered)):
+        raise CUDARuntimeError("cudaErrorHostMemoryAlreadyRegistered: a page of it is pinned")
     registered.append((address, nbytes))
+
+
+def hostUnregister(ptr):
+    (found,) = (r for r in registered if r[0] == ptr)
+    registered.remove(found)
+
+
+def _pages(address, nbytes):
+    return address // 4096, -(-(address + nbytes) // 4096)
