@@ -1,7 +1,8 @@
 """What is run on GPUs, in order, each part noted as it ends: ``make test-gpu``.
 
-The Python that runs this needs cupy, mpi4py, an mpiexec beside it, pytest and numpy; what is missing
-is said, and the part that needs it is skipped. The report is benchmarks/results/gpu_tests.json.
+The Python that runs this needs cupy, mpi4py, an mpiexec beside it, pytest and numpy. What is
+missing is said, and the part that needs it is skipped. The report is
+benchmarks/results/gpu_tests.json.
 """
 
 from __future__ import annotations
