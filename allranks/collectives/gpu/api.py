@@ -130,13 +130,20 @@ class Runtime(Protocol):
         """Takes that back."""
 
 
+class Current(AbstractContextManager[object], Protocol):
+    """``cupy.cuda.Device``: within it a GPU is the thread's current one."""
+
+    def use(self) -> None:
+        """Makes it the thread's current one from now on."""
+
+
 class Cuda(Protocol):
     """``cupy.cuda``."""
 
     runtime: Runtime
 
-    def Device(self, device: int, /) -> AbstractContextManager[object]:
-        """Makes a GPU the current one."""
+    def Device(self, device: int, /) -> Current:
+        """One GPU."""
 
     def get_current_stream(self) -> Stream:
         """Where the caller's work goes."""

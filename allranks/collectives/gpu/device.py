@@ -49,14 +49,24 @@ class Device:
             self.collectives = self.new_stream()
             """NCCL's work, of all groups: it starts in the order of `turns`."""
         self.turns = Turns()
-        self.ending = Ending()
+        self.ending = Ending(self.use)
         """Communicators that are to be aborted."""
         self.blocks: dict[int, Array] = {}
         """Pinned memory, by the number of the group that stages its arrays there."""
         self._registered: set[int] = set()
         """The addresses of what was pinned where it lay."""
-        self._kept: list[Array] = []
         self._held: list[tuple[list[Event], Call]] = []
+        """Calls that were left, and the events after which nothing touches their arrays."""
+        self._kept: list[Array] = []
+        """Pinned memory that groups gave back, and that such a call may still use."""
+
+    def use(self) -> None:
+        """Makes this the GPU of the thread that calls; a ``with`` leaves one out that it has.
+
+        Source: cupy 14, cupy/cuda/device.pyx: ``Device.__enter__`` calls cudaSetDevice only where
+        another GPU is the current one, and 0 is a new thread's, without a context.
+        """
+        self.cupy.cuda.Device(self.number).use()
 
     def new_stream(self) -> Stream:
         """A stream that waits for no other."""
@@ -90,6 +100,7 @@ class Device:
         """The epoch is over for this rank: what is parked is aborted, and nobody's turn comes."""
         self.turns.clear()
         self.ending.abort()
+        self._let_go()
 
     def hold(self, call: Call) -> None:
         """Keeps the arrays of a call that was left until nothing that it queued can touch them."""
@@ -99,15 +110,27 @@ class Device:
             events = [self.event(stream) for stream in streams]
         self._held.append((events, call))
 
+    def _let_go(self) -> None:
+        """Forgets what was held, and unpins what was kept, once the GPU is through with it."""
+        through: list[object] = []
+        # Where the GPU has failed, or no event could be recorded, it is kept for ever.
+        with suppress(TransportFailed):
+            through = [held for held in self._held if held[0] and all(map(self.happened, held[0]))]
+        # Not made of what was asked: a garbage collector may have held another one meanwhile.
+        self._held = [held for held in self._held if held not in through]
+        if self._held:
+            return
+        kept, self._kept = self._kept, []
+        for memory in kept:
+            if memory.ctypes.data in self._registered:
+                self._registered.discard(memory.ctypes.data)
+                with suppress(RuntimeError), self.cupy.cuda.Device(self.number):
+                    self.runtime.hostUnregister(memory.ctypes.data)
+
     def mark(self) -> Event:
         """An event behind all that the caller's stream holds now."""
         if self._held:
-            # Where no events could be recorded the GPU has failed: these are kept for ever.
-            self._held = [
-                (events, call)
-                for events, call in self._held
-                if not events or not all(map(self.happened, events))
-            ]
+            self._let_go()
         event: Event = self.cupy.cuda.Event(disable_timing=True)
         event.record(self.cupy.cuda.get_current_stream())
         return event
@@ -207,17 +230,11 @@ class Device:
         return True
 
     def forget(self, group: int) -> None:
-        """Gives the pinned memory of a group back."""
+        """Gives the pinned memory of a group back, once no call that was left uses it."""
         memory = self.blocks.pop(group, None)
-        if memory is None or memory.ctypes.data not in self._registered:
-            return
-        # Where copies of calls that were left may still be under way it stays pinned.
-        if not self._held:
-            self._registered.discard(memory.ctypes.data)
-            with suppress(RuntimeError), self.cupy.cuda.Device(self.number):
-                self.runtime.hostUnregister(memory.ctypes.data)
-        else:
+        if memory is not None:
             self._kept.append(memory)
+            self._let_go()
 
 
 def uuid_text(raw: bytes) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-_IN_PROGRESS = 7
+from allranks.collectives.gpu.nccl_types import IN_PROGRESS
+
 available = True
 
 
@@ -103,7 +104,7 @@ class NcclCommunicator:
     def check_async_error(self) -> None:
         """Raises where a call has failed since, and `InProgress` while one is not through."""
         state = int(_told(self._nccl.comm_get_async_error, self._comm))
-        if state == _IN_PROGRESS:
+        if state == IN_PROGRESS:
             raise InProgress(state)
         _told(self._nccl.check_status, state)
 

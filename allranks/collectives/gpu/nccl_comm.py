@@ -21,7 +21,8 @@ from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Pause, Steps
 from allranks.collectives.gpu.api import Communicator, NcclModule, binding, load_nccl
 from allranks.collectives.gpu.device import Device
-from allranks.collectives.gpu.nccl_types import BYTES
+from allranks.collectives.gpu.ending import begin
+from allranks.collectives.gpu.nccl_types import BYTES, IN_PROGRESS
 from allranks.errors import TransportFailed
 from allranks.records.ranks import label
 
@@ -46,7 +47,7 @@ class Connection:
         if self._comm is None:
             unique = yield from self._unique(call)
             making = self._making = _Making(self.device, self.members.size, unique, self.members.me)
-            making.start()
+            begin(making)
             call.stage += 1
             began, told = time.monotonic(), False
             while making.is_alive():
@@ -93,15 +94,11 @@ class Connection:
 
     def check(self) -> None:
         """Raises `TransportFailed` where something that was launched has failed since."""
-        if self._comm is None:
-            return
-        try:
-            self._comm.check_async_error()
-        except KeyError:
-            # How cupy reads "in progress".
-            return
-        except RuntimeError as error:
-            raise _failed(error) from error
+        if self._comm is not None:
+            try:
+                is_in_progress(self._comm)
+            except RuntimeError as error:
+                raise _failed(error) from error
 
     @contextmanager
     def launching(self) -> Iterator[None]:
@@ -131,7 +128,8 @@ class _Making(threading.Thread):
         super().__init__(name="allranks-nccl", daemon=True)
         self._members, self._unique, self._me = members, unique, me
         self._device = device
-        self._lock = threading.Lock()
+        # A garbage collector may call `leave` while this thread holds it.
+        self._lock = threading.RLock()
         self._left = False
         self.comm: Communicator | None = None
         self.problem: Exception | None = None
@@ -144,18 +142,18 @@ class _Making(threading.Thread):
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
         try:
             self._device.ending.wait(_ENDING_SECONDS)
+            self._device.use()
             nccl = load_nccl()
-            with self._device.cupy.cuda.Device(self._device.number):
-                comm = nccl.NcclCommunicator(self._members, self._unique, self._me)
-                with self._lock:
-                    self.comm, left = comm, self._left
-                if left:
-                    self.leave()
-                    self._device.ending.abort()
-                    return
-                settle(comm, lambda: self._left)
-                if self._members > 1 and not self._left:
-                    self._meet_everybody(nccl, comm)
+            comm = nccl.NcclCommunicator(self._members, self._unique, self._me)
+            with self._lock:
+                self.comm, left = comm, self._left
+            if left:
+                self.leave()
+                self._device.ending.abort()
+                return
+            settle(comm, lambda: self._left)
+            if self._members > 1 and not self._left:
+                self._meet_everybody(nccl, comm)
         except Exception as error:
             self.problem = error
 
@@ -178,24 +176,33 @@ class _Making(threading.Thread):
             pause()
 
     def leave(self) -> None:
-        """Nobody waits for it any more."""
+        """Nobody waits for it any more; what it is in the middle of ends when it is aborted."""
         with self._lock:
             self._left = True
             comm, self.comm = self.comm, None
         if comm is not None:
-            self._device.ending.park(comm)
+            self._device.ending.park(comm, self)
 
 
 def settle(comm: Communicator, left: Callable[[], bool] = bool) -> None:
     """Returns once nothing is being launched any more, or it is left."""
     pause = Pause()
-    while not left():
-        try:
-            comm.check_async_error()
-        except KeyError:
-            pause()
-        else:
-            return
+    while not left() and is_in_progress(comm):
+        pause()
+
+
+def is_in_progress(comm: Communicator) -> bool:
+    """Whether something is being launched still; raises RuntimeError where it has failed.
+
+    Source: cupy 14, cupy_backends/cuda/libs/nccl.pyx: the KeyError of a result it has no text for.
+    """
+    try:
+        comm.check_async_error()
+    except KeyError as error:
+        if error.args != (IN_PROGRESS,):
+            raise RuntimeError(f"NCCL returned the result {error}") from error
+        return True
+    return False
 
 
 def _failed(error: RuntimeError) -> TransportFailed:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import in_a_cell, interrupted_after, odd
+from conftest import everybody, in_a_cell, interrupted_after, odd
 
 import allranks.collectives as c
 from allranks.collectives import world
@@ -45,14 +45,10 @@ def host(array: Any) -> np.ndarray:
     return cupy.asnumpy(array)
 
 
-def possible() -> str:
-    """What keeps NCCL from connecting these ranks; "" where nothing does."""
-    error = in_a_cell(summed)
-    return str(error) if isinstance(error, UsageError | TransportFailed) else ""
-
-
-if why := possible():
-    pytest.skip(f"NCCL does not connect these ranks: {why}", allow_module_level=True)
+# All skip or none does: a rank on which it works would wait for the others.
+error = in_a_cell(summed)
+if everybody(isinstance(error, UsageError | TransportFailed)):
+    pytest.skip(f"NCCL does not connect these ranks: {error}", allow_module_level=True)
 
 
 def next_cell_works() -> None:
@@ -186,6 +182,44 @@ def test_no_call_connects_on_the_main_thread():
     c.allgather(ones(1 + c.rank()), transport="nccl")
     assert nccl.connected
     assert "MainThread" not in nccl.connected
+
+
+@fake_only
+def test_a_first_use_that_is_left_is_over_before_its_communicator_is_freed():
+    from cupy.cuda import nccl
+
+    c.renew()
+
+    def cell() -> None:
+        if odd():
+            nccl.slow_pairs.append(1.0)
+            with interrupted_after(0.3):
+                summed()
+        else:
+            summed()
+
+    error = in_a_cell(cell)
+    assert isinstance(error, KeyboardInterrupt if odd() else RankLeft)
+    next_cell_works()
+
+
+@fake_only
+def test_communicators_are_made_and_end_where_no_thread_can_be_started(monkeypatch):
+    """As while the interpreter ends, from Python 3.12 on."""
+    from cupy.cuda import nccl
+
+    next_cell_works()
+    before, start = len(nccl.aborted), threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("allranks"):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    c.renew()
+    assert len(nccl.aborted) > before
+    next_cell_works()
 
 
 @fake_only

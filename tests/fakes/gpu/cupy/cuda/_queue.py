@@ -17,6 +17,19 @@ _chance = random.Random(7)
 _lock = threading.RLock()
 """Work is done by whoever asks for an event: the main thread, or one that makes or ends NCCL's."""
 
+_thread = threading.local()
+
+
+def use():
+    """The current thread has a context from now on."""
+    _thread.used = True
+
+
+def must_be_used():
+    """What NCCL and the driver need of a thread. CUDA driver API, "Context Management"."""
+    main = threading.current_thread() is threading.main_thread()
+    assert main or hasattr(_thread, "used"), "CUDA_ERROR_INVALID_CONTEXT: no use() in this thread"
+
 
 class Event:
     def __init__(self, block=False, disable_timing=False, interprocess=False):

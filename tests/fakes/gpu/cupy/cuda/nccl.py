@@ -16,10 +16,14 @@ Its rules are the real one's, each with its source:
   them is waited for. NCCL user guide, "Fault Tolerance"; NCCL 2.30, src/init.cc (ncclCommAbort).
 * What a rank has sent is served by its end of the communicator after its own kernel has ended:
   once it has aborted nobody gets it any more. NCCL 2.30, src/proxy.cc.
+* The end of an abort frees the communicator, whoever is in a call on it: in a group, that of the
+  group. NCCL 2.30, src/init.cc (commReclaim).
 * Groups belong to a thread. NCCL user guide, "Group Calls".
+* A thread has a current GPU of its own. NCCL user guide, "Creating a Communicator".
 
-``broken`` makes `check_async_error` fail, ``refuses`` the next launch; ``slow_seconds`` makes
-connecting take a while, ``serves_after`` all sends.
+``broken`` makes `check_async_error` fail, with a result of NCCL's; ``refuses`` the next launch;
+``slow_seconds`` makes connecting take a while, ``slow_pairs`` the first use of a pair, which hears
+of an abort only then; ``serves_after`` all sends.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ NCCL_VERSION = 22703
 broken: list[int] = []
 refuses: list[str] = []
 slow_seconds: list[float] = []
+slow_pairs: list[float] = []
 serves_after = [0.0]
 launched: list[tuple] = []
 """Every operation of this rank: name, count, dtype, op."""
@@ -112,6 +117,9 @@ def _await_aborts(ended):
         while not all(map(_has_come, requests)) or any(not c.dead for c in _queue.owners()):
             time.sleep(1e-4)
             _queue.progress()
+        if comm.inside:
+            os.write(2, b"FAKE NCCL: a communicator is freed while a thread is in a call on it\n")
+            os.abort()
 
 
 @contextmanager
@@ -132,6 +140,7 @@ def _unheard():
 
 class NcclCommunicator:
     def __init__(self, members, unique, me):
+        _queue.must_be_used()
         assert isinstance(unique, bytes)
         assert len(unique) == 128
         root, number = struct.unpack_from("<II", unique)
@@ -154,6 +163,8 @@ class NcclCommunicator:
         else:
             self.ranks = [_rank]
         self.dead = self.used = False
+        self.inside = 0
+        """Threads that connect."""
         self.peers, self.algorithms = {me}, {}
         self.eager = os.environ.get("NCCL_RUNTIME_CONNECT", "1") == "0"
 
@@ -163,18 +174,25 @@ class NcclCommunicator:
         if not missing:
             return
         connected.append(threading.current_thread().name)
-        with _unheard():
+        with _unheard(), self._entered():
+            time.sleep(slow_pairs.pop() if slow_pairs else 0)
             for i in missing:
                 _kept.append(_connects.Isend(np.zeros(1, np.uint8), self.ranks[i], self.tag))
             requests = [
                 _connects.Irecv(np.empty(1, np.uint8), self.ranks[i], self.tag) for i in missing
             ]
             _kept.append(requests)
-            while not all(map(_has_come, requests)):
-                if self.dead:
-                    raise NcclError("NCCL_ERROR_INTERNAL_ERROR: aborted while it connected")
+            while not (all(map(_has_come, requests)) or self.dead):
                 time.sleep(1e-4)
         known |= peers
+
+    @contextmanager
+    def _entered(self):
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
 
     def _meet(self, into, source):
         request = _world.Irecv(into, source, self.tag)
@@ -183,10 +201,14 @@ class NcclCommunicator:
         return into
 
     def check_async_error(self):
-        if broken:
+        if broken and broken[0] == 2:
             raise NcclError("NCCL_ERROR_SYSTEM_ERROR: the fake was told to fail")
+        if broken:
+            # cupy 14, cupy_backends/cuda/libs/nccl.pyx: NcclError has texts for 0 to 6.
+            raise KeyError(broken[0])
 
     def abort(self):
+        _queue.must_be_used()
         assert not self.dead, "aborted twice"
         self.dead = True
         aborted.append(self.tag)
@@ -334,7 +356,10 @@ class NcclCommunicator:
             return _queue._AGAIN
 
         work.owner, self.used = self, True
-        _queue.push(work, _queue.stream_of(stream))
+        with _queue._lock:
+            if self.dead:
+                raise NcclError("NCCL_ERROR_INTERNAL_ERROR: aborted while it was launched")
+            _queue.push(work, _queue.stream_of(stream))
 
 
 def _has_come(request):

@@ -14,11 +14,15 @@ MISSING = {
 }
 PIN = "ALLRANKS_FAKE_PIN"
 failing: list[str] = []
+capturing: list[int] = []
+"""900, as often as somebody waits for the whole GPU while a graph is captured."""
 registered: list[tuple[int, int]] = []
 
 
 class CUDARuntimeError(RuntimeError):
-    pass
+    def __init__(self, said, status=999):
+        super().__init__(said)
+        self.status = status
 
 
 def getDeviceCount():
@@ -61,7 +65,13 @@ def memcpyAsync(to, source, nbytes, kind, stream):
 
 
 def deviceSynchronize():
-    """Until all streams have done what they have been given by now. CUDA runtime API."""
+    """Until all streams have done what they have been given by now. CUDA runtime API.
+
+    Not while one is captured: CUDA programming guide, "Prohibited and Unhandled Operations".
+    """
+    _queue.must_be_used()
+    if capturing:
+        raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: the fake captures", capturing[0])
     events = []
     for stream in list(_queue._streams.values()):
         events.append(_queue.Event())

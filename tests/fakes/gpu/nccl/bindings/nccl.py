@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+from cupy.cuda import _queue
 from cupy.cuda import nccl as _nccl
 
 unique_id_dtype = np.dtype([("internal", "i1", (128,))])
@@ -35,6 +36,7 @@ class _Comm:
         """Does it where it keeps nobody."""
 
         def done():
+            _queue.use()  # NCCL's own threads do
             try:
                 do()
             except (NCCLError, AssertionError) as error:
@@ -57,8 +59,8 @@ def get_unique_id():
 
 
 def check_status(status):
-    if status:
-        raise NCCLError("NCCL_ERROR_SYSTEM_ERROR: the fake has failed")
+    if status not in (0, 7):
+        raise NCCLError(f"NCCL_ERROR_SYSTEM_ERROR: the fake has failed with {status}")
 
 
 def comm_init_rank_config(nranks, comm_id, rank, config):
@@ -79,16 +81,19 @@ def comm_get_async_error(comm):
         comm.made.check_async_error()
     except NCCLError:
         return 2
+    except KeyError as error:
+        return error.args[0]
     return 2 if comm.error else 0
 
 
 def comm_abort(comm):
     if comm.made is not None:
         comm.made.abort()
+        _group.ended.append(comm)
 
 
 def group_start():
-    _group.calls = []
+    _group.calls, _group.ended = [], []
     _nccl.groupStart()
 
 
@@ -96,6 +101,8 @@ def group_end():
     calls, _group.calls = _group.calls, None
     aborts, _nccl._thread.aborts = _nccl._thread.aborts, []
     _nccl.groupEnd()
+    for comm in _group.ended:
+        comm.thread.join()  # NCCL 2.30, src/init.cc, ncclCommAbort: ncclGroupJobAbort
     _nccl._await_aborts(aborts)
 
     def do():
