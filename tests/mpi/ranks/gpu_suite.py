@@ -20,6 +20,7 @@ from conftest import in_a_cell, interrupted_after, odd
 
 import allranks.collectives as c
 from allranks.collectives import world
+from allranks.collectives.gpu import lending
 from allranks.engine import gpu_memory
 from allranks.errors import CollectiveMismatch, RankLeft, TransportFailed, UsageError
 
@@ -439,6 +440,7 @@ def test_memory_of_a_result_that_another_stream_reads_is_not_used_again(captures
     assert type(found) is Late
     found.read_on(stream, came)
     del found
+    assert not lending.settled(0.2)
     for _ in range(5):
         c.allreduce(Late(ones(5000) * 7.0), c.Sum)
     gate.record(stream=None)
@@ -506,6 +508,7 @@ def test_connecting_can_be_left():
 
 def forget_blocks() -> Any:
     """This rank's GPU, without pinned blocks."""
+    c.allreduce(ones())
     gpu = world.current().gpu
     assert gpu is not None
     c.renew()
@@ -565,7 +568,8 @@ def test_pinned_memory_that_a_call_left_is_given_back_once_the_gpu_is_through():
 
     error = in_a_cell(left)
     assert isinstance(error, KeyboardInterrupt if odd() else RankLeft)
-    forget_blocks()
+    for number in list(gpu.blocks):
+        gpu.forget(number)
     assert runtime.registered != before
     gate.record(cupy.cuda.Stream(non_blocking=True))
     cupy.cuda.runtime.deviceSynchronize()
