@@ -1,8 +1,9 @@
 """Who sits on which GPU, and what follows from it for a group of ranks.
 
-NCCL refuses two ranks on one GPU, and tells GPUs apart by where they are plugged in: the slices of
-one GPU (MIG) are one to it. From 2.30 on NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share one; this is
-experimental there, so it is done only where a call asks for NCCL.
+NCCL tells GPUs apart by where they are plugged in, so the slices of one GPU (MIG) are one to it, and
+it refuses a communicator with two ranks on one. Where every rank has NCCL 2.30 or newer and
+NCCL_MULTI_RANK_GPU_ENABLE=1, it does not; that is experimental, so only a call that asks for NCCL
+takes it.
 
 Source: NCCL 2.30, src/init.cc, initTransportsRank.
 """
@@ -47,7 +48,9 @@ SHARES_FROM = 23000
 def obstacle(ranks: Sequence[int], seats: Sequence[Seat], *, sharing: bool = False) -> str:
     """Why NCCL cannot serve a group, as a clause; "" where it can.
 
-    ``sharing``: ranks may sit on one GPU.
+    Args:
+        ranks, seats: the members, and each one's GPU.
+        sharing: NCCL may have several ranks on one GPU.
     """
     found: dict[tuple[int, str], tuple[Seat, list[int]]] = {}
     for rank, seat in zip(ranks, seats, strict=True):
