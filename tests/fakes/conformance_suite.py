@@ -123,6 +123,7 @@ def parts_of_protocols() -> list[tuple[str, Any, ast.FunctionDef]]:
         "Communicator": nccl.NcclCommunicator,
         "NcclModule": nccl,
         "Runtime": runtime,
+        "Current": cupy.cuda.Device,
         "Cuda": cupy.cuda,
         "Cupy": cupy,
     }

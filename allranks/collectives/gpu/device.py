@@ -61,10 +61,12 @@ class Device:
         """Pinned memory that groups gave back, and that such a call may still use."""
 
     def use(self) -> None:
-        """Makes this the GPU of the thread that calls; a ``with`` leaves one out that it has.
+        """Makes this the current GPU of the thread that calls.
 
-        Source: cupy 14, cupy/cuda/device.pyx: ``Device.__enter__`` calls cudaSetDevice only where
-        another GPU is the current one, and 0 is a new thread's, without a context.
+        In a new thread a ``with`` is not enough: it calls cudaSetDevice only where another GPU is
+        the current one, and there GPU 0 is, without a context.
+
+        Source: cupy 14, cupy/cuda/device.pyx.
         """
         self.cupy.cuda.Device(self.number).use()
 
@@ -112,12 +114,12 @@ class Device:
 
     def _let_go(self) -> None:
         """Forgets what was held, and unpins what was kept, once the GPU is through with it."""
-        through: list[object] = []
+        through: set[int] = set()
         # Where the GPU has failed, or no event could be recorded, it is kept for ever.
         with suppress(TransportFailed):
-            through = [held for held in self._held if held[0] and all(map(self.happened, held[0]))]
-        # Not made of what was asked: a garbage collector may have held another one meanwhile.
-        self._held = [held for held in self._held if held not in through]
+            through = {id(h) for h in self._held if h[0] and all(map(self.happened, h[0]))}
+        # Asked for once more: a garbage collector may have held another call meanwhile.
+        self._held = [held for held in self._held if id(held) not in through]
         if self._held:
             return
         kept, self._kept = self._kept, []

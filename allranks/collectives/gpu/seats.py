@@ -1,7 +1,7 @@
 """Who sits on which GPU, and what follows from it for a group of ranks.
 
-NCCL tells GPUs apart by where they are plugged in, so the slices of one GPU (MIG) are one to it, and
-it refuses a communicator with two ranks on one. Where every rank has NCCL 2.30 or newer and
+NCCL tells GPUs apart by where they are plugged in, so the slices of one GPU (MIG) are one to it,
+and it refuses a communicator with two ranks on one. Where every rank has NCCL 2.30 or newer and
 NCCL_MULTI_RANK_GPU_ENABLE=1, it does not; that is experimental, so only a call that asks for NCCL
 takes it.
 
