@@ -53,7 +53,7 @@ def test_a_part_whose_tests_all_skip_has_neither_passed_nor_failed(monkeypatch):
     result = parts.run(parts.Part(1, ("hardware",)))
     assert (result["state"], result["passed"], result["failed"]) == ("skipped", 0, [])
     (why,) = result["skipped"]
-    assert why.startswith("the package cupy is missing")
+    assert "cupy" in why
 
 
 def test_what_is_late_is_told_to_end_before_it_is_killed():

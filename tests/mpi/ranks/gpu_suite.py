@@ -486,21 +486,23 @@ def test_a_failed_cell_gives_back_what_another_library_dropped(monkeypatch):
 @fake_only
 @own_gpu
 @two
-def test_connecting_can_be_left():
+@pytest.mark.parametrize("slow", ["slow_seconds", "slow_pairs"])
+def test_connecting_can_be_left(slow):
+    """Its communicator is freed only when the thread that connects has ended."""
     from cupy.cuda import nccl
 
     c.renew()
 
-    def slow() -> None:
+    def cell() -> None:
         if odd():
-            nccl.slow_seconds.append(1.5)
+            getattr(nccl, slow).append(1.0)
             with interrupted_after(0.3):
                 c.allreduce(ones())
         else:
             c.allreduce(ones())
 
     began = time.monotonic()
-    error = in_a_cell(slow)
+    error = in_a_cell(cell)
     assert time.monotonic() - began < 60
     assert isinstance(error, KeyboardInterrupt if odd() else RankLeft)
     next_cell_works()

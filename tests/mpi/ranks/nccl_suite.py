@@ -185,25 +185,6 @@ def test_no_call_connects_on_the_main_thread():
 
 
 @fake_only
-def test_a_first_use_that_is_left_is_over_before_its_communicator_is_freed():
-    from cupy.cuda import nccl
-
-    c.renew()
-
-    def cell() -> None:
-        if odd():
-            nccl.slow_pairs.append(1.0)
-            with interrupted_after(0.3):
-                summed()
-        else:
-            summed()
-
-    error = in_a_cell(cell)
-    assert isinstance(error, KeyboardInterrupt if odd() else RankLeft)
-    next_cell_works()
-
-
-@fake_only
 def test_communicators_are_made_and_end_where_no_thread_can_be_started(monkeypatch):
     """As while the interpreter ends, from Python 3.12 on."""
     from cupy.cuda import nccl
