@@ -64,7 +64,8 @@ class Ending:
             _join(thread, end - time.monotonic())
 
     def _abort(self, ended: list[_Parked]) -> None:
-        self._use_gpu()
+        with suppress(RuntimeError):  # of a GPU that has failed NCCL still ends what is the host's
+            self._use_gpu()
         nccl = load_nccl()
         together = nccl.get_version() >= _IN_A_GROUP
         if together:

@@ -68,6 +68,7 @@ def _take_back() -> None:
 
 
 def _free(came: list[Any]) -> None:
+    """Drops these arrays, and those that come meanwhile, once nothing reads them any more."""
     while not _returned.empty():
         came.append(_returned.get())
     waiting = [each for each in came if isinstance(each, threading.Event)]
@@ -83,9 +84,9 @@ def _free(came: list[Any]) -> None:
 def _until_idle(number: int) -> None:
     """Returns when a GPU has done all that it had been given, or has failed: nothing reads then."""
     cuda, pause, told = api.installed().cuda, Pause(), False
-    cuda.Device(number).use()
     while True:
         try:
+            cuda.Device(number).use()
             cuda.runtime.deviceSynchronize()
         except RuntimeError as error:
             if getattr(error, "status", None) not in _CAPTURING:

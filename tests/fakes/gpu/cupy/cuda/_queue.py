@@ -16,7 +16,6 @@ _stack: list[Stream] = []
 _chance = random.Random(7)
 _lock = threading.RLock()
 """Work is done by whoever asks for an event: the main thread, or one that makes or ends NCCL's."""
-
 _thread = threading.local()
 
 
