@@ -3,7 +3,9 @@
 #   make lab     JupyterLab on the first lab; LAB=02_allreduce chooses another
 #   make demo    the same lab without a browser, printing what each rank said
 #   make test    every check and every test; LANES=0 one after the other
-#   make test-gpu   what needs a GPU; CUDA=cuda13 where the driver is for CUDA 13
+#   make test-gpu   what needs a GPU; CUDA=cuda13 where the driver is for CUDA 13; SYSTEM_SITE=1
+#                   PYTHON=python3 with the packages that this Python has, and no registry;
+#                   PARTS=contract for those whose names begin so
 #   make soak    random hostile cells on real ranks, for MINUTES=60
 #   make bench   every measurement; its samples go to benchmarks/results
 #   make lock    new versions in constraints.txt
@@ -58,9 +60,15 @@ test:
 	    ALLRANKS_TEST_TORCH=$(abspath $(TORCH)/bin/python) \
 	    $(BIN)/python -m pytest --numprocesses=$(LANES) --dist=loadscope --no-loadscope-reorder $(PYTEST_ARGS)
 
-# Writes benchmarks/results/gpu_tests.json; without a GPU every test is skipped and says why.
+# Writes benchmarks/results/gpu_tests.json as each part ends; a part that cannot run says why. With
+# SYSTEM_SITE=1 nothing is installed: PYTHON has what it has.
+ifdef SYSTEM_SITE
+test-gpu:
+	$(or $(PYTHON),python3) tests/gpu/parts.py $(PARTS)
+else
 test-gpu: $(VENV)/.gpu-$(CUDA)
-	$(BIN)/python -m pytest tests/gpu -rs $(PYTEST_ARGS)
+	$(BIN)/python tests/gpu/parts.py $(PARTS)
+endif
 
 lint: $(VENV)/.test
 	$(BIN)/python -m ruff check .

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -158,17 +157,11 @@ def on_ranks() -> None:
 def launch(ranks: int, uuid: str) -> dict[str, Any]:
     """Runs this file on so many ranks of one GPU."""
     sys.path.insert(0, str(ROOT / "tests" / "mpi"))
-    from launch import environment
+    from launch import mpiexec
 
-    mpiexec = str(Path(sys.executable).parent / "mpiexec")
-    done = subprocess.run(
-        [mpiexec, "-n", str(ranks), sys.executable, __file__],
-        env=environment(**{RANK: uuid}),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=900,
-        check=True,
-    )
+    done = mpiexec(ranks, __file__, timeout=900, **{RANK: uuid})
+    if done.returncode:
+        raise RuntimeError(f"{ranks} ranks have failed:\n{done.stdout}")
     line = next(line for line in done.stdout.splitlines() if line.startswith("@"))
     rows: dict[str, Any] = json.loads(line[1:])
     return rows

@@ -307,6 +307,13 @@ class Connection:
                 self._preloading = event.fields["module"]
             elif event.name == "launcher":
                 self.launcher_text = (self.launcher_text + event.fields["text"])[-20_000:]
+            elif event.name == "opened_cuda":
+                raise StartFailed(
+                    f"--preload {event.fields['module']} needs a module that leaves CUDA closed: "
+                    "importing this one opens it, and no rank that is forked afterwards could use "
+                    "a GPU. Leave it out and import it in a cell, or have it use the GPU in "
+                    "functions only."
+                )
             elif event.name in ("exit", "launcher_exit", "nursery_exit"):
                 self.ends.append(deaths.End.of(event.name, event.fields))
 

@@ -8,7 +8,11 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
+from allranks.collectives.gpu import lending
+
 _LIBRARIES = ("cupy", "torch", "tensorflow", "jax")
+_LENT_SECONDS = 5.0
+"""For so long it is waited for what another library has dropped: its kernels may still read it."""
 
 
 def release(error: BaseException) -> None:
@@ -26,6 +30,8 @@ def release(error: BaseException) -> None:
         if hasattr(sys, name):
             delattr(sys, name)
     gc.collect()
+    # Into a pool that has been emptied already it would come back too late.
+    lending.settled(_LENT_SECONDS)
     # A GPU that has failed has no memory to give back.
     with suppress(Exception):
         _empty_pools()

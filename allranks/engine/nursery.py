@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from allranks import launched
-from allranks.engine import doors, filters, processes
+from allranks.engine import cuda, doors, filters, processes
 from allranks.records.config import NurseryConfig
 
 _TICK_SECONDS = 0.5
@@ -126,6 +126,10 @@ class Nursery:
                 importlib.import_module(name)
             except Exception:
                 traceback.print_exc()
+            if cuda.is_open():
+                # Before the first fork: in what is forked from here all of CUDA would fail.
+                self._tell("opened_cuda", module=name)
+                break
         if self.config.preload:
             self._tell("preloading", module="")
         if "" in sys.path:

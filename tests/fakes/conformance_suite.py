@@ -26,7 +26,7 @@ from cupy.cuda import nccl, runtime
 import allranks.collectives as c
 from allranks.cluster import devices
 from allranks.collectives.arrays.reductions import Arithmetic, ReduceOp, check, is_half
-from allranks.collectives.gpu import api, device, kinds, nccl_comm, nccl_types
+from allranks.collectives.gpu import api, device, kinds, lending, nccl_comm, nccl_types
 from allranks.collectives.gpu.nccl import cut
 from allranks.collectives.transports import loopback
 from allranks.engine import gpu_memory
@@ -123,6 +123,7 @@ def parts_of_protocols() -> list[tuple[str, Any, ast.FunctionDef]]:
         "Communicator": nccl.NcclCommunicator,
         "NcclModule": nccl,
         "Runtime": runtime,
+        "Current": cupy.cuda.Device,
         "Cuda": cupy.cuda,
         "Cupy": cupy,
     }
@@ -243,11 +244,44 @@ def test_a_communicators_id_goes_from_one_rank_to_another():
 
 
 def test_a_call_that_is_in_progress_is_no_error_to_cupy():
-    """What `Link.check` takes for "in progress" is that alone."""
+    """What `nccl_comm.is_in_progress` takes for it is that alone."""
     for status in range(1, 7):
         assert isinstance(nccl.NcclError(status), RuntimeError)
-    with pytest.raises(KeyError):
-        nccl.NcclError(7)
+    for status in (nccl_types.IN_PROGRESS, 8):
+        with pytest.raises(KeyError) as caught:
+            nccl.NcclError(status)
+        assert caught.value.args == (status,)
+
+
+def test_errors_of_a_capture_have_the_numbers_that_are_waited_out():
+    named = [str(runtime.CUDARuntimeError(status)) for status in lending._CAPTURING]
+    assert all("apture" in each for each in named)
+    assert runtime.CUDARuntimeError(900).status == 900
+
+
+def test_nvidias_own_binding_takes_what_it_is_given(monkeypatch):
+    """What stands for nccl4py under cupy's names, and the fake of it, against the real one."""
+    nccl4py = pytest.importorskip("nccl.bindings.nccl", reason="the package nccl4py is missing")
+    fake = FAKES / "gpu" / "nccl" / "bindings" / "nccl.py"
+    for function in public(ast.parse(fake.read_text()).body):
+        theirs = [p.name for p in real_parameters(getattr(nccl4py, function.name))]
+        assert [p.name for p in written_parameters(function)] == theirs
+    source = PACKAGE / "collectives" / "gpu" / "nccl4py.py"
+    asked = set(re.findall(r"(?:_bindings\(\)|nccl)\.(\w+)", source.read_text())) - {"bindings"}
+    assert {"all_reduce", "comm_abort", "comm_init_rank_config", "send"} <= asked
+    assert [name for name in sorted(asked) if not hasattr(nccl4py, name)] == []
+    described = classes(PACKAGE / "collectives" / "gpu" / "api.py")["Communicator"]
+    made = classes(source)["NcclCommunicator"]
+    assert {f.name for f in public(described.body)} == {f.name for f in public(made.body)}
+
+    monkeypatch.setenv(api.WHICH, "nccl4py")
+    chosen = api.load_nccl()
+    assert chosen.get_version() == nccl4py.get_version()
+    unique = chosen.get_unique_id()
+    assert len(unique) == nccl_comm._ID_NBYTES
+    assert int(nccl4py.Result.InProgress) == nccl_types.IN_PROGRESS
+    with pytest.raises(RuntimeError, match="UnhandledCudaError"):
+        chosen.NcclCommunicator(1, unique, 0)
 
 
 def on_the_host(array: np.ndarray) -> Any:

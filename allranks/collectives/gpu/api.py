@@ -13,8 +13,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
-from allranks.errors import MissingDependency
+from allranks.errors import MissingDependency, UsageError
 
+WHICH = "ALLRANKS_NCCL"
+"""cupy or nccl4py: by which binding NCCL is called; cupy's where nothing is said."""
 INSTALL = "pip install 'allranks[cuda12]', or 'allranks[cuda13]' for CUDA 13"
 
 
@@ -70,7 +72,7 @@ class Communicator(Protocol):
         """ncclRecv."""
 
     def check_async_error(self) -> None:
-        """Raises where a call that was launched has failed since."""
+        """Raises where what was launched has failed, and a KeyError while it is being launched."""
 
     def abort(self) -> None:
         """Ends what is under way and frees the communicator; nobody else has to be there."""
@@ -118,8 +120,21 @@ class Runtime(Protocol):
     def memcpyAsync(self, to: int, source: int, nbytes: int, kind: int, stream: int, /) -> None:
         """Queues a copy; kind 1 is to the GPU, 2 is from it."""
 
+    def deviceSynchronize(self) -> None:
+        """Returns when the current GPU has done all that it had been given."""
+
     def hostRegister(self, address: int, nbytes: int, flags: int, /) -> None:
-        """Pins memory of this process."""
+        """Pins memory of this process, in whole pages; none may be pinned already."""
+
+    def hostUnregister(self, address: int, /) -> None:
+        """Takes that back."""
+
+
+class Current(AbstractContextManager[object], Protocol):
+    """``cupy.cuda.Device``: within it a GPU is the thread's current one."""
+
+    def use(self) -> None:
+        """Makes it the thread's current one from now on."""
 
 
 class Cuda(Protocol):
@@ -127,8 +142,8 @@ class Cuda(Protocol):
 
     runtime: Runtime
 
-    def Device(self, device: int, /) -> AbstractContextManager[object]:
-        """Makes a GPU the current one."""
+    def Device(self, device: int, /) -> Current:
+        """One GPU."""
 
     def get_current_stream(self) -> Stream:
         """Where the caller's work goes."""
@@ -138,6 +153,10 @@ class Cuda(Protocol):
     """``Stream(non_blocking=True)``: a new stream."""
     Event: Callable[..., Any]
     """``Event(disable_timing=True)``: a new event."""
+    UnownedMemory: Callable[..., Any]
+    """``UnownedMemory(address, nbytes, owner, device)``: memory that somebody else owns."""
+    MemoryPointer: Callable[..., Any]
+    """``MemoryPointer(memory, offset)``."""
 
 
 class Cupy(Protocol):
@@ -159,6 +178,9 @@ class Cupy(Protocol):
 
     def from_dlpack(self, array: Any, /) -> Any:
         """Another library's array on a GPU, without a copy."""
+
+    ndarray: Callable[..., Any]
+    """``ndarray(shape, dtype, pointer)``: an array over memory that is there already."""
 
 
 def installed() -> Cupy:
@@ -205,15 +227,31 @@ def load() -> Cupy:
 
 
 def load_nccl() -> NcclModule:
-    """The module cupy.cuda.nccl; raises `MissingDependency` without a library behind it."""
-    problem = ""
+    """What calls NCCL; raises `MissingDependency` without a library behind it."""
+    problem, which = "", binding()
     try:
-        nccl = cast("NcclModule", importlib.import_module("cupy.cuda.nccl"))
+        nccl = cast("NcclModule", importlib.import_module(_BINDINGS[which]))
         if nccl.available and nccl.get_version():
             return nccl
     except Exception as error:  # a library that cannot be loaded fails in its own ways
         problem = f": {error}"
+    if which == "nccl4py":
+        raise MissingDependency(
+            f"{WHICH}=nccl4py needs the package nccl4py and NCCL{problem}. "
+            "pip install 'nccl4py[cu12]', or 'nccl4py[cu13]' for CUDA 13"
+        )
     raise MissingDependency(
         f"NCCL needs the library libnccl.so.2, which cupy did not find{problem}. "
         "pip install nvidia-nccl-cu12, or nvidia-nccl-cu13 for CUDA 13; never both"
     )
+
+
+_BINDINGS = {"cupy": "cupy.cuda.nccl", "nccl4py": "allranks.collectives.gpu.nccl4py"}
+
+
+def binding() -> str:
+    """By which binding NCCL is called; raises `UsageError` where that is none."""
+    said = os.environ.get(WHICH, "").strip().lower() or "cupy"
+    if said not in _BINDINGS:
+        raise UsageError(f"{WHICH} needs cupy or nccl4py: found {said!r}. Unset it for cupy.")
+    return said

@@ -8,7 +8,10 @@ never used again before the work on it is done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import ctypes
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any
@@ -19,7 +22,9 @@ from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.wait import Awaited, Steps
 from allranks.collectives.gpu.api import Event, Stream, load, load_nccl
-from allranks.collectives.gpu.seats import Seat
+from allranks.collectives.gpu.ending import Ending
+from allranks.collectives.gpu.seats import MULTI_RANK, SHARES_FROM, Seat
+from allranks.collectives.gpu.turns import Turns
 from allranks.errors import MissingDependency, TransportFailed
 
 TO_GPU, FROM_GPU = 1, 2
@@ -29,23 +34,44 @@ _PENDING = 600
 class Device:
     """One GPU of this process."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, sets: Collection[int] = ()) -> None:
         self.cupy = load()
-        self.number = number
+        self.number, self.sets = number, sets
+        """Its number, and those of the process sets beside the whole world."""
         self.runtime = self.cupy.cuda.runtime
         with self.cupy.cuda.Device(number):
-            self.packing = self._new_stream()
+            self.packing = self.new_stream()
             """Copies within the GPU, before arrays move."""
-            self.down = self._new_stream()
+            self.down = self.new_stream()
             """Copies from the GPU."""
-            self.up = self._new_stream()
+            self.up = self.new_stream()
             """Copies to the GPU: they run beside those from it."""
+            self.collectives = self.new_stream()
+            """NCCL's work, of all groups: it starts in the order of `turns`."""
+        self.turns = Turns()
+        self.ending = Ending(self.use)
+        """Communicators that are to be aborted."""
         self.blocks: dict[int, Array] = {}
         """Pinned memory, by the number of the group that stages its arrays there."""
-        self._streams: dict[int, Stream] = {}
+        self._registered: set[int] = set()
+        """The addresses of what was pinned where it lay."""
         self._held: list[tuple[list[Event], Call]] = []
+        """Calls that were left, and the events after which nothing touches their arrays."""
+        self._kept: list[Array] = []
+        """Pinned memory that groups gave back, and that such a call may still use."""
 
-    def _new_stream(self) -> Stream:
+    def use(self) -> None:
+        """Makes this the current GPU of the thread that calls.
+
+        In a new thread a ``with`` is not enough: it calls cudaSetDevice only where another GPU is
+        the current one, and there GPU 0 is, without a context.
+
+        Source: cupy 14, cupy/cuda/device.pyx.
+        """
+        self.cupy.cuda.Device(self.number).use()
+
+    def new_stream(self) -> Stream:
+        """A stream that waits for no other."""
         stream: Stream = self.cupy.cuda.Stream(non_blocking=True)
         return stream
 
@@ -57,38 +83,56 @@ class Device:
         except MissingDependency as error:
             why = str(error)
         bus = self.runtime.deviceGetPCIBusId(self.number)
-        raw = self.runtime.getDeviceProperties(self.number).get("uuid", b"")
-        return Seat(host, bus, uuid_text(bytes(raw)), version, why)
+        shares = version >= SHARES_FROM and os.environ.get(MULTI_RANK) == "1"
+        return Seat(host, bus, uuid_text(self._uuid()), version, why, shares)
 
-    def stream_of(self, group: int) -> Stream:
-        """The stream of a group's collectives.
+    def _uuid(self) -> bytes:
+        """The driver's, or cupy's: that one ends where there is a zero in it."""
+        raw, device = (ctypes.c_ubyte * 16)(), ctypes.c_int()
+        try:
+            driver = ctypes.CDLL("libcuda.so.1")
+            failed = driver.cuDeviceGet(ctypes.byref(device), self.number)
+            if not failed and not driver.cuDeviceGetUuid_v2(raw, device):
+                return bytes(raw)
+        except (OSError, AttributeError):
+            pass
+        return bytes(self.runtime.getDeviceProperties(self.number).get("uuid", b""))
 
-        Each group has one: on a common one, ranks that are in several groups and launch in
-        different orders would wait for each other.
-        """
-        stream = self._streams.get(group)
-        if stream is None:
-            with self.cupy.cuda.Device(self.number):
-                stream = self._streams[group] = self._new_stream()
-        return stream
+    def end(self) -> None:
+        """The epoch is over for this rank: what is parked is aborted, and nobody's turn comes."""
+        self.turns.clear()
+        self.ending.abort()
+        self._let_go()
 
     def hold(self, call: Call) -> None:
         """Keeps the arrays of a call that was left until nothing that it queued can touch them."""
         events: list[Event] = []
-        streams = (self.packing, self.down, self.up, self.stream_of(call.members.number))
+        streams = (self.packing, self.down, self.up, self.collectives)
         with suppress(RuntimeError), self.cupy.cuda.Device(self.number):
             events = [self.event(stream) for stream in streams]
         self._held.append((events, call))
 
+    def _let_go(self) -> None:
+        """Forgets what was held, and unpins what was kept, once the GPU is through with it."""
+        through: set[int] = set()
+        # Where the GPU has failed, or no event could be recorded, it is kept for ever.
+        with suppress(TransportFailed):
+            through = {id(h) for h in self._held if h[0] and all(map(self.happened, h[0]))}
+        # Asked for once more: a garbage collector may have held another call meanwhile.
+        self._held = [held for held in self._held if id(held) not in through]
+        if self._held:
+            return
+        kept, self._kept = self._kept, []
+        for memory in kept:
+            if memory.ctypes.data in self._registered:
+                self._registered.discard(memory.ctypes.data)
+                with suppress(RuntimeError), self.cupy.cuda.Device(self.number):
+                    self.runtime.hostUnregister(memory.ctypes.data)
+
     def mark(self) -> Event:
         """An event behind all that the caller's stream holds now."""
         if self._held:
-            # Where no events could be recorded the GPU has failed: these are kept for ever.
-            self._held = [
-                (events, call)
-                for events, call in self._held
-                if not events or not all(map(self.happened, events))
-            ]
+            self._let_go()
         event: Event = self.cupy.cuda.Event(disable_timing=True)
         event.record(self.cupy.cuda.get_current_stream())
         return event
@@ -171,13 +215,28 @@ class Device:
         return memory
 
     def pin(self, memory: Array) -> bool:
-        """Pins memory that is there already; whether it could be."""
+        """Pins memory that is there already, of whole pages; whether it could be."""
+        at = memory.ctypes.data
         try:
             with self.cupy.cuda.Device(self.number):
-                self.runtime.hostRegister(memory.ctypes.data, memory.nbytes, 0)
-        except RuntimeError:
+                self.runtime.hostRegister(at, memory.nbytes, 0)
+        except RuntimeError as error:
+            warnings.warn(
+                f"arrays are staged through memory that this rank has alone, which is slower: the "
+                f"memory that the ranks share cannot be pinned ({error}).",
+                RuntimeWarning,
+                stacklevel=2,
+            )
             return False
+        self._registered.add(at)
         return True
+
+    def forget(self, group: int) -> None:
+        """Gives the pinned memory of a group back, once no call that was left uses it."""
+        memory = self.blocks.pop(group, None)
+        if memory is not None:
+            self._kept.append(memory)
+            self._let_go()
 
 
 def uuid_text(raw: bytes) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from allranks.collectives.gpu.device import Device
 from allranks.collectives.gpu.nccl import Nccl
 from allranks.collectives.gpu.staged import Staged
 
+T = TypeVar("T")
 GpuTransport = Nccl | Staged
 """Transports of arrays on GPUs. All members have agreed, and every length is known."""
 
@@ -86,7 +87,7 @@ class Gpus:
         way = yield from self._way(call, source, found)
         into = found.reshape(-1)
         flat = into if source is found else source.reshape(-1)
-        yield from way.allreduce(call, flat, into, how)
+        yield from self._in_turn(call, way.allreduce(call, flat, into, how))
         return found
 
     @prepared
@@ -96,14 +97,14 @@ class Gpus:
         """As `Transport.reducescatter`."""
         yield Offer(source.nbytes)
         way = yield from self._way(call, source, out)
-        yield from way.reducescatter(call, source, bounds, out, how)
+        yield from self._in_turn(call, way.reducescatter(call, source, bounds, out, how))
 
     @prepared
     def broadcast(self, call: Call, array: Array, root: int) -> Move[None]:
         """As `Transport.broadcast`."""
         yield Offer(array.nbytes)
         way = yield from self._way(call, array)
-        yield from way.broadcast(call, array, root)
+        yield from self._in_turn(call, way.broadcast(call, array, root))
 
     @prepared
     def allgather(
@@ -113,7 +114,7 @@ class Gpus:
         yield Offer(source.nbytes)
         sizes = lengths or [offer.nbytes for offer in call.agreement.offers(call)]
         way = yield from self._way(call, source)
-        return (yield from way.allgather(call, source, sizes, root))
+        return (yield from self._in_turn(call, way.allgather(call, source, sizes, root)))
 
     @prepared
     def alltoall(
@@ -125,10 +126,21 @@ class Gpus:
         row = np.array(lengths or [0] * self.members.size, np.int64)
         told = yield from self.tell(call, row.tobytes())
         table = [np.frombuffer(one, np.int64).tolist() for one in told]
-        return (yield from way.alltoall(call, source, table))
+        return (yield from self._in_turn(call, way.alltoall(call, source, table)))
 
     def _way(self, call: Call, *arrays: Array) -> Steps[GpuTransport]:
         """The transport of a call, which keeps these arrays."""
         way = yield from self._transport(call)
         call.held = [call.held, *arrays]
         return way
+
+    def _in_turn(self, call: Call, steps: Steps[T]) -> Steps[T]:
+        """The steps of a move; through NCCL when it is its turn among the process sets' calls."""
+        # Making a process set is a call of all ranks: in one of theirs all know the same sets.
+        if call.transport != "nccl" or not self.device.sets or self.members.size == 1:
+            return (yield from steps)
+        try:
+            yield from self.device.turns.take(call, self.host)
+            return (yield from steps)
+        finally:
+            self.device.turns.leave(call)

@@ -18,6 +18,7 @@ from allranks.collectives.arrays.libraries import Restore, bfloat16, library_of
 from allranks.collectives.arrays.reductions import Array, name_of
 from allranks.collectives.calls.wait import Pause
 from allranks.collectives.gpu import api
+from allranks.collectives.gpu.lending import lent
 from allranks.errors import MissingDependency
 
 _CUDA = (2, 13)
@@ -103,8 +104,8 @@ def _torch(value: Any) -> tuple[Array, Restore]:
 
     def restore(out: Array) -> Any:
         if name_of(out.dtype) == "bfloat16":
-            return torch.from_dlpack(out.view(np.int16)).view(torch.bfloat16)
-        return torch.from_dlpack(out)
+            return torch.from_dlpack(lent(out.view(np.int16))).view(torch.bfloat16)
+        return torch.from_dlpack(lent(out))
 
     if tensor.dtype == torch.bfloat16:
         found: Array = cupy.from_dlpack(tensor.view(torch.int16)).view(bfloat16())
@@ -116,7 +117,7 @@ def _jax(value: Any) -> tuple[Array, Restore]:
     jax = sys.modules["jax"]
 
     def restore(out: Array) -> Any:
-        return jax.dlpack.from_dlpack(_aligned(out))
+        return jax.dlpack.from_dlpack(lent(_aligned(out)))
 
     return api.installed().from_dlpack(value), restore
 
@@ -128,7 +129,7 @@ def _tensorflow(value: Any) -> tuple[Array, Restore]:
 
     def restore(out: Array) -> Any:
         # TensorFlow knows nothing of streams here: the memory has to be ready.
-        whole = _aligned(out)
+        whole = lent(_aligned(out))
         _settle()
         return dlpack.from_dlpack(whole.__dlpack__(stream=-1))
 
@@ -143,7 +144,7 @@ def _standard(value: Any) -> tuple[Array, Restore]:
     source = cupy.from_dlpack(value) if _dlpack_on_gpu(value) else cupy.asarray(value)
     if namespace is None:
         return source, lambda out: out
-    return source, namespace().from_dlpack
+    return source, lambda out: namespace().from_dlpack(lent(out))
 
 
 def _aligned(out: Any) -> Any:

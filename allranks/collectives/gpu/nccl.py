@@ -40,7 +40,7 @@ class Nccl:
     def __init__(self, members: Members, device: Device, host: Transport) -> None:
         self.members, self.device = members, device
         self.connection = Connection(members, device, host)
-        self.stream = device.stream_of(members.number)
+        self.stream = device.collectives
 
     def abandon(self) -> None:
         """Ends what is under way on the GPU; nobody else has to be there."""
@@ -205,7 +205,8 @@ class Nccl:
                 if form.wider is not None:
                     ready, total = ready.astype(form.wider), np.empty_like(out, dtype=form.wider)
                 began = self._event(stream)
-                launch(form.view(ready), form.view(total), form, stream)
+                with self.connection.launching():
+                    launch(form.view(ready), form.view(total), form, stream)
                 ended = self._event(stream)
                 how.finish(total, out)
                 done = self._event(stream)
@@ -215,7 +216,8 @@ class Nccl:
         """Has NCCL move bytes, between arrays that are held until the call has ended."""
         with self.device.behind_caller(call, self.stream) as stream:
             began = self._event(stream)
-            launch(stream)
+            with self.connection.launching():
+                launch(stream)
             ended = self._event(stream)
         yield from self._wait(call, began, ended, ended, *held)
 

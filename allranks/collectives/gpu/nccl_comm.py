@@ -9,18 +9,28 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from allranks.collectives.calls.call import Call, Members
 from allranks.collectives.calls.transport import Transport
-from allranks.collectives.calls.wait import Steps
-from allranks.collectives.gpu.api import Communicator, load_nccl
+from allranks.collectives.calls.wait import Pause, Steps
+from allranks.collectives.gpu.api import Communicator, NcclModule, binding, load_nccl
 from allranks.collectives.gpu.device import Device
+from allranks.collectives.gpu.ending import begin
+from allranks.collectives.gpu.nccl_types import BYTES, IN_PROGRESS
 from allranks.errors import TransportFailed
 from allranks.records.ranks import label
 
 _ID_NBYTES = 128
+_ENDING_SECONDS = 10.0
+"""For so long a new communicator waits for the ends of the former ones."""
+_TOLD_SECONDS, _LIMIT_SECONDS = 30.0, 300.0
+"""Connecting takes 0.7 to 4 s; after so long a rank says what to look at, and gives up."""
 _ADVICE = "NCCL_DEBUG=WARN in the ranks' environment makes NCCL say more."
 
 
@@ -37,19 +47,32 @@ class Connection:
         if self._comm is None:
             unique = yield from self._unique(call)
             making = self._making = _Making(self.device, self.members.size, unique, self.members.me)
-            making.start()
+            begin(making)
             call.stage += 1
+            began, told = time.monotonic(), False
             while making.is_alive():
                 yield call
-            self._making = None
+                waited = time.monotonic() - began
+                if waited > _TOLD_SECONDS and not told:
+                    told = True
+                    warnings.warn(f"{self._late(waited)} It waits on.", stacklevel=2)
+                if waited > _LIMIT_SECONDS:
+                    raise TransportFailed(self._late(waited))
             if making.problem is not None:
                 whom = label(self.members.ranks)
                 raise TransportFailed(
                     f"NCCL could not connect {whom}: {making.problem}. {_ADVICE}"
                 ) from making.problem
-            self._comm = making.comm
+            self._comm, self._making = making.comm, None
         assert self._comm is not None
         return self._comm
+
+    def _late(self, waited: float) -> str:
+        return (
+            f"NCCL has not connected {label(self.members.ranks)} within {waited:.0f} s: it needs a "
+            "network interface that all of them reach (NCCL_SOCKET_IFNAME=eth0 names it) and room "
+            f"in /dev/shm (df -h /dev/shm; in a container --shm-size=1g). {_ADVICE}"
+        )
 
     def _unique(self, call: Call) -> Steps[bytes]:
         """The first member's unique id, on all members; the byte before says whether it has one."""
@@ -71,28 +94,31 @@ class Connection:
 
     def check(self) -> None:
         """Raises `TransportFailed` where something that was launched has failed since."""
-        if self._comm is None:
-            return
+        if self._comm is not None:
+            try:
+                is_in_progress(self._comm)
+            except RuntimeError as error:
+                raise _failed(error) from error
+
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """Raises `TransportFailed` where NCCL refuses what is launched within."""
         try:
-            self._comm.check_async_error()
-        except KeyError:
-            # How cupy reads "in progress".
-            return
+            yield
+            if self._comm is not None and binding() != "cupy":
+                # Until then nothing may be put behind it in its stream.
+                settle(self._comm)
         except RuntimeError as error:
-            more = last_error()
-            raise TransportFailed(
-                f"NCCL has failed: {error}{f' ({more})' if more else ''}. The other ranks hear of "
-                f"it, and the next cell starts a fresh communicator. {_ADVICE}"
-            ) from error
+            raise _failed(error) from error
 
     def abandon(self) -> None:
-        """Ends what is under way and the communicator. Freeing one that hangs would hang."""
+        """Gives the communicator to those that end. Freeing one that hangs would hang."""
         making, comm = self._making, self._comm
         self._making = self._comm = None
         if making is not None:
             making.leave()
         if comm is not None:
-            comm.abort()
+            self.device.ending.park(comm)
 
 
 class _Making(threading.Thread):
@@ -100,36 +126,91 @@ class _Making(threading.Thread):
 
     def __init__(self, device: Device, members: int, unique: bytes, me: int) -> None:
         super().__init__(name="allranks-nccl", daemon=True)
-        self._arguments = members, unique, me
+        self._members, self._unique, self._me = members, unique, me
         self._device = device
-        self._lock = threading.Lock()
+        # A garbage collector may call `leave` while this thread holds it.
+        self._lock = threading.RLock()
         self._left = False
         self.comm: Communicator | None = None
         self.problem: Exception | None = None
 
     def run(self) -> None:
-        """Makes it."""
+        """Makes it, and connects all that a call might have to connect on its first use."""
         # What it asks for, calls that return at once, cupy reads as errors that it does not know.
         os.environ.pop("NCCL_COMM_BLOCKING", None)
+        # All algorithms now: otherwise the first use of one blocks within the call.
+        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
         try:
-            with self._device.cupy.cuda.Device(self._device.number):
-                comm = load_nccl().NcclCommunicator(*self._arguments)
+            self._device.ending.wait(_ENDING_SECONDS)
+            self._device.use()
+            nccl = load_nccl()
+            comm = nccl.NcclCommunicator(self._members, self._unique, self._me)
+            with self._lock:
+                self.comm, left = comm, self._left
+            if left:
+                self.leave()
+                self._device.ending.abort()
+                return
+            settle(comm, lambda: self._left)
+            if self._members > 1 and not self._left:
+                self._meet_everybody(nccl, comm)
         except Exception as error:
             self.problem = error
-            return
-        with self._lock:
-            if not self._left:
-                self.comm = comm
-                return
-        comm.abort()
+
+    def _meet_everybody(self, nccl: NcclModule, comm: Communicator) -> None:
+        """Sends a byte between all pairs: no variable connects these beforehand."""
+        device, others = self._device, [i for i in range(self._members) if i != self._me]
+        stream = device.new_stream()
+        with stream:
+            room = device.cupy.empty((2 * self._members,), np.uint8)
+        nccl.groupStart()
+        try:
+            for i in others:
+                comm.send(room.data.ptr + i, 1, BYTES, i, stream.ptr)
+                comm.recv(room.data.ptr + self._members + i, 1, BYTES, i, stream.ptr)
+        finally:
+            nccl.groupEnd()
+        settle(comm, lambda: self._left)
+        done, pause = device.event(stream), Pause()
+        while not self._left and not device.happened(done):
+            pause()
 
     def leave(self) -> None:
-        """Nobody waits for it any more."""
+        """Nobody waits for it any more; what it is in the middle of ends when it is aborted."""
         with self._lock:
             self._left = True
             comm, self.comm = self.comm, None
         if comm is not None:
-            comm.abort()
+            self._device.ending.park(comm, self)
+
+
+def settle(comm: Communicator, left: Callable[[], bool] = bool) -> None:
+    """Returns once nothing is being launched any more, or it is left."""
+    pause = Pause()
+    while not left() and is_in_progress(comm):
+        pause()
+
+
+def is_in_progress(comm: Communicator) -> bool:
+    """Whether something is being launched still; raises RuntimeError where it has failed.
+
+    Source: cupy 14, cupy_backends/cuda/libs/nccl.pyx: the KeyError of a result it has no text for.
+    """
+    try:
+        comm.check_async_error()
+    except KeyError as error:
+        if error.args != (IN_PROGRESS,):
+            raise RuntimeError(f"NCCL returned the result {error}") from error
+        return True
+    return False
+
+
+def _failed(error: RuntimeError) -> TransportFailed:
+    more = last_error()
+    return TransportFailed(
+        f"NCCL has failed: {error}{f' ({more})' if more else ''}. The other ranks hear of it, and "
+        f"the next cell starts a fresh communicator. {_ADVICE}"
+    )
 
 
 def last_error() -> str:

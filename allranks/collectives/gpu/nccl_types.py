@@ -1,6 +1,6 @@
 """Our dtypes and reductions as NCCL's.
 
-Source: nccl.h, ncclDataType_t and ncclRedOp_t.
+Source: nccl.h, ncclDataType_t, ncclRedOp_t and ncclResult_t.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from allranks.collectives.arrays.reductions import ReduceOp, accumulator, is_hal
 
 BYTES = 1
 """ncclUint8."""
+IN_PROGRESS = 7
+"""ncclInProgress."""
 CODES = {
     "int8": 0,
     "uint8": 1,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from mmap import PAGESIZE
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,11 @@ class Pipeline:
         if whole is None:
             window, size = self._window, 4 * BLOCK_BYTES
             if window is not None:
-                whole = window.empty((size,), np.dtype(np.uint8), size)
+                # Pages of its own: one that is shared with another region can be pinned only once.
+                room = window.empty((size + PAGESIZE,), np.dtype(np.uint8), size + PAGESIZE)
+                if room is not None:
+                    start = -room.ctypes.data % PAGESIZE
+                    whole = room[start : start + size]
             if whole is None or not self.device.pin(whole):
                 whole = self.device.pinned(size)
             kept[number] = whole

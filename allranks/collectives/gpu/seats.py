@@ -1,7 +1,11 @@
 """Who sits on which GPU, and what follows from it for a group of ranks.
 
-NCCL refuses two ranks on one GPU, and tells GPUs apart by where they are plugged in: the slices of
-one GPU (MIG) are one to it.
+NCCL tells GPUs apart by where they are plugged in, so the slices of one GPU (MIG) are one to it,
+and it refuses a communicator with two ranks on one. Where every rank has NCCL 2.30 or newer and
+NCCL_MULTI_RANK_GPU_ENABLE=1, it does not; that is experimental, so only a call that asks for NCCL
+takes it.
+
+Source: NCCL 2.30, src/init.cc, initTransportsRank.
 """
 
 from __future__ import annotations
@@ -23,25 +27,36 @@ class Seat(NamedTuple):
     """NCCL's version, as 22703; 0 without it."""
     why: str = ""
     """Why there is no NCCL."""
+    shares: bool = False
+    """Whether NCCL has been told that ranks may share a GPU, and knows how."""
 
     def pack(self) -> bytes:
         """The seat as bytes."""
-        return "\0".join(map(str, self)).encode()
+        return "\0".join(map(str, (*self[:-1], int(self.shares)))).encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> Seat:
         """The seat that `pack` was called on."""
-        host, bus, uuid, nccl, why = data.decode().split("\0", 4)
-        return cls(int(host), bus, uuid, int(nccl), why)
+        host, bus, uuid, nccl, why, shares = data.decode().split("\0", 5)
+        return cls(int(host), bus, uuid, int(nccl), why, shares == "1")
 
 
-def obstacle(ranks: Sequence[int], seats: Sequence[Seat]) -> str:
-    """Why NCCL cannot serve a group, as a clause; "" where it can."""
+MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
+SHARES_FROM = 23000
+
+
+def obstacle(ranks: Sequence[int], seats: Sequence[Seat], *, sharing: bool = False) -> str:
+    """Why NCCL cannot serve a group, as a clause; "" where it can.
+
+    Args:
+        ranks, seats: the members, and each one's GPU.
+        sharing: NCCL may have several ranks on one GPU.
+    """
     found: dict[tuple[int, str], tuple[Seat, list[int]]] = {}
     for rank, seat in zip(ranks, seats, strict=True):
         found.setdefault((seat.host, seat.bus), (seat, []))[1].append(rank)
     for seat, sitting in found.values():
-        if len(sitting) == 1:
+        if len(sitting) == 1 or sharing:
             continue
         slices = {s.uuid for r, s in zip(ranks, seats, strict=True) if r in sitting}
         what = "slices of one GPU" if len(slices) == len(sitting) else "one GPU"
@@ -59,10 +74,13 @@ def obstacle(ranks: Sequence[int], seats: Sequence[Seat]) -> str:
 
 def choose(wanted: str, ranks: Sequence[int], seats: Sequence[Seat]) -> str:
     """The transport of a group: the same on every member, or the same `UsageError`."""
-    against = obstacle(ranks, seats)
+    asked = wanted == "nccl" and all(seat.shares for seat in seats)
+    against = obstacle(ranks, seats, sharing=asked)
     if wanted == "nccl" and against:
         raise UsageError(
             f"transport='nccl' needs NCCL and a GPU for each rank: {against}. Leave transport= "
-            "and ALLRANKS_ALLREDUCE out: the arrays are then staged through the host."
+            "and ALLRANKS_ALLREDUCE out: the arrays are then staged through the host. With "
+            f"{MULTI_RANK}=1 on every rank, ranks share a GPU in NCCL 2.30 and newer, which is "
+            "experimental there."
         )
     return wanted or ("staged" if against else "nccl")

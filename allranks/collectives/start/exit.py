@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
 import sys
-import threading
 from pathlib import Path
 from types import TracebackType
 
@@ -55,18 +55,21 @@ def finish() -> None:
             os._exit(code)
         MPI.COMM_WORLD.Abort(code or 1)
     patience = _FINALIZE_SECONDS if world.notebook else _FINALIZE_SCRIPT_SECONDS
-    watchdog = threading.Timer(patience, _exit, [code])
-    watchdog.daemon = True
-    watchdog.start()
+    _flush()
+    # No thread of Python's: from 3.12 on none can be started while the interpreter ends.
+    faulthandler.dump_traceback_later(patience, exit=True, file=2)
     # Not before everybody is through: what this rank has sent may still be on its way.
     for group in list(world.groups.values()):
         group.abandon()
+    if world.gpu is not None:
+        world.gpu.end()
+        world.gpu.ending.wait(_FINALIZE_SECONDS)
     left = [] if launched.size(os.environ)[1] else memory.of_open_mpi()
     MPI.Finalize()
     for path in left:
         # mpiexec removes these files; where there is none, nobody does.
         Path(path).unlink(missing_ok=True)
-    watchdog.cancel()
+    faulthandler.cancel_dump_traceback_later()
 
 
 def _meet(world: World) -> bool:
@@ -94,8 +97,3 @@ def _flush() -> None:
             stream.flush()
         except (OSError, ValueError):
             continue
-
-
-def _exit(code: int) -> None:
-    _flush()
-    os._exit(code)

@@ -95,10 +95,16 @@ class World(Standing):
         self.groups[number] = Group(self, agreement, transports)
 
     def close(self, number: int) -> None:
-        """Forgets a group, if there is one of that number."""
+        """Forgets a group, if there is one of that number.
+
+        What it has on the GPU stays until the epoch ends, for all ranks at once: a garbage
+        collector may have called this while other members still wait for what this rank sends.
+        """
         gone = self.groups.pop(number, None)
         if gone is not None:
             gone.abandon()
+            if self.gpu is not None:
+                self.gpu.forget(number)
 
     def run(
         self,
@@ -284,11 +290,14 @@ class World(Standing):
         if self.dirty:
             return
         self.dirty = True
+        # First: what is aborted ends only when the others have heard of it, and abort as well.
+        self.give_up(why, deadlock=deadlock)
         for group in list(self.groups.values()):
             group.abandon()
-        if call is not None and call.spec.device and self.gpu is not None:
-            self.gpu.hold(call)
-        self.give_up(why, deadlock=deadlock)
+        if self.gpu is not None:
+            if call is not None and call.spec.device:
+                self.gpu.hold(call)
+            self.gpu.end()
 
     def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
         """This rank's scope has ended."""
@@ -303,6 +312,8 @@ class World(Standing):
         self.quarantine.clear()
         for group in list(self.groups.values()):
             group.abandon()
+        if self.gpu is not None:
+            self.gpu.end()
         # Groups that Split() and Dup() have made end with their epoch.
         self.groups = {n: group for n, group in list(self.groups.items()) if n < FIRST_MADE}
         for _, group in sorted(self.groups.items()):

@@ -3,7 +3,9 @@
 For the logic of the transports of GPUs where there is no GPU: what runs here says nothing about a
 GPU. As with the real one, work is only queued: it is done, one piece of one stream at a time,
 while somebody asks for an event. So a result that is read too early is wrong here as well, and a
-buffer that is used again too early too. An array refuses to become numpy's by itself.
+buffer that is used again too early too. Memory that is freed is what the next array of its size and
+stream gets, at once, as the real pool has it (cupy 14, cupy/cuda/memory.pyx). An array refuses to
+become numpy's by itself.
 
 Put this folder's parent on PYTHONPATH before anything imports cupy.
 """
@@ -16,13 +18,15 @@ import numpy as np
 
 from cupy import cuda
 from cupy._arrays import ndarray
+from cupy.cuda import _memory
 
 __version__ = "14.0.fake"
 FAKE = True
 
 
 def empty(shape, dtype=float, order="C"):
-    return ndarray._of(np.full(shape, _rubbish(np.dtype(dtype)), dtype))
+    dtype = np.dtype(dtype)
+    return ndarray._of(_memory.pooled(shape, dtype, _rubbish(dtype)))
 
 
 def empty_like(a, dtype=None, order="K", subok=None, shape=None):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from cupy.cuda import _queue
+from cupy.cuda import _memory, _queue
 
 
 class _Device:
@@ -25,6 +25,9 @@ class ndarray:
     __slots__ = ("_raw",)
     __array_priority__ = 100
     device = _Device()
+
+    def __init__(self, shape, dtype=float, memptr=None):
+        self._raw = _memory.over(shape, dtype, memptr)
 
     @classmethod
     def _of(cls, raw: np.ndarray) -> ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 import time
 import weakref
 from collections import deque
@@ -13,6 +14,20 @@ _streams: dict[int, Stream] = {}
 _events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
 _stack: list[Stream] = []
 _chance = random.Random(7)
+_lock = threading.RLock()
+"""Work is done by whoever asks for an event: the main thread, or one that makes or ends NCCL's."""
+_thread = threading.local()
+
+
+def use():
+    """The current thread has a context from now on."""
+    _thread.used = True
+
+
+def must_be_used():
+    """What NCCL and the driver need of a thread. CUDA driver API, "Context Management"."""
+    main = threading.current_thread() is threading.main_thread()
+    assert main or hasattr(_thread, "used"), "CUDA_ERROR_INVALID_CONTEXT: no use() in this thread"
 
 
 class Event:
@@ -47,12 +62,11 @@ class Stream:
 
     def _step(self):
         """Does one piece; whether there was one that could be done."""
-        if not self._work:
-            return False
-        if self._work[0]() is _AGAIN:
-            return False
-        self._work.popleft()
-        return True
+        with _lock:
+            if not self._work or self._work[0]() is _AGAIN:
+                return False
+            self._work.popleft()
+            return True
 
 
 _AGAIN = object()
@@ -94,6 +108,14 @@ def finish():
 
 def drop(owner):
     """Takes what a communicator has queued out of all streams: its kernels have been ended."""
-    for stream in _streams.values():
-        kept = [work for work in stream._work if getattr(work, "owner", None) is not owner]
-        stream._work = deque(kept)
+    with _lock:
+        for stream in list(_streams.values()):
+            kept = [work for work in stream._work if getattr(work, "owner", None) is not owner]
+            stream._work = deque(kept)
+
+
+def owners():
+    """The communicators whose kernels have not ended."""
+    with _lock:
+        queued = [work for stream in list(_streams.values()) for work in stream._work]
+    return {work.owner for work in queued if hasattr(work, "owner")}

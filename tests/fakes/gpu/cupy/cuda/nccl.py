@@ -1,16 +1,41 @@
 """FAKE cupy.cuda.nccl: what NCCL does, as messages over MPI between real ranks.
 
-A communicator is made when all members have met, and blocks until then, as NCCL does. An operation
-moves on while its stream does, and never ends where a member does not launch it. ``broken`` makes
-`check_async_error` fail; ``slow_seconds`` makes connecting take a while.
+Its rules are the real one's, each with its source:
+
+* A communicator is made when all members have met, and blocks until then. NCCL user guide,
+  ncclCommInitRank.
+* The first use of an algorithm connects it, and the first use of a pair connects that: inside the
+  call, or inside groupEnd, until the other members have come to it. With NCCL_RUNTIME_CONNECT=0
+  algorithms are connected while the communicator is made; pairs are not. NCCL 2.30, src/init.cc
+  (runtimeConn), src/enqueue.cc and src/group.cc (ncclCollPreconnect, ncclP2PPreconnectFunc).
+* A kernel holds the GPU until all members' have come: one of another communicator does not start
+  beside it. NCCL user guide, "Using multiple NCCL communicators concurrently": the order of
+  launches must be the same on all GPUs.
+* An abort ends the communicator's kernels at once, and returns when all members have aborted and
+  no other communicator's kernel is left on the GPU; aborts of a group are all told before any of
+  them is waited for. NCCL user guide, "Fault Tolerance"; NCCL 2.30, src/init.cc (ncclCommAbort).
+* What a rank has sent is served by its end of the communicator after its own kernel has ended:
+  once it has aborted nobody gets it any more. NCCL 2.30, src/proxy.cc.
+* The end of an abort frees the communicator, whoever is in a call on it: in a group, that of the
+  group. NCCL 2.30, src/init.cc (commReclaim).
+* Groups belong to a thread. NCCL user guide, "Group Calls".
+* A thread has a current GPU of its own. NCCL user guide, "Creating a Communicator".
+
+``broken`` makes `check_async_error` fail, with a result of NCCL's; ``refuses`` the next launch;
+``slow_seconds`` makes connecting take a while, ``slow_pairs`` the first use of a pair, which hears
+of an abort only then; ``serves_after`` all sends.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import os
+import signal
 import struct
+import threading
 import time
+from contextlib import contextmanager
 
 import numpy as np
 from mpi4py import MPI
@@ -20,15 +45,21 @@ from cupy.cuda import _queue
 available = True
 NCCL_VERSION = 22703
 broken: list[int] = []
+refuses: list[str] = []
 slow_seconds: list[float] = []
+slow_pairs: list[float] = []
+serves_after = [0.0]
 launched: list[tuple] = []
 """Every operation of this rank: name, count, dtype, op."""
 aborted: list[int] = []
+connected: list[str] = []
+"""The thread of each connection that was made at the first use."""
 
 _world = MPI.COMM_WORLD.Dup()
+_aborts, _connects = MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup()
 _rank = _world.Get_rank()
 _numbers = itertools.count(1)
-_group: list[tuple] | None = None
+_thread = threading.local()
 _DTYPES = {
     0: "int8", 1: "uint8", 2: "int32", 3: "uint32", 4: "int64", 5: "uint64",
     6: "float16", 7: "float32", 8: "float64",
@@ -36,6 +67,8 @@ _DTYPES = {
 # As the GPU has it, a NaN loses against every number.
 _OPS = {0: np.add, 1: np.multiply, 2: np.fmax, 3: np.fmin}
 _kept: list = []
+_holding: list = []
+"""The communicator whose kernel holds the GPU."""
 
 
 class NcclError(RuntimeError):
@@ -52,14 +85,13 @@ def get_unique_id():
 
 
 def groupStart():
-    global _group
-    assert _group is None, "groups are not nested here"
-    _group = []
+    assert _group() is None, "groups are not nested here"
+    _thread.calls, _thread.aborts = [], []
 
 
 def groupEnd():
-    global _group
-    calls, _group = _group, None
+    calls, aborts = _thread.calls, _thread.aborts
+    _thread.calls = None
     by_stream = {}
     for comm, sends, receives, finish, stream in calls:
         entry = by_stream.setdefault((id(comm), stream), (comm, [], [], [], stream))
@@ -67,11 +99,48 @@ def groupEnd():
         entry[2].extend(receives)
         entry[3].append(finish)
     for comm, sends, receives, finishes, stream in by_stream.values():
+        comm._connect({i for i, _ in [*sends, *receives]}, comm.peers)
         comm._queue(sends, receives, lambda done=finishes: [f() for f in done] and None, stream)
+    _await_aborts(aborts)
+
+
+def _group():
+    return getattr(_thread, "calls", None)
+
+
+def _await_aborts(ended):
+    """Until all members have aborted, and nothing of NCCL's is left on the GPU."""
+    for comm in ended:
+        others = [rank for rank in comm.ranks if rank != _rank]
+        requests = [_aborts.Irecv(np.empty(1, np.uint8), rank, comm.tag) for rank in others]
+        _kept.append(requests)
+        while not all(map(_has_come, requests)) or any(not c.dead for c in _queue.owners()):
+            time.sleep(1e-4)
+            _queue.progress()
+        if comm.inside:
+            os.write(2, b"FAKE NCCL: a communicator is freed while a thread is in a call on it\n")
+            os.abort()
+
+
+@contextmanager
+def _unheard():
+    """Within, an interrupt waits, as it does while C code runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = []
+    before = signal.signal(signal.SIGINT, lambda *_: came.append(1))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 class NcclCommunicator:
     def __init__(self, members, unique, me):
+        _queue.must_be_used()
         assert isinstance(unique, bytes)
         assert len(unique) == 128
         root, number = struct.unpack_from("<II", unique)
@@ -94,6 +163,36 @@ class NcclCommunicator:
         else:
             self.ranks = [_rank]
         self.dead = self.used = False
+        self.inside = 0
+        """Threads that connect."""
+        self.peers, self.algorithms = {me}, {}
+        self.eager = os.environ.get("NCCL_RUNTIME_CONNECT", "1") == "0"
+
+    def _connect(self, peers, known):
+        """What a first use does: until these members have come to theirs."""
+        missing = sorted(peers - known)
+        if not missing:
+            return
+        connected.append(threading.current_thread().name)
+        with _unheard(), self._entered():
+            time.sleep(slow_pairs.pop() if slow_pairs else 0)
+            for i in missing:
+                _kept.append(_connects.Isend(np.zeros(1, np.uint8), self.ranks[i], self.tag))
+            requests = [
+                _connects.Irecv(np.empty(1, np.uint8), self.ranks[i], self.tag) for i in missing
+            ]
+            _kept.append(requests)
+            while not (all(map(_has_come, requests)) or self.dead):
+                time.sleep(1e-4)
+        known |= peers
+
+    @contextmanager
+    def _entered(self):
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
 
     def _meet(self, into, source):
         request = _world.Irecv(into, source, self.tag)
@@ -102,16 +201,27 @@ class NcclCommunicator:
         return into
 
     def check_async_error(self):
-        if broken:
+        if broken and broken[0] == 2:
             raise NcclError("NCCL_ERROR_SYSTEM_ERROR: the fake was told to fail")
+        if broken:
+            # cupy 14, cupy_backends/cuda/libs/nccl.pyx: NcclError has texts for 0 to 6.
+            raise KeyError(broken[0])
 
     def abort(self):
+        _queue.must_be_used()
         assert not self.dead, "aborted twice"
         self.dead = True
         aborted.append(self.tag)
-        if self.used:
-            # One that was made too late is ended by the thread that made it, and never used.
-            _queue.drop(self)
+        _queue.drop(self)
+        if _holding == [self]:
+            _holding.clear()
+        for rank in self.ranks:
+            if rank != _rank:
+                _kept.append(_aborts.Isend(np.zeros(1, np.uint8), rank, self.tag))
+        if _group() is None:
+            _await_aborts([self])
+        else:
+            _thread.aborts.append(self)
 
     def allReduce(self, send, recv, n, dtype, op, stream):
         self._reduce("allReduce", send, recv, n, dtype, op, range(self.members), stream)
@@ -120,6 +230,7 @@ class NcclCommunicator:
         self._reduce("reduce", send, recv, n, dtype, op, [root], stream)
 
     def _reduce(self, name, send, recv, n, dtype, op, roots, stream):
+        self._collective(name)
         kind = np.dtype(_DTYPES[dtype])
         launched.append((name, n, dtype, op))
         mine = _memory(send, n * kind.itemsize).view(kind)
@@ -140,6 +251,7 @@ class NcclCommunicator:
 
     def broadcast(self, send, recv, n, dtype, root, stream):
         assert dtype == 1
+        self._collective("broadcast")
         launched.append(("broadcast", n, dtype, -1))
         mine = _memory(recv, n)
         others = [i for i in range(self.members) if i != root]
@@ -149,6 +261,7 @@ class NcclCommunicator:
             self._launch([], [(root, mine)], lambda: None, stream)
 
     def reduceScatter(self, send, recv, n, dtype, op, stream):
+        self._collective("reduceScatter")
         kind = np.dtype(_DTYPES[dtype])
         launched.append(("reduceScatter", n, dtype, op))
         nbytes = n * kind.itemsize
@@ -170,6 +283,7 @@ class NcclCommunicator:
 
     def allGather(self, send, recv, n, dtype, stream):
         assert dtype == 1
+        self._collective("allGather")
         launched.append(("allGather", n, dtype, -1))
         mine, whole = _memory(send, n), _memory(recv, n * self.members)
         others = [i for i in range(self.members) if i != self.me]
@@ -183,31 +297,49 @@ class NcclCommunicator:
 
     def send(self, buffer, n, dtype, peer, stream):
         assert (dtype, peer != self.me) == (1, True)
-        assert _group is not None, "send belongs in a group here"
+        assert _group() is not None, "send belongs in a group here"
         launched.append(("send", n, dtype, -1))
         self._launch([(peer, _memory(buffer, n))], [], lambda: None, stream)
 
     def recv(self, buffer, n, dtype, peer, stream):
         assert (dtype, peer != self.me) == (1, True)
-        assert _group is not None, "recv belongs in a group here"
+        assert _group() is not None, "recv belongs in a group here"
         launched.append(("recv", n, dtype, -1))
         self._launch([], [(peer, _memory(buffer, n))], lambda: None, stream)
 
     def _launch(self, sends, receives, finish, stream):
         assert not self.dead, "launched on a communicator that has been aborted"
-        if _group is not None:
-            _group.append((self, sends, receives, finish, stream))
+        if refuses:
+            raise NcclError(refuses.pop())
+        if _group() is not None:
+            _thread.calls.append((self, sends, receives, finish, stream))
         else:
             self._queue(sends, receives, finish, stream)
+
+    def _collective(self, name):
+        if not self.eager:
+            self._connect(set(range(self.members)), self.algorithms.setdefault(name, {self.me}))
+
+    def _serve(self, copies):
+        requests = [] if self.dead else [_world.Isend(c, rank, self.tag) for rank, c in copies]
+        _kept.append((copies, requests))
+        return requests
 
     def _queue(self, sends, receives, finish, stream):
         state, kept = [], []
 
         def work():
+            if _holding not in ([], [self]):
+                return _queue._AGAIN
+            _holding[:] = [self]
             if not state:
                 # What is sent is read when the stream has come so far, and no earlier.
                 copies = [(self.ranks[i], piece.copy()) for i, piece in sends]
-                state.append([_world.Isend(c, rank, self.tag) for rank, c in copies])
+                if serves_after[0]:
+                    threading.Timer(serves_after[0], self._serve, [copies]).start()
+                    state.append([])
+                else:
+                    state.append(self._serve(copies))
                 # Into memory of our own: what was aborted may still come.
                 kept.extend(np.empty(piece.nbytes, np.uint8) for _, piece in receives)
                 ranks = [self.ranks[i] for i, _ in receives]
@@ -219,11 +351,15 @@ class NcclCommunicator:
                 for (_, piece), came in zip(receives, kept, strict=True):
                     np.copyto(piece.view(np.uint8), came)
                 finish()
+                _holding.clear()
                 return None
             return _queue._AGAIN
 
         work.owner, self.used = self, True
-        _queue.push(work, _queue.stream_of(stream))
+        with _queue._lock:
+            if self.dead:
+                raise NcclError("NCCL_ERROR_INTERNAL_ERROR: aborted while it was launched")
+            _queue.push(work, _queue.stream_of(stream))
 
 
 def _has_come(request):

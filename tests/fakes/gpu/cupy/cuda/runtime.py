@@ -14,11 +14,15 @@ MISSING = {
 }
 PIN = "ALLRANKS_FAKE_PIN"
 failing: list[str] = []
+capturing: list[int] = []
+"""900, as often as somebody waits for the whole GPU while a graph is captured."""
 registered: list[tuple[int, int]] = []
 
 
 class CUDARuntimeError(RuntimeError):
-    pass
+    def __init__(self, said, status=999):
+        super().__init__(said)
+        self.status = status
 
 
 def getDeviceCount():
@@ -30,7 +34,10 @@ def getDeviceCount():
 
 def getDeviceProperties(device):
     number = int(deviceGetPCIBusId(device).split(":")[1], 16)
-    return {"name": b"FAKE GPU", "uuid": bytes([0xFA, 0xCE] * 7 + [0, number])}
+    # A C string to cupy: it ends at the first zero, which every other GPU has here. cupy 14,
+    # cupy_backends/cuda/api/runtime.pyx, getDeviceProperties.
+    raw = bytes([0xFA, 0xCE] * 7 + [1 - number % 2, number + 1])
+    return {"name": b"FAKE GPU", "uuid": raw.partition(b"\0")[0]}
 
 
 def deviceGetPCIBusId(device):
@@ -57,7 +64,36 @@ def memcpyAsync(to, source, nbytes, kind, stream):
     _queue.push(lambda: ctypes.memmove(to, source, nbytes) and None, _queue.stream_of(stream))
 
 
+def deviceSynchronize():
+    """Until all streams have done what they have been given by now. CUDA runtime API.
+
+    Not while one is captured: CUDA programming guide, "Prohibited and Unhandled Operations".
+    """
+    _queue.must_be_used()
+    if capturing:
+        raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: the fake captures", capturing[0])
+    events = []
+    for stream in list(_queue._streams.values()):
+        events.append(_queue.Event())
+        events[-1].record(stream)
+    while any(event.done_at is None for event in events):
+        _queue.progress()
+
+
 def hostRegister(address, nbytes, flags):
+    """No page twice: CUDA runtime API, cudaHostRegister, cudaErrorHostMemoryAlreadyRegistered."""
     if os.environ.get(PIN) == "no":
         raise CUDARuntimeError("cudaErrorNotSupported: the fake was told so")
+    first, last = _pages(address, nbytes)
+    if any(first < end and start < last for start, end in (_pages(*r) for r in registered)):
+        raise CUDARuntimeError("cudaErrorHostMemoryAlreadyRegistered: a page of it is pinned")
     registered.append((address, nbytes))
+
+
+def hostUnregister(ptr):
+    (found,) = (r for r in registered if r[0] == ptr)
+    registered.remove(found)
+
+
+def _pages(address, nbytes):
+    return address // 4096, -(-(address + nbytes) // 4096)

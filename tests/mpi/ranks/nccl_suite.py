@@ -1,0 +1,232 @@
+"""What NCCL's rules ask of several communicators, of aborts and of first uses.
+
+Runs between GPUs, on one GPU where NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share it, and on the
+FAKE NCCL of tests/fakes, which has the rules and their sources.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import everybody, in_a_cell, interrupted_after, odd
+
+import allranks.collectives as c
+from allranks.collectives import world
+from allranks.collectives.gpu import nccl as transport
+from allranks.errors import RankLeft, TransportFailed, UsageError
+
+cupy = pytest.importorskip("cupy", reason="the package cupy is missing: pip install cupy-cuda12x")
+if not cupy.is_available():
+    pytest.skip("there is no GPU that cupy can use", allow_module_level=True)
+if c.size() < 2:
+    pytest.skip("takes two ranks", allow_module_level=True)
+FAKE = hasattr(cupy, "FAKE")
+PATIENCE_SECONDS = 30
+
+fake_only = pytest.mark.skipif(not FAKE, reason="looks into the fake, or breaks it on purpose")
+three = pytest.mark.skipif(c.size() < 3, reason="two sets of two ranks each take three ranks")
+
+
+def ones(count: int = 4, dtype: str = "float32") -> Any:
+    return cupy.asarray(np.ones(count, dtype))
+
+
+def summed(count: int = 4, **options: Any) -> Any:
+    return c.allreduce(ones(count), c.Sum, transport="nccl", **options)
+
+
+def host(array: Any) -> np.ndarray:
+    return cupy.asnumpy(array)
+
+
+# All skip or none does: a rank on which it works would wait for the others.
+error = in_a_cell(summed)
+if everybody(isinstance(error, UsageError | TransportFailed)):
+    pytest.skip(f"NCCL does not connect these ranks: {error}", allow_module_level=True)
+
+
+def next_cell_works() -> None:
+    assert in_a_cell(lambda: np.testing.assert_array_equal(host(summed()), c.size())) is None
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not true():
+        assert time.monotonic() < end, "what this rank waits for does not happen"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def pair() -> c.ProcessSet:
+    """The first two ranks, where they are not all."""
+    return c.add_process_set([0, 1])
+
+
+def leaves_before_launching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This rank is interrupted once it has agreed on its next call: the others launch theirs."""
+
+    def interrupted(*arguments: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(transport.Nccl, "_event", interrupted)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_an_interrupt_between_agreeing_and_launching_frees_the_others(dtype, monkeypatch):
+    """Also in the first use of an algorithm, or of a pair, which connects them."""
+    for first in (True, False):
+        if first:
+            c.renew()
+            c.broadcast(ones(), transport="nccl")
+        if odd():
+            leaves_before_launching(monkeypatch)
+        error = in_a_cell(lambda: c.allreduce(ones(9, dtype), c.Sum, transport="nccl"))
+        assert isinstance(error, KeyboardInterrupt if odd() else RankLeft)
+        next_cell_works()
+
+
+def test_a_rank_leaves_while_another_computes_and_aborts_nothing():
+    next_cell_works()
+    this = world.current()
+
+    def cell() -> None:
+        if odd():
+            with interrupted_after(0.1):
+                summed()
+        elif c.rank() == 0:
+            number = this.scope.number + 1
+            until(lambda: this.peers.state(1).left >= number)
+        else:
+            summed()
+
+    error = in_a_cell(cell)
+    assert isinstance(error, KeyboardInterrupt if odd() else RankLeft if c.rank() else type(None))
+    next_cell_works()
+
+
+@three
+def test_a_communicator_that_rests_is_aborted_with_one_that_hangs(pair, monkeypatch):
+    def cell() -> None:
+        summed()
+        if pair.included():
+            summed(process_set=pair)
+            if odd():
+                leaves_before_launching(monkeypatch)
+            summed(3, process_set=pair)
+
+    for _ in range(2):
+        error = in_a_cell(cell)
+        kinds = {0: RankLeft, 1: KeyboardInterrupt}
+        assert isinstance(error, kinds.get(c.rank(), type(None)))
+        next_cell_works()
+        assert in_a_cell(lambda: summed(process_set=pair) if pair.included() else None) is None
+
+
+@three
+def test_sets_that_are_used_in_opposite_orders_do_not_wait_for_each_other(pair):
+    found: list[Any] = []
+
+    def cell() -> None:
+        for _ in range(40):
+            sets = [None, pair] if pair.included() else [None]
+            posted = [
+                c.allreduce_async(ones(2000), c.Sum, process_set=each, transport="nccl")
+                for each in (sets if odd() else reversed(sets))
+            ]
+            found.extend(host(each.synchronize()) for each in (posted if odd() else posted[::-1]))
+
+    assert in_a_cell(cell) is None
+    wanted = [c.size(), 2] if pair.included() else [c.size()]
+    for index, array in enumerate(found):
+        np.testing.assert_array_equal(array, wanted[index % len(wanted)])
+
+
+def test_a_group_that_is_dropped_after_a_broadcast_has_served_the_others(request):
+    """A garbage collector drops it in the middle of a cell."""
+    next_cell_works()
+    if FAKE:
+        from cupy.cuda import nccl
+
+        nccl.serves_after[0] = 0.3
+        request.addfinalizer(lambda: nccl.serves_after.__setitem__(0, 0.0))
+
+    def cell() -> None:
+        mine = ones(1_000_000) * float(c.rank() + 1)
+        found = c.broadcast(mine, 0, transport="nccl")
+        if c.rank() == 0:
+            world.current().groups[0].abandon()
+        assert (host(found) == 1).all()
+
+    assert in_a_cell(cell) is None
+    c.renew()
+    next_cell_works()
+
+
+@fake_only
+def test_no_call_connects_on_the_main_thread():
+    from cupy.cuda import nccl
+
+    c.renew()
+    nccl.connected.clear()
+    summed()
+    c.allreduce(ones(9, "float16"), c.Sum, transport="nccl")
+    c.alltoall(ones(c.size()), transport="nccl")
+    c.broadcast(ones(), transport="nccl")
+    c.allgather(ones(1 + c.rank()), transport="nccl")
+    assert nccl.connected
+    assert "MainThread" not in nccl.connected
+
+
+@fake_only
+def test_communicators_are_made_and_end_where_no_thread_can_be_started(monkeypatch):
+    """As while the interpreter ends, from Python 3.12 on."""
+    from cupy.cuda import nccl
+
+    next_cell_works()
+    before, start = len(nccl.aborted), threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("allranks"):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    c.renew()
+    assert len(nccl.aborted) > before
+    next_cell_works()
+
+
+@fake_only
+def test_a_launch_that_is_refused_says_so():
+    from cupy.cuda import nccl
+
+    next_cell_works()
+
+    def cell() -> None:
+        if odd():
+            nccl.refuses.append("NCCL_ERROR_UNHANDLED_CUDA_ERROR: the fake was told to refuse")
+        summed()
+
+    error = in_a_cell(cell)
+    if odd():
+        assert isinstance(error, TransportFailed)
+        assert "NCCL has failed: NCCL_ERROR_" in str(error)
+    else:
+        assert isinstance(error, RankLeft)
+    next_cell_works()
+
+
+def test_aborts_leave_no_thread():
+    c.renew()
+    gpu = world.current().gpu
+    assert gpu is not None
+    gpu.ending.wait(PATIENCE_SECONDS)
+    until(lambda: "allranks-nccl-abort" not in [t.name for t in threading.enumerate()])
+    assert os.environ["NCCL_RUNTIME_CONNECT"] == "0"

