@@ -59,12 +59,16 @@ class Cluster:
         preload: str | Sequence[str] = (),
         exclusive: bool = False,
     ) -> None:
-        self.gpus = devices.choose(gpus)
+        self.launcher = launchers.named(launcher)
+        elsewhere = isinstance(self.launcher, launchers.OnSeveralHosts)
+        self.gpus = () if elsewhere else devices.choose(gpus)
         self._pins = (devices.HIDDEN,) if gpus == "none" else tuple(g.uuid for g in self.gpus)
-        self.size = sizes.chosen(n, self.gpus)
+        if isinstance(self.launcher, launchers.OnSeveralHosts):
+            self.size = self.launcher.size(n)
+        else:
+            self.size = sizes.chosen(n, self.gpus)
         if exclusive:
             devices.check_exclusive(self.gpus, self.size)
-        self.launcher = launchers.named(launcher)
         self.preload = check_preload(preload)
         self.failed_first: int | None = None
         """The rank that was the first to fail in the last cell that failed."""

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from allranks.cluster import deaths, folders
 from allranks.cluster.inbox import Event, FromNursery, FromRank, Inbox, Pressed, Unread
-from allranks.cluster.launchers import Launcher
+from allranks.cluster.hosts import Hosts
+from allranks.cluster.launchers import Launcher, OnSeveralHosts
+from allranks.cluster.launchers.spread import ports
 from allranks.cluster.nursery import Nursery
 from allranks.cluster.wire import Wire
 from allranks.errors import ClusterLost, StartFailed, UsageError, WireError
@@ -76,7 +78,12 @@ class Connection:
         self._requests = 0
         self._answers: dict[int, dict[int, tuple[Answer, list[bytes]]]] = {}
         self._awaited: dict[int, Deliver] = {}
-        command = launcher.command(size)
+        self._launcher = launcher
+        command, where = [], ()
+        if isinstance(launcher, OnSeveralHosts):
+            where = f"tcp://{launcher.address()}", ports()
+        else:
+            command = launcher.command(size)
         environment = launcher.environment()
         work_dir = _work_folder()
         self.log_dir = folders.make_log_folder()
@@ -89,7 +96,7 @@ class Connection:
             if left is not None:
                 inbox.put(FromRank(left, payloads))
 
-        self._wire = Wire(deliver, lambda problem: inbox.put(Unread(problem)))
+        self._wire = Wire(deliver, lambda problem: inbox.put(Unread(problem)), *where)
         mirrors.send = self._wire.send
         self._config = NurseryConfig(
             size=size,
@@ -104,7 +111,7 @@ class Connection:
             wire_key=self._wire.key,
             preload=preload,
         )
-        self._nurseries: list[Nursery] = []
+        self._nurseries: list[Nursery | Hosts] = []
         # Runs when nobody holds the connection any longer, and when the kernel exits.
         self._finalizer = weakref.finalize(
             self, _end_anywhere, self._clients, self._nurseries, self._wire, self._session_dir
@@ -125,6 +132,8 @@ class Connection:
             nursery = self._nursery()
             with self.inbox.hearing_interrupts():
                 while len(self.hellos) < self.size:
+                    if isinstance(nursery, Hosts) and (waits := nursery.begin()):
+                        deadline = time.monotonic() + _START_SECONDS + self.size
                     if Pressed() in self.step(_POLL_SECONDS):
                         raise KeyboardInterrupt
                     if self.ends or time.monotonic() > deadline:
@@ -135,10 +144,18 @@ class Connection:
         nursery.all_up()
         self.state = "running"
 
-    def _nursery(self) -> Nursery:
+    def _nursery(self) -> Nursery | Hosts:
+        inbox = self.inbox
+
+        def deliver(name: str, told: dict[str, Any]) -> None:
+            inbox.put(FromNursery(name, told))
+
         try:
-            inbox = self.inbox
-            made = Nursery(self._config, lambda name, told: inbox.put(FromNursery(name, told)))
+            made: Nursery | Hosts
+            if isinstance(self._launcher, OnSeveralHosts):
+                made = Hosts(self._launcher, self._config, self._wire, deliver)
+            else:
+                made = Nursery(self._config, deliver)
         except PermissionError as error:
             raise StartFailed(
                 f"expected to start {sys.executable} for the ranks, found {error}: this user may "
@@ -299,7 +316,7 @@ class Connection:
                 self._ipyparallel = event.fields["info"]
             elif event.name == "launcher":
                 self.launcher_text = (self.launcher_text + event.fields["text"])[-20_000:]
-            elif event.name in ("exit", "launcher_exit", "nursery_exit"):
+            elif event.name in ("exit", "launcher_exit", "nursery_exit", "host_left"):
                 self.ends.append(deaths.End.of(event.name, event.fields))
 
     # ── death ────────────────────────────────────────────────────────────────────────────────
@@ -365,11 +382,11 @@ def _end_anywhere(*held: Any) -> None:
 
 
 def _end(
-    clients: list[ipyparallel.Client], nurseries: list[Nursery], wire: Wire, session_dir: str
+    clients: list[ipyparallel.Client], nurseries: list[Nursery | Hosts], wire: Wire, session_dir: str
 ) -> None:
     """Ends what a connection holds; it must not hold the connection itself."""
     with ExitStack() as ends:
         ends.callback(shutil.rmtree, session_dir, ignore_errors=True)
         ends.callback(wire.close)
         for held in (*nurseries, *clients):
-            ends.callback(held.stop if isinstance(held, Nursery) else held.close)
+            ends.callback(held.stop if isinstance(held, Nursery | Hosts) else held.close)

@@ -21,18 +21,29 @@ _SHOWN_NBYTES = 16 * 1024
 
 @dataclass(frozen=True)
 class End:
-    """The end of a rank, of the launcher (rank -1) or of the nursery (rank -2)."""
+    """The end of a rank, of the launcher (rank -1) or of the nursery (rank -2).
+
+    Of several nurseries, the ``host`` is named, and ``why`` nothing of the cluster is left there.
+    """
 
     rank: int
     code: int
     by_launcher: bool
     at: float = field(default_factory=time.monotonic)
+    host: str = ""
+    why: str = ""
 
     @classmethod
     def of(cls, name: str, fields: Mapping[str, Any]) -> End:
         """Returns the end that a nursery's event tells."""
         rank = {"exit": fields.get("rank", -3), "launcher_exit": -1}.get(name, -2)
-        return cls(rank, fields["code"], fields.get("by_launcher", False))
+        return cls(
+            rank,
+            fields.get("code", 0),
+            fields.get("by_launcher", False),
+            host=fields.get("host", ""),
+            why=fields.get("why", ""),
+        )
 
 
 def culprits(ends: Sequence[End]) -> list[End]:
@@ -54,6 +65,8 @@ def describe(ends: Sequence[End]) -> str:
     for end in culprits(ends):
         return f"Rank {end.rank} {ending(end.code)}."
     for end in ends:
+        if end.why:
+            return f"Host {end.host} {end.why}."
         what = {-1: "The launcher", -2: "The cluster's own process"}.get(
             end.rank, f"Rank {end.rank}"
         )

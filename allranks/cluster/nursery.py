@@ -90,7 +90,7 @@ class Nursery:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._deliver(*_event(line))
+            self._deliver(*event_of(line))
         code = self._process.wait()
         self._deliver("nursery_exit", {"code": code})
         if code < 0:
@@ -142,7 +142,7 @@ def _session_of(pid: int) -> int:
         return -1  # it is gone
 
 
-def _event(line: bytes) -> tuple[str, dict[str, Any]]:
+def event_of(line: bytes) -> tuple[str, dict[str, Any]]:
     """Returns the event that a line tells; any other line is a module's that was preloaded."""
     try:
         fields = json.loads(line)

@@ -1,25 +1,100 @@
-"""Runs in the notebook's kernel: what starts processes as ranks, one environment a file."""
+"""Runs in the notebook's kernel: what starts processes as ranks, one environment a file.
+
+On this machine that is mpiexec. Elsewhere a launcher owes one thing: it runs one command once on
+every host, and says which hosts these are.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from allranks.errors import UsageError
+from allranks.records.config import Invitation
+
+Tell = Callable[[str, str], None]
+"""Called, in any thread, with a host and why the command has ended there."""
 
 
-class Launcher(Protocol):
-    """What can start ``n`` processes that are ranks of one MPI world."""
+@dataclass(frozen=True)
+class Host:
+    """A host, as its launcher calls it, and how many ranks it is to have."""
 
     name: str
+    ranks: int
 
-    def command(self, size: int) -> list[str]:
-        """Returns the argument vector up to the program that every rank runs."""
+
+class _Named(Protocol):
+    """What can start processes that are ranks of one MPI world."""
+
+    name: str
 
     def environment(self) -> dict[str, str]:
         """Returns what the launcher and the ranks need in their environment."""
 
     def describe(self) -> str:
         """Returns where the ranks run, in a few words, for the start line."""
+
+
+class OnThisMachine(_Named, Protocol):
+    """One that starts them here."""
+
+    def command(self, size: int) -> list[str]:
+        """Returns the argument vector up to the program that every rank runs."""
+
+
+class Job(Protocol):
+    """One command on every host, from when it was asked for until it is gone everywhere."""
+
+    def hosts(self) -> Sequence[Host]:
+        """Returns where it runs; nothing as long as it waits for hosts.
+
+        Raises:
+            StartFailed: it will not run.
+        """
+
+    def waits(self) -> str:
+        """Returns what it waits for, in a line; empty where that is nothing."""
+
+    def why_ended(self) -> str:
+        """Returns what ended it, where its launcher knows: ``ran into its time limit``."""
+
+    def close(self) -> None:
+        """Ends it on every host; what has ended by itself is left."""
+
+
+@runtime_checkable
+class OnSeveralHosts(_Named, Protocol):
+    """One that starts them on other machines."""
+
+    def size(self, n: int | None) -> int:
+        """Returns how many ranks there will be.
+
+        Raises:
+            UsageError: ``n`` was asked for, and the hosts have room for another number.
+        """
+
+    def command(self, hosts: Sequence[Host]) -> list[str]:
+        """Returns the argument vector up to the program that every rank runs."""
+
+    def address(self) -> str:
+        """Returns the address of this machine at which the hosts reach it.
+
+        Raises:
+            StartFailed: there is none.
+        """
+
+    def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> Job:
+        """Has the relay run once on every host, with this invitation.
+
+        Raises:
+            StartFailed: that cannot be.
+            MissingDependency: the launcher's program is not installed.
+        """
+
+
+Launcher = OnThisMachine | OnSeveralHosts
 
 
 def named(name: str) -> Launcher:
@@ -30,6 +105,13 @@ def named(name: str) -> Launcher:
     """
     from allranks.cluster.launchers.local import LocalLauncher
 
+    kind, _, where = name.partition(":")
     if name == "local":
         return LocalLauncher()
-    raise UsageError(f"expected a launcher, found {name!r}. There is: --on local")
+    if kind == "ssh":
+        from allranks.cluster.launchers.ssh import SshLauncher
+
+        return SshLauncher(where)
+    raise UsageError(
+        f"expected a launcher, found {name!r}. There are: --on local, and --on ssh:HOST:RANKS,…"
+    )
