@@ -83,8 +83,12 @@ class Cluster:
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────
 
-    def start(self) -> Cluster:
+    def start(self, tell: Callable[[str], None] = lambda waits: None) -> Cluster:
         """Starts the ranks and returns when all of them are up.
+
+        Args:
+            tell: called, again and again, with what is waited for, where hosts are not to be had
+                at once: the place in a queue.
 
         Raises:
             StartFailed: they did not come up; nothing of them is left.
@@ -97,7 +101,7 @@ class Cluster:
             self.size, self._pins, self.launcher, self.preload, self._cells.take
         )
         self._cells.begin(self._connection)
-        self._connection.start()
+        self._connection.start(tell)
         return self
 
     def stop(self) -> None:

@@ -13,10 +13,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from allranks.cluster import deaths, folders
-from allranks.cluster.inbox import Event, FromNursery, FromRank, Inbox, Pressed, Unread
 from allranks.cluster.hosts import Hosts
+from allranks.cluster.inbox import Event, FromNursery, FromRank, Inbox, Pressed, Unread
 from allranks.cluster.launchers import Launcher, OnSeveralHosts
-from allranks.cluster.launchers.spread import ports
+from allranks.cluster.launchers.spread import ANY_PORTS, LOOPBACK, ports
 from allranks.cluster.nursery import Nursery
 from allranks.cluster.wire import Wire
 from allranks.errors import ClusterLost, StartFailed, UsageError, WireError
@@ -79,9 +79,10 @@ class Connection:
         self._answers: dict[int, dict[int, tuple[Answer, list[bytes]]]] = {}
         self._awaited: dict[int, Deliver] = {}
         self._launcher = launcher
-        command, where = [], ()
+        command: list[str] = []
+        address, allowed = LOOPBACK, ANY_PORTS
         if isinstance(launcher, OnSeveralHosts):
-            where = f"tcp://{launcher.address()}", ports()
+            address, allowed = launcher.address(), ports()
         else:
             command = launcher.command(size)
         environment = launcher.environment()
@@ -96,7 +97,7 @@ class Connection:
             if left is not None:
                 inbox.put(FromRank(left, payloads))
 
-        self._wire = Wire(deliver, lambda problem: inbox.put(Unread(problem)), *where)
+        self._wire = Wire(deliver, lambda problem: inbox.put(Unread(problem)), address, allowed)
         mirrors.send = self._wire.send
         self._config = NurseryConfig(
             size=size,
@@ -119,21 +120,24 @@ class Connection:
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────
 
-    def start(self) -> None:
+    def start(self, tell: Callable[[str], None]) -> None:
         """Brings up the ranks.
+
+        Args:
+            tell: called, again and again, with what is waited for where hosts are to be had later.
 
         Raises:
             StartFailed: they did not come up; nothing of them is left but logs.
         """
-        deadline = time.monotonic() + _START_SECONDS + self.size
-        if self._config.preload:
-            deadline += _PRELOAD_SECONDS
+        patience = _START_SECONDS + self.size + bool(self._config.preload) * _PRELOAD_SECONDS
+        deadline = time.monotonic() + patience
         try:
             nursery = self._nursery()
             with self.inbox.hearing_interrupts():
                 while len(self.hellos) < self.size:
                     if isinstance(nursery, Hosts) and (waits := nursery.begin()):
-                        deadline = time.monotonic() + _START_SECONDS + self.size
+                        deadline = time.monotonic() + patience
+                        tell(waits)
                     if Pressed() in self.step(_POLL_SECONDS):
                         raise KeyboardInterrupt
                     if self.ends or time.monotonic() > deadline:
@@ -382,7 +386,10 @@ def _end_anywhere(*held: Any) -> None:
 
 
 def _end(
-    clients: list[ipyparallel.Client], nurseries: list[Nursery | Hosts], wire: Wire, session_dir: str
+    clients: list[ipyparallel.Client],
+    nurseries: list[Nursery | Hosts],
+    wire: Wire,
+    session_dir: str,
 ) -> None:
     """Ends what a connection holds; it must not hold the connection itself."""
     with ExitStack() as ends:

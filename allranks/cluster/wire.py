@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import zmq
 
+from allranks.errors import StartFailed
 from allranks.records.deferred import deferred
 from allranks.records.lease import BEAT_SECONDS, LIMIT_SECONDS
 from allranks.records.wire import Record, decode, encode
@@ -22,6 +23,7 @@ from allranks.records.wire import Record, decode, encode
 Deliver = Callable[[Record, list[bytes]], None]
 DeliverUnread = Callable[[Exception], None]
 DeliverHost = Callable[[str, bytes], None]
+_LOOK_MS = int(BEAT_SECONDS * 500)
 _SILENT = json.dumps({"event": "host_silent"}).encode()
 
 
@@ -32,15 +34,15 @@ class Wire:
         deliver: called in that thread with every record and its payloads.
         unread: called in that thread with what kept a message from being read or delivered.
         address: where to listen.
-        ports: the lowest and the highest port to listen on; by default any.
+        ports: the lowest and the highest port to listen on.
     """
 
     def __init__(
         self,
         deliver: Deliver,
         unread: DeliverUnread,
-        address: str = "tcp://127.0.0.1",
-        ports: tuple[int, int] = (49152, 65535),
+        address: str,
+        ports: tuple[int, int],
     ) -> None:
         self._deliver = deliver
         self._unread = unread
@@ -69,10 +71,8 @@ class Wire:
             socket.curve_secretkey = secret
         # A rank that is not there any more is an error to raise, not a message to drop.
         self._commands.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        lowest, highest = ports
         self.commands_url, self.events_url = (
-            f"{address}:{one.bind_to_random_port(address, lowest, highest + 1)}"
-            for one in (self._commands, self._events)
+            _listen(socket, f"tcp://{address}", *ports) for socket in (self._commands, self._events)
         )
         self._thread = threading.Thread(target=self._read, name="allranks-events", daemon=True)
         self._thread.start()
@@ -124,7 +124,7 @@ class Wire:
         poller.register(self._events, zmq.POLLIN)
         poller.register(self._stop_reader, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll(BEAT_SECONDS * 500 if self._heard else None))
+            ready = dict(poller.poll(_LOOK_MS if self._heard else None))
             if self._events in ready:
                 try:
                     self._take(self._events.recv_multipart())
@@ -163,3 +163,14 @@ class Wire:
         for socket in (self._commands, self._events, self._stop_reader, self._stop_writer):
             socket.close(0)
         self._context.term()
+
+
+def _listen(socket: zmq.Socket[bytes], address: str, lowest: int, highest: int) -> str:
+    """Returns where a socket listens from now on."""
+    try:
+        return f"{address}:{socket.bind_to_random_port(address, lowest, highest + 1)}"
+    except zmq.error.ZMQBaseError as error:
+        raise StartFailed(
+            f"expected a free port between {lowest} and {highest} at {address}, found {error}. "
+            "Set ALLRANKS_PORTS to others, and ALLRANKS_ADDRESS to an address of this machine"
+        ) from error

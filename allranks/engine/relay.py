@@ -33,6 +33,7 @@ from allranks.records.lease import BEAT_SECONDS, FIRST_SECONDS, LIMIT_SECONDS
 
 _STOP_SECONDS = 8.0
 _LINGER_MS = 1000
+_LOOK_MS = int(BEAT_SECONDS * 500)
 
 
 class Relay:
@@ -92,7 +93,7 @@ class Relay:
             if time.monotonic() >= beat:
                 beat = time.monotonic() + BEAT_SECONDS
                 self._events.send_multipart([b"beat", self.host.encode()])
-            for source, _ in self._poller.poll(BEAT_SECONDS * 500):
+            for source, _ in self._poller.poll(_LOOK_MS):
                 if source == wake:
                     os.read(wake, 4096)
                 else:

@@ -1,8 +1,11 @@
 """A rank's end of the wire: commands in, output and replies out, beside ipyparallel's channels.
 
 Two sockets, both encrypted (CURVE) with the notebook's public key, which serves as the shared
-secret (on other hosts they lead to the relay, within a folder that only this user may enter): a DEALER that one thread reads commands from, and a PUSH that any thread writes to under a
+secret: a DEALER that one thread reads commands from, and a PUSH that any thread writes to under a
 lock. The thread also sends the transcript's news, a few times a second.
+
+Where ranks are on several hosts the sockets lead to the host's relay, in a folder that only this
+user may enter, and the relay's to the notebook are encrypted.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Session:
         # What was asked for holds until it is stopped: after a start that failed, or a loss, too.
         self._asked = replace(wanted, n=cluster.size)
         started = time.monotonic()
-        cluster.start()
+        cluster.start(_Waiting().show)
         self._cluster = cluster
         print(start_text(cluster, time.monotonic() - started, again=lost))
         for line in cluster.gpu_notices:
@@ -93,6 +93,18 @@ class Session:
         if running is not None:
             running.stop()
         return running is not None
+
+
+class _Waiting:
+    """Prints what is waited for, whenever that is something else."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+
+    def show(self, waits: str) -> None:
+        if waits != self._shown:
+            self._shown = waits
+            print(waits, flush=True)
 
 
 def start_text(cluster: Cluster, seconds: float, again: bool = False) -> str:

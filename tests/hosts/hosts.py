@@ -87,11 +87,11 @@ class Hosts:
             "HOSTS_PREFIX": self._prefix,
         }
 
-    def command(self, host: str, words: Sequence[str]) -> list[str]:
-        """Returns the command that runs another one on a host."""
+    def command(self, host: str, words: Sequence[str], folder: Path | None = None) -> list[str]:
+        """Returns the command that runs another one on a host, in a folder that all see."""
         pid = (self._folder / "base" / host / "init.pid").read_text().strip()
         inside = ["nsenter", "-t", pid, "-n", "-m", "-u", "-i", "-p", "--"]
-        return [*inside, "env", "-u", "TMPDIR", "-C", str(self.shared), *words]
+        return [*inside, "env", "-u", "TMPDIR", "-C", str(folder or self.shared), *words]
 
     def on(self, host: str, *words: str, timeout: float = 60) -> str:
         """Runs a command on a host, and returns what it writes."""

@@ -16,7 +16,8 @@ from allranks.errors import StartFailed, UsageError
 ADDRESS = "ALLRANKS_ADDRESS"
 #: The ports that they may reach it on, as ``50000-50100``.
 PORTS = "ALLRANKS_PORTS"
-_ANY = (49152, 65535)
+ANY_PORTS = (49152, 65535)
+LOOPBACK = "127.0.0.1"
 _PORT = 9
 """Nothing is sent there: a way is chosen for a port as well."""
 #: What is set here is set for the ranks: settings of libraries, and of this one.
@@ -90,7 +91,7 @@ def ports() -> tuple[int, int]:
     """
     said = os.environ.get(PORTS)
     if said is None:
-        return _ANY
+        return ANY_PORTS
     found = re.fullmatch(r"(\d+)-(\d+)", said)
     lowest, highest = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 0 < lowest < highest < 65536:

@@ -64,7 +64,7 @@ class SshLauncher(Spread):
     def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> SshJob:
         """Runs the relay on every host; its invitation is its standard input."""
         if shutil.which("ssh") is None:
-            raise MissingDependency("expected ssh, found none. Type: apt-get install openssh-client")
+            raise MissingDependency("expected ssh, found none. Type: apt install openssh-client")
         return SshJob(self.hosts, invitation, tell)
 
 
@@ -124,7 +124,8 @@ class SshJob:
         said = started.stderr.read().decode("utf-8", "replace")
         code = started.wait()
         lines = "\n".join(said.strip().splitlines()[-_SHOWN_LINES:])
-        self._tell(host, f"ssh ended with exit code {code}" + (f": {lines}" if lines else ""))
+        what = f"was left by ssh, which ended with exit code {code}"
+        self._tell(host, what + (f": {lines}" if lines else ""))
 
     def close(self) -> None:
         """Ends every ssh; a relay that lives notices, and ends its host's ranks."""
