@@ -13,6 +13,7 @@ from allranks.cluster.cells import Cells
 from allranks.cluster.connection import Answers, Connection
 from allranks.cluster.crew import Crew
 from allranks.cluster.explaining import explain
+from allranks.cluster.launchers.launcher import OnSeveralHosts
 from allranks.cluster.preload import check_preload
 from allranks.cluster.run import Run, View, check_timeout
 from allranks.cluster.status import RankStatus, read_status
@@ -40,7 +41,9 @@ class Cluster:
     Args:
         n: the number of ranks; by default one a visible GPU, else 2 to 4 by this machine's cores.
         gpus: which GPUs to pin ranks to, as ``"0,2"`` or ``"none"``; by default all visible.
-        launcher: the name of what starts the ranks.
+        launcher: what starts the ranks, as ``"ssh:h1:2,h2:2"``, with its options where it has
+            any, as ``"slurm --nodes 2 --ntasks-per-node 4"``; by default this machine, or the job
+            of several nodes that the notebook runs in.
         preload: modules to import before the ranks are made, as ``("tensorflow",)``: every rank
             has them at once, and the memory they take is shared.
         exclusive: whether each rank needs a GPU of its own; by default they may share.
@@ -55,15 +58,15 @@ class Cluster:
         n: int | None = None,
         *,
         gpus: str | None = None,
-        launcher: str = "local",
+        launcher: str | None = None,
         preload: str | Sequence[str] = (),
         exclusive: bool = False,
     ) -> None:
-        self.launcher = launchers.named(launcher)
-        elsewhere = isinstance(self.launcher, launchers.OnSeveralHosts)
+        self.launcher = launchers.named(launcher or launchers.default())
+        elsewhere = isinstance(self.launcher, OnSeveralHosts)
         self.gpus = () if elsewhere else devices.choose(gpus)
         self._pins = (devices.HIDDEN,) if gpus == "none" else tuple(g.uuid for g in self.gpus)
-        if isinstance(self.launcher, launchers.OnSeveralHosts):
+        if isinstance(self.launcher, OnSeveralHosts):
             self.size = self.launcher.size(n)
         else:
             self.size = sizes.chosen(n, self.gpus)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from allranks.cluster import deaths, folders
 from allranks.cluster.hosts import Hosts
 from allranks.cluster.inbox import Event, FromNursery, FromRank, Inbox, Pressed, Unread
-from allranks.cluster.launchers import Launcher, OnSeveralHosts
+from allranks.cluster.launchers.launcher import Launcher, OnSeveralHosts
 from allranks.cluster.launchers.spread import ANY_PORTS, LOOPBACK, ports
 from allranks.cluster.nursery import Nursery
 from allranks.cluster.wire import Wire
@@ -88,7 +88,10 @@ class Connection:
         environment = launcher.environment()
         work_dir = _work_folder()
         self.log_dir = folders.make_log_folder()
-        self._session_dir = folders.make_session_folder()
+        several = isinstance(launcher, OnSeveralHosts)
+        self._session_dir = (
+            folders.name_session_folder() if several else folders.make_session_folder()
+        )
         # The threads behind these must not hold the connection: it ends when nobody else does.
         mirrors = self.mirrors = Mirrors()
 

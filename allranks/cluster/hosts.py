@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from allranks.cluster.launchers import Host, OnSeveralHosts
+from allranks.cluster.launchers.launcher import Host, OnSeveralHosts
 from allranks.cluster.nursery import event_of
 from allranks.cluster.wire import Wire
 from allranks.records.config import Invitation, NurseryConfig
@@ -67,6 +67,7 @@ class Hosts:
         if not hosts or missing:
             return self.job.waits()
         self._hosts = hosts
+        self.job.all_came()
         ranks = iter(range(self._config.size))
         for host in hosts:
             self._host_of |= {next(ranks): host.name for _ in range(host.ranks)}

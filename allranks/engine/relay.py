@@ -18,7 +18,6 @@ import json
 import os
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -32,7 +31,10 @@ from allranks.records.config import Invitation, NurseryConfig
 from allranks.records.lease import BEAT_SECONDS, FIRST_SECONDS, LIMIT_SECONDS
 
 _STOP_SECONDS = 8.0
+_LOST = "has lost the notebook"
 _LINGER_MS = 1000
+#: From a ping on; the first one comes up to a beat later.
+_PATIENCE_MS = int((LIMIT_SECONDS - BEAT_SECONDS) * 1000)
 _LOOK_MS = int(BEAT_SECONDS * 500)
 
 
@@ -68,7 +70,7 @@ class Relay:
         urls = (self._notebook, invitation.commands_url), (self._events, invitation.events_url)
         for one, url in urls:
             one.setsockopt(zmq.HEARTBEAT_IVL, int(BEAT_SECONDS * 1000))
-            one.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(LIMIT_SECONDS * 1000))
+            one.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PATIENCE_MS)
             one.curve_serverkey = invitation.wire_key.encode()
             one.curve_publickey = public
             one.curve_secretkey = secret
@@ -130,7 +132,7 @@ class Relay:
             self._events.send_multipart(self._told.recv_multipart(copy=False), copy=False)
         elif source is self._monitor:
             if self._monitor_event() == zmq.EVENT_DISCONNECTED:
-                self._end("has lost the notebook")
+                self._end(_LOST)
         elif source == self._lifeline:
             if not os.read(self._lifeline, 4096):
                 self._end("was left by the launcher")
@@ -172,11 +174,8 @@ class Relay:
         """
         if not os.path.isdir(config.work_dir):
             raise FileNotFoundError(f"the notebook's folder {config.work_dir} is not there")
-        for folder in (config.session_dir, config.log_dir):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            found = os.lstat(folder)
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-                raise PermissionError(f"{folder} is another user's")
+        os.mkdir(config.session_dir, mode=0o700)  # it must not be there: another's could be open
+        os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
         self._commands.bind(config.commands_url)
         self._told.bind(config.events_url)
         log = os.path.join(config.log_dir, f"nursery-{self.host}.log")
@@ -230,7 +229,7 @@ class Relay:
         while self._told.poll(0):
             self._events.send_multipart(self._told.recv_multipart())
         self._tell(event="host_down", code=code, why=self._why)
-        self._events.context.destroy(linger=_LINGER_MS)
+        self._events.context.destroy(linger=0 if self._why == _LOST else _LINGER_MS)
 
 
 def _own_address(url: str) -> str:

@@ -11,10 +11,10 @@ from allranks.ensemble.mapping import Cluster
 from allranks.errors import UsageError
 from allranks.records.ranks import label
 
-_LEFT_AWAY = {"--gpus": "all", "--preload": "none"}
+_LEFT_AWAY = {"--on": "local", "--gpus": "all", "--preload": "none"}
 _NAMES = "rank, size, local_rank, local_size, comm, MPI, device, allreduce, broadcast, barrier …"
 _NOTHING = ClusterOptions()
-_DEFAULT = ClusterOptions(launcher="local", preload="")
+_DEFAULT = ClusterOptions(preload="")
 
 
 class Session:

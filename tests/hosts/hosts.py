@@ -127,7 +127,7 @@ class Hosts:
         """Returns what runs on a host besides its own services: pids of its own, and commands."""
         if host in self._crashed:
             return []
-        listed = self.on(host, "ps", "-e", "-o", "stat=,comm=,pid=,args=").splitlines()
+        listed = self.on(host, "ps", "-ww", "-e", "-o", "stat=,comm=,pid=,args=").splitlines()
         words = [line.split(None, 3) for line in listed]
         return [
             f"{host}: {pid} {args}"

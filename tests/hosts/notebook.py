@@ -39,7 +39,7 @@ class NotebookOnAHost(Notebook):
         self.pid = next(p.pid for p in self._inside() if "ipykernel_launcher" in p.cmdline())
 
     def _inside(self) -> list[psutil.Process]:
-        return [process for process in super().children() if process.name() != "nsenter"]
+        return [process for process in super().children() if _name(process) != "nsenter"]
 
     def children(self) -> list[psutil.Process]:
         """Returns the processes on the notebook's own host that came from its kernel."""
@@ -51,5 +51,13 @@ class NotebookOnAHost(Notebook):
 
     def check_nothing_left(self) -> None:
         """Raises unless every process is gone, and every file but the logs, on every host."""
-        assert self._hosts.left() == []
+        left = self._hosts.left()
+        assert left == [], left
         super().check_nothing_left()
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""

@@ -44,7 +44,7 @@ def test_what_the_ranks_have_and_say_goes_both_ways(notebook):
 def test_the_rank_that_fails_is_named_with_its_host_and_the_others_are_waiting(notebook):
     cell = notebook.on_ranks("import numpy as np\nif rank == 3: 1 / 0\nallreduce(np.ones(9))")
     assert cell.error_name == "CellFailed"
-    assert "rank 3 (h2, cpu) raised ZeroDivisionError at line 2" in cell.text
+    assert "rank 3 (h2, cpu) raised ZeroDivisionError at line 3" in cell.text
     assert "ranks 0–2 were waiting" in cell.text
 
 

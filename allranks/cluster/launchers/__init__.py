@@ -6,112 +6,71 @@ every host, and says which hosts these are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+import os
+import shlex
 
+from allranks.cluster.launchers.launcher import Launcher
+from allranks.cluster.launchers.sites import sites
 from allranks.errors import UsageError
-from allranks.records.config import Invitation
 
-Tell = Callable[[str, str], None]
-"""Called, in any thread, with a host and why the command has ended there."""
-
-
-@dataclass(frozen=True)
-class Host:
-    """A host, as its launcher calls it, and how many ranks it is to have."""
-
-    name: str
-    ranks: int
+#: Those that take options of their own, which are the batch system's.
+_BATCH = ("slurm",)
 
 
-class _Named(Protocol):
-    """What can start processes that are ranks of one MPI world."""
+def default() -> str:
+    """Returns what starts ranks where nothing is said: this machine, or this job's nodes."""
+    from allranks.cluster.launchers import slurm
 
-    name: str
-
-    def environment(self) -> dict[str, str]:
-        """Returns what the launcher and the ranks need in their environment."""
-
-    def describe(self) -> str:
-        """Returns where the ranks run, in a few words, for the start line."""
+    return "slurm" if slurm.in_allocation(os.environ) else "local"
 
 
-class OnThisMachine(_Named, Protocol):
-    """One that starts them here."""
-
-    def command(self, size: int) -> list[str]:
-        """Returns the argument vector up to the program that every rank runs."""
-
-
-class Job(Protocol):
-    """One command on every host, from when it was asked for until it is gone everywhere."""
-
-    def hosts(self) -> Sequence[Host]:
-        """Returns where it runs; nothing as long as it waits for hosts.
-
-        Raises:
-            StartFailed: it will not run.
-        """
-
-    def waits(self) -> str:
-        """Returns what it waits for, in a line; empty where that is nothing."""
-
-    def why_ended(self) -> str:
-        """Returns what ended it, where its launcher knows: ``ran into its time limit``."""
-
-    def close(self) -> None:
-        """Ends it on every host; what has ended by itself is left."""
-
-
-@runtime_checkable
-class OnSeveralHosts(_Named, Protocol):
-    """One that starts them on other machines."""
-
-    def size(self, n: int | None) -> int:
-        """Returns how many ranks there will be.
-
-        Raises:
-            UsageError: ``n`` was asked for, and the hosts have room for another number.
-        """
-
-    def command(self, hosts: Sequence[Host]) -> list[str]:
-        """Returns the argument vector up to the program that every rank runs."""
-
-    def address(self) -> str:
-        """Returns the address of this machine at which the hosts reach it.
-
-        Raises:
-            StartFailed: there is none.
-        """
-
-    def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> Job:
-        """Has the relay run once on every host, with this invitation.
-
-        Raises:
-            StartFailed: that cannot be.
-            MissingDependency: the launcher's program is not installed.
-        """
-
-
-Launcher = OnThisMachine | OnSeveralHosts
+def takes_options(name: str | None) -> bool:
+    """Whether a launcher, or a named place, has a batch system's options."""
+    first = (name or "").split()
+    site = sites().get(first[0]) if first else None
+    return bool(first) and (site.on if site else first[0]).split()[0] in _BATCH
 
 
 def named(name: str) -> Launcher:
-    """Returns the launcher of that name.
+    """Returns the launcher of that name, or of the place of that name; options may follow it.
 
     Raises:
         UsageError: there is none.
+        MissingDependency: what it needs is not here.
     """
     from allranks.cluster.launchers.local import LocalLauncher
+    from allranks.cluster.launchers.spread import Spread
 
-    kind, _, where = name.partition(":")
-    if name == "local":
-        return LocalLauncher()
-    if kind == "ssh":
+    first, *options = _words(name)
+    site = sites().get(first)
+    if site is not None:
+        first, *before = _words(site.on)
+        options = before + options
+    made: Launcher | None = None
+    kind, colon, where = first.partition(":")
+    if first == "local" and not options:
+        made = LocalLauncher()
+    elif kind == "ssh" and colon and not options:
         from allranks.cluster.launchers.ssh import SshLauncher
 
-        return SshLauncher(where)
-    raise UsageError(
-        f"expected a launcher, found {name!r}. There are: --on local, and --on ssh:HOST:RANKS,…"
-    )
+        made = SshLauncher(where)
+    elif first == "slurm":
+        from allranks.cluster.launchers.slurm import SlurmLauncher
+
+        made = SlurmLauncher(options)
+    if made is None:
+        raise UsageError(
+            f"expected a launcher, found {name!r}. There is: --on local, --on ssh:HOST:RANKS,…, "
+            "--on slurm. To see what can be used here: %distributed launchers"
+        )
+    if site is not None and isinstance(made, Spread):
+        made.site_environment = site.environment
+    return made
+
+
+def _words(name: str) -> list[str]:
+    try:
+        words = shlex.split(name)
+    except ValueError as error:
+        raise UsageError(f"expected a launcher, found {name!r}: {error}") from error
+    return words or [""]

@@ -6,9 +6,10 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from allranks.cluster.launchers import Host
+from allranks.cluster.launchers.launcher import Host
 from allranks.cluster.launchers.local import OTHERS_LAUNCHERS, LocalLauncher, is_open_mpi, mpiexec
 from allranks.errors import StartFailed, UsageError
 
@@ -32,6 +33,9 @@ RELAY = (sys.executable, "-P", "-m", "allranks.engine.relay")
 
 class Spread:
     """Ranks of one MPI world on several hosts, in turn host by host."""
+
+    site_environment: Mapping[str, str] = MappingProxyType({})
+    """What a named place adds to the ranks' environment."""
 
     def command(self, hosts: Sequence[Host]) -> list[str]:
         """Returns mpiexec and its options; it runs on the first host.
@@ -60,7 +64,7 @@ class Spread:
             for name, value in os.environ.items()
             if _PASSED_ON.fullmatch(name) and name not in _NOT_PASSED_ON
         }
-        return settings | passed
+        return settings | passed | dict(self.site_environment)
 
 
 def address_towards(host: str) -> str:

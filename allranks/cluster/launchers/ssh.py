@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
-from allranks.cluster.launchers import Host, Tell
+from allranks.cluster.launchers.launcher import Host, Tell
 from allranks.cluster.launchers.spread import RELAY, Spread, address_towards, check_size
 from allranks.errors import MissingDependency, UsageError
 from allranks.records.config import Invitation
@@ -114,6 +114,9 @@ class SshJob:
     def waits(self) -> str:
         """Returns nothing."""
         return ""
+
+    def all_came(self) -> None:
+        """Has nothing to take back: the invitation went to standard input."""
 
     def why_ended(self) -> str:
         """Returns nothing: ssh knows of its own end only."""

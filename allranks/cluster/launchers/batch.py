@@ -1,0 +1,170 @@
+"""What batch systems share: a job that is submitted, waits, runs the relay on every host, and ends.
+
+The invitation, with its key, lies in a file that only this user may read, in the folder of the
+cluster's logs, which the hosts have to see. It is removed as soon as all hosts have come.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from allranks.cluster.launchers.launcher import Host
+from allranks.cluster.launchers.spread import RELAY
+from allranks.errors import MissingDependency, StartFailed
+from allranks.records.config import Invitation
+
+_ASK_SECONDS = 20.0
+_CLOSE_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
+_SHOWN_LINES = 5
+#: Cancels the job when its standard input closes: when the kernel says so, and when it has died.
+_KEEPER = 'cat > /dev/null; "$@" > /dev/null 2>&1'
+
+
+def program(name: str, package: str) -> str:
+    """Returns a batch system's program.
+
+    Raises:
+        MissingDependency: it is not here.
+    """
+    found = shutil.which(name)
+    if found is None:
+        raise MissingDependency(
+            f"expected {name}, found no such program on this machine. Start the notebook on the "
+            f"cluster's login node, or install it: {package}"
+        )
+    return found
+
+
+def ask(*words: str) -> str:
+    """Returns what a batch system's program says; nothing where it fails."""
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def submit(system: str, words: Sequence[str], script: str) -> str:
+    """Submits a script; returns what the batch system answers.
+
+    Raises:
+        StartFailed: it refuses.
+    """
+    done = subprocess.run(
+        words, input=script, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
+    )
+    if done.returncode:
+        raise StartFailed(
+            f"expected {system} to take a job, found {done.stderr.strip() or done.stdout.strip()}\n"
+            f"What was typed: {shlex.join(words)}"
+        )
+    return done.stdout
+
+
+def invite(invitation: Invitation, log_dir: str) -> str:
+    """Returns the path of a new file with the invitation, mode 0600."""
+    path = os.path.join(log_dir, "invitation")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as kept:
+        kept.write(invitation.to_json())
+    return path
+
+
+def relay_command(path: str, name: str) -> list[str]:
+    """Returns the command that a job runs once on every host.
+
+    Args:
+        path: where the invitation is.
+        name: the environment variable that has the name of the host.
+    """
+    return [*RELAY, "--join", path, name]
+
+
+class BatchJob:
+    """A job in a batch system's queue, and then on its hosts.
+
+    Args:
+        system: what the batch system is called.
+        number: what it calls the job.
+        ranks: how many ranks each host is to have.
+        cancel: the command that cancels the job.
+        invitation: the path of the invitation.
+    """
+
+    def __init__(
+        self, system: str, number: str, ranks: int, cancel: Sequence[str], invitation: str
+    ) -> None:
+        self.system = system
+        self.number = number
+        self._ranks = ranks
+        self._invitation = invitation
+        self._next_look = 0.0
+        self._waits = f"{system} job {number} is submitted"
+        self._keeper = subprocess.Popen(
+            ["/bin/sh", "-c", _KEEPER, "keeper", *cancel],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            # An interrupt of the kernel goes to its whole process group: not to this one.
+            start_new_session=True,
+        )
+
+    def hosts(self) -> Sequence[Host]:
+        """Returns where it runs; nothing as long as it waits for hosts.
+
+        Raises:
+            StartFailed: it has ended.
+        """
+        if time.monotonic() < self._next_look:
+            return ()
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        names, self._waits = self.look()
+        return [Host(name, self._ranks) for name in names]
+
+    def look(self) -> tuple[Sequence[str], str]:
+        """Returns the names of its hosts, once it runs, and what it waits for until then.
+
+        Raises:
+            StartFailed: it has ended.
+        """
+        raise NotImplementedError
+
+    def waits(self) -> str:
+        """Returns what it waits for, in a line."""
+        return self._waits
+
+    def why_ended(self) -> str:
+        """Returns what ended it, where the batch system tells."""
+        return ""
+
+    def all_came(self) -> None:
+        """The invitation is needed no longer."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._invitation)
+
+    def refused(self, what: str, output: str) -> StartFailed:
+        """Returns the error that says how the job has ended, with the last lines it wrote."""
+        said = ""
+        with suppress(OSError), open(output, errors="replace") as log:
+            said = "\n" + "\n".join(log.read().strip().splitlines()[-_SHOWN_LINES:])
+        return StartFailed(
+            f"expected {self.system} job {self.number} to run, found that it {what}.{said.rstrip()}"
+        )
+
+    def close(self) -> None:
+        """Cancels the job where it has not ended by itself."""
+        self.all_came()
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        try:
+            self._keeper.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass  # the batch system does not answer; it is asked as long as this takes
