@@ -72,6 +72,7 @@ class Connection:
         self.lost_because = ""
         self._clients: list[ipyparallel.Client] = []
         self.launcher_text = ""
+        self._cause = ""
         self._ipyparallel: dict[str, Any] | None = None
         self._of_cell = of_cell
         self._offsets: dict[int, int] = {}
@@ -197,6 +198,9 @@ class Connection:
         """
         self.state, self.lost_because = state, why
         self.mirrors.close()
+        for nursery in self._nurseries if self.ends else ():
+            # As long as it is not ended from here.
+            self._cause = self._cause or nursery.why_ended()
         with self.inbox.hearing_interrupts():  # it ends by itself, and soon
             self._finalizer()
             self.step(0)
@@ -359,7 +363,9 @@ class Connection:
         Args:
             shown: the last lines of the ranks have been shown already.
         """
-        return deaths.loss(self.ends, self.hellos, self.launcher_text, self.size, shown)
+        return deaths.loss(
+            self.ends, self.hellos, self.launcher_text, self.size, shown, self._cause
+        )
 
 
 def _work_folder() -> str:

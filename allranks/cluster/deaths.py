@@ -86,14 +86,24 @@ def last_lines(log_dir: str, ends: Sequence[End], launcher_text: str) -> str:
 
 
 def loss(
-    ends: Sequence[End], hellos: Mapping[int, Hello], launcher_text: str, size: int, shown: bool
+    ends: Sequence[End],
+    hellos: Mapping[int, Hello],
+    launcher_text: str,
+    size: int,
+    shown: bool,
+    cause: str = "",
 ) -> str:
-    """Returns what died, where, of what, its last lines unless shown, and what is lost with it."""
+    """Returns what died, where, of what, its last lines unless shown, and what is lost with it.
+
+    Where the job of all ranks was ended, that is the ``cause``.
+    """
     found = culprits(ends)
     log_dir = os.path.dirname(next(iter(hellos.values())).log)
     lost = f"the variables of all {size} ranks are" if size > 1 else "its variables are"
     said = ""
-    if found:
+    if cause:
+        what = f"{cause}; the ranks ended with it"
+    elif found:
         hello = hellos[found[0].rank]
         what = f"rank {hello.rank} ({hello.host}, pid {hello.pid}, {hello.device}) "
         what += ending(found[0].code)

@@ -91,6 +91,10 @@ class Hosts:
             wire_key="",
         )
 
+    def why_ended(self) -> str:
+        """Returns what ended the job, where its launcher knows; to be asked before it is ended."""
+        return self.job.why_ended()
+
     def all_up(self) -> None:
         """Says that every rank is up: time to note what they share."""
         for host in self._hosts:

@@ -61,6 +61,10 @@ class Nursery:
         """The nursery's process id."""
         return self._process.pid
 
+    def why_ended(self) -> str:
+        """Returns nothing: nobody but this process could have ended it without its telling."""
+        return ""
+
     def all_up(self) -> None:
         """Says that every rank is up: time to note what they share."""
         self._say("up")

@@ -30,7 +30,7 @@ def new_notebook(hosts: Hosts) -> Iterator[NewNotebook]:
     with ExitStack() as stack:
 
         def open_one(env: dict[str, str | None] | None = None) -> NotebookOnAHost:
-            return stack.enter_context(NotebookOnAHost(hosts, _folder(hosts.shared), env))
+            return stack.enter_context(NotebookOnAHost(hosts, folder_in(hosts.shared), env))
 
         yield open_one
 
@@ -38,7 +38,7 @@ def new_notebook(hosts: Hosts) -> Iterator[NewNotebook]:
 @pytest.fixture(scope="module")
 def notebook(hosts: Hosts) -> Iterator[NotebookOnAHost]:
     """Two ranks on each of two hosts for the tests of one file; at the end nothing is left."""
-    with NotebookOnAHost(hosts, _folder(hosts.shared)) as shared:
+    with NotebookOnAHost(hosts, folder_in(hosts.shared)) as shared:
         started = shared.on_ranks("kept = 10 * rank", SSH)
         assert started.status == "ok", started.text
         yield shared
@@ -46,7 +46,7 @@ def notebook(hosts: Hosts) -> Iterator[NotebookOnAHost]:
         shared.check_nothing_left()
 
 
-def _folder(place: Path) -> Path:
+def folder_in(place: Path) -> Path:
     folder = place / f"n{len(list(place.iterdir()))}"
     folder.mkdir()
     return folder

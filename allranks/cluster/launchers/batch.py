@@ -108,7 +108,8 @@ class BatchJob:
         self._ranks = ranks
         self._invitation = invitation
         self._next_look = 0.0
-        self._waits = f"{system} job {number} is submitted"
+        self._hosts: Sequence[Host] = ()
+        self._waits = self.submitted
         self._keeper = subprocess.Popen(
             ["/bin/sh", "-c", _KEEPER, "keeper", *cancel],
             stdin=subprocess.PIPE,
@@ -123,14 +124,21 @@ class BatchJob:
         Raises:
             StartFailed: it has ended.
         """
-        if time.monotonic() < self._next_look:
-            return ()
-        self._next_look = time.monotonic() + _LOOK_SECONDS
-        names, self._waits = self.look()
-        return [Host(name, self._ranks) for name in names]
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            names, self._waits = self.look()
+            self._hosts = [Host(name, self._ranks) for name in names]
+        return self._hosts
+
+    @property
+    def submitted(self) -> str:
+        """What is said as long as the batch system says nothing."""
+        return f"{self.system} job {self.number} is submitted. Interrupt to cancel it."
 
     def look(self) -> tuple[Sequence[str], str]:
         """Returns the names of its hosts, once it runs, and what it waits for until then.
+
+        It is asked again until all hosts have come.
 
         Raises:
             StartFailed: it has ended.

@@ -136,7 +136,9 @@ class SlurmJob(BatchJob):
             return (), self._waits  # the controller is busy, or does not know it yet
         state, reason, start, partition, nodes = said.splitlines()[0].split("|")
         if state == "RUNNING":
-            return ask("scontrol", "show", "hostnames", nodes).split(), "its nodes"
+            return ask("scontrol", "show", "hostnames", nodes).split(), ""
+        if reason == "None":
+            return (), self.submitted
         if state in _PENDING:
             return (), self._place(reason, start, partition)
         raise self.refused(_ENDINGS.get(state, f"is {state}"), self._output)
