@@ -64,7 +64,7 @@ def describe(ends: Sequence[End]) -> str:
     """Returns what ended first, in a sentence; empty where nothing has ended."""
     for end in culprits(ends):
         return f"Rank {end.rank} {ending(end.code)}."
-    for end in ends:
+    for end in sorted(ends, key=lambda end: not end.why):
         if end.why:
             return f"Host {end.host} {end.why}."
         what = {-1: "The launcher", -2: "The cluster's own process"}.get(

@@ -47,6 +47,7 @@ class Hosts:
         self._host_of: dict[int, str] = {}
         self._addresses: dict[str, str] = {}
         self._gone: set[str] = set()
+        self._told: set[str] = set()
         self._changed = threading.Condition()
         self._stopping = False
         wire.deliver_host = self._take
@@ -122,6 +123,8 @@ class Hosts:
             self._left(host, _SILENT)
         elif name == "host_refused":
             self._left(host, f"could not begin: {fields['problem']}")
+        elif name == "host_ends":
+            self._tell(host, fields["why"])
         elif name == "host_down":
             self._left(host, fields["why"])
         elif name == "reach":
@@ -138,9 +141,13 @@ class Hosts:
     def _left(self, host: str, why: str) -> None:
         """A host has nothing of the cluster any longer, or can be heard no longer."""
         with self._changed:
-            known = host in self._gone
             self._gone.add(host)
             self._changed.notify_all()
         self._wire.forget(host)
-        if not known and not self._stopping:
+        self._tell(host, why)
+
+    def _tell(self, host: str, why: str) -> None:
+        """Says why there is nothing on a host any longer; what is said first counts."""
+        if not self._stopping and host not in self._told:
+            self._told.add(host)
             self._deliver("host_left", {"host": host, "why": why})

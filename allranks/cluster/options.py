@@ -47,8 +47,10 @@ class ClusterOptions:
 
     def over(self, before: ClusterOptions) -> ClusterOptions:
         """Returns the same, with what was asked ``before`` where nothing is said now."""
+        # Other hosts have room for other numbers of ranks.
+        same = self.launcher in (None, before.launcher)
         return ClusterOptions(
-            before.n if self.n is None else self.n,
+            before.n if self.n is None and same else self.n,
             self.gpus or before.gpus,
             self.launcher or before.launcher,
             before.preload if self.preload is None else self.preload,

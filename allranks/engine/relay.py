@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,11 +28,14 @@ from urllib.parse import urlsplit
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from allranks.engine import processes
 from allranks.records.config import Invitation, NurseryConfig
 from allranks.records.lease import BEAT_SECONDS, FIRST_SECONDS, LIMIT_SECONDS
 
 _STOP_SECONDS = 8.0
 _LOST = "has lost the notebook"
+_LAUNCHER_SECONDS = 4.0
+_POLL_SECONDS = 0.1
 _LINGER_MS = 1000
 #: From a ping on; the first one comes up to a beat later.
 _PATIENCE_MS = int((LIMIT_SECONDS - BEAT_SECONDS) * 1000)
@@ -52,6 +56,8 @@ class Relay:
         self._lifeline = lifeline
         self._nursery: subprocess.Popen[bytes] | None = None
         self._heard = b""
+        self._session_dir = ""
+        processes.adopt_orphans()
         self._why = ""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._notebook = context.socket(zmq.DEALER)
@@ -174,6 +180,7 @@ class Relay:
         """
         if not os.path.isdir(config.work_dir):
             raise FileNotFoundError(f"the notebook's folder {config.work_dir} is not there")
+        self._session_dir = config.session_dir
         os.mkdir(config.session_dir, mode=0o700)  # it must not be there: another's could be open
         os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
         self._commands.bind(config.commands_url)
@@ -206,6 +213,8 @@ class Relay:
 
     def _stop(self) -> None:
         """Ends the nursery, and tells the notebook that nothing is left here."""
+        # First of all, as the ranks' ends will come after it.
+        self._tell(event="host_ends", why=self._why)
         code = 0
         if self._nursery is not None:
             nursery = self._nursery
@@ -220,6 +229,8 @@ class Relay:
             except subprocess.TimeoutExpired:
                 nursery.kill()  # its children die with it
                 code = nursery.wait()
+            if code < 0:
+                self._tidy_up()
             os.set_blocking(nursery.stdout.fileno(), False)
             try:
                 while self._pass_on(nursery.stdout.fileno()):
@@ -228,8 +239,19 @@ class Relay:
                 pass  # a process that a cell has started may hold it
         while self._told.poll(0):
             self._events.send_multipart(self._told.recv_multipart())
-        self._tell(event="host_down", code=code, why=self._why)
+        self._tell(event="host_down", why=self._why)
         self._events.context.destroy(linger=0 if self._why == _LOST else _LINGER_MS)
+
+    def _tidy_up(self) -> None:
+        """Does what a nursery that was killed has left undone: its descendants are ours now."""
+        deadline = time.monotonic() + _LAUNCHER_SECONDS
+        # The launcher's helper ends by itself, and removes what MPI had in shared memory.
+        while processes.reap_all() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        while processes.reap_all():
+            processes.kill_children()
+            time.sleep(_POLL_SECONDS)
+        shutil.rmtree(self._session_dir, ignore_errors=True)
 
 
 def _own_address(url: str) -> str:

@@ -122,6 +122,7 @@ def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_says(notebook):
     assert cell.error_name == "StartFailed"
     assert "Host nowhere was left by ssh, which ended with exit code 255" in cell.error_value
     assert "Could not resolve hostname" in cell.error_value
+    notebook.shutdown()
     notebook.check_nothing_left()
 
 

@@ -38,7 +38,8 @@ def notebook(hosts: Hosts) -> Iterator[NotebookOnAHost]:
 
 
 def until_idle(hosts: Hosts) -> None:
-    deadline = time.monotonic() + 20
+    # A node that is lost keeps its job until Slurm gives the node up.
+    deadline = time.monotonic() + 60
     while left := hosts.on("h0", "squeue", "-h"):
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
@@ -66,7 +67,9 @@ def test_the_key_is_in_no_argument_environment_or_file_once_the_ranks_are_up(hos
     begin(notebook)
     notebook.run("from allranks.cluster import horovod_run")
     key = notebook.value("horovod_run._session()._connection._wire.key").strip("'")
-    search = f"cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | grep -c -F '{key}' || :"
+    (hosts.shared / "key").write_text(key)
+    told = "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null"
+    search = f"{told} | grep -a -c -F -f key || :"
     found = [hosts.on(name, "bash", "-c", search).strip() for name in hosts.names]
     assert found == ["0", "0", "0"]
     assert list(notebook.cwd.rglob("invitation")) == []
@@ -117,18 +120,16 @@ def test_a_job_that_is_cancelled_is_named_so(hosts, notebook):
 
 def test_a_rank_that_is_killed_is_named_with_its_node_and_signal(notebook):
     begin(notebook)
-    cell = notebook.on_ranks(
-        "import os, time\nif rank == 3: os.kill(os.getpid(), 9)\ntime.sleep(9)"
-    )
-    assert re.match(r"rank 3 \(h2, pid \d+, cpu\) was killed by signal 9", cell.error_value)
+    cell = notebook.on_ranks("import os, time\nif rank == 3: os.abort()\ntime.sleep(9)")
+    assert re.match(r"rank 3 \(h2, pid \d+, cpu\) was killed by signal 6", cell.error_value)
 
 
 def test_what_slurm_refuses_is_said_in_its_words(notebook):
     cell = notebook.run("%distributed start --on slurm --nodes 2 --ntasks-per-node 2 -p nowhere")
     assert (cell.error_name, "partition" in cell.error_value) == ("StartFailed", True), cell.text
-    cell = notebook.run("%distributed start --on slurm --nodes 7 --ntasks-per-node 2")
+    cell = notebook.run("%distributed start --on slurm --nodes 1 --constraint warp")
     assert cell.error_name == "StartFailed"
-    assert "Requested node configuration is not available" in cell.error_value
+    assert "Invalid feature specification" in cell.error_value
 
 
 def test_a_notebook_in_a_job_of_two_nodes_has_its_ranks_there(hosts, notebook):

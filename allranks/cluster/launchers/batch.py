@@ -24,7 +24,7 @@ _CLOSE_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 _SHOWN_LINES = 5
 #: Cancels the job when its standard input closes: when the kernel says so, and when it has died.
-_KEEPER = 'cat > /dev/null; "$@" > /dev/null 2>&1'
+_KEEPER = 'cat > /dev/null; rm -f "$0"; "$@" > /dev/null 2>&1'
 
 
 def program(name: str, package: str) -> str:
@@ -53,16 +53,17 @@ def ask(*words: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def submit(system: str, words: Sequence[str], script: str) -> str:
+def submit(system: str, words: Sequence[str], script: str, invitation: str) -> str:
     """Submits a script; returns what the batch system answers.
 
     Raises:
-        StartFailed: it refuses.
+        StartFailed: it refuses; the invitation is removed.
     """
     done = subprocess.run(
         words, input=script, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
     )
     if done.returncode:
+        os.unlink(invitation)
         raise StartFailed(
             f"expected {system} to take a job, found {done.stderr.strip() or done.stdout.strip()}\n"
             f"What was typed: {shlex.join(words)}"
@@ -111,7 +112,7 @@ class BatchJob:
         self._hosts: Sequence[Host] = ()
         self._waits = self.submitted
         self._keeper = subprocess.Popen(
-            ["/bin/sh", "-c", _KEEPER, "keeper", *cancel],
+            ["/bin/sh", "-c", _KEEPER, invitation, *cancel],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             # An interrupt of the kernel goes to its whole process group: not to this one.

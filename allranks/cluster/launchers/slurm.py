@@ -111,7 +111,7 @@ class SlurmLauncher(Spread):
         words += ["--no-requeue"]
         if self._asked.partition:
             words.append(f"--partition={self._asked.partition}")
-        said = submit("Slurm", words, f"#!/bin/sh\nexec {shlex.join(_srun(nodes, path))}\n")
+        said = submit("Slurm", words, f"#!/bin/sh\nexec {shlex.join(_srun(nodes, path))}\n", path)
         return SlurmJob(said.strip().partition(";")[0], each, path, output)
 
 
