@@ -23,7 +23,7 @@ _PAIRED_PORTS = ("control", "mux", "task", "iopub")
 def connection_info(interface: str = "") -> tuple[dict[str, Any], dict[str, Any], str]:
     """Returns the connection information for engines and for clients, on free ports.
 
-    On loopback every message is signed with a key that both have; elsewhere all is encrypted.
+    Every message is signed with a key that both have; beyond loopback it is encrypted as well.
 
     Args:
         interface: where the controller listens, as ``tcp://10.0.0.1``; by default on loopback.
@@ -36,7 +36,7 @@ def connection_info(interface: str = "") -> tuple[dict[str, Any], dict[str, Any]
     base = {
         "ssh": "",
         "interface": interface or _LOOPBACK,
-        "key": "" if secret else os.urandom(32).hex(),
+        "key": os.urandom(32).hex(),
         "curve_serverkey": public or None,
         "location": socket.gethostname(),
         "pack": "json",
