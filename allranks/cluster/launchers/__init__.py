@@ -14,7 +14,7 @@ from allranks.cluster.launchers.sites import sites
 from allranks.errors import UsageError
 
 #: Those that take options of their own, which are the batch system's.
-_BATCH = ("slurm",)
+_BATCH = ("slurm", "pbs", "lsf")
 
 
 def default() -> str:
@@ -58,10 +58,18 @@ def named(name: str) -> Launcher:
         from allranks.cluster.launchers.slurm import SlurmLauncher
 
         made = SlurmLauncher(options)
+    elif first == "pbs":
+        from allranks.cluster.launchers.pbs import PbsLauncher
+
+        made = PbsLauncher(options)
+    elif first == "lsf":
+        from allranks.cluster.launchers.lsf import LsfLauncher
+
+        made = LsfLauncher(options)
     if made is None:
         raise UsageError(
             f"expected a launcher, found {name!r}. There is: --on local, --on ssh:HOST:RANKS,…, "
-            "--on slurm. To see what can be used here: %distributed launchers"
+            "--on slurm, pbs or lsf. To see what can be used here: %distributed launchers"
         )
     if site is not None and isinstance(made, Spread):
         made.site_environment = site.environment

@@ -6,6 +6,7 @@ cluster's logs, which the hosts have to see. It is removed as soon as all hosts 
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import shutil
@@ -13,10 +14,11 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NoReturn
 
 from allranks.cluster.launchers.launcher import Host
-from allranks.cluster.launchers.spread import RELAY
-from allranks.errors import MissingDependency, StartFailed
+from allranks.cluster.launchers.spread import RELAY, check_size
+from allranks.errors import MissingDependency, StartFailed, UsageError
 from allranks.records.config import Invitation
 
 _ASK_SECONDS = 20.0
@@ -88,6 +90,63 @@ def relay_command(path: str, name: str) -> list[str]:
         name: the environment variable that has the name of the host.
     """
     return [*RELAY, "--join", path, name]
+
+
+class BatchOptions(argparse.Namespace):
+    """How many hosts and ranks are asked for, and what else is the batch system's alone."""
+
+    nodes: int = 1
+    ntasks_per_node: int | None = None
+    ntasks: int | None = None
+    more: Sequence[str] = ()
+
+    @property
+    def each(self) -> int:
+        """How many ranks each host is to have."""
+        if self.ntasks_per_node is not None:
+            return self.ntasks_per_node
+        return (self.ntasks or self.nodes) // self.nodes
+
+    def size(self, n: int | None) -> int:
+        """Returns how many ranks there are to be.
+
+        Raises:
+            UsageError: ``n`` is another number, or no multiple of the number of hosts.
+        """
+        if self.ntasks is None:
+            self.ntasks = n
+        if self.ntasks is not None and self.ntasks % self.nodes:
+            raise UsageError(
+                f"expected as many ranks on each of {self.nodes} hosts, found {self.ntasks} "
+                "in all. Type for example: --nodes 2 --ntasks-per-node 4"
+            )
+        return check_size(self.ntasks, self.nodes * self.each)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"expected the options of a job, found: {message}. {self.epilog}")
+
+
+def parse_batch(options: Sequence[str], example: str) -> BatchOptions:
+    """Returns what is asked for.
+
+    Args:
+        options: as they were typed.
+        example: what an error suggests.
+
+    Raises:
+        UsageError: they do not tell how many hosts and ranks there are to be.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False, epilog=f"Type for example: {example}")
+    parser.add_argument("-N", "--nodes", type=int)
+    parser.add_argument("--ntasks-per-node", type=int)
+    parser.add_argument("--ntasks", type=int)
+    parsed, more = parser.parse_known_args(list(options), namespace=BatchOptions())
+    parsed.more = more
+    if parsed.nodes < 1 or parsed.each < 1:
+        parser.error("no host, or no rank")
+    return parsed
 
 
 class BatchJob:

@@ -17,21 +17,22 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
 
 from allranks.cluster.launchers.batch import (
     BatchJob,
     ask,
     invite,
+    parse_batch,
     program,
     relay_command,
     submit,
 )
 from allranks.cluster.launchers.launcher import Host, Job, Tell
 from allranks.cluster.launchers.spread import Spread, address_towards, check_size
-from allranks.errors import StartFailed, UsageError
+from allranks.errors import StartFailed
 from allranks.records.config import Invitation
 
+_EXAMPLE = "--on slurm --nodes 2 --ntasks-per-node 4 --time 1:00:00"
 _PACKAGE = "apt-get install slurm-client"
 _NODE_NAME = "SLURMD_NODENAME"
 _ENDING_SECONDS = 5.0
@@ -66,25 +67,17 @@ class SlurmLauncher(Spread):
     def __init__(self, options: Sequence[str] = ()) -> None:
         program("sbatch", _PACKAGE)
         self._inside = not options and in_allocation(os.environ)
-        self._asked, self._more = _parse(options)
+        self._asked = parse_batch(options, _EXAMPLE)
 
     def size(self, n: int | None) -> int:
         """Returns how many ranks there are to be: nodes, times ranks a node."""
         if self._inside:
             return check_size(n, sum(_tasks_per_node(os.environ)))
-        nodes, each, tasks = self._asked.nodes, self._asked.each, self._asked.tasks or n
-        if each is None:
-            if (tasks or nodes) % nodes:
-                raise UsageError(
-                    f"expected as many ranks on each of {nodes} nodes, found {tasks} in all. "
-                    "Type for example: --nodes 2 --ntasks-per-node 4"
-                )
-            self._asked.each = each = (tasks or nodes) // nodes
-        return check_size(tasks, nodes * each)
+        return self._asked.size(n)
 
     def address(self) -> str:
         """Returns this machine's address on the way to the first node."""
-        where = ["-p", self._asked.partition] if self._asked.partition else []
+        where = _partition(self._asked.more)
         nodes = ask("sinfo", "-h", "-N", "-o", "%N", *where).split()
         if not nodes:
             raise StartFailed(
@@ -104,13 +97,10 @@ class SlurmLauncher(Spread):
             return SrunJob(path, tell)
         output = os.path.join(log_dir, "slurm.log")
         nodes, each = self._asked.nodes, self._asked.each
-        assert each is not None
-        words = ["sbatch", "--parsable", "--job-name=allranks", *self._more]
+        words = ["sbatch", "--parsable", "--job-name=allranks", *self._asked.more]
         words += [f"--nodes={nodes}", f"--ntasks-per-node={each}", f"--output={output}"]
         # Its ranks are gone with a node, and what they had: to run it again would be of no use.
         words += ["--no-requeue"]
-        if self._asked.partition:
-            words.append(f"--partition={self._asked.partition}")
         said = submit("Slurm", words, f"#!/bin/sh\nexec {shlex.join(_srun(nodes, path))}\n", path)
         return SlurmJob(said.strip().partition(";")[0], each, path, output)
 
@@ -262,29 +252,9 @@ def _why_ended(number: str) -> str:
     return f"Slurm job {number} {_ENDINGS.get(state, f'is {state}')}{limit}"
 
 
-class _Options(argparse.Namespace):
-    nodes: int = 1
-    each: int | None = None
-    tasks: int | None = None
-    partition: str = ""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(
-            f"expected options of sbatch, found: {message}. "
-            "Type for example: --on slurm --nodes 2 --ntasks-per-node 4 --time 1:00:00"
-        )
-
-
-def _parse(options: Sequence[str]) -> tuple[_Options, list[str]]:
-    """Returns the options that are needed here, and the others, which are sbatch's alone."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-N", "--nodes", type=int)
-    parser.add_argument("--ntasks-per-node", type=int, dest="each")
-    parser.add_argument("--ntasks", type=int, dest="tasks")
+def _partition(options: Sequence[str]) -> list[str]:
+    """Returns the option that names a partition, as sinfo takes it too."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-p", "--partition")
-    parsed, more = parser.parse_known_args(list(options), namespace=_Options())
-    if parsed.nodes < 1 or (parsed.each is not None and parsed.each < 1):
-        parser.error("no node, or no rank")
-    return parsed, more
+    found = parser.parse_known_args(list(options))[0].partition
+    return [f"--partition={found}"] if found else []

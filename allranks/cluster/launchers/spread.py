@@ -87,6 +87,25 @@ def address_towards(host: str) -> str:
         ) from error
 
 
+def own_address() -> str:
+    """Returns this machine's address where nothing else is known: the one that it is known by.
+
+    Raises:
+        StartFailed: that leads nowhere else.
+    """
+    name = socket.gethostname()
+    try:
+        found = os.environ.get(ADDRESS) or socket.gethostbyname(name)
+    except OSError:
+        found = LOOPBACK
+    if found.startswith("127."):
+        raise StartFailed(
+            f"expected an address of {name} at which other hosts reach it, found {found}. "
+            f"Set {ADDRESS} to it"
+        )
+    return found
+
+
 def ports() -> tuple[int, int]:
     """Returns the lowest and the highest port that the hosts may reach this machine on.
 
