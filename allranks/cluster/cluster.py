@@ -309,6 +309,23 @@ class Cluster:
         run.check()
         return run
 
+    def log_end(self, rank: int, nbytes: int) -> str:
+        """Returns the last bytes of a rank's log, which may lie on another host, as text.
+
+        Raises:
+            UsageError: the rank there does not answer.
+            ClusterLost: the ranks are gone, and with them the way to that host.
+        """
+        path = self.hellos[rank].log
+        try:
+            with open(path, "rb") as log:
+                log.seek(max(0, log.seek(0, 2) - nbytes))
+                return log.read().decode("utf-8", "replace")
+        except FileNotFoundError:
+            asked = {"path": path, "nbytes": nbytes}
+            content, _ = self.ask(requests.LOG, asked, ranks=(rank,))[rank]
+            return str(content["text"])
+
     def interrupt(self) -> bool:
         """Interrupts the cell, or the ensemble, that is running; returns whether one was."""
         return self._cells.interrupt()

@@ -14,7 +14,7 @@ from allranks.errors import UsageError
 
 COMMANDS = (
     "start", "stop", "restart", "status", "interrupt", "on", "off", "push", "pull", "log",
-    "debug",
+    "debug", "launchers",
 )  # fmt: skip
 _START_RANKS = ("start", "restart")
 _NAME_VARIABLES = ("push", "pull")

@@ -22,6 +22,19 @@ def test_status_tells_the_host_of_every_rank(notebook):
     assert text.index("h1") < text.index("rank 1") < text.index("h2") < text.index("rank 2")
 
 
+def test_the_logs_of_ranks_can_be_read_where_hosts_share_no_folder(hosts, new_notebook):
+    notebook = new_notebook({"ALLRANKS_LOG_DIR": "/tmp/logs"})
+    try:
+        assert notebook.on_ranks("print('said by', rank)", SSH).status == "ok"
+        text = notebook.run("%distributed log -r 3").text
+        assert "── rank 3: /tmp/logs/" in text
+        assert text.endswith("said by 3\n\n"), text
+    finally:
+        notebook.shutdown()
+        for name in hosts.names:
+            hosts.on(name, "rm", "-r", "/tmp/logs")
+
+
 def test_ranks_of_all_hosts_add_up(notebook):
     cell = notebook.on_ranks("import numpy as np\nfloat(allreduce(np.full(9, rank), op=Sum)[0])")
     assert cell.text == "ranks 0–3 → 6.0\n"

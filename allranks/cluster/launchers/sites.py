@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tomllib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +51,8 @@ def sites() -> dict[str, Site]:
     Raises:
         UsageError: a file cannot be read, or says what nobody understands.
     """
+    import tomllib  # to load the extension does not take it
+
     found: dict[str, Site] = {}
     for path in files():
         try:

@@ -63,9 +63,18 @@ class SshLauncher(Spread):
 
     def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> SshJob:
         """Runs the relay on every host; its invitation is its standard input."""
-        if shutil.which("ssh") is None:
-            raise MissingDependency("expected ssh, found none. Type: apt install openssh-client")
+        require_ssh()
         return SshJob(self.hosts, invitation, tell)
+
+
+def require_ssh() -> None:
+    """Makes sure that there is an ssh.
+
+    Raises:
+        MissingDependency: there is none.
+    """
+    if shutil.which("ssh") is None:
+        raise MissingDependency("expected ssh, found none. Type: apt install openssh-client")
 
 
 def _host(part: str, where: str) -> Host:
