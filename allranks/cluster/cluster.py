@@ -17,8 +17,9 @@ from allranks.cluster.launchers.launcher import OnSeveralHosts
 from allranks.cluster.preload import check_preload
 from allranks.cluster.run import Run, View, check_timeout
 from allranks.cluster.status import RankStatus, read_status
-from allranks.errors import ClusterLost
+from allranks.errors import ClusterLost, UsageError
 from allranks.records import requests
+from allranks.records.config import EVERY_GPU
 from allranks.records.explained import Explained
 from allranks.records.ranks import among
 from allranks.records.wire import Answer, Hello, RunCell
@@ -40,7 +41,8 @@ class Cluster:
 
     Args:
         n: the number of ranks; by default one a visible GPU, else 2 to 4 by this machine's cores.
-        gpus: which GPUs to pin ranks to, as ``"0,2"`` or ``"none"``; by default all visible.
+        gpus: which GPUs of each host to pin ranks to, as ``"0,2"`` or ``"none"``; by default all
+            visible there.
         launcher: what starts the ranks, as ``"ssh:h1:2,h2:2"``, with its options where it has
             any, as ``"slurm --nodes 2 --ntasks-per-node 4"``; by default this machine, or the job
             of several nodes that the notebook runs in.
@@ -65,11 +67,20 @@ class Cluster:
         self.launcher = launchers.named(launcher or launchers.default())
         elsewhere = isinstance(self.launcher, OnSeveralHosts)
         self.gpus = () if elsewhere else devices.choose(gpus)
-        self._pins = (devices.HIDDEN,) if gpus == "none" else tuple(g.uuid for g in self.gpus)
+        self._pins = tuple(g.uuid for g in self.gpus)
+        if gpus == "none":
+            self._pins = (devices.HIDDEN,)
+        elif elsewhere:
+            self._pins = devices.numbers(gpus) or (EVERY_GPU,)
         if isinstance(self.launcher, OnSeveralHosts):
             self.size = self.launcher.size(n)
         else:
             self.size = sizes.chosen(n, self.gpus)
+        if exclusive and elsewhere:
+            raise UsageError(
+                "--exclusive looks at this machine's GPUs, and the ranks are to run elsewhere. "
+                "Leave it away, and ask for as many GPUs as ranks: --gpus-per-node 4"
+            )
         if exclusive:
             devices.check_exclusive(self.gpus, self.size)
         self.preload = check_preload(preload)

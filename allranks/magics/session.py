@@ -111,7 +111,7 @@ def start_text(cluster: Cluster, seconds: float, again: bool = False) -> str:
     """Returns the lines that say what was started, and which names every rank has."""
     hellos = list(cluster.hellos.values())
     hosts = ", ".join(sorted({hello.host for hello in hellos}))
-    gpus = sorted({hello.device for hello in hellos} - {"cpu"})
+    gpus = {(hello.host, hello.device) for hello in hellos if hello.device != "cpu"}
     where = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}" if gpus else "CPU"
     what = "started again" if again else "started"
     return (

@@ -7,6 +7,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+EVERY_GPU = "all"
+"""Instead of devices: those that the host itself finds."""
+
 
 @dataclass(frozen=True)
 class Invitation:
@@ -36,7 +39,8 @@ class NurseryConfig:
     """How to bring up the ranks of one host: one JSON line on the nursery's standard input.
 
     ``launch`` is the launcher's argument vector up to the program it starts in every rank.
-    ``devices`` holds one ``CUDA_VISIBLE_DEVICES`` value for each local rank, or is empty.
+    ``devices`` holds one ``CUDA_VISIBLE_DEVICES`` value for each local rank, or is empty; or it is
+    ``EVERY_GPU`` alone.
     ``commands_url``, ``events_url`` and ``wire_key`` say where the notebook listens and with
     which CURVE public key; without a key it is this host's relay that listens.
 

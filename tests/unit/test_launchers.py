@@ -4,11 +4,13 @@ import sys
 
 import pytest
 
-from allranks.cluster import launchers
+from allranks.cluster import devices, launchers
+from allranks.cluster.cluster import Cluster
 from allranks.cluster.launchers import listing, lsf, pbs, slurm, spread
 from allranks.cluster.launchers.batch import parse_batch
 from allranks.cluster.launchers.sites import SITES
 from allranks.cluster.launchers.ssh import SshLauncher
+from allranks.engine import pinning
 from allranks.errors import UsageError
 from allranks.magics.options import parse_cell, parse_command
 
@@ -118,6 +120,26 @@ def test_every_launcher_is_listed_with_why_it_cannot_be_used_here(sites, monkeyp
     assert "not here: expected ssh, found none. Type: apt install openssh-client" in text
     assert "not here: expected sbatch, found no such program" in text
     assert f"pair       the two machines under the desk  ({sites})" in text
+
+
+def test_the_gpus_of_another_host_are_what_its_scheduler_or_its_driver_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 3")
+    assert pinning.visible() == ("2", "3")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert pinning.visible() == ()
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU-1\necho GPU-2\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert pinning.visible() == ("GPU-1", "GPU-2")
+
+
+def test_which_gpus_of_other_hosts_are_used_is_told_by_their_numbers():
+    assert devices.numbers(None) == ()
+    assert devices.numbers("0, 2") == ("0", "2")
+    with pytest.raises(UsageError, match="expected --gpus with numbers"):
+        Cluster(launcher="ssh:h1:2", gpus="GPU-1")
+    with pytest.raises(UsageError, match="--exclusive looks at this machine's GPUs"):
+        Cluster(launcher="ssh:h1:2", exclusive=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the way that Linux chooses")
