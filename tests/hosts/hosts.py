@@ -19,6 +19,7 @@ _PACKAGES = {
     "/usr/sbin/sshd": "openssh-server",
     "ssh": "openssh-client",
     "ps": "procps",
+    "tcpdump": "tcpdump",
 }
 _SLURM_PACKAGES = {
     "/usr/sbin/slurmctld": "slurmctld",
