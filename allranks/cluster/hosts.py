@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import allranks
 from allranks.cluster.launchers.launcher import Host, OnSeveralHosts
 from allranks.cluster.nursery import event_of
 from allranks.cluster.wire import Wire
@@ -119,6 +120,9 @@ class Hosts:
         if name == "host_up":
             with self._changed:
                 self._addresses[host] = fields["address"]
+            if fields["version"] != allranks.__version__:
+                theirs, ours = fields["version"], allranks.__version__
+                self._tell(host, f"has allranks {theirs}, and the notebook {ours}")
         elif name == "host_silent":
             self._left(host, _SILENT)
         elif name == "host_refused":

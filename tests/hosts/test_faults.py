@@ -126,6 +126,16 @@ def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_says(notebook):
     notebook.check_nothing_left()
 
 
+def test_a_host_with_another_version_is_named(new_notebook):
+    notebook = new_notebook()
+    notebook.run("import allranks; allranks.__version__ = '9'")
+    cell = notebook.run(f"%distributed start {SSH}")
+    assert cell.error_name == "StartFailed"
+    assert re.search(r"Host h\d has allranks \S+, and the notebook 9\.", cell.error_value)
+    notebook.shutdown()
+    notebook.check_nothing_left()
+
+
 def test_a_host_that_crashes_is_named_within_its_lease(hosts, notebook):
     cell = notebook.start_on_ranks(SLEEP).wait_for("here")
     hosts.crash("h2")

