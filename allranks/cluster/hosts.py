@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import allranks
 from allranks.cluster.launchers.launcher import Host, OnSeveralHosts
 from allranks.cluster.nursery import event_of
 from allranks.cluster.wire import Wire
 from allranks.records.config import Invitation, NurseryConfig
 from allranks.records.lease import LIMIT_SECONDS
+from allranks.records.version import version
 
 _STOP_SECONDS = 10.0
 _SILENT = f"is cut off, or has crashed: nothing was heard of it for {LIMIT_SECONDS:g} s"
@@ -120,9 +120,9 @@ class Hosts:
         if name == "host_up":
             with self._changed:
                 self._addresses[host] = fields["address"]
-            if fields["version"] != allranks.__version__:
-                theirs, ours = fields["version"], allranks.__version__
-                self._tell(host, f"has allranks {theirs}, and the notebook {ours}")
+            if fields["version"] != version():
+                why = f"has allranks {fields['version']}, and the notebook {version()}"
+                self._tell(host, why)
         elif name == "host_silent":
             self._left(host, _SILENT)
         elif name == "host_refused":

@@ -29,10 +29,10 @@ from urllib.parse import urlsplit
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-import allranks
 from allranks.engine import pinning, processes
 from allranks.records.config import EVERY_GPU, Invitation, NurseryConfig
 from allranks.records.lease import BEAT_SECONDS, FIRST_SECONDS, LIMIT_SECONDS
+from allranks.records.version import version
 
 _STOP_SECONDS = 8.0
 _LOST = "has lost the notebook"
@@ -97,7 +97,7 @@ class Relay:
             self._poller.register(source, zmq.POLLIN)
         if not self._meet():
             return 1
-        self._tell(event="host_up", address=_own_address(self._url), version=allranks.__version__)
+        self._tell(event="host_up", address=_own_address(self._url), version=version())
         beat = 0.0
         while not self._why:
             if time.monotonic() >= beat:
