@@ -92,6 +92,8 @@ class Cluster:
     @property
     def gpu_notices(self) -> list[str]:
         """What a user should know about the ranks' GPUs: who shares one, which are not found."""
+        if isinstance(self.launcher, OnSeveralHosts):
+            return []  # they are seen by the ranks alone
         found = (devices.shared(self.gpus, self.size), devices.overlooked())
         return [line for line in found if line]
 

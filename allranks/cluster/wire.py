@@ -150,9 +150,10 @@ class Wire:
 
     def _look_for_silence(self) -> None:
         now = time.monotonic()
-        for host in [host for host, at in self._heard.items() if now - at > LIMIT_SECONDS]:
-            self.forget(host)
-            self.deliver_host(host, _SILENT)
+        for host, at in list(self._heard.items()):  # another thread may forget one meanwhile
+            if now - at > LIMIT_SECONDS:
+                self.forget(host)
+                self.deliver_host(host, _SILENT)
 
     def close(self) -> None:
         """Ends the thread and closes the sockets."""

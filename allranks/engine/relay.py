@@ -37,6 +37,7 @@ from allranks.records.version import version
 _STOP_SECONDS = 8.0
 _LOST = "has lost the notebook"
 _LAUNCHER_SECONDS = 4.0
+_TRACKER_SECONDS = 1.0
 _POLL_SECONDS = 0.1
 _LINGER_MS = 1000
 #: From a ping on; the first one comes up to a beat later.
@@ -252,8 +253,9 @@ class Relay:
         # The launcher's helper ends by itself, and removes what MPI had in shared memory.
         while processes.reap_all() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
+        deadline = time.monotonic() + _TRACKER_SECONDS
         while processes.reap_all():
-            processes.kill_children()
+            processes.kill_children(spare_trackers=time.monotonic() < deadline)
             time.sleep(_POLL_SECONDS)
         shutil.rmtree(self._session_dir, ignore_errors=True)
 

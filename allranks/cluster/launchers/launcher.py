@@ -14,10 +14,14 @@ Tell = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Host:
-    """A host, as its launcher calls it, and how many ranks it is to have."""
+    """A host, as its launcher calls it, and how many ranks it is to have.
+
+    ``login`` is the host for ssh, where that is to be another user's: ``me@h1``.
+    """
 
     name: str
     ranks: int
+    login: str = ""
 
 
 class _Named(Protocol):

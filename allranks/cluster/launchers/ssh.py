@@ -56,7 +56,7 @@ class SshLauncher(Spread):
 
     def address(self) -> str:
         """Returns this machine's address on the way to the first host."""
-        return address_towards(self.hosts[0].name.rpartition("@")[2])
+        return address_towards(self.hosts[0].name)
 
     def describe(self) -> str:
         """Returns the hosts."""
@@ -85,7 +85,7 @@ def _host(part: str, where: str) -> Host:
             f"expected hosts and how many ranks each has, found ssh:{where}. "
             "Type for example: --on ssh:h1:2,h2:2"
         )
-    return Host(found[1], int(found[2] or 1))
+    return Host(found[1].rpartition("@")[2], int(found[2] or 1), login=found[1])
 
 
 class SshJob:
@@ -99,7 +99,7 @@ class SshJob:
         for host in hosts:
             command = f"exec {shlex.join(RELAY)}"
             started = self._running[host.name] = subprocess.Popen(
-                ["ssh", "-T", *options, host.name, command],
+                ["ssh", "-T", *options, host.login, command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
