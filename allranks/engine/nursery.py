@@ -59,9 +59,10 @@ class Nursery:
 
     Args:
         config: what to bring up.
+        heard: what was said behind it already.
     """
 
-    def __init__(self, config: NurseryConfig) -> None:
+    def __init__(self, config: NurseryConfig, heard: bytes = b"") -> None:
         self.config = config
         self.selector = selectors.DefaultSelector()
         self.ranks: dict[int, int] = {}
@@ -77,7 +78,7 @@ class Nursery:
         self.connection: dict[str, Any] = {}
         self.launcher: subprocess.Popen[bytes] | None = None
         self.callers: list[socket.socket] = []
-        self._heard = b""
+        self._heard = heard
         processes.adopt_orphans()
 
     def run(self) -> None:
@@ -198,6 +199,7 @@ class Nursery:
             self._open_door()
         if self.config.head and self.config.several_hosts:
             self.selector.register(self.agent, selectors.EVENT_READ, self._asked)
+        self._take(b"")
         while not self.stopping:
             for key, _ in self.selector.select(_TICK_SECONDS):
                 key.data()
@@ -213,12 +215,15 @@ class Nursery:
 
     def _hear(self) -> None:
         said = os.read(0, 65536)
+        self._take(said)
+        if not said:
+            self.stopping = True
+
+    def _take(self, said: bytes) -> None:
         *lines, self._heard = (self._heard + said).split(b"\n")
         for line in lines:
             word, _, rest = line.decode().partition(" ")
             self._obey(word, rest)
-        if not said:
-            self.stopping = True
 
     def _obey(self, word: str, rest: str) -> None:
         """Does what the kernel says: ``up``, ``stop``, and, on other hosts, ``join``, ``serve``."""
@@ -421,16 +426,28 @@ def _rest(place: socket.socket, head: bytes) -> bytes | None:
     return text
 
 
+def first_line(descriptor: int) -> tuple[bytes, bytes] | None:
+    """Returns the first line that comes, and what has come behind it; None where none comes.
+
+    Another host may be so much faster that what it says has passed through the notebook already.
+    """
+    said = b""
+    while b"\n" not in said:
+        more = os.read(descriptor, 65536)
+        if not more:
+            return None
+        said += more
+    line, _, rest = said.partition(b"\n")
+    return line, rest
+
+
 def main() -> None:
     """Reads the configuration from standard input and serves."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    said = b""
-    while not said.endswith(b"\n"):
-        more = os.read(0, 65536)
-        if not more:
-            return
-        said += more
-    Nursery(NurseryConfig.from_json(said.decode())).run()
+    found = first_line(0)
+    if found is not None:
+        line, rest = found
+        Nursery(NurseryConfig.from_json(line.decode()), rest).run()
 
 
 if __name__ == "__main__":
