@@ -8,8 +8,10 @@ from allranks.cluster import devices, launchers
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.launchers import listing, lsf, pbs, slurm, spread
 from allranks.cluster.launchers.batch import parse_batch
+from allranks.cluster.launchers.launcher import Host
 from allranks.cluster.launchers.sites import SITES
 from allranks.cluster.launchers.ssh import SshLauncher
+from allranks.cluster.options import ClusterOptions
 from allranks.engine import pinning
 from allranks.errors import UsageError
 from allranks.magics.options import parse_cell, parse_command
@@ -102,6 +104,21 @@ def test_a_notebook_in_a_job_of_several_nodes_has_its_ranks_there(monkeypatch):
 def test_the_names_of_hosts_are_read_as_pbs_and_lsf_write_them():
     assert pbs._hosts("n1/0*4+n2.cluster/1*4+n1/2") == ["n1", "n2"]
     assert lsf._hosts("4*n1:4*n2.cluster:n1") == ["n1", "n2"]
+
+
+def test_a_host_of_another_user_is_known_by_its_name_alone():
+    made = launchers.named("ssh:me@h1:2,h2")
+    assert isinstance(made, SshLauncher)
+    assert made.hosts == (Host("h1", 2, login="me@h1"), Host("h2", 1, login="h2"))
+    with pytest.raises(UsageError, match="expected each host once"):
+        launchers.named("ssh:me@h1,you@h1")
+
+
+def test_the_number_of_ranks_that_was_asked_for_holds_on_the_same_hosts_only():
+    here = ClusterOptions(n=4)
+    assert ClusterOptions(gpus="none").over(here).n == 4
+    assert ClusterOptions(launcher="ssh:h1:2").over(here).n is None
+    assert ClusterOptions(n=2, launcher="ssh:h1:2").over(here).n == 2
 
 
 def test_ports_are_two_or_more(monkeypatch):
