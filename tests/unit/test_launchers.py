@@ -162,5 +162,9 @@ def test_which_gpus_of_other_hosts_are_used_is_told_by_their_numbers():
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the way that Linux chooses")
 def test_the_address_is_the_one_on_the_way_to_the_host(monkeypatch):
     assert spread.address_towards("localhost") == "127.0.0.1"
+    ways = {"here": "127.0.1.1", "there": "10.0.0.5"}
+    monkeypatch.setattr(spread, "_address_towards", ways.get)
+    assert spread.address_towards("here", "there") == "10.0.0.5"
+    assert spread.address_towards("here") == "127.0.1.1"
     monkeypatch.setenv(spread.ADDRESS, "10.1.2.3")
     assert spread.address_towards("localhost") == "10.1.2.3"

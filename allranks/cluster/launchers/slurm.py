@@ -35,6 +35,8 @@ from allranks.records.config import Invitation
 _EXAMPLE = "--on slurm --nodes 2 --ntasks-per-node 4 --time 1:00:00"
 _PACKAGE = "apt-get install slurm-client"
 _NODE_NAME = "SLURMD_NODENAME"
+#: One of them may be this machine itself.
+_ASKED_NODES = 2
 _ENDING_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 _PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SUSPENDED")
@@ -76,7 +78,7 @@ class SlurmLauncher(Spread):
         return self._asked.size(n)
 
     def address(self) -> str:
-        """Returns this machine's address on the way to the first node."""
+        """Returns this machine's address on the way to the nodes."""
         where = _partition(self._asked.more)
         nodes = ask("sinfo", "-h", "-N", "-o", "%N", *where).split()
         if not nodes:
@@ -84,7 +86,7 @@ class SlurmLauncher(Spread):
                 f"expected nodes of Slurm, found that sinfo {shlex.join(where)} tells none. "
                 "Check the partition's name: sinfo"
             )
-        return address_towards(nodes[0])
+        return address_towards(*nodes[:_ASKED_NODES])
 
     def describe(self) -> str:
         """Returns the job's nodes, in a few words."""

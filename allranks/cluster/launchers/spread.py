@@ -67,15 +67,21 @@ class Spread:
         return settings | passed | dict(self.site_environment)
 
 
-def address_towards(host: str) -> str:
-    """Returns this machine's address on the way to a host.
+def address_towards(*hosts: str) -> str:
+    """Returns this machine's address on the way to hosts, of which one may be this machine.
 
     Raises:
-        StartFailed: nobody knows that host.
+        StartFailed: nobody knows such a host.
     """
     set_by_hand = os.environ.get(ADDRESS)
     if set_by_hand:
         return set_by_hand
+    found = [_address_towards(host) for host in hosts]
+    # The way to itself may be loopback, on which no other host can answer.
+    return next((one for one in found if not one.startswith("127.")), found[0])
+
+
+def _address_towards(host: str) -> str:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
             way.connect((host, _PORT))

@@ -55,8 +55,8 @@ class SshLauncher(Spread):
         return check_size(n, sum(host.ranks for host in self.hosts))
 
     def address(self) -> str:
-        """Returns this machine's address on the way to the first host."""
-        return address_towards(self.hosts[0].name)
+        """Returns this machine's address on the way to the hosts."""
+        return address_towards(*(host.name for host in self.hosts))
 
     def describe(self) -> str:
         """Returns the hosts."""
