@@ -132,10 +132,8 @@ class Hosts:
         elif name == "host_down":
             self._left(host, fields["why"])
         elif name == "reach" and fields["host"] == host:
-            why = (
-                f"does not know itself by that name, or mpiexec would not look for {host} elsewhere"
-            )
-            self._tell(host, f"{why}. Name it as its own command hostname does")
+            why = "does not know itself by that name, so that mpiexec looks for it elsewhere"
+            self._tell(host, f"{why}: name it as its command hostname does")
         elif name == "reach":
             self._wire.say(fields["host"], "say", f"serve {json.dumps(fields['command'])}")
         elif name == "admitted":

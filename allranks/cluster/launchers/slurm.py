@@ -80,7 +80,7 @@ class SlurmLauncher(Spread):
     def address(self) -> str:
         """Returns this machine's address on the way to the nodes."""
         where = _partition(self._asked.more)
-        nodes = ask("sinfo", "-h", "-N", "-o", "%N", *where).split()
+        nodes = list(dict.fromkeys(ask("sinfo", "-h", "-N", "-o", "%N", *where).split()))
         if not nodes:
             raise StartFailed(
                 f"expected nodes of Slurm, found that sinfo {shlex.join(where)} tells none. "
