@@ -134,6 +134,10 @@ class RankLeft(CollectiveError):
     """A collective can never complete because a rank that it needs has left the cell."""
 
 
+class RankLost(RankLeft):
+    """The host of a rank that a collective needs cannot be reached any more."""
+
+
 class StaleHandle(CollectiveError):
     """An asynchronous handle belongs to an epoch that has ended."""
 

@@ -1,8 +1,8 @@
 """The status board: what every rank of a host lets the others know.
 
-A page a rank in shared memory, written by its owner (except for `ASKED`) and read by anybody at
-the price of a load. Nothing on it needs a peer's cooperation: it tells about ranks that compute,
-that sit in a C call, and that have left.
+A page a rank in shared memory, written by its owner (except for `ASKED` to `ROUND`) and read by
+anybody at the price of a load. Nothing on it needs a peer's cooperation: it tells about ranks that
+compute, that sit in a C call, and that have left. Of ranks on other hosts it shows copies.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import os
 
 PAGE = 12288
 ENTERED, LEFT, FAILED, BROKEN = 0, 1, 2, 3
-ASKED, ASKED_ELSE = 8, 9
+ASKED, ASKED_ELSE, LOST, ROUND = 8, 9, 10, 11
+"""What others write to a rank's page: what they ask it, that its host cannot be reached, and on the
+first rank's of a host how often all hosts have told each other all."""
 ANSWERED, TICKET, EDGE, BEAT, PID, CLOSED, TOLD, ASKING = 16, 17, 18, 19, 20, 21, 22, 23
 REASON, WHERE, LINE, WAITING, BROKE = range(5)
 _DIRECTORY = 512
@@ -22,10 +24,12 @@ GONE = 1 << 62
 """A scope number that is past every other: the rank has left for good."""
 
 _TEXTS, _TEXT = 512, 712
+_OTHERS = 8 * ASKED, 8 * ANSWERED
+_FIRST = 8 * EDGE
 
 
 class Board:
-    """The pages of the ranks of one host, or of this rank alone where they can share no memory."""
+    """The pages of all ranks: written by themselves on this host, by its first rank for others."""
 
     SEGMENTS = 256
     """As many window segments can a rank show to the others."""
@@ -108,3 +112,22 @@ class Board:
         """Address and size of a segment of a rank's window."""
         at = self._word[rank] + _DIRECTORY + 2 * index
         return f"/proc/{self.get(rank, PID)}/fd/{self.words[at]}", self.words[at + 1]
+
+    def page(self, rank: int) -> bytes:
+        """All that a rank tells, to be shown on other hosts.
+
+        The numbers are read first: whoever they say has left has written all else before.
+        """
+        start = self._page[rank]
+        head = bytearray(self.memory[start : start + _TEXTS])
+        head[slice(*_OTHERS)] = bytes(_OTHERS[1] - _OTHERS[0])
+        texts = self.memory[start + _TEXTS : start + 8 * _DIRECTORY]
+        return bytes(head) + texts + self.memory[start + 8 * _PROGRESS : start + PAGE]
+
+    def show(self, rank: int, page: bytes) -> None:
+        """Shows what a rank of another host tells, in the order in which it has written that."""
+        start, texts = self._page[rank], 8 * _DIRECTORY
+        self.memory[start + 8 * _PROGRESS : start + PAGE] = page[texts:]
+        self.memory[start + _TEXTS : start + texts] = page[_TEXTS:texts]
+        for low, high in ((_FIRST, _TEXTS), (_OTHERS[1], _FIRST), (0, _OTHERS[0])):
+            self.memory[start + low : start + high] = page[low:high]

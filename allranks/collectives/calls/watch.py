@@ -10,7 +10,7 @@ from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import list_sites
 from allranks.collectives.calls.interrupts import ear
 from allranks.collectives.calls.standing import Standing
-from allranks.errors import CollectiveMismatch, RankLeft
+from allranks.errors import CollectiveMismatch, RankLeft, RankLost
 from allranks.records.ranks import label
 
 _ASK_BEFORE_SECONDS = 0.6
@@ -30,7 +30,9 @@ class Watch:
         self._ticket = 0
         self._notice_after = 0.0
         self._asked = 0
-        self._suspects: dict[int, list[int]] = {}
+        self._suspects: dict[int, tuple[int, int]] = {}
+        self._due: dict[int, int] = {}
+        """The look of each of them that makes a ring of suspects real."""
         #: The ranks that were last told of as asking a person.
         self._told_asking: tuple[int, ...] = ()
 
@@ -45,12 +47,11 @@ class Watch:
         own = self.own
         if threading.get_ident() != own.main_thread and ear.heard():
             raise KeyboardInterrupt
-        if own.listen is not None:
-            own.listen()
         if own.nudge is not None:
             own.nudge()
+        look = own.look()
         missing = call.missing()
-        self._publish(call, missing, waited)
+        self._publish(call, missing, waited, look)
         wanted = missing or (call.unfinished() if call.moving else ())
         left = self._left(call, wanted)
         # Where any rank may send, one that is still there is enough.
@@ -63,10 +64,11 @@ class Watch:
             call.looked += 1
             if waited - call.left_at >= max(call.grace, arriving) and call.looked >= call.looks:
                 _, rank, why = min(left)
-                raise RankLeft(self._left_text(call, rank, why))
+                kind = RankLost if own.peers.lost(rank) else RankLeft
+                raise kind(self._left_text(call, rank, why))
         if missing:
             if call.ordered or len(missing) == 1:
-                self._look_for_cycle(call)
+                self._look_for_cycle(call, look)
             self._tell_late(call, missing, waited)
 
     def _left(self, call: Call, missing: tuple[int, ...]) -> list[tuple[int, int, str]]:
@@ -92,7 +94,7 @@ class Watch:
             self.own.board.put(fields.TICKET, 0)
             self._call = None  # last: a rest that an interrupt ends is taken again
 
-    def _publish(self, call: Call, missing: tuple[int, ...], waited: float) -> None:
+    def _publish(self, call: Call, missing: tuple[int, ...], waited: float, look: int) -> None:
         board = self.own.board
         held_up = missing and (call.ordered or len(missing) == 1) and waited >= call.patience()
         edge = missing[0] if held_up else -1
@@ -110,7 +112,7 @@ class Watch:
             board.put(fields.TICKET, 0)
             board.put(fields.EDGE, edge + 1)
             board.put(fields.TICKET, self._ticket)
-        board.put(fields.BEAT, board.get(board.rank, fields.BEAT) + 1)
+        board.put(fields.BEAT, look)
 
     def _left_text(self, call: Call, rank: int, why: str) -> str:
         sites = call.sites()
@@ -124,13 +126,13 @@ class Watch:
             lines += list_sites({r: sites[r] for r in waiting})
         return "\n".join(lines)
 
-    def _look_for_cycle(self, call: Call) -> None:
+    def _look_for_cycle(self, call: Call, look: int) -> None:
         """Follows who waits for whom; a ring whose every rank has looked again since is real."""
         board = self.own.board
         ring: list[int] = []
         rank = board.rank
         while rank not in ring:
-            if rank not in board or not board.get(rank, fields.TICKET):
+            if not board.get(rank, fields.TICKET):
                 self._suspects = {}
                 return
             ring.append(rank)
@@ -140,13 +142,12 @@ class Watch:
                 return
         if rank != board.rank:
             return
-        told = fields.TICKET, fields.EDGE, fields.BEAT
-        seen = {r: [board.get(r, word) for word in told] for r in ring}
-        before = self._suspects
-        same = before.keys() == seen.keys() and all(before[r][:2] == seen[r][:2] for r in ring)
-        if not same:
+        beats = {r: board.get(r, fields.BEAT) for r in ring}
+        seen = {r: (board.get(r, fields.TICKET), board.get(r, fields.EDGE)) for r in ring}
+        if seen != self._suspects:
             self._suspects = seen
-        elif all(seen[r][2] >= before[r][2] + 2 for r in ring):
+            self._due = {r: self.own.seen_at(look, beat) for r, beat in beats.items()}
+        elif all(beats[r] >= self._due[r] for r in ring):
             lines = [
                 f"{label(ring)} wait for each other, and none can go on. "
                 "Make the same calls in the same order on every rank.",
@@ -160,8 +161,7 @@ class Watch:
         if waited > self._notice_after - _ASK_BEFORE_SECONDS and not self._asked:
             self._asked = time.monotonic_ns()
             for rank in missing[:_ASKED_AT_ONCE]:
-                if rank in own.board:
-                    own.board.ask(rank, self._asked)
+                own.board.ask(rank, self._asked)
         if waited < self._notice_after:
             return
         asked, self._asked = self._asked, 0
@@ -185,7 +185,7 @@ class Watch:
         own.notice("\n".join(lines))
 
     def _asks_a_person(self, rank: int) -> bool:
-        return rank in self.own.board and bool(self.own.board.get(rank, fields.ASKING))
+        return bool(self.own.board.get(rank, fields.ASKING))
 
     def _whereabouts(self, rank: int, asked: int) -> str:
         own = self.own
@@ -193,8 +193,6 @@ class Watch:
         if state.entered <= own.scope.number:
             return f"has not started {own.scope.name} yet"
         board = own.board
-        if rank not in board:
-            return "is on another host and has not arrived"
         if board.get(rank, fields.TICKET):
             return f"waits in {board.text(rank, fields.WAITING)}"
         if board.get(rank, fields.ANSWERED) < asked:

@@ -39,7 +39,7 @@ _HEAD = struct.Struct("=Qd")
 _OFFER = struct.Struct("=QQQQQQ")
 _OFFER_AT, _TEXT_AT = _HEAD.size, _HEAD.size + _OFFER.size
 _TURN = 512, 512 + 1792
-_TEXT_BYTES = 1792 - _TEXT_AT
+TEXT_BYTES = 1792 - _TEXT_AT
 
 _YIELDS = 200
 
@@ -114,7 +114,7 @@ class Channel:
         _OFFER.pack_into(self.memory, start + _OFFER_AT, nbytes, *place, copied, answered)
         if call.packed is not before[0] or call.site is not before[1]:
             self.words[head] = call.packed.fingerprint
-            text = pack_text(call.packed.text, call.site)[:_TEXT_BYTES] if self.own.checks else b""
+            text = pack_text(call.packed.text, call.site)[:TEXT_BYTES] if self.own.checks else b""
             self.memory[start + _TEXT_AT : start + _TEXT_AT + len(text)] = text
         self._laid_out[turn] = call.packed, call.site, offer
 
@@ -213,11 +213,13 @@ class Channel:
 
     def brought(self, call: Call) -> dict[int, tuple[Spec, Site]]:
         """What every member has laid out for a call, and from which line."""
+        texts = map(unpack_text, self.texts(call))
+        return dict(zip(self.members.ranks, texts, strict=True))
+
+    def texts(self, call: Call) -> list[bytes]:
+        """The same, as it lies there."""
         starts = [8 * head + _TEXT_AT for head in self._heads[call.number & 1]]
-        return {
-            rank: unpack_text(self.memory[start : start + _TEXT_BYTES])
-            for rank, start in zip(self.members.ranks, starts, strict=True)
-        }
+        return [self.memory[start : start + TEXT_BYTES] for start in starts]
 
     def missing(self, call: Call) -> tuple[int, ...]:
         """The ranks that have arrived less often than this one."""

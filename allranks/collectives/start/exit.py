@@ -73,8 +73,6 @@ def _meet(world: World) -> bool:
             return False
         if waited > _AFTER_FAILURE_SECONDS and (world.failed or _anyone_failed(world)):
             return False
-        if world.listen is not None:
-            world.listen()
     return True
 
 
