@@ -169,7 +169,7 @@ class TorchWaits:
         if rank not in board:
             return False
         if rank not in self._asked:
-            self._asked[rank] = time.monotonic_ns()
+            self._asked[rank] = time.time_ns()
             board.ask(rank, self._asked[rank], fields.ASKED_ELSE)
         return board.get(rank, fields.TOLD) >= self._asked[rank]
 

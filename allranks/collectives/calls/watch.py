@@ -159,7 +159,8 @@ class Watch:
     def _tell_late(self, call: Call, missing: tuple[int, ...], waited: float) -> None:
         own = self.own
         if waited > self._notice_after - _ASK_BEFORE_SECONDS and not self._asked:
-            self._asked = time.monotonic_ns()
+            # By a clock that ranks of other hosts have as well.
+            self._asked = time.time_ns()
             for rank in missing[:_ASKED_AT_ONCE]:
                 own.board.ask(rank, self._asked)
         if waited < self._notice_after:

@@ -139,7 +139,9 @@ class Courier(threading.Thread):
             self.board.show(rank, page)
             self._news = True
         elif kind in _ASKS:
-            self.board.ask(rank, number, _ASKS[kind])
+            # The newest question is the one to be answered, whichever host it comes from.
+            if number > self.board.get(rank, _ASKS[kind]):
+                self.board.ask(rank, number, _ASKS[kind])
             link.asked[(rank, kind)] = number
         elif kind == _ROUND:
             # What was sent before the round began is shown by now, and is answered here.

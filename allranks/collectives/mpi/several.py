@@ -8,12 +8,14 @@ arrays go with that: their host's sum there, the sum of all back.
 from __future__ import annotations
 
 import mmap
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.calls import guard
+from allranks.collectives.calls.board import WAITING
 from allranks.collectives.calls.call import Call, Members
 from allranks.collectives.calls.callsite import Site
 from allranks.collectives.calls.offer import Offer
@@ -40,6 +42,15 @@ _HEAD = np.dtype(
 )
 CARRIED_BYTES = 1024
 """Of each host: more would make every agreement slower than it saves."""
+
+
+class Told(Site):
+    """A line on another host, as its rank tells of it while it waits."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self.filename or "a line that it has not told yet"
 
 
 class Several:
@@ -173,12 +184,13 @@ class Several:
         return tuple(r for r in ranks if r != me and progress(r, group)[what] < call.number)
 
     def sites(self, call: Call) -> dict[int, Site]:
-        """Where each member on this host that has come called from."""
+        """Where each member that has come called from."""
         if not self.own.checks or not call.posted:
             return {self.own.rank: call.site}
-        missing = self.channel.missing(call)
-        brought = self.channel.brought(call).items()
-        return {rank: site for rank, (_, site) in brought if rank not in missing}
+        came = set(self.members.ranks) - set(self._behind(call, 0, self.members.ranks))
+        here = {rank: site for rank, (_, site) in self.channel.brought(call).items()}
+        tell = partial(self.own.board.text, kind=WAITING)
+        return {r: here[r] if r in here else Told(tell(r).partition(" at ")[2], 0) for r in came}
 
     def finish(self, call: Call) -> None:
         """Notes that this rank has done its part of a call."""
