@@ -115,12 +115,12 @@ class Watch:
         board.put(fields.BEAT, look)
 
     def _left_text(self, call: Call, rank: int, why: str) -> str:
-        sites = call.sites()
-        waiting = [r for r in sites if r != rank]
-        lines = [
-            f"{call.spec.title} needs {call.needs}: rank {rank} {why}. "
-            "Make the same calls on every rank, or use a process set of the ranks that do.",
-        ]
+        sites, lost = call.sites(), self.own.peers.lost
+        waiting = [r for r in sites if r != rank and not lost(r)]
+        advice = "Make the same calls on every rank, or use a process set of the ranks that do."
+        if lost(rank):
+            advice = "Look for that host and its network, and start the ranks again."
+        lines = [f"{call.spec.title} needs {call.needs}: rank {rank} {why}. {advice}"]
         if waiting:
             lines.append("Waiting for it:")
             lines += list_sites({r: sites[r] for r in waiting})

@@ -5,6 +5,7 @@ there by the host's first rank, who alone hears of the others.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,8 +23,11 @@ class HostChannel(Channel):
     """The channel of one host's members, which tells whether they agree and ends nothing."""
 
     def _agree(self, call: Call) -> bool:
+        # Only the first rank waits for the others; these wait for it.
         count = self.count
-        return all(self.words[page] >= count or self._comes(page) for _, page, _ in self._others)
+        return self.members.me == 0 and all(
+            self.words[page] >= count or self._comes(page) for _, page, _ in self._others
+        )
 
     def show(self) -> None:
         """Arrives as often as is counted; only the first rank waits for the others."""
@@ -42,18 +46,23 @@ class HostChannel(Channel):
 
 
 class Desk:
-    """What a host's first rank lays out for the others: verdicts, and what came from other hosts."""
+    """What a host's first rank lays out for the others: verdicts, and what other hosts sent."""
 
     def __init__(self, memory: mmap.mmap, here: int, members: int) -> None:
         start, slot = rounded(Channel.nbytes(here)), block_bytes(here)
         self.words = memoryview(memory).cast("Q")[start // 8 : (start + _HEAD) // 8]
         self.times = memoryview(memory).cast("d")[start // 8 : (start + _HEAD) // 8]
-        at = start + _HEAD
-        self.offers = np.frombuffer(memory, np.int64, members, at)
+        self.offers = np.frombuffer(memory, np.int64, members, start + _HEAD)
+        """Of each member, host by host."""
+        self._bytes = memoryview(memory)[start + _HEAD : start + _HEAD + 8 * members]
         at = start + rounded(_HEAD + 8 * members)
         self.text = np.frombuffer(memory, np.uint8, TEXT_MOST, at)
         at += TEXT_MOST
         self.slots = [np.frombuffer(memory, np.uint8, slot, at + turn * slot) for turn in (0, 1)]
+
+    def offer(self, offers: Sequence[memoryview]) -> None:
+        """Lays out what the members of each host offer."""
+        self._bytes[:] = b"".join(offers)
 
 
 def nbytes(hosts: int, here: int, members: int) -> int:

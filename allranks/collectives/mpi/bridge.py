@@ -7,6 +7,7 @@ between the hosts the next one is filled.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import Call, Move, Prepared, prepared
-from allranks.collectives.calls.offer import Offer
+from allranks.collectives.calls.call import Call, Prepared
+from allranks.collectives.calls.offer import NOTHING, Offer
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.desk import DONE
 from allranks.collectives.host.memory import fence
@@ -26,6 +27,7 @@ from allranks.collectives.mpi.several import CARRIED_BYTES, Several
 from allranks.collectives.mpi.transport import Mpi
 
 Array = NDArray[Any]
+_KEPT = 256
 _AHEAD = 2
 """So many chunks are under way at most, as a rank has blocks."""
 
@@ -34,7 +36,7 @@ class Carry(NamedTuple):
     """What goes with an agreement: what the first rank of a host adds, and what it does then."""
 
     pack: Callable[[], Array]
-    unpack: Callable[[list[Array]], None]
+    unpack: Callable[[list[memoryview]], None]
 
 
 class Chunks(NamedTuple):
@@ -59,6 +61,7 @@ class Bridge:
         self.channel, self.desk, self.firsts = several.channel, several.desk, several.firsts
         self._here = self.channel.members.me
         self._carried = min(CARRIED_BYTES, self.channel.block // len(several.hosts))
+        self._known: dict[tuple[np.dtype[Any], tuple[int, ...]], tuple[list[Array], Array]] = {}
         # Bytes of each member's part of a chunk that all have parts in.
         self._share = min(self.channel.block, self.channel.block // self.members.size // 64 * 64)
 
@@ -76,10 +79,12 @@ class Bridge:
     def allreduce(
         self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
     ) -> Prepared[Array]:
-        """A host's sum between the first ranks; small ones go with the agreement."""
+        """A host's sum between the first ranks; that of a small array goes with the agreement."""
+        width = max(how.dtype.itemsize, how.total.itemsize)
+        if not call.posted and source.size * width <= self._carried:
+            return self._carry_reduced(call, source, how, out)
         found = np.empty(source.shape, source.dtype) if out is None else out
         flat, into = source.reshape(-1), found.reshape(-1)
-        width = max(how.dtype.itemsize, how.total.itemsize)
         step = self.channel.block // width
         slots = [slot.view(how.dtype) for slot in self.desk.slots]
 
@@ -87,13 +92,10 @@ class Bridge:
             part = flat[chunk * step :][:step]
             how.staged(part, self._block(chunk, how.dtype)[: part.size])
 
-        def total(chunk: int, out: Array | None = None) -> Array:
-            size = min(step, flat.size - chunk * step)
-            return how.merged(self.channel.blocks_as(how.dtype, size, chunk & 1), out)
-
         def post(chunk: int) -> Steps[None]:
             size = min(step, flat.size - chunk * step)
-            mine = total(chunk, self.firsts.scratch(chunk & 1, how.total, size))
+            parts = self.channel.blocks_as(how.dtype, size, chunk & 1)
+            mine = how.merged(parts, self.firsts.scratch(chunk & 1, how.total, size))
             whole = yield from self.firsts.reduce(call, mine, how)
             how.finish(whole, slots[chunk & 1][:size])
 
@@ -101,19 +103,42 @@ class Bridge:
             part = into[chunk * step :][:step]
             part[...] = slots[chunk & 1][: part.size]
 
-        count = -(-flat.size // step)
-        chunks = Chunks(count, fill, post, take)
-        if count:
+        if flat.size:
             fill(0)
-        if not call.posted and flat.size * width <= self._carried:
+        chunks = Chunks(-(-flat.size // step), fill, post, take)
+        return NOTHING, self._passed(call, chunks, found)
 
-            def unpack(rows: list[Array]) -> None:
-                totals = [row.view(how.total) for row in rows]
-                how.finish(how.merged(totals), slots[0][: flat.size])
+    def _carry_reduced(
+        self, call: Call, source: Array, how: Arithmetic, out: Array | None
+    ) -> Prepared[Array]:
+        parts, slot = self._views(how.dtype, source.shape)
+        how.staged(source, parts[self._here])
 
-            call.carry = Carry(partial(total, 0), unpack)
-            return Offer(source.nbytes), partial(self._taken, take, found)
-        return Offer(source.nbytes), self._passed(call, chunks, found)
+        def unpack(rows: list[memoryview]) -> None:
+            totals = [np.frombuffer(row, how.total).reshape(source.shape) for row in rows]
+            how.finish(how.merged(totals), slot)
+
+        def rest() -> Array:
+            if out is None:
+                return slot.copy()
+            out[...] = slot
+            return out
+
+        call.carry = Carry(partial(how.merged, parts), unpack)
+        return NOTHING, rest
+
+    def _views(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[list[Array], Array]:
+        """The first chunk's blocks and slot, seen as arrays; kept, as making them takes long."""
+        key = dtype, shape
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            size = math.prod(shape)
+            parts = [part.reshape(shape) for part in self.channel.blocks_as(dtype, size, 0)]
+            slot = self.desk.slots[0][: size * dtype.itemsize].view(dtype).reshape(shape)
+            known = self._known[key] = parts, slot
+        return known
 
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
@@ -156,8 +181,8 @@ class Bridge:
         fill(0)
         if not call.posted and array.nbytes <= self._carried:
 
-            def unpack(rows: list[Array]) -> None:
-                slots[0][: array.size] = rows[host]
+            def unpack(rows: list[memoryview]) -> None:
+                slots[0][: array.size] = np.frombuffer(rows[host], np.uint8)
 
             call.carry = Carry(lambda: laid(0, array.size if here else 0), unpack)
             return Offer(array.nbytes), partial(self._taken, take, None)
@@ -170,9 +195,10 @@ class Bridge:
         """Everyone's bytes between the first ranks; few of them go with the agreement."""
         part = source[: self._share]
         self._block(0, part.dtype)[: part.size] = part
-        if not call.posted and lengths is None:
+        carried = not call.posted and lengths is None
+        if carried:
             call.carry = self._gathered(call)
-        return Offer(source.nbytes), self._gather(call, source, lengths, root)
+        return Offer(source.nbytes), self._gather(call, source, lengths, root, carried=carried)
 
     def _gathered(self, call: Call) -> Carry:
         """What goes with the agreement where little is gathered on each host."""
@@ -182,20 +208,17 @@ class Bridge:
             sizes = [offer.nbytes for offer in channel.offers(call)]
             return self._laid(0, sizes if sum(sizes) <= self._carried else [])
 
-        def unpack(rows: list[Array]) -> None:
-            whole = np.concatenate(rows)
+        def unpack(rows: list[memoryview]) -> None:
             if self._is_carried(several.desk.offers.tolist()):
+                whole = np.frombuffer(b"".join(rows), np.uint8)
                 self.desk.slots[0][: whole.size] = whole
 
         return Carry(pack, unpack)
 
     def _is_carried(self, sizes: Sequence[int]) -> bool:
-        """Whether what members bring, so many bytes, has gone with the agreement."""
-        place = self.members.ranks.index
-        return all(
-            sum(sizes[place(rank)] for rank in ranks) <= self._carried
-            for ranks in self.several.hosts
-        )
+        """Whether what members bring, so many bytes, host by host, has gone with the agreement."""
+        left = iter(sizes)
+        return all(sum(next(left) for _ in ranks) <= self._carried for ranks in self.several.hosts)
 
     def _laid(self, chunk: int, sizes: Sequence[int]) -> Array:
         """What the members on this host have laid out, one after the other."""
@@ -204,10 +227,14 @@ class Bridge:
         return np.concatenate(parts) if parts else blocks[0][:0]
 
     def _gather(
-        self, call: Call, source: Array, lengths: Sequence[int] | None, root: int
+        self,
+        call: Call,
+        source: Array,
+        lengths: Sequence[int] | None,
+        root: int,
+        *,
+        carried: bool,
     ) -> Steps[list[Array]]:
-        carried = call.carry is not None
-        call.carry = None
         sizes = list(lengths) if lengths else [o.nbytes for o in call.agreement.offers(call)]
         reads = root in (-1, self.members.me)
         outs = [np.empty(size if reads else 0, np.uint8) for size in sizes]
@@ -244,7 +271,7 @@ class Bridge:
                     outs[place][chunk * step :][:size] = slot
                 at += size
 
-        if carried and self._is_carried(sizes) and max(sizes) <= step:
+        if carried and self._is_carried([sizes[place] for place in order]) and max(sizes) <= step:
             take(0)
             return outs
         chunks = Chunks(-(-max(sizes) // step), fill, post, take)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from mmap import mmap
 from collections.abc import Callable
+from mmap import mmap
 from typing import Any
 
 from mpi4py import MPI

@@ -52,33 +52,37 @@ class Firsts:
         group = self._user.Get_group().Incl(list(self.ranks))
         self.comm = MPI.Intracomm(self._user).Create_group(group, (1 << 22) + self._tag)
         self.me = self.comm.Get_rank()
-        self._others = [index for index in range(len(self.ranks)) if index != self.me]
-        self._rows = [np.empty(self._row_bytes, np.uint8) for _ in self._others]
+        others = [index for index in range(len(self.ranks)) if index != self.me]
+        self._rows = [(index, (bytearray(self._row_bytes), MPI.BYTE)) for index in others]
+        self._statuses = [MPI.Status() for _ in 2 * others]
         self._scratch: dict[int, Array] = {}
 
-    def exchange(self, call: Call, row: Array) -> Steps[list[Array]]:
+    def exchange(self, call: Call, row: bytes) -> Steps[list[memoryview]]:
         """What each of them tells, in their order; it may be of any length up to the most."""
-        comm, requests = self.comm, [MPI.REQUEST_NULL] * 0
+        comm, kept = self.comm, self.own.kept
+        requests: list[MPI.Request] = []
         held = [requests, row]
-        kept = self.own.kept
         kept[id(held)] = held
-        for index, into in zip(self._others, self._rows, strict=True):
-            requests.append(comm.Irecv([into, MPI.BYTE], index, _TAG))
-        for index in self._others:
-            requests.append(comm.Isend([row, MPI.BYTE], index, _TAG))
-        statuses = [MPI.Status() for _ in requests]
+        for index, into in self._rows:
+            requests.append(comm.Irecv(into, index, _TAG))
+        end = (row, MPI.BYTE)
+        for index, _ in self._rows:
+            requests.append(comm.Isend(end, index, _TAG))
+        statuses = self._statuses
         call.stage += 1
         while not MPI.Request.Testall(requests, statuses):
             yield call
         del kept[id(held)]
         found = [
-            into[: status.Get_count(MPI.BYTE)]
-            for into, status in zip(self._rows, statuses, strict=False)
+            memoryview(into[0])[: status.Get_count(MPI.BYTE)]
+            for (_, into), status in zip(self._rows, statuses, strict=False)
         ]
-        found.insert(self.me, row)
+        found.insert(self.me, memoryview(row))
         return found
 
-    def gather(self, call: Call, mine: Array, counts: Sequence[int], root: int = -1) -> Steps[Array]:
+    def gather(
+        self, call: Call, mine: Array, counts: Sequence[int], root: int = -1
+    ) -> Steps[Array]:
         """The bytes of all of them, one after the other; with a root on that one only."""
         whole = root in (-1, self.me)
         into = np.empty(sum(counts) if whole else 0, np.uint8)

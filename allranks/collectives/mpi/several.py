@@ -8,6 +8,8 @@ arrays go with that: their host's sum there, the sum of all back.
 from __future__ import annotations
 
 import mmap
+import struct
+from array import array
 from functools import partial
 from typing import Any
 
@@ -37,11 +39,16 @@ from allranks.errors import CollectiveMismatch
 
 Array = NDArray[Any]
 Hosts = tuple[tuple[int, ...], ...]
-_HEAD = np.dtype(
-    [("number", "u8"), ("fingerprint", "u8"), ("same", "u8"), ("last", "f8"), ("rank", "i8")]
-)
+_HEAD = struct.Struct("=QQ?7xdq")
+"""A row of a host: the call's number, its fingerprint, whether all there have brought the same,
+when the last one came and who; then what each member offers, and what is carried."""
 CARRIED_BYTES = 1024
 """Of each host: more would make every agreement slower than it saves."""
+
+
+def _came(head: tuple[Any, ...]) -> float:
+    """When the last member of a host has come."""
+    return float(head[3])
 
 
 class Told(Site):
@@ -76,7 +83,8 @@ class Several:
         self.order = [members.ranks.index(rank) for ranks in self.hosts for rank in ranks]
         """The members' places, host by host."""
         most = max(map(len, self.hosts))
-        row_bytes = _HEAD.itemsize + 8 * most + CARRIED_BYTES
+        row_bytes = _HEAD.size + 8 * most + CARRIED_BYTES
+        self._heads_end = [_HEAD.size + 8 * len(ranks) for ranks in hosts]
         firsts = tuple(ranks[0] for ranks in self.hosts)
         self.firsts = Firsts(own, firsts, members.number, user, row_bytes)
         self._most, self._finished = most, 0
@@ -101,9 +109,9 @@ class Several:
         Raises:
             CollectiveMismatch: they brought different things; nothing has moved.
         """
-        yield from self.channel.wait(call)
         desk, number = self.desk, call.number
         if self.is_first:
+            yield from self.channel.wait(call)
             yield from self._between(call)
         else:
             call.stage += 1
@@ -121,28 +129,26 @@ class Several:
         """What the first rank does for those of its host."""
         desk, channel = self.desk, self.channel
         same, last, rank = channel.compared(call)
-        head = np.zeros(1, _HEAD)
-        offset = self.own.offset_seconds
-        head[0] = call.number, call.packed.fingerprint, same, last + offset, rank
-        offers = np.array([offer.nbytes for offer in channel.offers(call)], np.int64)
-        carried = call.carry.pack() if call.carry is not None and same else head[:0]
-        row = np.concatenate([part.reshape(-1).view(np.uint8) for part in (head, offers, carried)])
-        rows = yield from self.firsts.exchange(call, row)
-        heads = np.concatenate([row[: _HEAD.itemsize].view(_HEAD) for row in rows])
-        alike = heads["same"].all() and (heads["fingerprint"] == heads["fingerprint"][0]).all()
+        head = _HEAD.pack(
+            call.number, call.packed.fingerprint, same, last + self.own.offset_seconds, rank
+        )
+        offers = array("q", [offer.nbytes for offer in channel.offers(call)])
+        carried = call.carry.pack().tobytes() if call.carry is not None and same else b""
+        rows = yield from self.firsts.exchange(call, b"".join((head, offers, carried)))
+        heads = [_HEAD.unpack_from(row) for row in rows]
+        alike = all(host[:3] == heads[0][:3] and host[2] for host in heads)
         text = b""
         if self.own.checks and not alike:
             text = (yield from self._differences(call)).encode()[:TEXT_MOST]
             desk.text[: len(text)] = np.frombuffer(text, np.uint8)
         else:
-            latest = int(heads["last"].argmax())
-            desk.times[LAST] = float(heads["last"][latest])
-            desk.words[LAST_RANK] = int(heads["rank"][latest])
-            start, counts = _HEAD.itemsize, [8 * len(ranks) for ranks in self.hosts]
-            told = [row[start : start + n].view(np.int64) for row, n in zip(rows, counts, strict=True)]
-            desk.offers[self.order] = np.concatenate(told)
+            *_, desk.times[LAST], desk.words[LAST_RANK] = max(heads, key=_came)
+            desk.offer(
+                [row[_HEAD.size : end] for row, end in zip(rows, self._heads_end, strict=True)]
+            )
             if call.carry is not None:
-                call.carry.unpack([row[start + n :] for row, n in zip(rows, counts, strict=True)])
+                told = [row[end:] for row, end in zip(rows, self._heads_end, strict=True)]
+                call.carry.unpack(told)
         desk.words[LENGTH] = len(text)
         fence()
         desk.words[AGREED] = call.number
@@ -158,7 +164,8 @@ class Several:
 
     def offers(self, call: Call) -> list[Offer]:
         """What each member has offered: it lies there until this rank comes to the next call."""
-        return [Offer(nbytes) for nbytes in self.desk.offers.tolist()]
+        told = self.desk.offers.tolist()
+        return [offer for _, offer in sorted(zip(self.order, map(Offer, told), strict=True))]
 
     def meet(self, call: Call) -> Steps[None]:
         """Ends when every member on this host has arrived once more."""
