@@ -70,6 +70,9 @@ class Watch:
             if call.ordered or len(missing) == 1:
                 self._look_for_cycle(call, look)
             self._tell_late(call, missing, waited)
+        elif wanted and not own.shared_by_all:
+            # Between hosts data may stand still for as long as nobody gives a host up.
+            self._tell_late(call, wanted, waited)
 
     def _left(self, call: Call, missing: tuple[int, ...]) -> list[tuple[int, int, str]]:
         """The missing ranks that will never come: how telling it is, who, why."""
@@ -167,6 +170,8 @@ class Watch:
             return
         asked, self._asked = self._asked, 0
         what = f"has waited {waited:.0f} s for {label(missing)}"
+        if call.moving:
+            what = f"has moved no data for {waited:.0f} s; not done are {label(missing)} as well"
         if all(self._asks_a_person(rank) for rank in missing):
             # Who thinks before typing is not late: that is told once.
             self._notice_after = waited + own.late_seconds
@@ -176,7 +181,7 @@ class Watch:
             what = f"waits for {label(missing)}, where a person is asked"
         else:
             self._notice_after *= 2
-        if not call.speaks():
+        if not self._speaks(call, missing):
             return
         lines = [f"{call.spec.title} at {call.site} {what}:"]
         for rank in missing[:_ASKED_AT_ONCE]:
@@ -184,6 +189,13 @@ class Watch:
         if len(missing) > _ASKED_AT_ONCE:
             lines.append(f"  and {len(missing) - _ASKED_AT_ONCE} more")
         own.notice("\n".join(lines))
+
+    def _speaks(self, call: Call, missing: tuple[int, ...]) -> bool:
+        """True on the one rank that tells; while data moves on the first of those that wait."""
+        if not call.moving:
+            return call.speaks()
+        waits = [rank for rank in missing if self.own.board.get(rank, fields.TICKET)]
+        return self.own.rank < min(waits, default=self.own.size)
 
     def _asks_a_person(self, rank: int) -> bool:
         return bool(self.own.board.get(rank, fields.ASKING))

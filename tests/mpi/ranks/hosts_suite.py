@@ -67,6 +67,19 @@ def test_a_rank_of_another_host_that_left_is_named():
         next_cell_works()
 
 
+def slowly(move, seconds):
+    """The same, with a pause at its end that the others wait in as well."""
+
+    def moved(self, call, *arguments):
+        result = yield from move(self, call, *arguments)
+        began = time.monotonic()
+        while time.monotonic() < began + seconds:
+            yield call
+        return result
+
+    return moved
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -80,19 +93,9 @@ def test_a_rank_of_another_host_that_left_is_named():
 def test_a_rank_that_has_done_its_part_and_left_is_not_missed(monkeypatch, call):
     """Every rank has arrived; one host's data comes when the others have left the cell already."""
 
-    def slowly(move):
-        def moved(self, call, *arguments):
-            result = yield from move(self, call, *arguments)
-            began = time.monotonic()
-            while time.monotonic() < began + 0.5:
-                yield call
-            return result
-
-        return moved
-
     if HOSTS[c.rank()] == HOSTS[-1]:
         for name in ("exchange", "gather", "broadcast"):
-            monkeypatch.setattr(Firsts, name, slowly(getattr(Firsts, name)))
+            monkeypatch.setattr(Firsts, name, slowly(getattr(Firsts, name), 0.5))
     assert in_a_cell(call) is None
     monkeypatch.undo()
     next_cell_works()
@@ -129,6 +132,19 @@ def test_a_late_rank_of_another_host_is_told_of_with_its_line(monkeypatch):
     for text in told:
         assert f"has waited 1 s for rank {c.size() - 1}" in text
         assert "time.sleep(2)  # the line to be found" in text
+
+
+def test_data_that_does_not_move_is_told_of(monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr(c.world.current(), "late_seconds", 1.0)
+    c.on_notice(told.append)
+    for name in ("gather", "reduce"):
+        monkeypatch.setattr(Firsts, name, slowly(getattr(Firsts, name), 1.5))
+    assert in_a_cell(lambda: c.allreduce(np.ones(3000), c.Sum)) is None
+    assert len(told) == (c.rank() == 0)
+    for text in told:
+        assert "has moved no data for 1 s" in text
+        assert f"rank {c.size() - 1} waits in allreduce(Sum) at " in text
 
 
 def test_ranks_of_other_hosts_that_wait_are_named_with_their_line():
