@@ -23,7 +23,7 @@ from allranks.collectives.calls.offer import NOTHING, Offer
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.desk import DONE
 from allranks.collectives.host.memory import fence
-from allranks.collectives.mpi.several import CARRIED_BYTES, Several
+from allranks.collectives.mpi.several import Several
 from allranks.collectives.mpi.transport import Mpi
 
 Array = NDArray[Any]
@@ -60,10 +60,10 @@ class Bridge:
         self.several, self.flat, self.members = several, flat, several.members
         self.channel, self.desk, self.firsts = several.channel, several.desk, several.firsts
         self._here = self.channel.members.me
-        self._carried = min(CARRIED_BYTES, self.channel.block // len(several.hosts))
+        self._carried, self._bytes = several.carried, several.block
         self._known: dict[tuple[np.dtype[Any], tuple[int, ...]], tuple[list[Array], Array]] = {}
         # Bytes of each member's part of a chunk that all have parts in.
-        self._share = min(self.channel.block, self.channel.block // self.members.size // 64 * 64)
+        self._share = max(1, self._bytes // self.members.size // 64 * 64)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array."""
@@ -85,7 +85,7 @@ class Bridge:
             return self._carry_reduced(call, source, how, out)
         found = np.empty(source.shape, source.dtype) if out is None else out
         flat, into = source.reshape(-1), found.reshape(-1)
-        step = self.channel.block // width
+        step = self._bytes // width
         slots = [slot.view(how.dtype) for slot in self.desk.slots]
 
         def fill(chunk: int) -> None:
@@ -148,7 +148,7 @@ class Bridge:
 
     def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
         """The root's bytes between the first ranks; few of them go with the agreement."""
-        rank, step = self.members.ranks[root], self.channel.block
+        rank, step = self.members.ranks[root], self._bytes
         host = next(i for i, ranks in enumerate(self.several.hosts) if rank in ranks)
         place = self.several.hosts[host].index(rank)
         mine, here = rank == self.members.rank, host == self.several.host

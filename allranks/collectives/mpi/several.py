@@ -23,7 +23,7 @@ from allranks.collectives.calls.callsite import Site
 from allranks.collectives.calls.offer import Offer
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.wait import Steps
-from allranks.collectives.host.channel import TEXT_BYTES
+from allranks.collectives.host.channel import TEXT_BYTES, block_bytes
 from allranks.collectives.host.desk import (
     AGREED,
     LAST,
@@ -42,8 +42,8 @@ Hosts = tuple[tuple[int, ...], ...]
 _HEAD = struct.Struct("=QQ?7xdq")
 """A row of a host: the call's number, its fingerprint, whether all there have brought the same,
 when the last one came and who; then what each member offers, and what is carried."""
-CARRIED_BYTES = 1024
-"""Of each host: more would make every agreement slower than it saves."""
+_CARRIED_BYTES = 64 << 10
+"""As much as a first rank sends with an agreement in all: that is one wait instead of two."""
 
 
 def _came(head: tuple[Any, ...]) -> float:
@@ -83,7 +83,11 @@ class Several:
         self.order = [members.ranks.index(rank) for ranks in self.hosts for rank in ranks]
         """The members' places, host by host."""
         most = max(map(len, self.hosts))
-        row_bytes = _HEAD.size + 8 * most + CARRIED_BYTES
+        self.block = block_bytes(most)
+        """Bytes of a block, of which every host has as many."""
+        self.carried = min(_CARRIED_BYTES // (len(hosts) - 1), self.block // len(hosts))
+        """As many bytes of each host go with an agreement at most."""
+        row_bytes = _HEAD.size + 8 * most + self.carried
         self._heads_end = [_HEAD.size + 8 * len(ranks) for ranks in hosts]
         firsts = tuple(ranks[0] for ranks in self.hosts)
         self.firsts = Firsts(own, firsts, members.number, user, row_bytes)
