@@ -1,9 +1,9 @@
 """allreduce among ranks of two hosts against mpi4py's, on the same TCP: python -m benchmarks hosts
 
 Two hosts of two ranks, made of namespaces of this machine (root; tests/hosts says what else), by
-the speed of its memory and by 1 Gbit/s. The two take turns within each repetition; of each the slowest
-rank's time counts, and a figure is the median over repetitions. Prints a table in Markdown and
-writes benchmarks/results/hosts.json.
+the speed of its memory and by 1 Gbit/s. The two take turns within each repetition; of each the
+slowest rank's time counts, and a figure is the median over repetitions. Prints a table in Markdown
+and writes benchmarks/results/hosts.json.
 """
 
 from __future__ import annotations

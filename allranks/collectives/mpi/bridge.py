@@ -184,7 +184,7 @@ class Bridge:
             def unpack(rows: list[memoryview]) -> None:
                 slots[0][: array.size] = np.frombuffer(rows[host], np.uint8)
 
-            call.carry = Carry(lambda: laid(0, array.size if here else 0), unpack)
+            call.carry = Carry(lambda: laid(0, array.size) if here else array[:0], unpack)
             return Offer(array.nbytes), partial(self._taken, take, None)
         chunks = Chunks(-(-array.size // step), fill, post, take)
         return Offer(array.nbytes), self._passed(call, chunks, None)

@@ -84,8 +84,8 @@ def slowly(move, seconds):
     "call",
     [
         lambda: c.broadcast(np.ones(300_000), 0),
-        lambda: c.gather(np.ones(3000), root=0),
-        lambda: c.comm.allreduce(b"x" * 3000),
+        lambda: c.gather(np.ones(30_000), root=0),
+        lambda: c.comm.allreduce(b"x" * 100_000),
         lambda: c.comm.allreduce(1),
     ],
     ids=["broadcast", "gather", "an object", "a number"],
@@ -140,7 +140,7 @@ def test_data_that_does_not_move_is_told_of(monkeypatch):
     c.on_notice(told.append)
     for name in ("gather", "reduce"):
         monkeypatch.setattr(Firsts, name, slowly(getattr(Firsts, name), 1.5))
-    assert in_a_cell(lambda: c.allreduce(np.ones(3000), c.Sum)) is None
+    assert in_a_cell(lambda: c.allreduce(np.ones(30_000), c.Sum)) is None
     assert len(told) == (c.rank() == 0)
     for text in told:
         assert "has moved no data for 1 s" in text
@@ -162,11 +162,21 @@ def test_ranks_of_other_hosts_that_wait_are_named_with_their_line():
     next_cell_works()
 
 
-@pytest.mark.parametrize("count", [0, 1, 256, 257, 70_000, 600_000])
+@pytest.mark.parametrize("count", [0, 1, 8192, 20_000, 70_000, 600_000])
 def test_every_host_gets_the_same_bits(count):
     mine = np.random.default_rng(c.rank()).standard_normal(count).astype("float32")
     found = c.allreduce(mine, c.Sum)
     assert len({data.tobytes() for data in c.allgather_object(found)}) == 1
+
+
+@pytest.mark.parametrize("count", [3, 100_000])
+def test_every_rank_may_be_the_root(count):
+    for root in range(c.size()):
+        found = c.broadcast(np.full(count, float(c.rank())), root)
+        assert (found == root).all()
+        whole = c.gather(np.full(count, float(c.rank())), root=root)
+        if c.rank() == root:
+            assert (whole == np.repeat(np.arange(c.size()), count)).all()
 
 
 def test_calls_of_two_process_sets_may_be_under_way_at_once(sets):
