@@ -34,6 +34,8 @@ class State:
     reason: str = ""
     where: str = ""
     broke: str = ""
+    lost: bool = False
+    """Whether its host cannot be reached any more."""
 
 
 class Peers:
@@ -56,6 +58,7 @@ class Peers:
             reason=board.text(rank, fields.REASON) if left else "",
             where=board.text(rank, fields.WHERE) if left else "",
             broke=board.text(rank, fields.BROKE) if broken else "",
+            lost=bool(board.get(rank, fields.LOST)),
         )
 
     def progress(self, rank: int, group: int) -> tuple[int, int]:
@@ -82,7 +85,7 @@ class Peers:
             return 0 if state.failed else 1, f"has left {scope.name}{where}{reason}"
         if scope.number > 0 and state.entered > here:
             return 1, f"has left {scope.name}"
-        if self.lost(rank):
+        if state.lost:
             return 0, f"cannot be reached: its host {self.host_names[rank]} does not answer"
         if state.broken >> 1 == epoch + 1:
             return 2, state.broke
