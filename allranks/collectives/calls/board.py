@@ -17,6 +17,8 @@ ASKED, ASKED_ELSE, LOST, ROUND = 8, 9, 10, 11
 first rank's of a host how often all hosts have told each other all."""
 ANSWERED, TICKET, EDGE, BEAT, PID, CLOSED, TOLD, ASKING = 16, 17, 18, 19, 20, 21, 22, 23
 REASON, WHERE, LINE, WAITING, BROKE = range(5)
+TEXTS_OF_LINES = WHERE, LINE, WAITING, BROKE
+"""Texts that show lines of source."""
 _DIRECTORY = 512
 _PROGRESS, _GROUPS = 1024, 170
 """Three words for each of so many groups: its number + 1, and how far this rank has come in it."""
@@ -67,15 +69,12 @@ class Board:
 
     def text(self, rank: int, kind: int) -> str:
         """One of a rank's texts."""
-        start = self._page[rank] + _TEXTS + kind * _TEXT
-        length = min(int.from_bytes(self.memory[start : start + 2], "little"), _TEXT - 2)
-        return self.memory[start + 2 : start + 2 + length].decode("utf-8", "replace")
+        return text_of(self.memory, kind, self._page[rank])
 
     def write(self, kind: int, text: str) -> None:
         """Sets one of this rank's texts, cut to what fits."""
-        data = text.encode("utf-8", "replace")[: _TEXT - 2]
-        start = self._page[self.rank] + _TEXTS + kind * _TEXT
-        self.memory[start : start + 2 + len(data)] = len(data).to_bytes(2, "little") + data
+        start, data = self._page[self.rank] + _TEXTS + kind * _TEXT, _packed(text)
+        self.memory[start : start + len(data)] = data
 
     def note(self, group: int, agreed: int, finished: int) -> None:
         """Shows how far this rank has come in a group that has no memory of its own.
@@ -131,3 +130,21 @@ class Board:
         self.memory[start + _TEXTS : start + texts] = page[_TEXTS:texts]
         for low, high in ((_FIRST, _TEXTS), (_OTHERS[1], _FIRST), (0, _OTHERS[0])):
             self.memory[start + low : start + high] = page[low:high]
+
+
+def text_of(memory: mmap.mmap | bytes, kind: int, page: int = 0) -> str:
+    """One of the texts of a page that begins there."""
+    start = page + _TEXTS + kind * _TEXT
+    length = min(int.from_bytes(memory[start : start + 2], "little"), _TEXT - 2)
+    return memory[start + 2 : start + 2 + length].decode("utf-8", "replace")
+
+
+def with_text(page: bytes, kind: int, text: str) -> bytes:
+    """A page with another text."""
+    start = _TEXTS + kind * _TEXT
+    return page[:start] + _packed(text).ljust(_TEXT, b"\0") + page[start + _TEXT :]
+
+
+def _packed(text: str) -> bytes:
+    data = text.encode("utf-8", "replace")[: _TEXT - 2]
+    return len(data).to_bytes(2, "little") + data

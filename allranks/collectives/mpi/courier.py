@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from allranks.collectives.calls import board as fields
 from allranks.collectives.calls.board import Board
+from allranks.collectives.mpi.pages import carried, shown
 
 _PERIOD_SECONDS, _IDLE_SECONDS = 0.05, 0.5
 _LOST_SECONDS = 10
@@ -135,8 +136,7 @@ class Courier(threading.Thread):
     def _take(self, link: Link, letter: Letter) -> None:
         kind, rank, number, data = letter
         if kind == _PAGE:
-            page = zlib.decompress(data)
-            self.board.show(rank, page)
+            self.board.show(rank, shown(zlib.decompress(data)))
             self._news = True
         elif kind in _ASKS:
             # The newest question is the one to be answered, whichever host it comes from.
@@ -146,23 +146,23 @@ class Courier(threading.Thread):
         elif kind == _ROUND:
             # What was sent before the round began is shown by now, and is answered here.
             self.board.put(fields.ROUND, number)
-            self._tell(link)
+            self._tell(link, must=True)
             link.post(Letter(_DONE, number=number))
         elif kind == _DONE:
             link.round = number
         elif kind == _LOST:
             self.board.ask(rank, 1, fields.LOST)
 
-    def _tell(self, link: Link) -> None:
-        """Sends what the other end does not show yet, where it takes anything."""
-        if not link.flush():
+    def _tell(self, link: Link, *, must: bool = False) -> None:
+        """Sends what the other end does not show yet: where it takes anything, or where it must."""
+        if not link.flush() and not must:
             return
         for rank in self.board.ranks:
             if rank not in link.behind:
                 page = self.board.page(rank)
                 if page != link.pages.get(rank):
                     link.pages[rank] = page
-                    link.post(Letter(_PAGE, rank, data=zlib.compress(page, 1)))
+                    link.post(Letter(_PAGE, rank, data=zlib.compress(carried(page), 1)))
                     self._news = True
                 continue
             for kind, word in _ASKS.items():
@@ -181,7 +181,7 @@ class Courier(threading.Thread):
         self._round += 1
         self.board.put(fields.ROUND, self._round)
         for link in self.links:
-            self._tell(link)
+            self._tell(link, must=True)
             link.post(Letter(_ROUND, number=self._round))
 
     def _lose(self, link: Link) -> None:
