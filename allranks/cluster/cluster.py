@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from allranks.cluster import deaths, devices, launchers, sizes, source, variables
+from allranks.cluster import devices, launchers, sizes, source, variables
 from allranks.cluster.cells import Cells
 from allranks.cluster.connection import Answers, Connection
 from allranks.cluster.crew import Crew
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 _SCREEN_NBYTES = 128 * 1024
 _LEAST_SCREEN_NBYTES = 4096
-_MANY_RANKS = 16
-"""It takes seconds to end more than so many."""
 
 
 class Cluster:
@@ -68,8 +66,6 @@ class Cluster:
             devices.check_exclusive(self.gpus, self.size)
         self.launcher = launchers.named(launcher)
         self.preload = check_preload(preload)
-        self.state = "new"
-        self.lost_because = ""
         self.failed_first: int | None = None
         """The rank that was the first to fail in the last cell that failed."""
         self._connection: Connection | None = None
@@ -92,39 +88,39 @@ class Cluster:
         """
         if self.state == "running":
             return self
-        self.state, self.lost_because, self.failed_first = "starting", "", None
-        try:
-            self._connection = Connection(
-                self.size, self._pins, self.launcher, self.preload, self._cells.take
-            )
-            self._cells.begin(self._connection)
-            self._connection.start()
-        except BaseException:
-            self._connection = None
-            self.state = "stopped"
-            raise
-        self.state = "running"
+        self.failed_first = None
+        self._connection = Connection(
+            self.size, self._pins, self.launcher, self.preload, self._cells.take
+        )
+        self._cells.begin(self._connection)
+        self._connection.start()
         return self
 
     def stop(self) -> None:
         """Ends the ranks; their variables are forgotten."""
         if self.state == "running":
-            self._take_down("stopped")
+            self._ranks.close()
 
     def restart(self) -> Cluster:
         """Ends the ranks and starts as many again; their variables are forgotten."""
         self.stop()
         return self.start()
 
-    def _take_down(self, state: str) -> None:
-        self.state = state
-        self._ranks.close()
-
     @property
     def _ranks(self) -> Connection:
         if self._connection is None:
             raise ClusterLost("the cluster has not been started. Type: %distributed start")
         return self._connection
+
+    @property
+    def state(self) -> str:
+        """How the ranks are: see above."""
+        return self._connection.state if self._connection is not None else "new"
+
+    @property
+    def lost_because(self) -> str:
+        """Why the ranks are lost, where they are."""
+        return self._connection.lost_because if self._connection is not None else ""
 
     @property
     def hellos(self) -> dict[int, Hello]:
@@ -247,7 +243,7 @@ class Cluster:
             want_value=want_value,
             limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
         )
-        run = Run(count, chosen, self._ranks, view, timeout, self.give_up)
+        run = Run(count, chosen, self._ranks, view, timeout)
         with self._cells.attended(run):
             self._cells.send(cell, run, *([call] if call else []))
         return run
@@ -293,11 +289,7 @@ class Cluster:
     def _conclude(self, run: Run) -> Run:
         """Ends a settled cell: shows the rest, and raises what it ended with."""
         try:
-            self._ranks.step(0)
-            if run.cut_off:
-                raise run.cut(self.lost_because or "the ranks were stopped")
-            if self._ranks.ends:
-                raise ClusterLost(self._lose(run))
+            run.end()
         finally:
             self._cells.end(run)
             run.view.finish()
@@ -370,7 +362,7 @@ class Cluster:
         if self.state == "running":
             self._ranks.step(0)
             if self._ranks.ends and not self.busy:
-                self._lose(None)
+                self._ranks.lose()
         return self.state == "running"
 
     def catch_up(self) -> None:
@@ -411,23 +403,3 @@ class Cluster:
         self._ranks.mirrors.drawn = front_end() == NOTEBOOK
         with self._cells.crew(ranks_each) as crew:
             yield crew
-
-    def mourn(self) -> str:
-        """Ranks died while a crew was at work: takes the rest down, returns what happened."""
-        return self._lose(None)
-
-    def give_up(self, why: str) -> None:
-        """Ends the ranks, which did not settle; their variables are lost."""
-        self.lost_because = why
-        self._take_down("lost")
-
-    def _lose(self, run: Run | None) -> str:
-        """Ranks died: shows their last output, takes the rest down, returns what happened."""
-        if run is not None and self.size > _MANY_RANKS:
-            run.view.notice(f"{deaths.describe(self._ranks.ends)} Ending the others.")
-            run.view.refresh()
-        self._take_down("lost")
-        if run is not None:
-            run.lose()
-        self.lost_because = self._ranks.loss(shown=run is not None)
-        return self.lost_because

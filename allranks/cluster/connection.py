@@ -43,6 +43,9 @@ Deliver = Callable[[Answer], None]
 class Connection:
     """A set of ranks, up and reachable once :meth:`start` has returned.
 
+    Whether they are up, have died or were ended, everybody asks here: ``state`` is ``starting``,
+    ``running``, ``stopped`` or ``lost``, and ``ends`` has what ended by itself.
+
     Args:
         size: how many ranks.
         gpus: ``CUDA_VISIBLE_DEVICES`` values to pin them to, or none.
@@ -63,7 +66,8 @@ class Connection:
         inbox = self.inbox = Inbox()
         self.hellos: dict[int, Hello] = {}
         self.ends: list[deaths.End] = []
-        self.closed = False
+        self.state = "starting"
+        self.lost_because = ""
         self._clients: list[ipyparallel.Client] = []
         self.launcher_text = ""
         self._ipyparallel: dict[str, Any] | None = None
@@ -129,6 +133,7 @@ class Connection:
             self.close()
             raise
         nursery.all_up()
+        self.state = "running"
 
     def _nursery(self) -> Nursery:
         try:
@@ -159,9 +164,14 @@ class Connection:
             f"up. {deaths.describe(self.ends)}\n{told}\nThe logs are in {self.log_dir}"
         )
 
-    def close(self) -> None:
-        """Ends the ranks; returns when every process of theirs is gone."""
-        self.closed = True
+    def close(self, state: str = "stopped", why: str = "") -> None:
+        """Ends the ranks; returns when every process of theirs is gone.
+
+        Args:
+            state: what they are from now on, ``stopped`` or ``lost``.
+            why: why they are lost.
+        """
+        self.state, self.lost_because = state, why
         self.mirrors.close()
         with self.inbox.hearing_interrupts():  # it ends by itself, and soon
             self._finalizer()
@@ -294,9 +304,26 @@ class Connection:
 
     # ── death ────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def up(self) -> bool:
+        """Whether every rank is there."""
+        return self.state == "running" and not self.ends
+
+    @property
+    def closed(self) -> bool:
+        """Whether the ranks were ended."""
+        return self.state in ("stopped", "lost")
+
+    @property
     def over(self) -> bool:
-        """Whether ranks have died and nothing more is to be expected of the others."""
-        return deaths.all_over(self.ends, self.size)
+        """Whether nothing more is to be expected: they were ended, or have died."""
+        return self.closed or deaths.all_over(self.ends, self.size)
+
+    def lose(self, shown: bool = False) -> str:
+        """Ranks died: takes the rest down, and returns what :meth:`loss` says."""
+        self.close("lost")
+        self.lost_because = self.loss(shown)
+        return self.lost_because
 
     def unseen(self, rank: int) -> str:
         """Returns the text that a rank wrote and did not get to send."""

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from allranks.cluster import deaths
 from allranks.cluster.connection import CellRecord, Connection
 from allranks.cluster.variables import pack
 from allranks.records.wire import Interrupt, Reply, RunMember
@@ -39,7 +38,7 @@ class Crew:
     """
 
     def __init__(self, ranks: Connection, cells: int, ranks_each: int) -> None:
-        self._ranks = ranks
+        self.ranks = ranks
         self.cells = cells
         self.slots = [
             Slot(tuple(range(first, first + ranks_each)))
@@ -56,7 +55,7 @@ class Crew:
         """Returns the slot that runs a member."""
         return next((slot for slot in self.slots if slot.member == member), None)
 
-    def busy(self) -> list[Slot]:
+    def at_work(self) -> list[Slot]:
         """Returns the slots that run a member."""
         return [slot for slot in self.slots if slot.member is not None]
 
@@ -92,12 +91,12 @@ class Crew:
             epoch=slot.epoch,
             shared=shared,
         )
-        self._ranks.send(slot.ranks, record, payload)
+        self.ranks.send(slot.ranks, record, payload)
 
     def interrupt(self, slot: Slot) -> None:
         """Interrupts the member that a slot runs, on the ranks that have not left it."""
         pending = [rank for rank in slot.ranks if rank not in slot.replies]
-        self._ranks.send(pending, Interrupt(slot.cell))
+        self.ranks.send(pending, Interrupt(slot.cell))
 
     def take(self, record: CellRecord, payloads: list[bytes]) -> bool:
         """Takes in a record of a member; returns whether it is one."""
@@ -113,37 +112,20 @@ class Crew:
     @contextmanager
     def attending(self) -> Iterator[None]:
         """Within, an interrupt of the notebook is told by :meth:`attend`, and raises nothing."""
-        with self._ranks.inbox.hearing_interrupts():
+        with self.ranks.inbox.hearing_interrupts():
             yield
 
     def attend(self, seconds: float) -> int:
         """Handles what comes within ``seconds``; returns how often the notebook was interrupted."""
-        return len(self._ranks.step(seconds))
+        return len(self.ranks.step(seconds))
 
     @contextmanager
     def awaiting(self) -> Iterator[Callable[[float], Awaitable[int]]]:
         """Within, a coroutine can await what :meth:`attend` does."""
-        with self._ranks.inbox.waking() as next_event:
+        with self.ranks.inbox.waking() as next_event:
 
             async def attend(seconds: float) -> int:
                 await next_event(seconds)
                 return self.attend(0)
 
             yield attend
-
-    def dying(self) -> bool:
-        """Whether a rank has died: nothing can be sent any more."""
-        return bool(self._ranks.ends)
-
-    def dead(self) -> bool:
-        """Whether ranks have died and nothing more is to be expected of the others."""
-        return self._ranks.over()
-
-    def culprit(self) -> int | None:
-        """Returns the rank that died of itself, for which MPI ended the others."""
-        found = deaths.culprits(self._ranks.ends)
-        return found[0].rank if found else None
-
-    def unseen(self, rank: int) -> str:
-        """Returns the text that a rank wrote and did not get to send."""
-        return self._ranks.unseen(rank)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from allranks.cluster.cluster import Cluster
 from allranks.errors import UsageError
+from allranks.widgets import offered
 
 #: Of Horovod's arguments, those that ask for nothing that would differ here.
 _IGNORED = {
@@ -36,13 +36,6 @@ _REFUSED = {
     "executable": "the ranks run this Python: start the notebook with the other one",
 }
 _HERE = ("localhost", "127.0.0.1")
-_session: weakref.ref[Cluster] | None = None
-
-
-def share(cluster: Cluster) -> None:
-    """From now on `run` uses this cluster while it is up and has as many ranks as are asked for."""
-    global _session
-    _session = weakref.ref(cluster)
 
 
 def run(
@@ -80,8 +73,8 @@ def run(
     _check(options)
     size = _size(num_proc, np, hosts)
     call = (func, tuple(args), dict(kwargs or {}))
-    shared = _session() if _session is not None else None
-    if shared is not None and shared.size == size and shared.is_up() and not shared.busy:
+    shared = offered.session.running if offered.session is not None else None
+    if isinstance(shared, Cluster) and shared.size == size and shared.is_up() and not shared.busy:
         return shared.call(*call, timeout=timeout)
     with Cluster(size) as fresh:
         return fresh.call(*call, timeout=timeout)

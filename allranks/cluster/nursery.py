@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from allranks.records.config import NurseryConfig
 
 _STOP_SECONDS = 10.0
 _LAUNCHER_SECONDS = 4.0
+_TRACKER_SECONDS = 1.0
 _POLL_SECONDS = 0.1
 _NURSERY = "allranks.engine.nursery"
 
@@ -102,16 +103,36 @@ def _end_session(leader: int) -> None:
     The launcher ends by itself, and removes what MPI had in shared memory. What cells have started
     may not, as multiprocessing's managers.
     """
-    deadline = time.monotonic() + _LAUNCHER_SECONDS
+    left = _wait_for_end(leader, _LAUNCHER_SECONDS)
+    # These end with the last process that they serve, and remove what it had in shared memory.
+    trackers = [pid for pid in left if _is_tracker(pid)]
+    _kill(pid for pid in left if pid not in trackers)
+    _kill(_wait_for_end(leader, _TRACKER_SECONDS) if trackers else ())
+
+
+def _wait_for_end(leader: int, seconds: float) -> list[int]:
+    """Returns the processes of a session that are still there after so long."""
+    deadline = time.monotonic() + seconds
     while (left := _in_session(leader)) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
-    for pid in left:
+    return left
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def _in_session(leader: int) -> list[int]:
     return [pid for pid in psutil.pids() if _session_of(pid) == leader]
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return any("multiprocessing.resource_tracker" in it for it in psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return False  # it is gone
 
 
 def _session_of(pid: int) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from allranks.cluster import failures
+from allranks.cluster import deaths, failures
 from allranks.cluster.connection import Connection
 from allranks.cluster.prompts import Prompts
 from allranks.cluster.unheard import GRACE_SECONDS, UNHEARD_SECONDS, Unheard
-from allranks.errors import CellFailed, CellInterrupted, CellTimeout, UsageError
+from allranks.errors import CellFailed, CellInterrupted, CellTimeout, ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
@@ -19,6 +19,8 @@ from allranks.records.wire import Answer, Interrupt, Output, Prompt, Reply, Type
 from allranks.widgets.field import field
 
 _POLL_SECONDS = 0.1
+_MANY_RANKS = 16
+"""It takes seconds to end more than so many."""
 _TYPING_SECONDS = 0.02
 """While a rank asks: so often what is typed is looked for."""
 
@@ -79,7 +81,6 @@ class Run:
         connection: to all ranks of the cluster.
         view: what shows its output.
         timeout: seconds after which the ranks are interrupted, or None.
-        give_up: ends the ranks, and takes why.
     """
 
     def __init__(
@@ -89,14 +90,12 @@ class Run:
         connection: Connection,
         view: View,
         timeout: float | None,
-        give_up: Callable[[str], None],
     ) -> None:
         self.cell = cell
         self.ranks = tuple(ranks)
         self.size = connection.size
         self.view = view
         self._connection = connection
-        self._give_up = give_up
         self.replies: dict[int, Reply] = {}
         self.presses = 0
         self.timed_out = False
@@ -130,7 +129,7 @@ class Run:
                 f"the time of {self.timeout:g} s is over: interrupting {label(self.pending)}"
             )
             self.interrupt()
-        if self._interrupted_at is not None and self.pending and not self.cut_off:
+        if self._interrupted_at is not None and self.pending and not self._connection.closed:
             self._insist(time.monotonic() - self._interrupted_at)
         self.view.refresh()
 
@@ -154,22 +153,17 @@ class Run:
 
     def settled(self) -> bool:
         """Whether every rank has left the cell, or can never leave it."""
-        return not self.pending or self.cut_off or self._connection.over()
-
-    @property
-    def cut_off(self) -> bool:
-        """Whether its ranks were ended, by a second interrupt or a stop."""
-        return self._connection.closed
+        return not self.pending or self._connection.over
 
     def press(self) -> None:
         """Interrupts the cell; the second time, ends the ranks that did not settle."""
-        if self.cut_off:
+        if self._connection.closed:
             return
         self.presses += 1
         if self.presses == 1:
             self.interrupt()
         else:
-            self._give_up(failures.stubborn(self.pending, self.size))
+            self._connection.close("lost", failures.stubborn(self.pending, self.size))
 
     def interrupt(self) -> None:
         """Interrupts the ranks that have not replied yet."""
@@ -193,9 +187,10 @@ class Run:
             )
         if waited >= GRACE_SECONDS and self.timed_out:
             where = self._unheard.whereabouts(self.pending)
-            self._give_up(
+            self._connection.close(
+                "lost",
                 f"{self._late}, and {GRACE_SECONDS:g} s after it was interrupted there was still "
-                f"{where}, so {failures.ended(self.size)}"
+                f"{where}, so {failures.ended(self.size)}",
             )
 
     def _heard(self, answer: Answer) -> None:
@@ -204,10 +199,6 @@ class Run:
     @property
     def _late(self) -> str:
         return f"the cell went past its time of {self.timeout:g} s"
-
-    def cut(self, why: str) -> CellInterrupted | CellTimeout:
-        """Returns what a cell ended with whose ranks were ended."""
-        return (CellTimeout if self.timed_out else CellInterrupted)(why)
 
     def take(self, record: Output | Prompt | Reply | Telemetry, payloads: list[bytes]) -> None:
         """Takes in a record of this cell."""
@@ -228,14 +219,34 @@ class Run:
             if record.has_value:
                 self._values[record.rank] = payloads[0]
 
-    def lose(self) -> None:
-        """Ranks died: shows what each wrote and did not get to send."""
+    def end(self) -> None:
+        """Takes in the rest of a settled cell.
+
+        Raises:
+            ClusterLost: at least one rank died.
+            CellInterrupted: its ranks were ended, by a second interrupt or a stop.
+            CellTimeout: they were ended because of ``timeout``.
+        """
+        self._connection.step(0)
+        if self._connection.closed:
+            kind = CellTimeout if self.timed_out else CellInterrupted
+            raise kind(self._connection.lost_because or "the ranks were stopped")
+        if self._connection.ends:
+            raise ClusterLost(self._lose())
+
+    def _lose(self) -> str:
+        """Ranks died: shows what each wrote and did not get to send, and returns what happened."""
+        if self.size > _MANY_RANKS:
+            self.view.notice(f"{deaths.describe(self._connection.ends)} Ending the others.")
+            self.view.refresh()
+        why = self._connection.lose(shown=True)
         for rank in self.ranks:
             text = self._connection.unseen(rank)
             if rank in self.pending:
                 self.view.left(rank, "lost")
             if text:
                 self.view.output(Output(rank, self.cell, (["out", text],), 0, 0, 0))
+        return why
 
     @property
     def failed_first(self) -> int | None:

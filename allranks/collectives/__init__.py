@@ -69,13 +69,13 @@ from allranks.collectives.start.runtime import (
     size,
 )
 from allranks.collectives.timings.timeline import timeline
+from allranks.collectives.world import scope
 from allranks.collectives.world.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
 )
-from allranks.collectives.world.scopes import scope
 
 if TYPE_CHECKING:
     from allranks.collectives.ops.communicator import Comm

@@ -39,7 +39,7 @@ from allranks.engine.report import (
     without_middle,
     without_own_frames,
 )
-from allranks.engine.torch_waits import TorchWaits
+from allranks.engine.waits import Waits
 from allranks.engine.waking import listen, wake
 from allranks.errors import CollectiveError, UsageError
 from allranks.records.requests import DEBUG
@@ -55,6 +55,8 @@ _MAIN_THREAD = threading.main_thread().ident or 0
 
 #: Raised inside allranks on the user's behalf: the frames there are not to blame.
 _NOT_OUR_FRAMES = (CollectiveError, UsageError, KeyboardInterrupt, asyncio.CancelledError)
+_MAYBE_OTHERS = (*_NOT_OUR_FRAMES, RuntimeError, ValueError)
+"""What torch and JAX raise where a wait in them has been ended is among these."""
 _AFTERWARDS = "This failed when the cell had ended: its variables are there, its value is lost."
 _EXIT = "sys.exit() ends a cell, not its rank: the rank lives on with its variables."
 
@@ -68,7 +70,7 @@ class CellRunner:
         device: what the rank computes on.
         sharers: the other ranks on its GPU, by pid.
         mend: puts right what a cell has broken of what follows it.
-        waits: looks after what waits in torch.
+        waits: looks after what waits in torch and JAX.
     """
 
     def __init__(
@@ -78,14 +80,14 @@ class CellRunner:
         device: str,
         sharers: dict[int, int] | None = None,
         mend: Callable[[], object] = lambda: None,
-        waits: TorchWaits | None = None,
+        waits: Waits | None = None,
     ) -> None:
         self.shell = shell
         self.rank = rank
         self.device = device
         self.sharers = sharers or {}
         self._mend = mend
-        self.waits = waits or TorchWaits()
+        self.waits = waits or Waits()
         self._history = History(shell)
         self._traceback: list[str] = []
         self._cell_file = ""
@@ -201,7 +203,9 @@ class CellRunner:
         self._traceback = []
         self.interrupts = 0
         # For every cell: IPython takes it away where an interrupt comes while it formats.
-        self.shell.set_custom_exc((*_NOT_OUR_FRAMES, RuntimeError), self._show_own_frames)
+        self.shell.set_custom_exc(
+            (*_NOT_OUR_FRAMES, RuntimeError, ValueError), self._show_own_frames
+        )
         self.shell.execution_count = cell.number
         self.waits.begin()
         collectives.scope.enter(cell.label, cell.ranks or None, cell.cell)
@@ -228,7 +232,9 @@ class CellRunner:
             # How an interrupt reaches a cell that awaits.
             error = KeyboardInterrupt().with_traceback(traceback_of(error))
         if error is not None:
-            error = self.waits.instead_of(error)
+            shown, error = error, self.waits.instead_of(error)
+            if error is not shown and is_a(error, KeyboardInterrupt):
+                self._show_own_frames(self.shell, type(error), error, traceback_of(error))
         self._history.keep(error)
         interrupted = is_a(error, KeyboardInterrupt)
         told = self._report(error) if error is not None else None

@@ -1,15 +1,19 @@
-"""``tqdm.auto`` on a rank writes text: several ranks' bars are folded as lines are, and are saved.
+"""``tqdm.auto`` and rich's bars are text: several ranks' are folded as lines are, and are saved.
 
 ``tqdm.notebook`` is what it is everywhere, a widget on each rank.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
+
+from allranks.imported import AfterImport
 
 _CHOOSES = "tqdm.autonotebook"
 
@@ -30,7 +34,26 @@ class _Text(MetaPathFinder, Loader):
         vars(module).update(tqdm=tqdm.std.tqdm, trange=tqdm.std.trange)
 
 
+def _as_in_a_terminal(progress: Any) -> None:
+    """Has the bars of rich that are given no console of their own drawn by one for a terminal."""
+    from rich.console import Console
+
+    # A kernel's own terminal, which its environment tells of, is not where they are drawn.
+    console = Console(
+        force_jupyter=False,
+        force_terminal=True,
+        color_system="standard",
+        width=80,
+        _environ={**os.environ, "TERM": "xterm"},
+    )
+    progress.get_console = lambda: console
+
+
+_rich = AfterImport(["rich.progress"], _as_in_a_terminal)
+
+
 def install() -> None:
     """Holds for what is imported from now on."""
+    _rich.install()
     if not any(isinstance(finder, _Text) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Text())

@@ -29,8 +29,8 @@ from allranks.engine.mending import Mender
 from allranks.engine.report import text_of
 from allranks.engine.requests import Requests
 from allranks.engine.telemetry import Teller
-from allranks.engine.torch_waits import TorchWaits
 from allranks.engine.transcript import Transcript
+from allranks.engine.waits import Waits
 from allranks.engine.widgets import Widgets
 from allranks.engine.wire import Wire, give_up
 from allranks.errors import UsageError
@@ -149,7 +149,7 @@ class Rank:
         self._loop = asyncio.get_running_loop()
         forks.watch(self.transcript, self._loop.call_soon)
         self._mender = Mender(self.transcript)
-        self._waits = TorchWaits()
+        self._waits = Waits()
         self._runner = CellRunner(
             shell, self.rank, self.device, self._sharers, self._mender.builtins, self._waits
         )

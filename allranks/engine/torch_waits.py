@@ -7,8 +7,6 @@ connections have ended are of no use; between two cells all ranks forget theirs.
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
 import threading
 import time
@@ -18,17 +16,15 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-import psutil
-
 from allranks.collectives import world
 from allranks.collectives.calls import board as fields
 from allranks.collectives.calls import frames
-from allranks.collectives.start import for_jax, for_torch
-from allranks.engine import torch_state
+from allranks.collectives.start import for_torch
+from allranks.engine import other_ranks, torch_state
+from allranks.engine.other_ranks import every
 from allranks.engine.report import is_a, traceback_of
 from allranks.engine.wire import give_up
 from allranks.errors import RankLeft
-from allranks.records.ranks import label
 
 _STILL_SECONDS = 1.0
 """A main thread that has not moved for so long waits."""
@@ -115,7 +111,7 @@ class TorchWaits:
         """Ends the wait of the main thread where it can only end so."""
         if not world.current().scope.number or torch_state.c10d() is None:
             return
-        if not self._is_still() or not (self._pressed or self._gone()):
+        if not self._is_still() or not (self._pressed or other_ranks.gone()):
             return
         called = torch_state.frames_in_torch(frames.of_main_thread())
         if not self._told:
@@ -139,34 +135,19 @@ class TorchWaits:
             self._at, self._since, self._cpu = at, now, cpu
         return now - self._since >= (_STILL_SECONDS / 2 if self._pressed else _STILL_SECONDS)
 
-    def _gone(self) -> list[tuple[bool, int, int, str]]:
-        """The ranks that have left the cell, the one that tells most first: how, who, why."""
-        this = world.current()
-        found = []
-        for rank in range(this.size):
-            if rank != this.rank:
-                why = this.peers.departure(rank, this.scope, this.epoch)
-                if why is not None:
-                    # One that has waited itself is not to blame.
-                    found.append((RankLeft.__name__ in why[1] or why[0] == 2, why[0], rank, why[1]))
-        return sorted(found)
-
     def _why(self, called: list[FrameType]) -> str:
         """Which rank will never come to what the main thread waits for, in a sentence; or ""."""
-        gone = [entry for entry in self._gone() if self._has_told(entry[2])]
+        gone = [entry for entry in other_ranks.gone() if self._has_told(entry[2])]
         for what, needed, behind in self._awaited(called) if gone else ():
             for *_, rank, why in gone:
                 if rank in needed and behind(rank):
-                    return (
-                        f"torch's {what} needs {_every(needed)}: rank {rank} {why}. Make the same "
-                        f"calls on every rank. {_ADVICE}"
-                    )
+                    return _sentence(what, needed, rank, why)
         return ""
 
     def _has_told(self, rank: int) -> bool:
         """Whether a rank that has left has said how far it had come; it is asked."""
         board = world.current().board
-        if rank not in board:
+        if rank not in world.current().local_ranks:
             return False
         if rank not in self._asked:
             self._asked[rank] = time.time_ns()
@@ -218,8 +199,7 @@ class TorchWaits:
         this = world.current()
         self._lent = None
         if this.board is not None:
-            this.board.put(fields.CLOSED, this.epoch + 1)
-            _shut(_connections([this.board.get(rank, fields.PID) for rank in this.local_ranks]))
+            other_ranks.close()
         for group in list(getattr(getattr(torch_state.c10d(), "_world", None), "pg_map", ())):
             # Nothing for gloo; NCCL's may take its time.
             threading.Thread(target=_abort, args=(group,), daemon=True).start()
@@ -228,7 +208,7 @@ class TorchWaits:
 
     def instead_of(self, error: BaseException) -> BaseException:
         """Returns what a cell has ended with: `RankLeft` for what torch has raised over that."""
-        if is_a(error, KeyboardInterrupt) and self._closed_at:
+        if is_a(error, KeyboardInterrupt) and other_ranks.have_closed(world.current().epoch):
             error.__suppress_context__ = True  # what torch has raised over that
         if self._instead is not None and self._instead[0] is error:
             return self._instead[1]
@@ -237,7 +217,7 @@ class TorchWaits:
         inside = _frames_of(error)
         if not inside:
             return error
-        if not self._told and self._gone():
+        if not self._told and other_ranks.gone():
             # Another rank was let go first, and has taken this one along.
             self._told = self._why_after(inside)
         if not self._told:
@@ -250,16 +230,18 @@ class TorchWaits:
     def _why_after(self, inside: list[FrameType]) -> str:
         """As `_why`, where the call has ended already."""
         this = world.current()
-        closed = [
-            rank
-            for rank in this.local_ranks
-            if this.board.get(rank, fields.CLOSED) == this.epoch + 1
-        ]
-        if not closed:
+        if not other_ranks.have_closed(this.epoch):
             return ""
-        (*_, rank, why), *_ = self._gone()
-        what = torch_state.called(inside)
-        return f"torch's {what} needs every rank: rank {rank} {why}. {_ADVICE}"
+        (*_, rank, why), *_ = other_ranks.gone()
+        what, needed = torch_state.called(inside), tuple(range(this.size))
+        known = torch_state.recorded()
+        if len(known) == 1 and torch_state.peer_of(inside) is None:
+            # What a backward, say, has called in the only group.
+            ((group, last),) = known.items()
+            members = torch_state.members(group)
+            if rank in members:
+                what, needed = last.title, members
+        return _sentence(what, needed, rank, why)
 
     def leave(self, error: BaseException | None) -> None:
         """Takes in that the cell has ended: `answer` tells how far this rank has come."""
@@ -277,10 +259,7 @@ class TorchWaits:
         Args:
             epoch: the one that has ended.
         """
-        this = world.current()
-        if torch_state.c10d() is None:
-            return
-        if all(this.board.get(rank, fields.CLOSED) != epoch + 1 for rank in this.local_ranks):
+        if torch_state.c10d() is None or not other_ranks.have_closed(epoch):
             return
         with suppress(Exception):
             torch_state.c10d().destroy_process_group()
@@ -299,8 +278,11 @@ def _has_made(this: world.World, rank: int) -> int:
     return made if cell == this.scope.number else 0
 
 
-def _every(ranks: tuple[int, ...]) -> str:
-    return f"every one of {label(ranks)}" if len(ranks) > 1 else label(ranks)
+def _sentence(what: str, needed: tuple[int, ...], rank: int, why: str) -> str:
+    return (
+        f"torch's {what} needs {every(needed)}: rank {rank} {why}. Make the same calls on every "
+        f"rank. {_ADVICE}"
+    )
 
 
 def _number(group: str) -> int:
@@ -332,39 +314,6 @@ def _main_thread_seconds() -> float:
     if clock_of is None:
         return 0.0
     return time.clock_gettime(clock_of(threading.main_thread().ident))
-
-
-def _connections(pids: list[int]) -> list[int]:
-    """The descriptors of this process's TCP connections to these processes, itself included.
-
-    Not those to JAX's coordinator, without which JAX ends the process.
-    """
-    coordinator = os.environ.get(for_jax.ADDRESS, "").rpartition(":")[2]
-    theirs: set[tuple[object, object]] = set()
-    for pid in pids:
-        with suppress(psutil.Error):
-            theirs |= {_ends(link) for link in psutil.Process(pid).net_connections("tcp")}
-    own = psutil.Process().net_connections("tcp")
-    between = [link for link in own if _ends(link)[::-1] in theirs]
-    return [
-        link.fd for link in between if coordinator not in map(str, (link.laddr[1], link.raddr[1]))
-    ]
-
-
-def _ends(link: Any) -> tuple[object, object]:
-    """Both ends of a connection; a socket that listens has one, and is no other's other end."""
-    return _plain(link.laddr), _plain(link.raddr) if link.raddr else None
-
-
-def _plain(address: Any) -> tuple[str, int]:
-    return address.ip.removeprefix("::ffff:"), address.port
-
-
-def _shut(descriptors: list[int]) -> None:
-    """Ends connections; who waits on one finds that out, and closes it."""
-    for descriptor in descriptors:
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as link:
-            link.shutdown(socket.SHUT_RDWR)
 
 
 def _abort(group: Any) -> None:

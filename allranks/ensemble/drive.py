@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.crew import Crew, Slot
+from allranks.cluster.deaths import culprits
 from allranks.cluster.failures import ended, stubborn
 from allranks.cluster.unheard import GRACE_SECONDS, UNHEARD_SECONDS, Unheard
 from allranks.ensemble.early import Early
@@ -136,10 +137,10 @@ class Drive:
             try:
                 yield crew
             except BaseException:
-                for slot in crew.busy():
+                for slot in crew.at_work():
                     crew.interrupt(slot)
                 raise
-            if self.cluster.state == "running" and crew.dying():
+            if crew.ranks.ends and not crew.ranks.closed:
                 self._mourn(crew)
         if self.cluster.state != "running" and self._left():
             began = time.monotonic()
@@ -154,9 +155,9 @@ class Drive:
         return bool(self.ledger.waiting) and not self._presses and self.ledger.problem is None
 
     def _settled(self, crew: Crew) -> bool:
-        if self.cluster.state != "running" or crew.dead():
+        if crew.ranks.over:
             return True
-        return not crew.busy() and not self._left() and not crew.dying()
+        return not crew.at_work() and not self._left() and crew.ranks.up
 
     def _turn(self, crew: Crew, presses: int) -> None:
         for _ in range(presses):
@@ -165,10 +166,10 @@ class Drive:
         if self.ledger.problem is not None and not self.ledger.closed:
             self.ledger.closed = True
             self._stop_all(crew)
-        if self.cluster.state == "running" and not crew.dying():
+        if crew.ranks.up:
             self._interrupt_late(crew)
             self._insist(crew)
-        if self.cluster.state == "running" and not crew.dying():
+        if crew.ranks.up:
             while self._left() and (slot := crew.free()) is not None:
                 self._start(crew, slot, self.ledger.waiting.popleft())
         self.view.members.said = self.ledger.progress(crew)
@@ -202,7 +203,7 @@ class Drive:
             member.state = STOPPED
             self.ledger.show(member)
         self.ledger.waiting.clear()
-        for slot in crew.busy():
+        for slot in crew.at_work():
             self.ledger.interrupt(crew, slot, STOPPED)
 
     def _press(self, crew: Crew) -> None:
@@ -211,9 +212,9 @@ class Drive:
         self.ledger.closed = True
         if self._presses == 1:
             self._stop_all(crew)
-        elif self.cluster.state == "running":
-            pending = [rank for slot in crew.busy() for rank in slot.ranks]
-            self.cluster.give_up(stubborn(pending, self.cluster.size))
+        elif not crew.ranks.closed:
+            pending = [rank for slot in crew.at_work() for rank in slot.ranks]
+            crew.ranks.close("lost", stubborn(pending, self.cluster.size))
 
     def _grant(self, crew: Crew) -> None:
         """Does what ``runs.add`` and ``runs.stop`` have asked for."""
@@ -240,14 +241,14 @@ class Drive:
         if self.plan.timeout is None:
             return
         now = time.monotonic()
-        for slot in crew.busy():
+        for slot in crew.at_work():
             assert slot.member is not None
             if now - self.ledger.started[slot.member] > self.plan.timeout:
                 self.ledger.interrupt(crew, slot, FAILED)
 
     def _insist(self, crew: Crew) -> None:
         """Says where members are that do not hear an interrupt; a time-out ends their ranks."""
-        for slot in crew.busy():
+        for slot in crew.at_work():
             waited = self.ledger.since_interrupt(slot)
             pending = [rank for rank in slot.ranks if rank not in slot.replies]
             if not waited or slot.member is None:
@@ -268,12 +269,12 @@ class Drive:
     def _end_ranks(self, crew: Crew, stuck: Slot, where: str) -> None:
         """Ends all ranks for one member that went past its time and does not hear of it."""
         assert stuck.member is not None
-        size, busy = self.cluster.size, crew.busy()
+        size, busy = self.cluster.size, crew.at_work()
         why = (
             f"it went past its time of {self.plan.timeout:g} s, and {GRACE_SECONDS:g} s after it "
             f"was interrupted there was still {where}"
         )
-        self.cluster.give_up(f"member {stuck.member}: {why}, so {ended(size)}")
+        crew.ranks.close("lost", f"member {stuck.member}: {why}, so {ended(size)}")
         self.view.notice(f"member {stuck.member}: {why}, so all {size} ranks were ended")
         self._fail(self.runs[stuck.member], why, why)
         again = self._put_back([slot for slot in busy if slot is not stuck])
@@ -304,15 +305,16 @@ class Drive:
 
     def _mourn(self, crew: Crew) -> None:
         """A rank died and MPI ended the others: its member runs again, once, and so do theirs."""
-        culprit = crew.culprit()
-        busy = crew.busy()
+        died = culprits(crew.ranks.ends)
+        culprit = died[0].rank if died else None
+        busy = crew.at_work()
         blamed = next((slot for slot in busy if culprit in slot.ranks), None)
         if blamed is not None and culprit is not None and blamed.member is not None:
-            text = crew.unseen(culprit)
+            text = crew.ranks.unseen(culprit)
             if text:
                 said = Output(culprit, blamed.cell, (["out", text],), 0, 0, 0)
                 self.view.output(blamed.member, said, self.cluster.hellos[culprit].log)
-        told = self.cluster.mourn()
+        told = crew.ranks.lose()
         first = told.partition("\n")[0]
         failed = blamed is not None and self._dies_again(blamed, told)
         again = self._put_back([slot for slot in busy if not (failed and slot is blamed)])

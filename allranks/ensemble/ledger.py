@@ -146,7 +146,7 @@ class Ledger:
                 packed = self._open(member, left)
             except OSError as error:
                 # Its rank has died, or its memory cannot be seen from here.
-                self.shared = self.shared and crew.dying()
+                self.shared = self.shared and bool(crew.ranks.ends)
                 self.again(member, f"the result of member {member.number} was lost ({error})")
         elif why and all(r.waiting or r.etype == "KeyboardInterrupt" for r in reports):
             member.state = why
@@ -260,11 +260,11 @@ class Ledger:
         """Returns :meth:`counts`, and how long the rest will take as far as that can be told."""
         now = time.monotonic()
         if now - self._estimated[0] >= _ESTIMATE_SECONDS:
-            running = [now - self.started[s.member] for s in crew.busy() if s.member is not None]
+            running = [now - self.started[s.member] for s in crew.at_work() if s.member is not None]
             found = remaining_seconds(self._taken, running, len(self.waiting), len(crew.slots))
             said = "" if found is None else _between(*found)
             self._estimated = now, said
-        said = self._estimated[1] if crew.busy() or self.waiting else ""
+        said = self._estimated[1] if crew.at_work() or self.waiting else ""
         return self.counts() + (f"; {said} left" if said else "")
 
     def interrupt(self, crew: Crew, slot: Slot, why: str) -> None:

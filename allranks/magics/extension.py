@@ -10,7 +10,7 @@ from allranks.magics.distributed import DistributedMagics
 from allranks.magics.ensemble import EnsembleMagics
 from allranks.magics.px import PxMagics
 from allranks.magics.ranks import NAME, Ranks
-from allranks.widgets.explainer.ranks import offer
+from allranks.widgets.offered import offer
 
 #: The cell magics of `PxMagics`.
 _PX_CELLS = ("px", "rank")

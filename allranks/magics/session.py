@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 from allranks.cluster import devices
-from allranks.cluster.horovod_run import share
 from allranks.cluster.options import TYPED, ClusterOptions
 from allranks.ensemble.mapping import Cluster
 from allranks.errors import UsageError
@@ -55,7 +54,6 @@ class Session:
         started = time.monotonic()
         cluster.start()
         self._cluster = cluster
-        share(cluster)
         print(start_text(cluster, time.monotonic() - started, again=lost))
         for line in cluster.gpu_notices:
             print(line)

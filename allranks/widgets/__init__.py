@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from allranks.widgets.dashboard.terminal import TerminalDashboard
     from allranks.widgets.dashboard.view import Dashboard
     from allranks.widgets.explainer.explainer import Explainer
-    from allranks.widgets.explainer.ranks import Ranks
     from allranks.widgets.notebook import NotebookView
+    from allranks.widgets.offered import Ranks
     from allranks.widgets.terminal import TerminalView
 
 

@@ -1,6 +1,7 @@
-"""Progress bars of tqdm in the text of several ranks: the same bar is one line, the slowest rank's.
+"""Progress bars in the text of several ranks: the same bar is one line, the slowest rank's.
 
-A bar is known by what it says before its percentage and by its total.
+Those of tqdm, of rich and of Keras. A bar is known by what it says before its percentage and by its
+total; one of Keras that is full, by the metrics behind it, which are a result.
 """
 
 from __future__ import annotations
@@ -9,10 +10,16 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_BAR = re.compile(
+_MARKS = ("%|", "━", "[=", "[>.")
+"""One of these is in every bar, and in hardly anything else."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_TQDM = re.compile(
     r"(?P<name>.*?) *(?P<percent>\d+)%\|[^|]*\| *(?P<done>[\d.]+)(?P<unit>[a-zA-Z]*)"
     r"/(?P<total>[\d.]+[a-zA-Z]*) \[(?P<elapsed>[\d:]+)"
 )
+_RICH = re.compile(r"(?P<name>.*?) *[━╸╺]+ +(?P<percent>\d+)% (?P<elapsed>[\d:]*)")
+_KERAS = re.compile(r" *(?P<done>\d+)/(?P<total>\d+) (?:━+|\[[=>.]+\])(?P<rest>.*)")
+_METRIC = re.compile(r" - (\w+: \S+)")
 
 
 class _Bar(NamedTuple):
@@ -23,14 +30,26 @@ class _Bar(NamedTuple):
     elapsed: str
 
 
+def may_be_bar(text: str) -> bool:
+    """Whether a line has what every bar has: looking for that costs next to nothing."""
+    return any(mark in text for mark in _MARKS)
+
+
 def _bar(text: str) -> _Bar | None:
-    # Most lines are none: looking for two characters costs next to nothing.
-    found = _BAR.match(text) if "%|" in text else None
-    if found is None:
+    if not may_be_bar(text):
         return None
-    return _Bar(
-        found["name"], found["total"], int(found["percent"]), float(found["done"]), found["elapsed"]
-    )
+    text = _COLOURS.sub("", text)
+    if found := _TQDM.match(text):
+        name, total, elapsed = found["name"], found["total"], found["elapsed"]
+        return _Bar(name, total, int(found["percent"]), float(found["done"]), elapsed)
+    if found := _KERAS.match(text):
+        done, total = int(found["done"]), int(found["total"])
+        name = " ".join(_METRIC.findall(found["rest"])) if done == total else ""
+        return _Bar(name, f"{total}", 100 * done // max(1, total), done, "")
+    if found := _RICH.match(text):
+        percent = int(found["percent"])
+        return _Bar(found["name"], "", percent, percent, found["elapsed"])
+    return None
 
 
 def name_of(text: str) -> str:

@@ -7,9 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from allranks.widgets.mirrors import state_of
+from allranks.widgets.mirrors import VIEW, state_of
 
-VIEW = "application/vnd.jupyter.widget-view+json"
 _PARTS = (("HTMLModel",), ("FloatProgressModel", "IntProgressModel"), ("HTMLModel",))
 _MODEL = "IPY_MODEL_"
 _PERCENT = re.compile(r"[:\s]*(\d+%)?\s*$")

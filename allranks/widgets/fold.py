@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from allranks.widgets.bars import combined, name_of
+from allranks.widgets.bars import combined, may_be_bar, name_of
 
 
 class Line(NamedTuple):
@@ -31,7 +31,7 @@ def merge(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
     Args:
         lines: the lines of each rank.
     """
-    if not any("%|" in line.text for some in lines.values() for line in some):
+    if not any(may_be_bar(line.text) for some in lines.values() for line in some):
         return _merged(lines)
     named = {rank: [Line(kind, name_of(text)) for kind, text in lines[rank]] for rank in lines}
     rows = []

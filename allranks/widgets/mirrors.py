@@ -22,13 +22,23 @@ _MOST_OUTPUTS = 1000
 _NBYTES_A_SECOND = 500_000
 
 
+VIEW = "application/vnd.jupyter.widget-view+json"
+_MODEL = "IPY_MODEL_"
+
 #: The states of all ranks' widgets in this kernel, by their ids.
 _states: dict[str, dict[str, Any]] = {}
+#: What says something above a widget that is displayed, by its id.
+_titles: dict[str, Callable[[str], object]] = {}
 
 
 def state_of(name: str) -> dict[str, Any] | None:
     """Returns what a rank's widget is now, None where there is none of that name."""
     return _states.get(name)
+
+
+def stands_below(name: str, say: Callable[[str], object]) -> None:
+    """Notes how something is said above a widget that is displayed."""
+    _titles[name] = say
 
 
 class Stand:
@@ -84,6 +94,8 @@ class Mirrors:
         self._mirrors: dict[str, _Mirror] = {}
         #: In which widget each rank writes now.
         self._into: dict[int, str] = {}
+        #: The widgets of ranks that are gone, and what they were at last.
+        self._left: dict[str, dict[str, Any]] = {}
         self._lock = threading.RLock()
 
     def sift(self, record: Any, payloads: Sequence[bytes]) -> Any:
@@ -98,10 +110,11 @@ class Mirrors:
         return record
 
     def close(self) -> None:
-        """The ranks are gone: what their widgets are now stays to be seen, and hears nobody."""
+        """The ranks are gone: their widgets stay to be seen, and who uses one is told."""
         with self._lock:
             self.send = lambda *_: None
-            for name in self._mirrors:
+            for name, mirror in self._mirrors.items():
+                self._left[name] = mirror.state
                 _states.pop(name, None)
                 _forget(name)
             self._mirrors.clear()
@@ -149,12 +162,24 @@ class Mirrors:
 
     def _gone(self, name: str) -> None:
         self._mirrors.pop(name, None)
+        self._left.pop(name, None)
+
+    def _tell_gone(self, opened: Widget) -> None:
+        """Says above a widget that the rank which would hear it is gone."""
+        for name in _around(opened.comm, self._left):
+            if name in _titles:
+                _titles[name](
+                    f"rank {opened.rank} is gone, and hears nothing any more: run the cell again."
+                )
 
     def _heard(self, opened: Widget, message: dict[str, Any]) -> None:
         """The front end has said something to a rank's widget."""
         data = message["content"]["data"]
         buffers = [bytes(buffer) for buffer in message.get("buffers", ())]
         mirror = self._mirrors.get(opened.comm)
+        if opened.comm in self._left:
+            self._tell_gone(opened)
+            return
         if mirror is not None and data.get("method") == "update":
             mirror.state.update(_whole(data, buffers))
         told = replace(opened, kind="comm_msg", data=data, metadata=message.get("metadata", {}))
@@ -260,6 +285,18 @@ class _Nobody:
 
     def close(self, **_: Any) -> None:
         """Closes nothing."""
+
+
+def _around(name: str, states: dict[str, dict[str, Any]]) -> list[str]:
+    """A widget, and those that it stands in."""
+    found = [name]
+    for inner in found:
+        found += [
+            outer
+            for outer, state in states.items()
+            if _MODEL + inner in state.get("children", ()) and outer not in found
+        ]
+    return found
 
 
 def _has_into(record: Output) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 
 from allranks.records.wire import Output
 from allranks.widgets.block import Block
-from allranks.widgets.drawn_bars import VIEW, DrawnBars
+from allranks.widgets.drawn_bars import DrawnBars
+from allranks.widgets.mirrors import VIEW
 from allranks.widgets.pictures import Gallery, is_rich
 from allranks.widgets.quiet import Quiet
 from allranks.widgets.shown import Data, Shown, deal

@@ -9,6 +9,7 @@ from typing import Any
 
 from allranks.records.ranks import label
 from allranks.widgets.fold import Line, Row
+from allranks.widgets.mirrors import VIEW, stands_below
 from allranks.widgets.shown import Data, Shown
 from allranks.widgets.text import render
 
@@ -46,8 +47,16 @@ class _Pair:
         """Shows what these ranks display; returns the bytes sent."""
         self.ranks = tuple(display.rank for display in group)
         data, metadata = group[0].data, group[0].metadata
+        if len(group) > 1 and VIEW in data:
+            # Ranks have no widget in common but a bar, which has words of its own.
+            return self.title.blank() + self.body.show(data, metadata)
         if is_rich(data):
             title = f"{label(self.ranks, noun)}:"
+            if VIEW in data:
+                stands_below(
+                    data[VIEW]["model_id"],
+                    lambda text: self.title.show({"text/plain": f"{title}\n· {text}"}),
+                )
             return self.title.show({"text/plain": title}) + self.body.show(data, metadata)
         lines = str(data.get("text/plain", "")).split("\n")
         text = render([Row(self.ranks, Line("out", line)) for line in lines], noun)

@@ -9,8 +9,11 @@ from allranks.records.ranks import label
 from allranks.widgets.fold import Line, Row
 
 _GUTTER = {"out": "│", "err": "!", "value": "→", "note": "·"}
-_UP = "\x1b[A"
+_UP, _UP_ONE = "\x1b[A", "\x1b[1A"
 _MOVES = re.compile(r"(\n|\x1b\[A)")
+#: Erases the line; and what hides the cursor, which there is none of, or shows it.
+_ERASE = "\x1b[2K"
+_CURSOR = re.compile(r"\x1b\[\?25[hl]")
 #: Colour codes stay; every other control character would act on the screen instead of showing.
 #: Bytes of a file's name that are no text cannot be printed.
 _CONTROL = re.compile(
@@ -30,6 +33,8 @@ class RankText:
 
     def feed(self, kind: str, text: str) -> None:
         """Takes in text; a carriage return starts its line anew, as on a terminal."""
+        if "\x1b[" in text:
+            text = _CURSOR.sub("", text).replace(_UP_ONE, _UP)
         if self._up or _UP in text:
             self._feed_around(kind, text)
         else:
@@ -46,9 +51,7 @@ class RankText:
                 self._up = min(self._up + 1, len(self.lines) - 1)
             elif self._up:
                 at = len(self.lines) - 1 - self._up
-                shown = self.lines[at].text + piece
-                head, _, last = shown.rpartition("\r")
-                self.lines[at] = Line(kind, last or head.rpartition("\r")[2])
+                self.lines[at] = Line(kind, _as_shown(self.lines[at].text + piece))
             else:
                 self._feed(kind, piece)
 
@@ -63,8 +66,7 @@ class RankText:
             else:
                 continue
             shown = (before + piece).removesuffix("\r") if ended else before + piece
-            head, _, last = shown.rpartition("\r")
-            self.lines.append(Line(kind, last or head.rpartition("\r")[2]))
+            self.lines.append(Line(kind, _as_shown(shown)))
             self._open = not ended
 
     def add(self, line: Line) -> None:
@@ -85,6 +87,12 @@ class RankText:
         """Forgets the lines."""
         self.lines.clear()
         self._open, self._up = False, 0
+
+
+def _as_shown(text: str) -> str:
+    """What of a line is still to be seen."""
+    head, _, last = text.rpartition(_ERASE)[2].rpartition("\r")
+    return last or head.rpartition("\r")[2]
 
 
 def clean(text: str) -> str:

@@ -89,9 +89,11 @@ def test_the_end_of_the_nursery_ends_what_cells_have_started(notebook):
         "pool, manager = spawning.Pool(1), spawning.Manager()\npool.map(abs, [-1])"
     )
     assert started.status == "ok", started.text
+    notebook.note_files()
     children = notebook.children()
     next(p for p in children if "allranks.engine.nursery" in p.cmdline()).kill()
     assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert [path for path in notebook.files_left() if "sem.mp" in path] == []
 
 
 def test_a_rank_that_is_stopped_for_five_seconds_goes_on(notebook):

@@ -61,8 +61,9 @@ def test_the_error_of_a_forked_process_is_shown_and_says_why(notebook):
 
 
 def test_a_fork_that_python_does_not_see_ends_with_the_cell(notebook):
+    # PyDLL keeps Python's lock: a child that another thread's lock came with would wait for ever.
     cell = notebook.on_ranks(
-        "import ctypes, os\npid = ctypes.CDLL(None).fork()\nif pid: os.waitpid(pid, 0)"
+        "import ctypes, os\npid = ctypes.PyDLL(None).fork()\nif pid: os.waitpid(pid, 0)"
     )
     assert cell.status == "ok", cell.text
 

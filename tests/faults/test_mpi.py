@@ -20,6 +20,11 @@ HANGS = {
     "Allreduce on a duplicate": (
         "twin = world.Dup()\nif rank: twin.Allreduce(np.ones(2), np.empty(2))"
     ),
+    "Create_intercomm": (
+        "half = world.Split(rank // 2)\n"
+        "if rank: half.Create_intercomm(0, world, 0 if rank > 1 else 2)"
+    ),
+    "Spawn": "if rank: world.Spawn('true')",
     "Win.Create": "if rank: MPI.Win.Create(np.ones(3), comm=world)",
     "Win.Fence": "win = MPI.Win.Create(np.ones(3), comm=world)\nif rank: win.Fence()",
     "File.Write_all": (
@@ -78,6 +83,7 @@ UNHEARD = {
         "win = MPI.Win.Create(np.ones(3), comm=world)\n"
         "if rank == 1: win.Lock(0)\nworld.Barrier()\nif rank == 2: win.Lock(0)"
     ),
+    "Create_group": "if rank == 2: world.Create_group(world.group.Incl([1, 2]))",
     "a program's own C": (
         "import ctypes\nplain = MPI.Intracomm(world)\n"
         "if rank == 2: plain.Recv(np.empty(3), source=1)"

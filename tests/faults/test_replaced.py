@@ -51,7 +51,8 @@ def _the_ranks_live_on(notebook):
 def test_a_cell_may_replace_what_the_wire_needs(notebook, source, mended):
     cell = notebook.on_ranks(source, timeout=30)
     assert ("put back" in cell.text) == mended
-    assert notebook.on_ranks("kept", timeout=30).text == KEPT
+    # What the rank's own threads could not do meanwhile stands above it.
+    assert notebook.on_ranks("kept", timeout=30).text.endswith(KEPT)
 
 
 @pytest.mark.parametrize("failing", ["1 / 0", "raise SystemExit"])

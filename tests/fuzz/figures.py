@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-_SHARED = Path("/dev/shm")
+SHARED = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -56,18 +55,8 @@ def segments(processes: Iterable[psutil.Process]) -> set[str]:
     for process in processes:
         with suppress(OSError):
             maps = Path(f"/proc/{process.pid}/maps").read_text()
-            found |= set(re.findall(rf"{_SHARED}/(\S+)$", maps, re.MULTILINE))
+            found |= set(re.findall(rf"{SHARED}/(\S+)$", maps, re.MULTILINE))
     return found
-
-
-def orphaned_segments() -> set[str]:
-    """Returns the files in shared memory that no process has mapped or open."""
-    held: set[str] = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            held |= set(re.findall(rf"{_SHARED}/(\S+)", (process / "maps").read_text()))
-            held |= {os.readlink(link).removeprefix(f"{_SHARED}/") for link in process.glob("fd/*")}
-    return {path.name for path in _SHARED.iterdir() if path.is_file()} - held
 
 
 def _text(process: Process) -> str:

@@ -21,7 +21,7 @@ import psutil
 import allranks
 from allranks.errors import AllranksError, CellFailed
 from tests.faults.notebook import GONE_SECONDS
-from tests.fuzz.figures import more, of_process, orphaned_segments
+from tests.fuzz.figures import SHARED, more, of_process, segments
 from tests.fuzz.grammar import Fault
 from tests.fuzz.sessions import ENVIRONMENT, HANG_SECONDS, Ended, Session, Signals
 from tests.kernel import ANSI
@@ -42,7 +42,7 @@ class InProcess(Session):
     def __init__(self, size: int, folder: Path) -> None:
         super().__init__(size, folder)
         self._others = set(psutil.Process().children(recursive=True))
-        self._orphans = orphaned_segments()
+        self._segments: set[str] = set()
         self._inside = False
         self._patch = patch.dict(
             os.environ,
@@ -88,6 +88,10 @@ class InProcess(Session):
                 ended.text = error.text
         except _Hang as hang:
             raise Fault("hang", f"it has not ended\n{shown.getvalue()}") from hang
+        finally:
+            self._segments |= segments(
+                set(psutil.Process().children(recursive=True)) - self._others
+            )
         ended.text = ANSI.sub("", f"{shown.getvalue()}\n{ended.text}\n{ended.message}")
         return ended
 
@@ -149,7 +153,7 @@ class InProcess(Session):
         """What the cluster had and that is still there, logs apart."""
         children = set(psutil.Process().children(recursive=True)) - self._others
         left = [" ".join(process.cmdline())[:100] for process in children if process.is_running()]
-        left += sorted(orphaned_segments() - self._orphans)
+        left += [name for name in sorted(self._segments) if (SHARED / name).exists()]
         left += [str(path) for path in Path(tempfile.gettempdir()).rglob("*")]
         if not left and more(self._held(), self._idle):
             left = [f"descriptors, threads: {self._idle} before, {self._held()} after"]

@@ -243,12 +243,13 @@ def test_a_start_without_a_process_leaves_nothing(monkeypatch):
 
 
 def test_a_rank_that_died_is_named_before_very_many_others_are_ended(monkeypatch, capsys):
-    monkeypatch.setattr("allranks.cluster.cluster._MANY_RANKS", 1)
+    monkeypatch.setattr("allranks.cluster.run._MANY_RANKS", 1)
     shown = []
     with allranks.Cluster(2) as cluster:
-        end = cluster._take_down
+        ranks = cluster._ranks
+        end = ranks.close
         monkeypatch.setattr(
-            cluster, "_take_down", lambda state: (shown.append(capsys.readouterr().out), end(state))
+            ranks, "close", lambda *state: (shown.append(capsys.readouterr().out), end(*state))
         )
         with pytest.raises(ClusterLost, match=r"rank 1 .* exit code 3"):
             cluster.run("import os\nif rank == 1: os._exit(3)\nbarrier()")

@@ -11,6 +11,9 @@ SEEN = """%%distributed --view plain{options}
 import os
 print(device, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUPY_GPU_MEMORY_LIMIT"))
 """
+FOR_TORCH = """%%distributed --view plain
+print(local_rank, local_size, os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"])
+"""
 FULL = """%%distributed -r 2 --view plain
 class OutOfMemoryError(MemoryError):
     __module__ = "cupy.cuda.memory"
@@ -36,6 +39,10 @@ def test_each_rank_is_shown_its_own_gpu(new_kernel):
     assert "cuda:0 (GPU-1) GPU-1 None" in text
     assert "cuda:0 (GPU-0) GPU-0 None" in text
     assert "share" not in text
+    # Scripts for torch take LOCAL_RANK for the number of their GPU, and each sees one: number 0.
+    text = kernel.run(FOR_TORCH).text
+    assert "0 2 0 1" in text
+    assert "1 2 0 1" in text
 
 
 def test_shared_gpus_are_said_and_limited(new_kernel):
@@ -58,4 +65,5 @@ def test_no_gpus_wanted_are_none_seen(new_kernel):
     kernel.run("%load_ext allranks")
     text = kernel.run(SEEN.format(options=" -n 2 --gpus none")).text
     assert "(CPU, " in text
+    assert "1 2 1 2" in kernel.run(FOR_TORCH).text
     assert "cpu -1 None" in text

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,6 +140,15 @@ def test_importing_collectives_imports_no_mpi():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_process_that_no_launcher_has_started_leaves_nothing_in_shared_memory():
+    code = (
+        "import allranks.collectives as c\nc.init()\n"
+        "from allranks.collectives.host.memory import of_open_mpi\nprint(*of_open_mpi())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [path for path in done.stdout.split() if Path(path).exists()] == []
 
 
 def test_ranks_are_spelled_alike_in_every_refusal():

@@ -26,13 +26,13 @@ def points(rank: int, name: str, pairs: list[tuple[float, float]]) -> tuple[Poin
     return Points(rank, 1, ([name, "", len(pairs)],), 0), flat.tobytes()
 
 
-def told(heads: list[list[object]], payload: bytes) -> dict[int, tuple[bool, list[float]]]:
+def told(heads: list[dict[str, object]], payload: bytes) -> dict[int, tuple[bool, list[float]]]:
     """The values of each series as a page reads them, the last one behind the others."""
     flat, at, found = array("d", payload), 0, {}
-    for number, _name, _rank, _member, count, anew, _stride in heads:
-        part = flat[at : at + 2 * count + 2]
-        found[number] = (anew, list(part[1::2]))
-        at += 2 * count + 2
+    for head in heads:
+        part = flat[at : at + 2 * head["count"] + 2]
+        found[head["number"]] = (head["anew"], list(part[1::2]))
+        at += len(part)
     assert at == len(flat)
     return found
 

@@ -17,8 +17,8 @@ from allranks.collectives.ring import ALGORITHMS, explain, explaining
 from allranks.errors import UsageError
 from allranks.records.explained import Explained
 from allranks.records.predictions import Prediction
-from allranks.widgets import ring
-from allranks.widgets.explainer import ranks, values
+from allranks.widgets import offered, ring
+from allranks.widgets.explainer import values
 from allranks.widgets.explainer.explainer import ALGORITHMS as OFFERED
 from allranks.widgets.explainer.explainer import Explainer
 from allranks.widgets.explainer.frames import chunks, frames, listed, shown
@@ -180,7 +180,7 @@ def test_what_cannot_be_shown_is_refused_before_anything_runs(arguments, said):
 
 
 def test_without_ranks_it_says_how_to_get_some(monkeypatch):
-    monkeypatch.setattr(ranks, "_session", None)
+    monkeypatch.setattr(offered, "session", None)
     with pytest.raises(UsageError, match="%load_ext allranks"):
         ring()
 

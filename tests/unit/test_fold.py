@@ -75,3 +75,37 @@ def test_bars_of_another_name_or_total_are_others() -> None:
 def test_a_bar_of_one_rank_and_a_line_that_is_none_stay_as_they_are() -> None:
     lines = {0: out(bar(50)), 1: out("100%| of it")}
     assert rows(lines) == [((0,), bar(50)), ((1,), "100%| of it")]
+
+
+def keras(done: int, loss: float = 0.5, seconds: str = "0s 14ms/step") -> str:
+    return (
+        f"\x1b[1m{done:2}/20\x1b[0m \x1b[32m━━━━━━━━━━\x1b[0m\x1b[37m━━━━━━━━━━\x1b[0m "
+        f"\x1b[1m{seconds}\x1b[0m - loss: {loss:.4f}"
+    )
+
+
+def test_bars_of_keras_that_are_not_full_are_the_slowest_ones() -> None:
+    lines = {rank: out("Epoch 1/2", keras(at, 1 / at)) for rank, at in enumerate((10, 5))}
+    assert rows(lines) == [
+        ((0, 1), "Epoch 1/2"),
+        ((0, 1), f"{keras(5, 0.2)}  slowest: 1, mean 38%"),
+    ]
+
+
+def test_full_bars_of_keras_are_one_where_their_metrics_are_the_same() -> None:
+    lines = {0: out(keras(20)), 1: out(keras(20, 0.5, "3s")), 2: out(keras(20, 0.7))}
+    assert [ranks for ranks, _ in rows(lines)] == [(0, 1), (2,)]
+
+
+def test_bars_of_older_keras_are_known_too() -> None:
+    text = "{}/20 [====>...............] - ETA: {}s - loss: 0.4"
+    assert rows({0: out(text.format(8, 3)), 1: out(text.format(4, 5))}) == [
+        ((0, 1), f"{text.format(4, 5)}  slowest: 1, mean 30%")
+    ]
+
+
+def test_bars_of_rich_are_the_slowest_ones() -> None:
+    text = "working ━━━━━━━━━━╸━━━━━━━━━  {}% 0:00:0{}"
+    assert rows({0: out(text.format(40, 2)), 1: out(text.format(20, 3))}) == [
+        ((0, 1), f"{text.format(20, 3)}  slowest: 1, mean 30%")
+    ]

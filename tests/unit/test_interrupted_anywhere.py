@@ -16,9 +16,8 @@ import allranks.collectives as c
 from allranks.collectives import world as worlds
 from allranks.collectives.calls import board as fields
 from allranks.collectives.calls.board import Board
-from allranks.collectives.calls.call import Call, Members
+from allranks.collectives.calls.call import NOTHING, Call, Members
 from allranks.collectives.calls.guard import Packed
-from allranks.collectives.calls.offer import NOTHING
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.gpu.nccl import _at_once

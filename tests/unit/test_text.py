@@ -72,3 +72,13 @@ def test_lines_above_which_a_rank_writes_are_kept_back_where_asked() -> None:
 
 def test_nobody_writes_above_the_first_line() -> None:
     assert fed(("out", "a\x1b[A\x1b[A\x1b[Ab")) == [Line("out", "ab")]
+
+
+def test_lines_that_are_erased_and_written_again_are_shown_once() -> None:
+    """As rich draws two bars, and what is printed between, in a terminal."""
+    text = RankText()
+    text.feed("out", "\x1b[?25lone 1%\ntwo 1%")
+    text.feed("out", "\r\x1b[2K\x1b[1A\x1b[2Kone 2%\ntwo")
+    text.feed("out", "\r\x1b[2K\x1b[1A\x1b[2Ksaid\none 3%\ntwo 3%")
+    text.feed("out", "\n\x1b[?25h")
+    assert [line.text for line in text.lines] == ["said", "one 3%", "two 3%"]

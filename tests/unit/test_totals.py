@@ -67,6 +67,16 @@ def test_too_many_kinds_are_summed_under_one_name(counted):
     assert rows[-1].calls == 100
 
 
+def test_what_has_been_counted_stays_among_the_records():
+    journal = Journal()
+    totals = Totals(journal)
+    for name in ("a", "b"):
+        journal.fresh.append(call(name, 0, 0, 1))
+        assert len(totals.changed()) == 1
+    journal.fresh.append(call("c", 0, 0, 1))
+    assert [record.name for record in journal.records] == ["a", "b", "c"]
+
+
 def test_totals_come_back_equal_from_their_row(counted):
     (row,) = counted(call("g", 0.0, 2.0, 2.5))
     assert CallTotals.from_row(row.to_row()) == row

@@ -1,7 +1,6 @@
 """Adasum: gradients added as far as they are orthogonal, averaged as far as they are parallel.
 
-Source: Maleki et al., "Scaling Distributed Training with Adaptive
-Summation", 2020, equation 4.
+Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020, equation 4.
 """
 
 from __future__ import annotations
@@ -15,12 +14,9 @@ from numpy.typing import NDArray
 def adasum(
     parts: list[NDArray[Any]], prescale: float = 1.0, postscale: float = 1.0
 ) -> NDArray[Any]:
-    """The combination of all parts, pairwise in a tree, in float64.
+    """The combination of all parts, a power of two of shape (n,), pairwise in a tree, in float64.
 
     Every rank holds all parts, so this takes as many times an array's memory as there are ranks.
-
-    Args:
-        parts: as many arrays of shape (n,) as a power of two.
     """
     level = [part.astype(np.float64) * prescale for part in parts]
     while len(level) > 1:

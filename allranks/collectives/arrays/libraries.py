@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from allranks.collectives.arrays.reductions import name_of
+from allranks.collectives.arrays.reductions import Array, name_of
+from allranks.errors import MissingDependency
 
-Array = NDArray[Any]
 Restore = Callable[[Array], Any]
 _DLPACK_CUDA = 2
 
@@ -37,15 +37,13 @@ def to_numpy(value: Any) -> tuple[Array, Restore]:
     if isinstance(value, (bool, int, float, complex)):
         return np.asarray(value), lambda out: out.item() if out.ndim == 0 else out
     if hasattr(value, "dtype"):
-        # A class of one's own that is built on a library's is that library's array.
-        for base in type(value).__mro__:
-            special = _LIBRARIES.get(base.__module__.partition(".")[0])
-            if special is not None:
-                return special(value)
+        special = _LIBRARIES.get(library_of(value))
+        if special is not None:
+            return special(value)
     if hasattr(value, "__array_namespace__") and not isinstance(value, np.ndarray):
         return _standard(value)
     if hasattr(value, "__cuda_array_interface__"):
-        return _cupy(_import_cupy().asarray(value))
+        return _cupy(_import("cupy").asarray(value))
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
         return _dlpack(value)
     if isinstance(value, np.ma.MaskedArray):
@@ -54,6 +52,15 @@ def to_numpy(value: Any) -> tuple[Array, Restore]:
             "Pass x.filled(0), or x.compressed()."
         )
     return _plain(np.asarray(value), value), _same
+
+
+def library_of(value: Any) -> str:
+    """The library that an array is of, a class of one's own that is built on it included."""
+    for base in type(value).__mro__:
+        name = base.__module__.partition(".")[0]
+        if name in _LIBRARIES:
+            return name
+    return ""
 
 
 def to_dtype(name: str) -> np.dtype[Any]:
@@ -84,7 +91,7 @@ def _plain(array: Array, value: Any = None) -> Array:
 
 def _dlpack(value: Any) -> tuple[Array, Restore]:
     if value.__dlpack_device__()[0] == _DLPACK_CUDA:
-        return _cupy(_import_cupy().from_dlpack(value))
+        return _cupy(_import("cupy").from_dlpack(value))
     return _plain(np.from_dlpack(value)), _same
 
 
@@ -157,34 +164,28 @@ def _jax(value: Any) -> tuple[Array, Restore]:
     return source, restore
 
 
-def _import_cupy() -> Any:
-    from allranks.errors import MissingDependency
-
-    try:
-        import cupy
-    except ImportError as error:
-        raise MissingDependency(
-            "arrays on a GPU need the package cupy on every rank. "
-            "pip install 'allranks[cuda12]', or 'allranks[cuda13]' for CUDA 13"
-        ) from error
-    return cupy
-
-
 def bfloat16() -> Any:
-    """The dtype that ml_dtypes has and numpy has not.
+    """The dtype that ml_dtypes has and numpy has not."""
+    return _import("ml_dtypes").bfloat16
 
-    Raises:
-        MissingDependency: there is no ml_dtypes.
-    """
-    from allranks.errors import MissingDependency
 
+_NEEDED = {
+    "cupy": (
+        "arrays on a GPU",
+        "pip install 'allranks[cuda12]', or 'allranks[cuda13]' for CUDA 13",
+    ),
+    "ml_dtypes": ("bfloat16 arrays", "pip install ml_dtypes"),
+}
+
+
+def _import(name: str) -> Any:
     try:
-        import ml_dtypes
+        return import_module(name)
     except ImportError as error:
+        what, install = _NEEDED[name]
         raise MissingDependency(
-            "bfloat16 arrays need the package ml_dtypes on every rank. pip install ml_dtypes"
+            f"{what} need the package {name} on every rank. {install}"
         ) from error
-    return ml_dtypes.bfloat16
 
 
 _LIBRARIES: dict[str, Callable[[Any], tuple[Array, Restore]]] = {

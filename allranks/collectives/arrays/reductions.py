@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+Array = NDArray[Any]
+
 
 class ReduceOp(enum.IntEnum):
     """How the ranks' values become one; the numbers are Horovod's."""
@@ -135,14 +137,14 @@ class Arithmetic:
         """The same for values that have been prescaled before."""
         return Arithmetic(self.op, self.dtype, self.ranks, 1.0, self.postscale)
 
-    def staged(self, values: NDArray[Any], out: NDArray[Any]) -> None:
+    def staged(self, values: Array, out: Array) -> None:
         """Writes this rank's values where the others read them: prescaled, but half precision."""
         if self.copies:
             np.copyto(out, values)
         else:
             scale(values, self.prescale, 1, out)
 
-    def prescaled(self, values: NDArray[Any]) -> NDArray[Any]:
+    def prescaled(self, values: Array) -> Array:
         """What `staged` writes: these values themselves where it would only copy them."""
         if self.copies:
             return values
@@ -150,7 +152,7 @@ class Arithmetic:
         scale(values, self.prescale, 1, out)
         return out
 
-    def combine(self, parts: list[NDArray[Any]], out: NDArray[Any] | None = None) -> NDArray[Any]:
+    def combine(self, parts: list[Array], out: Array | None = None) -> Array:
         """The reduction of ``parts``, in their order, postscaled; in ``out``, or in a new array."""
         # numpy makes a result faster than it fills one, but for arrays without dimensions a number.
         if out is None and (self.wider or len(parts) == 1 or not parts[0].ndim):
@@ -172,7 +174,7 @@ class Arithmetic:
             self.finish(total, out)
         return out
 
-    def merged(self, parts: list[NDArray[Any]], out: NDArray[Any] | None = None) -> NDArray[Any]:
+    def merged(self, parts: list[Array], out: Array | None = None) -> Array:
         """What staged values, or totals of some, add up to in `total`, to be finished once."""
         if out is None:
             out = np.empty(parts[0].shape, self.total)
@@ -189,7 +191,7 @@ class Arithmetic:
             self.ufunc(out, part, out=out)
         return out
 
-    def finish(self, total: NDArray[Any], out: NDArray[Any]) -> None:
+    def finish(self, total: Array, out: Array) -> None:
         """Writes what has been accumulated, postscaled, into ``out``.
 
         Args:
@@ -207,15 +209,15 @@ class Arithmetic:
         if total is not out:
             np.copyto(out, total, casting="unsafe")
 
-    def wide(self, part: NDArray[Any]) -> NDArray[Any]:
+    def wide(self, part: Array) -> Array:
         """Staged values to accumulate: half precision is prescaled here, where it has room."""
-        wide: NDArray[Any] = part.astype(self.total)
+        wide: Array = part.astype(self.total)
         if self.half and self.prescale != 1.0:
             scale(wide, self.prescale, 1, wide)
         return wide
 
 
-def scale(values: NDArray[Any], factor: float, divisor: int, out: NDArray[Any]) -> None:
+def scale(values: Array, factor: float, divisor: int, out: Array) -> None:
     """Writes values × factor / divisor, for integers cut towards zero."""
     if is_float(values.dtype) and not is_half(values.dtype):
         if divisor != 1:
@@ -226,5 +228,5 @@ def scale(values: NDArray[Any], factor: float, divisor: int, out: NDArray[Any]) 
         elif values is not out:
             np.copyto(out, values)
         return
-    wide: NDArray[Any] = values.astype(np.float32 if is_float(values.dtype) else np.float64)
+    wide: Array = values.astype(np.float32 if is_float(values.dtype) else np.float64)
     np.copyto(out, wide / divisor * factor, casting="unsafe")

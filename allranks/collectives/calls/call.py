@@ -9,11 +9,10 @@ import sys
 from collections.abc import Callable, Generator
 from functools import wraps
 from time import perf_counter
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from allranks.collectives.calls.callsite import SITES, Site, find
 from allranks.collectives.calls.guard import Packed, Spec, pack
-from allranks.collectives.calls.offer import NOTHING, Offer
 from allranks.collectives.calls.wait import Steps
 from allranks.records.ranks import label
 
@@ -22,19 +21,29 @@ P = ParamSpec("P")
 EPOCH_SHIFT = 40
 """Counters hold the epoch in their upper bits: what an old epoch left counts as not arrived."""
 _PATIENCE_SECONDS, _SLOWEST_BYTES_A_SECOND = 2.0, 5e6
+Place = tuple[int, int, int]
+"""Segments of the window, offset of the input, offset of the output; segment 0 is none."""
+NOWHERE: Place = (0, 0, 0)
+
+
+class Offer(NamedTuple):
+    """How much a member brings and where it lies, as its transport says before all have come."""
+
+    nbytes: int = 0
+    place: Place = NOWHERE
+    """Where its in- and output lie in its window."""
+    copied: bool = False
+    """Whether what it brings is copied, chunk by chunk, to where its output lies."""
+    answered: int = 0
+    """Of a rank that has joined: how many calls of the others it has taken part in since."""
+
+
+NOTHING = Offer()
 Prepared = tuple[Offer, Steps[T] | Callable[[], T]]
 """What a transport has laid out of a move, and the rest of it for when all have come: steps, or a
 function where nothing more has to be waited for."""
 Move = Generator[Any, None, T]
 """A move as it is written: it yields its `Offer` first, and goes on as steps."""
-
-
-def _over() -> Steps[Any]:
-    yield from ()
-
-
-OVER = _over()
-"""The steps of a call that has ended."""
 
 
 def prepared(move: Callable[P, Move[T]]) -> Callable[P, Prepared[T]]:
@@ -144,9 +153,10 @@ class Call:
         try:
             # The user's line is mostly the next but one, where a public function was called.
             above = sys._getframe(2)
-            self.site = SITES.get(id(above.f_code) + above.f_lasti) or find(sys._getframe(1))
+            known = SITES.get(id(above.f_code) + above.f_lasti)
         except ValueError:
-            self.site = find(sys._getframe(1))
+            known = None
+        self.site = known[0] if known else find(sys._getframe(1))
         self.started = perf_counter()
 
     def moved(self, move: Callable[..., Prepared[T]], *arguments: Any, **options: Any) -> Steps[T]:
@@ -158,7 +168,7 @@ class Call:
         if self.posted:
             yield from self.agreement.meet(self)
         elif not self.agreement.come(self, offer):
-            return (yield from self.waited(offer, rest))
+            yield from self.agreement.agree(self, offer)
         return rest() if callable(rest) else (yield from rest)
 
     def waited(self, offer: Offer, rest: Steps[T] | Callable[[], T]) -> Steps[T]:

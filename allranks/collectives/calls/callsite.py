@@ -19,10 +19,9 @@ _OURS, _LIBRARY, _USER = range(3)
 _kinds: dict[str, int] = {}
 _WIDTH = 100
 _REMEMBERED = 4096
-SITES: dict[int, Site] = {}
-"""The user's lines by the address of their instruction, which lies within its code object."""
-_codes: dict[int, CodeType] = {}
-"""Those code objects, kept so that nothing else comes to lie there."""
+SITES: dict[int, tuple[Site, CodeType]] = {}
+"""The user's lines by the address of their instruction, which lies within its code object: that is
+kept, so that nothing else comes to lie there."""
 
 
 class Site(NamedTuple):
@@ -35,14 +34,9 @@ class Site(NamedTuple):
         source = linecache.getline(self.filename, self.lineno).strip()
         if len(source) > _WIDTH:
             source = source[: _WIDTH - 1] + "…"
-        where = f"{shorten(self.filename)}:{self.lineno}"
+        # A name short enough to be read in a message: relative to the working directory.
+        where = f"{self.filename.removeprefix(os.getcwd() + os.sep)}:{self.lineno}"
         return f"{where}: {source}" if source else where
-
-
-def shorten(filename: str) -> str:
-    """A name short enough to be read in a message: relative to the working directory."""
-    here = os.getcwd() + os.sep
-    return filename[len(here) :] if filename.startswith(here) else filename
 
 
 def _kind(name: str) -> int:
@@ -100,16 +94,16 @@ def find(frame: FrameType | None) -> Site:
     while above is not None:
         code = above.f_code
         at = id(code) + above.f_lasti
-        if at in SITES:
-            return SITES[at]
+        known = SITES.get(at)
+        if known is not None:
+            return known[0]
         kind = _kind(code.co_filename)
         if kind == _USER:
             if len(SITES) >= _REMEMBERED:
                 SITES.clear()
-                _codes.clear()
-            _codes[id(code)] = code
-            SITES[at] = Site(code.co_filename, above.f_lineno)
-            return SITES[at]
+            site = Site(code.co_filename, above.f_lineno)
+            SITES[at] = site, code
+            return site
         if kind == _LIBRARY:
             break
         above = above.f_back

@@ -94,21 +94,17 @@ def pack(spec: Spec) -> Packed:
     """A spec as it is laid out."""
     known = _packed.get(spec)
     if known is None:
-        whole = _laid_out(spec)
+        whole = _dumps(spec).encode()
         number = int.from_bytes(hashlib.blake2b(whole, digest_size=8).digest(), "little")
         if len(spec.shape) > 2 * _SHOWN and isinstance(spec.shape[0], tuple):
             # Two lists that begin alike differ in their checksums, so that the text tells of it.
             checksum = hashlib.blake2b(repr(spec.shape).encode(), digest_size=4).hexdigest()
             more = f"and {len(spec.shape) - _SHOWN} more, checksum {checksum}"
-            whole = _laid_out(spec._replace(shape=(*spec.shape[:_SHOWN], more)))
+            whole = _dumps(spec._replace(shape=(*spec.shape[:_SHOWN], more))).encode()
         if len(_packed) > 4096:
             _packed.clear()
         known = _packed[spec] = Packed(spec, number, whole)
     return known
-
-
-def _laid_out(spec: Spec) -> bytes:
-    return _dumps(spec).encode()
 
 
 def _tuples(value: Any) -> Any:

@@ -49,7 +49,8 @@ class Standing:
         self.nudge: Callable[[], object] | None = None
         """Lets MPI go on with what is under way between ranks: it does so within its calls only."""
         self.main_thread = threading.get_ident()
-        self._told = State()
+        self.told = State()
+        """What this rank tells of itself."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         # With more ranks than cores, a spinning rank keeps off the one that it waits for.
         self.spin_seconds = _SPIN_SECONDS if self.local_size <= cores else 0.0
@@ -101,7 +102,7 @@ class Standing:
         """This rank starts a scope, together with ``ranks``."""
         ear.heard()  # what has come before is over
         self.scope = Scope(name, number, None if ranks is None else frozenset(ranks))
-        self._told.entered = number + 1
+        self.told.entered = number + 1
         self.board.put(fields.FAILED, 0)
         self.board.put(fields.ENTERED, number + 1)
 
@@ -116,7 +117,7 @@ class Standing:
 
     def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
         """This rank's scope has ended."""
-        told = self._told
+        told = self.told
         told.reason, told.where, told.failed = reason, where, failed
         told.left = fields.GONE if gone else self.scope.number + 1
         self.board.write(fields.REASON, reason)
@@ -129,14 +130,14 @@ class Standing:
 
     def depart(self, reason: str, failed: bool, where: str) -> None:
         """This rank leaves for good; the first reason given is kept."""
-        if self._told.left >= fields.GONE:
+        if self.told.left >= fields.GONE:
             return
         self.failed = failed
         self.leave(reason, failed, where, gone=True)
 
     def give_up(self, why: str, *, deadlock: bool) -> None:
         """Says that this rank takes part in nothing more of this epoch."""
-        told = self._told
+        told = self.told
         told.broken, told.broke = (self.epoch + 1) * 2 + int(deadlock), why
         self.board.write(fields.BROKE, why)
         self.board.put(fields.BROKEN, told.broken)
@@ -146,5 +147,5 @@ class Standing:
     def start_over(self, epoch: int) -> None:
         """A new epoch has begun: this rank takes part again."""
         self.epoch = epoch
-        self._told.broken = 0
+        self.told.broken = 0
         self.board.put(fields.BROKEN, 0)

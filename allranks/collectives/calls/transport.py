@@ -8,16 +8,13 @@ contiguous; ``out`` never overlaps ``source`` unless it is the same array.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from allranks.collectives.arrays.reductions import Arithmetic
+from allranks.collectives.arrays.reductions import Arithmetic, Array
 from allranks.collectives.calls.call import Call, Prepared
-
-Array = NDArray[Any]
 
 
 class Transport(Protocol):
@@ -27,9 +24,6 @@ class Transport(Protocol):
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array for a result, where this transport writes it fastest."""
-
-    def copying(self, call: Call) -> AbstractContextManager[object]:
-        """Where a call's arrays are copied before they move: on a GPU, behind what made them."""
 
     def allreduce(
         self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
@@ -59,3 +53,13 @@ class Transport(Protocol):
 
     def renew(self) -> None:
         """A new epoch has begun."""
+
+
+def as_bytes(array: Any) -> Any:
+    """The same memory as bytes, one after the other."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def cut(array: Any, lengths: Sequence[int]) -> list[Any]:
+    """Views of an array's pieces, one after the other."""
+    return [array[low:high] for low, high in pairwise(accumulate(lengths, initial=0))]

@@ -16,6 +16,8 @@ from allranks.records.ranks import label
 _ASK_BEFORE_SECONDS = 0.6
 _ASKED_AT_ONCE = 8
 _ARRIVING_SECONDS = 0.3
+_ANYBODY = 1 << 63
+"""On the board, who waits for a message of any rank; else it is one rank's number + 1."""
 INTERRUPTED = "was interrupted"
 """Why a rank has left a cell: most likely this one is about to hear of the interrupt too."""
 
@@ -26,7 +28,7 @@ class Watch:
     def __init__(self, own: Standing) -> None:
         self.own = own
         self._call: Call | None = None
-        self._edge = (-1, 0)
+        self._edge = (0, 0)
         self._ticket = 0
         self._notice_after = 0.0
         self._asked = 0
@@ -67,8 +69,7 @@ class Watch:
                 kind = RankLost if own.peers.lost(rank) else RankLeft
                 raise kind(self._left_text(call, rank, why))
         if missing:
-            if call.ordered or len(missing) == 1:
-                self._look_for_cycle(call, look)
+            self._look_for_deadlock(call, look)
             self._tell_late(call, missing, waited)
         elif wanted and not own.shared_by_all:
             # Between hosts data may stand still for as long as nobody gives a host up.
@@ -85,13 +86,13 @@ class Watch:
                 call.deadlock = verdict
                 raise CollectiveMismatch(verdict)
             if why is not None and rank in (call.missing() or call.unfinished()):
-                found.append((*why, rank))
-        return [(weight, rank, text) for weight, text, rank in found]
+                found.append((why[0], rank, why[1]))
+        return found
 
     def rest(self) -> None:
         """The wait is over."""
         if self._call is not None:
-            self._edge = (-1, 0)
+            self._edge = (0, 0)
             self._suspects = {}
             self.own.doing = ""
             self.own.board.put(fields.TICKET, 0)
@@ -99,10 +100,9 @@ class Watch:
 
     def _publish(self, call: Call, missing: tuple[int, ...], waited: float, look: int) -> None:
         board = self.own.board
-        held_up = missing and (call.ordered or len(missing) == 1) and waited >= call.patience()
-        edge = missing[0] if held_up else -1
+        edge = self._needed(call, missing) if waited >= call.patience() else 0
         if call is not self._call:
-            self._call, self._edge = call, (-1, 0)
+            self._call, self._edge = call, (0, 0)
             self._notice_after, self._asked = self.own.late_seconds, 0
             self._told_asking = ()
             board.write(fields.WAITING, f"{call.spec.title} at {call.site}")
@@ -113,7 +113,7 @@ class Watch:
             self._ticket += 1
             self._suspects = {}
             board.put(fields.TICKET, 0)
-            board.put(fields.EDGE, edge + 1)
+            board.put(fields.EDGE, edge)
             board.put(fields.TICKET, self._ticket)
         board.put(fields.BEAT, look)
 
@@ -129,21 +129,37 @@ class Watch:
             lines += list_sites({r: sites[r] for r in waiting})
         return "\n".join(lines)
 
-    def _look_for_cycle(self, call: Call, look: int) -> None:
-        """Follows who waits for whom; a ring whose every rank has looked again since is real."""
-        board = self.own.board
-        ring: list[int] = []
-        rank = board.rank
-        while rank not in ring:
-            if not board.get(rank, fields.TICKET):
+    def _needed(self, call: Call, missing: tuple[int, ...]) -> int:
+        """Whom a call cannot go on without, as it stands on the board; 0 where that is open."""
+        if missing and (call.ordered or len(missing) == 1):
+            return missing[0] + 1
+        # What another thread waits for, the main thread may be about to send.
+        main = threading.get_ident() == self.own.main_thread
+        return _ANYBODY if missing and main else 0
+
+    def _look_for_deadlock(self, call: Call, look: int) -> None:
+        """Follows who waits for whom, as far as it goes.
+
+        Where that leads to nobody who can go on, and back to this rank, it is real once all have
+        looked again.
+        """
+        board, ring = self.own.board, set[int]()
+        ahead, returns = [board.rank], False
+        anybody: list[int] = []
+        while ahead:
+            rank = ahead.pop()
+            edge = board.get(rank, fields.EDGE)
+            if not edge or not board.get(rank, fields.TICKET):
                 self._suspects = {}
                 return
-            ring.append(rank)
-            rank = board.get(rank, fields.EDGE) - 1
-            if rank < 0:
-                self._suspects = {}
-                return
-        if rank != board.rank:
+            ring.add(rank)
+            needed = [edge - 1]
+            if edge == _ANYBODY:
+                anybody = anybody or self._still_there()
+                needed = [other for other in anybody if other != rank]
+            returns = returns or board.rank in needed
+            ahead += [other for other in needed if other not in ring]
+        if not returns:
             return
         beats = {r: board.get(r, fields.BEAT) for r in ring}
         seen = {r: (board.get(r, fields.TICKET), board.get(r, fields.EDGE)) for r in ring}
@@ -152,12 +168,21 @@ class Watch:
             self._due = {r: self.own.seen_at(look, beat) for r, beat in beats.items()}
         elif all(beats[r] >= self._due[r] for r in ring):
             lines = [
-                f"{label(ring)} wait for each other, and none can go on. "
+                f"{label(sorted(ring))} wait for each other, and none can go on. "
                 "Make the same calls in the same order on every rank.",
                 *(f"  rank {r} in {board.text(r, fields.WAITING)}" for r in sorted(ring)),
             ]
             call.deadlock = "\n".join(lines)
             raise CollectiveMismatch(call.deadlock)
+
+    def _still_there(self) -> list[int]:
+        """The ranks that may still send: this one, and those that have not left."""
+        own = self.own
+        return [
+            rank
+            for rank in range(own.size)
+            if rank == own.rank or own.peers.departure(rank, own.scope, own.epoch) is None
+        ]
 
     def _tell_late(self, call: Call, missing: tuple[int, ...], waited: float) -> None:
         own = self.own

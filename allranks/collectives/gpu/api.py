@@ -80,7 +80,6 @@ class NcclModule(Protocol):
     """``cupy.cuda.nccl``."""
 
     available: bool
-    NcclError: type[Exception]
 
     def get_version(self) -> int:
         """As 22703 for 2.27.3."""
@@ -145,7 +144,6 @@ class Cupy(Protocol):
     """``cupy``."""
 
     cuda: Cuda
-    ndarray: type[Any]
 
     def asarray(self, array: Any, /) -> Any:
         """An array on the current GPU."""
@@ -164,11 +162,7 @@ class Cupy(Protocol):
 
 
 def installed() -> Cupy:
-    """The module cupy.
-
-    Raises:
-        MissingDependency: it is not installed, or too old, or a library that it needs is missing.
-    """
+    """The module cupy; raises `MissingDependency` without it."""
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as error:
@@ -186,11 +180,7 @@ def installed() -> Cupy:
 
 
 def load() -> Cupy:
-    """The module cupy, with a GPU that it can use.
-
-    Raises:
-        MissingDependency: there is no cupy, no driver, or no GPU that this process may see.
-    """
+    """The module cupy, with a GPU that it can use; raises `MissingDependency` without one."""
     cupy = installed()
     try:
         count = cupy.cuda.runtime.getDeviceCount()
@@ -215,11 +205,7 @@ def load() -> Cupy:
 
 
 def load_nccl() -> NcclModule:
-    """The module cupy.cuda.nccl, with a library behind it.
-
-    Raises:
-        MissingDependency: there is no such library.
-    """
+    """The module cupy.cuda.nccl; raises `MissingDependency` without a library behind it."""
     problem = ""
     try:
         nccl = cast("NcclModule", importlib.import_module("cupy.cuda.nccl"))

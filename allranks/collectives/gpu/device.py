@@ -14,25 +14,20 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.wait import Awaited, Steps
-from allranks.collectives.gpu.api import Communicator, Event, Stream, load, load_nccl
+from allranks.collectives.gpu.api import Event, Stream, load, load_nccl
 from allranks.collectives.gpu.seats import Seat
 from allranks.errors import MissingDependency, TransportFailed
 
-Array = NDArray[Any]
 TO_GPU, FROM_GPU = 1, 2
 _PENDING = 600
 
 
 class Device:
-    """One GPU of this process.
-
-    Raises:
-        MissingDependency: there is no cupy, no driver or no GPU.
-    """
+    """One GPU of this process."""
 
     def __init__(self, number: int) -> None:
         self.cupy = load()
@@ -112,24 +107,23 @@ class Device:
             with stream:
                 yield stream
 
+    @contextmanager
+    def copying(self, call: Call) -> Iterator[None]:
+        """What is copied within goes behind what made the arrays, and before what follows."""
+        with self.behind_caller(call) as stream:
+            yield
+            call.ready = self.event(stream)
+
     def event(self, stream: Stream, *, timed: bool = False) -> Event:
         """An event behind all that a stream holds now."""
         event: Event = self.cupy.cuda.Event(disable_timing=not timed)
         event.record(stream)
         return event
 
-    def seconds(self, first: Event, second: Event) -> float:
-        """Seconds on the GPU between two events that have happened."""
-        return self.runtime.eventElapsedTime(first.ptr, second.ptr) / 1e3
-
     def wait(
         self, event: Event, awaited: Awaited, check: Callable[[], None] | None = None
     ) -> Steps[None]:
-        """Ends when an event has happened; ``check`` may raise in between.
-
-        Raises:
-            TransportFailed: the GPU has failed.
-        """
+        """Ends when an event has `happened`; ``check`` may raise in between."""
         awaited.stage += 1
         while not self.happened(event):
             if check is not None:
@@ -184,11 +178,6 @@ class Device:
         except RuntimeError:
             return False
         return True
-
-    def connect(self, members: int, unique: bytes, me: int) -> Communicator:
-        """A communicator; returns once all members have called this."""
-        with self.cupy.cuda.Device(self.number):
-            return load_nccl().NcclCommunicator(members, unique, me)
 
 
 def uuid_text(raw: bytes) -> str:

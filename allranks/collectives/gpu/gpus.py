@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import Call, Members, Move, prepared
-from allranks.collectives.calls.offer import Offer
+from allranks.collectives.arrays.reductions import Arithmetic, Array
+from allranks.collectives.calls.call import Call, Members, Move, Offer, prepared
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.gpu import seats
@@ -19,15 +16,14 @@ from allranks.collectives.gpu.device import Device
 from allranks.collectives.gpu.nccl import Nccl
 from allranks.collectives.gpu.staged import Staged
 
-Array = NDArray[Any]
-
-
 GpuTransport = Nccl | Staged
 """Transports of arrays on GPUs. All members have agreed, and every length is known."""
 
 
 class Gpus:
-    """What a group's members know of each other's GPUs, and the transports that they have made."""
+    """`Transport` over a group's GPUs: lengths are told on the host, data moves as they allow."""
+
+    name = "gpu"
 
     def __init__(self, members: Members, device: Device, host: Transport, number: int) -> None:
         self.members, self.device, self.host = members, device, host
@@ -36,7 +32,7 @@ class Gpus:
         self._seats: list[seats.Seat] = []
         self._transports: dict[str, GpuTransport] = {}
 
-    def transport(self, call: Call, wanted: str) -> Steps[GpuTransport]:
+    def _transport(self, call: Call) -> Steps[GpuTransport]:
         """The transport of a call, which all members have agreed on. Collective over the group.
 
         Raises:
@@ -45,6 +41,7 @@ class Gpus:
         if not self._seats:
             mine = self.device.seat(self._number).pack()
             self._seats = [seats.Seat.unpack(told) for told in (yield from self.tell(call, mine))]
+        wanted = "" if call.transport == self.name else call.transport
         name = seats.choose(wanted, self.members.ranks, self._seats)
         found = self._transports.get(name)
         if found is None:
@@ -71,27 +68,10 @@ class Gpus:
         for call in calls:
             self.device.hold(call)
 
-
-class OnGpu:
-    """`Transport` over a group's GPUs: lengths are told on the host, the data as `Gpus` says."""
-
-    name = "gpu"
-
-    def __init__(self, gpus: Gpus, wanted: str) -> None:
-        self.gpus, self.wanted = gpus, wanted
-
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array on this rank's GPU."""
-        out: Array = self.gpus.device.empty(shape, dtype)
+        out: Array = self.device.empty(shape, dtype)
         return out
-
-    @contextmanager
-    def copying(self, call: Call) -> Iterator[None]:
-        """What is copied within goes behind what made the arrays, and before what follows."""
-        device = self.gpus.device
-        with device.behind_caller(call) as stream:
-            yield
-            call.ready = device.event(stream)
 
     def renew(self) -> None:
         """What is known of the GPUs is known anew in each epoch."""
@@ -142,13 +122,13 @@ class OnGpu:
         """As `Transport.alltoall`."""
         yield Offer(source.nbytes)
         way = yield from self._way(call, source)
-        row = np.array(lengths or [0] * self.gpus.members.size, np.int64)
-        told = yield from self.gpus.tell(call, row.tobytes())
+        row = np.array(lengths or [0] * self.members.size, np.int64)
+        told = yield from self.tell(call, row.tobytes())
         table = [np.frombuffer(one, np.int64).tolist() for one in told]
         return (yield from way.alltoall(call, source, table))
 
     def _way(self, call: Call, *arrays: Array) -> Steps[GpuTransport]:
         """The transport of a call, which keeps these arrays."""
-        way = yield from self.gpus.transport(call, self.wanted)
+        way = yield from self._transport(call)
         call.held = [call.held, *arrays]
         return way

@@ -13,29 +13,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from allranks.collectives.arrays.libraries import bfloat16
-from allranks.collectives.arrays.reductions import name_of
+from allranks.collectives.arrays.libraries import Restore, bfloat16, library_of
+from allranks.collectives.arrays.reductions import Array, name_of
 from allranks.collectives.calls.wait import Pause
 from allranks.collectives.gpu import api
 from allranks.errors import MissingDependency
 
-Array = NDArray[Any]
-Restore = Callable[[Array], Any]
 _CUDA = (2, 13)
 """DLPack's numbers for memory of a GPU, and for memory that CUDA moves by itself."""
 _ALIGNED = 256
 """Bytes: what JAX and TensorFlow ask of memory that they take over."""
-
-
-def library_of(value: Any) -> str:
-    """The library that an array is of, a class of one's own that is built on it included."""
-    for base in type(value).__mro__:
-        name = base.__module__.partition(".")[0]
-        if name in _TAKE:
-            return name
-    return ""
 
 
 def is_on_gpu(value: Any) -> bool:
@@ -48,7 +36,7 @@ def is_on_gpu(value: Any) -> bool:
         return False
     name = library_of(value)
     if name:
-        return _ON_GPU[name](value)
+        return _KINDS[name][0](value)
     if hasattr(value, "__cuda_array_interface__"):
         return True
     return _dlpack_on_gpu(value)
@@ -59,12 +47,10 @@ def take(value: Any) -> tuple[Array, Restore]:
 
     The result takes over what the way back is given: nothing is copied, but where memory is not
     aligned as JAX and TensorFlow ask for.
-
-    Raises:
-        MissingDependency: there is no cupy.
     """
     cupy = api.installed()
-    source, restore = _TAKE.get(library_of(value), _standard)(value)
+    name = library_of(value)
+    source, restore = _KINDS[name][1](value) if name else _standard(value)
     if not source.flags.c_contiguous:
         source = cupy.ascontiguousarray(source).reshape(source.shape)
     return source, restore
@@ -174,24 +160,14 @@ def _settle() -> None:
         pause()
 
 
-def _any(value: Any) -> bool:
-    return True
-
-
-_ON_GPU: dict[str, Callable[[Any], bool]] = {
-    "cupy": _any,
-    "torch": _torch_on_gpu,
-    "jax": _jax_on_gpu,
-    "jaxlib": _jax_on_gpu,
-    "tensorflow": _tensorflow_on_gpu,
+_KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], tuple[Array, Restore]]]] = {
+    "cupy": (lambda value: True, _cupy),
+    "torch": (_torch_on_gpu, _torch),
+    "jax": (_jax_on_gpu, _jax),
+    "jaxlib": (_jax_on_gpu, _jax),
+    "tensorflow": (_tensorflow_on_gpu, _tensorflow),
 }
-_TAKE: dict[str, Callable[[Any], tuple[Array, Restore]]] = {
-    "cupy": _cupy,
-    "torch": _torch,
-    "jax": _jax,
-    "jaxlib": _jax,
-    "tensorflow": _tensorflow,
-}
+"""For each library whether an array of it is on a GPU, and how it is taken."""
 
 
 def without_cupy(value: Any) -> bool:

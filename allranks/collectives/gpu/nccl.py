@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from allranks.collectives.arrays.reductions import Arithmetic
 from allranks.collectives.calls.call import Call, Members
-from allranks.collectives.calls.transport import Transport
+from allranks.collectives.calls.transport import Transport, as_bytes, cut
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.gpu.api import Communicator, Event, Stream, load_nccl
 from allranks.collectives.gpu.device import Device
@@ -174,8 +174,8 @@ class Nccl:
     ) -> Steps[None]:
         """Sends and receives of bytes, all at once; one to oneself is a copy."""
         me = self.members.me
-        out = {i: _bytes(piece) for i, piece in receives if piece.nbytes}
-        ins = {i: _bytes(piece) for i, piece in sends if piece.nbytes}
+        out = {i: as_bytes(piece) for i, piece in receives if piece.nbytes}
+        ins = {i: as_bytes(piece) for i, piece in sends if piece.nbytes}
 
         def launch(stream: Stream) -> None:
             if me in out:
@@ -201,7 +201,9 @@ class Nccl:
         """Writes what NCCL makes of ``source``, as ``form`` shows it, into ``out``."""
         if source.size:
             with self.device.behind_caller(call, self.stream) as stream:
-                ready, total = _prepare(source, out, how, form)
+                ready, total = how.prescaled(source), out
+                if form.wider is not None:
+                    ready, total = ready.astype(form.wider), np.empty_like(out, dtype=form.wider)
                 began = self._event(stream)
                 launch(form.view(ready), form.view(total), form, stream)
                 ended = self._event(stream)
@@ -226,8 +228,8 @@ class Nccl:
         """Ends when ``done`` has happened; notes how long the GPU was at the transfer."""
         call.held = [call.held, *held]
         yield from self.device.wait(done, call, self.connection.check)
-        seconds = self.device.seconds(began, ended)
-        call.device_seconds = (call.device_seconds or 0.0) + seconds
+        milliseconds = self.device.runtime.eventElapsedTime(began.ptr, ended.ptr)
+        call.device_seconds = (call.device_seconds or 0.0) + milliseconds / 1e3
 
 
 @contextmanager
@@ -242,21 +244,3 @@ def _at_once(nccl: Any) -> Iterator[None]:
             yield
         finally:
             nccl.groupEnd()
-
-
-def _prepare(source: Array, out: Array, how: Arithmetic, form: Wire) -> tuple[Array, Array]:
-    """What NCCL reads, and where it writes, both in the dtype that goes over the wire."""
-    ready = how.prescaled(source)
-    if form.wider is None:
-        return ready, out
-    return ready.astype(form.wider), np.empty_like(out, dtype=form.wider)
-
-
-def _bytes(array: Array) -> Any:
-    return array.reshape(-1).view(np.uint8)
-
-
-def cut(array: Array, lengths: Sequence[int]) -> list[Array]:
-    """Views of an array's pieces, one after the other."""
-    starts = list(accumulate(lengths, initial=0))
-    return [array[low:high] for low, high in pairwise(starts)]

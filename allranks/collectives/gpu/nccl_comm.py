@@ -33,11 +33,7 @@ class Connection:
         self._making: _Making | None = None
 
     def comm(self, call: Call) -> Steps[Communicator]:
-        """The communicator. Collective over the group, whose members have all arrived.
-
-        Raises:
-            TransportFailed: NCCL has not made one.
-        """
+        """The communicator. Collective over the group, whose members have all arrived."""
         if self._comm is None:
             unique = yield from self._unique(call)
             making = self._making = _Making(self.device, self.members.size, unique, self.members.me)
@@ -74,11 +70,7 @@ class Connection:
         return word[1:].tobytes()
 
     def check(self) -> None:
-        """Asks whether something that was launched has failed since.
-
-        Raises:
-            TransportFailed: it has.
-        """
+        """Raises `TransportFailed` where something that was launched has failed since."""
         if self._comm is None:
             return
         try:
@@ -120,7 +112,8 @@ class _Making(threading.Thread):
         # What it asks for, calls that return at once, cupy reads as errors that it does not know.
         os.environ.pop("NCCL_COMM_BLOCKING", None)
         try:
-            comm = self._device.connect(*self._arguments)
+            with self._device.cupy.cuda.Device(self._device.number):
+                comm = load_nccl().NcclCommunicator(*self._arguments)
         except Exception as error:
             self.problem = error
             return

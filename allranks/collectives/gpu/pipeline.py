@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allranks.collectives.calls.call import Call, Members
-from allranks.collectives.calls.offer import NOWHERE, Offer
+from allranks.collectives.calls.call import NOWHERE, Call, Members, Offer
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.gpu.api import Event
@@ -87,11 +86,8 @@ class Pipeline:
         ]
         told = np.array(mine, np.int64).reshape(-1).view(np.uint8)
         every = yield from call.moved(self.host.allgather, told, [told.nbytes] * size)
-        tables = [part.copy().view(np.int64).reshape(2, 3).tolist() for part in every]
-        offers = [
-            [Offer(place=(int(a), int(b), int(c))) for a, b, c in (table[turn] for table in tables)]
-            for turn in (0, 1)
-        ]
+        tables: list[Any] = [part.copy().view(np.int64).reshape(2, 3).tolist() for part in every]
+        offers = [[Offer(place=tuple(table[turn])) for table in tables] for turn in (0, 1)]
         return [] if any(offer.place == NOWHERE for turn in offers for offer in turn) else offers
 
     def run(
@@ -100,9 +96,7 @@ class Pipeline:
         """Takes ``count`` blocks through: down, between the ranks, and up.
 
         Args:
-            call: whose they are.
-            blocks: where they pass.
-            count: how many; the same on every member.
+            call, blocks, count: whose they are, where they pass, how many on every member.
             fill: queues the copies of one block to host memory.
             move: what the ranks do with it there, collectively.
             drain: queues the copies of its result to the GPU.

@@ -35,17 +35,14 @@ class Seat(NamedTuple):
         return cls(int(host), bus, uuid, int(nccl), why)
 
 
-def shared(ranks: Sequence[int], seats: Sequence[Seat]) -> list[tuple[Seat, list[int]]]:
-    """The GPUs on which several of the ranks sit, with those ranks."""
+def obstacle(ranks: Sequence[int], seats: Sequence[Seat]) -> str:
+    """Why NCCL cannot serve a group, as a clause; "" where it can."""
     found: dict[tuple[int, str], tuple[Seat, list[int]]] = {}
     for rank, seat in zip(ranks, seats, strict=True):
         found.setdefault((seat.host, seat.bus), (seat, []))[1].append(rank)
-    return [(seat, sitting) for seat, sitting in found.values() if len(sitting) > 1]
-
-
-def obstacle(ranks: Sequence[int], seats: Sequence[Seat]) -> str:
-    """Why NCCL cannot serve a group, as a clause; "" where it can."""
-    for seat, sitting in shared(ranks, seats):
+    for seat, sitting in found.values():
+        if len(sitting) == 1:
+            continue
         slices = {s.uuid for r, s in zip(ranks, seats, strict=True) if r in sitting}
         what = "slices of one GPU" if len(slices) == len(sitting) else "one GPU"
         return f"{label(sitting)} share {what} ({seat.uuid or seat.bus})"
@@ -61,11 +58,7 @@ def obstacle(ranks: Sequence[int], seats: Sequence[Seat]) -> str:
 
 
 def choose(wanted: str, ranks: Sequence[int], seats: Sequence[Seat]) -> str:
-    """The transport of a group: the same on every member, as all know all seats.
-
-    Raises:
-        UsageError: ``wanted`` is NCCL, and it cannot serve the group. Every member raises it.
-    """
+    """The transport of a group: the same on every member, or the same `UsageError`."""
     against = obstacle(ranks, seats)
     if wanted == "nccl" and against:
         raise UsageError(

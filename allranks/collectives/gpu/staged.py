@@ -8,15 +8,14 @@ everybody's result, from where it goes up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
 from allranks.collectives.arrays.reductions import Arithmetic
 from allranks.collectives.calls.call import Call, Members
-from allranks.collectives.calls.transport import Transport
+from allranks.collectives.calls.transport import Transport, cut
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.gpu.device import Device
 from allranks.collectives.gpu.pipeline import Blocks, Pipeline
@@ -129,19 +128,14 @@ class Staged:
         self, call: Call, source: GpuArray, lengths: Sequence[int], root: int
     ) -> Steps[list[GpuArray]]:
         """Everybody's blocks meet on the host, of every member or of the root."""
-        members = self.members
-        reads = root in (-1, members.me)
-        table = [[length] * members.size if reads else [0] * members.size for length in lengths]
+        incoming = list(lengths) if root in (-1, self.members.me) else [0] * len(lengths)
 
         def move(call: Call, mine: Host, sizes: list[list[int]]) -> Steps[list[Host]]:
             each = [row[0] for row in sizes]
             return (yield from call.moved(self.host.allgather, mine, each, root))
 
         whole = [[length] for length in lengths]
-        found = yield from self._pieces(
-            call, source, whole, [row[members.me] for row in table], move
-        )
-        return found
+        return (yield from self._pieces(call, source, whole, incoming, move))
 
     def alltoall(
         self, call: Call, source: GpuArray, table: Sequence[Sequence[int]]
@@ -170,40 +164,37 @@ class Staged:
         blocks = yield from self.pipeline.blocks(call)
         step = blocks.nbytes // self.members.size
         mine = table[self.members.me]
-        starts = list(accumulate(mine, initial=0))
         out = self.device.empty((sum(incoming),), source.dtype)
-        ends = list(accumulate(incoming, initial=0))
         call.held = [call.held, out]
 
         def inside(length: int, index: int) -> int:
             return max(0, min(step, length - index * step))
 
-        def fill(index: int, host: Host) -> None:
-            at = 0
-            for start, length in zip(starts, mine, strict=False):
+        def spans(index: int, lengths: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+            """For each piece where some of it lies in a block, and where in the whole."""
+            at = start = 0
+            for length in lengths:
                 low, count = start + index * step, inside(length, index)
-                self.device.copy_down(host[at : at + count], source[low : low + count])
-                at += count
+                yield slice(at, at + count), slice(low, low + count)
+                at, start = at + count, start + length
+
+        def fill(index: int, host: Host) -> None:
+            for here, there in spans(index, mine):
+                self.device.copy_down(host[here], source[there])
 
         def move(index: int, down: Host, up: Host) -> Steps[None]:
             sizes = [[inside(length, index) for length in row] for row in table]
             came = yield from meet(call, down[: sum(sizes[self.members.me])], sizes)
-            at = 0
-            for piece, length in zip(came, incoming, strict=True):
-                count = inside(length, index)
-                up[at : at + count] = piece[:count]
-                at += count
+            for piece, (here, _) in zip(came, spans(index, incoming), strict=True):
+                up[here] = piece[: here.stop - here.start]
 
         def drain(index: int, host: Host) -> None:
-            at = 0
-            for start, length in zip(ends, incoming, strict=False):
-                low, count = start + index * step, inside(length, index)
-                self.device.copy_up(out[low : low + count], host[at : at + count])
-                at += count
+            for here, there in spans(index, incoming):
+                self.device.copy_up(out[there], host[here])
 
         longest = max((length for row in table for length in row), default=0)
         yield from self.pipeline.run(call, blocks, _count(longest, step), fill, move, drain)
-        return [out[start : start + n] for start, n in zip(ends, incoming, strict=False)]
+        return cut(out, incoming)
 
 
 def _count(size: int, step: int) -> int:

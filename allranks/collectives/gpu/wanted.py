@@ -49,11 +49,7 @@ def read(kind: str, transport: str | None, device: str) -> Wanted:
 
 
 def of_environment(kind: str) -> Wanted:
-    """What the environment says about an operation on arrays that are on a GPU.
-
-    Raises:
-        UsageError: it says what is not known.
-    """
+    """What the environment says about an operation on arrays that are on a GPU."""
     said = os.environ.get(ALLREDUCE, "").strip().lower()
     if not said or kind not in ("allreduce", "grouped_allreduce"):
         return Wanted()

@@ -9,24 +9,13 @@ from __future__ import annotations
 
 import mmap
 import struct
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from allranks.collectives.calls.call import EPOCH_SHIFT, Call, Members
+from allranks.collectives.calls import guard
+from allranks.collectives.calls.call import EPOCH_SHIFT, Call, Members, Offer
 from allranks.collectives.calls.callsite import Site
-from allranks.collectives.calls.guard import (
-    JOIN,
-    Packed,
-    Spec,
-    goes_with_joined,
-    mismatch_text,
-    pack,
-    pack_text,
-    unpack_text,
-)
-from allranks.collectives.calls.offer import Offer
+from allranks.collectives.calls.guard import Packed, Spec
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.wait import Steps, yield_core
 from allranks.collectives.host.memory import ORDERED, fence
@@ -114,16 +103,13 @@ class Channel:
         _OFFER.pack_into(self.memory, start + _OFFER_AT, nbytes, *place, copied, answered)
         if call.packed is not before[0] or call.site is not before[1]:
             self.words[head] = call.packed.fingerprint
-            text = pack_text(call.packed.text, call.site)[:TEXT_BYTES] if self.own.checks else b""
-            self.memory[start + _TEXT_AT : start + _TEXT_AT + len(text)] = text
+            if self.own.checks:
+                text = guard.pack_text(call.packed.text, call.site)[:TEXT_BYTES]
+                self.memory[start + _TEXT_AT : start + _TEXT_AT + len(text)] = text
         self._laid_out[turn] = call.packed, call.site, offer
 
     def agree(self, call: Call, offer: Offer) -> Steps[None]:
-        """Ends when every member has arrived with the same fingerprint.
-
-        Raises:
-            CollectiveMismatch: they brought different things; nothing has moved.
-        """
+        """As `Agreement.agree`: ends when every member has arrived with the same fingerprint."""
         yield from self.wait(call)
         self._agree(call)
 
@@ -149,14 +135,14 @@ class Channel:
     def _look_closer(self, call: Call) -> None:
         """Raises unless those that differ have joined."""
         brought = self.brought(call)
-        specs = {spec for spec, _ in brought.values()} - {JOIN}
+        specs = {spec for spec, _ in brought.values()} - {guard.JOIN}
         # Not by these texts alone, as they may be cut.
         prints = {self.words[head] for head in self._heads[call.number & 1]}
-        others = prints - {pack(JOIN).fingerprint}
-        if len(others) > 1 or not goes_with_joined(*specs):
+        others = prints - {guard.pack(guard.JOIN).fingerprint}
+        if len(others) > 1 or not guard.goes_with_joined(*specs):
             # Some have laid out a block, some have not: all go on from the same one.
             self.turn = self.count & 1
-            raise CollectiveMismatch(mismatch_text(brought))
+            raise CollectiveMismatch(guard.mismatch_text(brought))
 
     def _comes(self, page: int) -> bool:
         """Whether a member arrives as often as this one within as many moments as may be spent."""
@@ -213,7 +199,7 @@ class Channel:
 
     def brought(self, call: Call) -> dict[int, tuple[Spec, Site]]:
         """What every member has laid out for a call, and from which line."""
-        texts = map(unpack_text, self.texts(call))
+        texts = map(guard.unpack_text, self.texts(call))
         return dict(zip(self.members.ranks, texts, strict=True))
 
     def texts(self, call: Call) -> list[bytes]:
@@ -245,8 +231,3 @@ class Channel:
     def finish(self, call: Call) -> None:
         """Notes that this rank has done its part of a call."""
         self.words[self._mine + _DONE] = call.number
-
-    def blocks_as(self, dtype: np.dtype[Any], count: int, turn: int) -> list[NDArray[Any]]:
-        """Every member's block of one turn, its first ``count`` elements seen as ``dtype``."""
-        nbytes = count * dtype.itemsize
-        return [pair[turn][:nbytes].view(dtype) for pair in self.blocks]

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call
 from allranks.collectives.host.channel import Channel, block_bytes
 from allranks.collectives.host.memory import rounded
@@ -36,6 +38,11 @@ class HostChannel(Channel):
     def complete(self) -> bool:
         """Whether all members have arrived as often as this one."""
         return all(self.words[page] >= self.count for _, page, _ in self._others)
+
+    def blocks_as(self, dtype: np.dtype[Any], count: int, turn: int) -> list[Array]:
+        """Every member's block of one turn, its first ``count`` elements seen as ``dtype``."""
+        nbytes = count * dtype.itemsize
+        return [pair[turn][:nbytes].view(dtype) for pair in self.blocks]
 
     def compared(self, call: Call) -> tuple[bool, float, int]:
         """Whether all members brought the same, and when the last one came, and who that was."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import mmap
 import os
 import platform
+import re
 import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 LINE = 64
 """Bytes of a cache line: words that different ranks write never share one."""
@@ -20,14 +23,10 @@ def _fence_by_lock() -> None:
     lock.acquire()
 
 
-def _no_fence() -> None:
-    return None
-
-
 # x86-64 keeps stores in order and loads in order, so data written before a flag is seen before
 # it. Elsewhere a release followed by an acquire orders them.
 ORDERED = platform.machine() in ("x86_64", "AMD64")
-fence = _no_fence if ORDERED else _fence_by_lock
+fence: Callable[[], None] = (lambda: None) if ORDERED else _fence_by_lock
 
 
 def rounded(nbytes: int) -> int:
@@ -91,9 +90,6 @@ def attach(address: str, nbytes: int, *, populate: bool = False) -> mmap.mmap:
     """Maps a segment that another rank of this host created.
 
     ``populate`` enters all of its pages now, at a tenth of what they cost one by one.
-
-    Raises:
-        OSError: the segment cannot be opened from here.
     """
     fd = os.open(address, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -128,3 +124,12 @@ def sweep() -> None:
                 os.unlink(f"/dev/shm/{name}")
             except OSError:
                 continue
+
+
+def of_open_mpi() -> list[str]:
+    """Returns the paths of the files that Open MPI shares between the ranks of this host."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return []
+    return sorted(set(re.findall(r"(/\S*/sm_segment\.\S+)$", maps, re.MULTILINE)))

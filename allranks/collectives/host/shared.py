@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import Call, Move, Prepared, prepared
-from allranks.collectives.calls.offer import NOTHING, NOWHERE, Offer
+from allranks.collectives.arrays.reductions import Arithmetic, Array
+from allranks.collectives.calls.call import NOTHING, NOWHERE, Call, Move, Offer, Prepared, prepared
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.channel import Channel
 from allranks.collectives.host.window import WARM_BYTES, Window, place
@@ -32,7 +29,6 @@ from allranks.collectives.host.windowed import (
     straight_bytes,
 )
 
-Array = NDArray[Any]
 T = TypeVar("T")
 Straight = tuple[int, Array, Callable[..., Array]]
 """Bytes, this rank's block of one turn, and what makes the result once all have filled theirs."""
@@ -65,10 +61,6 @@ class Shared:
             if out is not None:
                 return out
         return np.empty(shape, dtype)
-
-    def copying(self, call: Call) -> AbstractContextManager[object]:
-        """Nothing is needed to copy in host memory."""
-        return nullcontext()
 
     def renew(self) -> None:
         """Nothing is left of an epoch here."""
@@ -105,7 +97,7 @@ class Shared:
         offer = self._offers.get(key)
         if offer is None:
             offer = Offer(0, place(at if copied else source_at, at), copied)
-            _keep(self._offers, key, offer)
+            keep(self._offers, key, offer)
         return offer, self.in_windows(call, None, source, found, how, copied=copied)
 
     def _begin_straight(self, source: Array, how: Arithmetic, turn: int) -> Straight:
@@ -121,7 +113,7 @@ class Shared:
             return how.combine(parts, out)
 
         known = source.nbytes, parts[self.members.me], rest
-        return _keep(self._straight[turn], how, known)
+        return keep(self._straight[turn], how, known)
 
     def in_windows(
         self,
@@ -168,7 +160,7 @@ class Shared:
             todo = blocks(
                 self.window, self.members, places, size, how.dtype, copied=copied or mixed
             )
-        return _keep(self._found, key, (mixed, todo))
+        return keep(self._found, key, (mixed, todo))
 
     def _through_blocks(
         self, source: Array, out: Array, how: Arithmetic, call: Call, turn: int | None = None
@@ -322,8 +314,9 @@ class Shared:
         key = dtype, shape, turn
         parts = self._parts.get(key)
         if parts is None:
-            found = self.channel.blocks_as(dtype, math.prod(shape), turn)
-            parts = _keep(self._parts, key, [part.reshape(shape) for part in found])
+            nbytes = math.prod(shape) * dtype.itemsize
+            blocks = [pair[turn][:nbytes] for pair in self.channel.blocks]
+            parts = keep(self._parts, key, [block.view(dtype).reshape(shape) for block in blocks])
         return parts
 
     def _fill(self, source: Array, start: int) -> int:
@@ -334,7 +327,7 @@ class Shared:
         return turn
 
 
-def _keep(known: dict[Any, T], key: object, made: T) -> T:
+def keep(known: dict[Any, T], key: object, made: T) -> T:
     """Keeps what is used again, and forgets the rest where that has become too much."""
     if len(known) >= _KEPT:
         known.clear()

@@ -8,6 +8,7 @@ warm: a fresh page costs more than the copy it is for.
 from __future__ import annotations
 
 import threading
+from bisect import bisect
 from collections import deque
 from typing import Any
 from weakref import ref
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.calls.board import Board
-from allranks.collectives.calls.offer import NOWHERE, Place
+from allranks.collectives.calls.call import NOWHERE, Place
 from allranks.collectives.host.memory import LINE, Segment, attach, segment
 from allranks.records.deferred import deferred
 
@@ -166,9 +167,7 @@ class Window:
     def _give_back(self, where: tuple[int, int, int]) -> None:
         segment, offset, nbytes = where
         free = self._free[segment]
-        index = 0
-        while index < len(free) and free[index][0] < offset:
-            index += 1
+        index = bisect(free, (offset, nbytes))
         free.insert(index, (offset, nbytes))
         self._join(free, index)
         self._join(free, index - 1)

@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import Members
-from allranks.collectives.calls.offer import Place
+from allranks.collectives.arrays.reductions import Arithmetic, Array
+from allranks.collectives.calls.call import Members, Place
 from allranks.collectives.host.window import WARM_BYTES, Window
 
-Array = NDArray[Any]
 CHUNK_BYTES = 2 << 20
 BLOCK_BYTES = 256 << 10
 """What one numpy call works on, so that sums stay in the caches until they are written."""

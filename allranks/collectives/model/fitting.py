@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain, combinations
 from math import inf
@@ -98,21 +98,16 @@ def nonnegative_least_squares(
     """The x ≥ 0 that minimises |matrix · x - target|; exact, for a handful of columns.
 
     The solution is an ordinary least-squares solution on the columns that are not zero: all
-    subsets are tried (16 for four columns), so that no iteration can fail to converge.
-
-    Args:
-        matrix: shape (rows, columns).
-        target: shape (rows,).
-
-    Returns:
-        Shape (columns,).
+    subsets are tried (16 for four columns), so that no iteration can fail to converge. ``matrix``
+    has the shape (rows, columns), ``target`` (rows,), and x (columns,).
     """
     columns = matrix.shape[1]
     best = np.zeros(columns)
     least = float(np.sum(target**2))
     # Columns differ by many powers of ten (a message against a byte): solve them scaled to one.
     scale = np.where(matrix.any(axis=0), np.abs(matrix).max(axis=0, initial=0), 1.0)
-    for subset in _subsets(range(columns)):
+    lengths = range(1, columns + 1)
+    for subset in chain.from_iterable(combinations(range(columns), n) for n in lengths):
         chosen = matrix[:, subset] / scale[list(subset)]
         part, *_ = np.linalg.lstsq(chosen, target, rcond=None)
         residual = float(np.sum((chosen @ part - target) ** 2))
@@ -120,12 +115,6 @@ def nonnegative_least_squares(
             best, least = np.zeros(columns), residual
             best[list(subset)] = part / scale[list(subset)]
     return best
-
-
-def _subsets(columns: Sequence[int]) -> Iterable[tuple[int, ...]]:
-    return chain.from_iterable(
-        combinations(columns, length) for length in range(1, len(columns) + 1)
-    )
 
 
 def _record(

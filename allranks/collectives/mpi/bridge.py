@@ -10,23 +10,19 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import Call, Prepared
-from allranks.collectives.calls.offer import NOTHING, Offer
+from allranks.collectives.arrays.reductions import Arithmetic, Array
+from allranks.collectives.calls.call import NOTHING, Call, Offer, Prepared
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.desk import DONE
 from allranks.collectives.host.memory import fence
 from allranks.collectives.mpi.several import Several
 from allranks.collectives.mpi.transport import Mpi
 
-Array = NDArray[Any]
 _KEPT = 256
 _AHEAD = 2
 """So many chunks are under way at most, as a rank has blocks."""
@@ -68,10 +64,6 @@ class Bridge:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array."""
         return np.empty(shape, dtype)
-
-    def copying(self, call: Call) -> AbstractContextManager[object]:
-        """Nothing is needed to copy in host memory."""
-        return nullcontext()
 
     def renew(self) -> None:
         """Nothing is left of an epoch here."""

@@ -29,10 +29,8 @@ class Epochs:
     wrong results later.
 
     Args:
-        own: whose they are.
         user: what users are given, guarded; it stands for each epoch's communicator in turn.
         alone: the same for this rank by itself.
-        pristine: see above.
         renewed: called with the epoch's number once it has begun.
     """
 

@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
-from allranks.collectives.arrays.reductions import Arithmetic
+from allranks.collectives.arrays.reductions import Arithmetic, Array
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.mpi.mpi_types import in_place
 from allranks.collectives.mpi.transport import complete
 
-Array = NDArray[Any]
 _TAG = 11
 
 

@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
-from allranks.collectives.arrays.reductions import Arithmetic, ReduceOp
+from allranks.collectives.arrays.reductions import Arithmetic, Array, ReduceOp
 
-Array = NDArray[Any]
 _OPS = {
     ReduceOp.Average: MPI.SUM,
     ReduceOp.Sum: MPI.SUM,

@@ -14,13 +14,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from allranks.collectives.calls import guard
 from allranks.collectives.calls.board import WAITING
-from allranks.collectives.calls.call import Call, Members
+from allranks.collectives.calls.call import Call, Members, Offer
 from allranks.collectives.calls.callsite import Site
-from allranks.collectives.calls.offer import Offer
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.channel import TEXT_BYTES, block_bytes
@@ -37,7 +35,6 @@ from allranks.collectives.host.memory import fence
 from allranks.collectives.mpi.firsts import Firsts
 from allranks.errors import CollectiveMismatch
 
-Array = NDArray[Any]
 Hosts = tuple[tuple[int, ...], ...]
 _HEAD = struct.Struct("=QQ?7xdq")
 """A row of a host: the call's number, its fingerprint, whether all there have brought the same,

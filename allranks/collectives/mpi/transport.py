@@ -6,23 +6,20 @@ Source: MPI 4.1, chapter 6, non-blocking collective operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise, starmap
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
-from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import Call, Members, Move, prepared
-from allranks.collectives.calls.offer import Offer
+from allranks.collectives.arrays.reductions import Arithmetic, Array
+from allranks.collectives.calls.call import Call, Members, Move, Offer, prepared
 from allranks.collectives.calls.standing import Standing
+from allranks.collectives.calls.transport import cut
 from allranks.collectives.calls.wait import Awaited, Steps
 from allranks.collectives.mpi.mpi_types import finish, is_foreign, prepare
 from allranks.records.deferred import deferred
 
-Array = NDArray[Any]
 _CREATE_TAG = 29
 
 
@@ -57,12 +54,9 @@ def complete(
 class Mpi:
     """Transport over a group's own communicator, which is made when it is first needed.
 
-    Args:
-        own: the rank that it is of.
-        members: who it is for.
-        user: the communicator of all ranks, which stands for each epoch's in turn.
-        now: it is made at once: all members are here, and stay. Those that share no memory could
-            not wait for each other later on, before it is there.
+    ``now``, it is made at once: all members are here, and stay. Those that share no memory could
+    not wait for each other later on, before it is there. ``user`` stands for each epoch's
+    communicator of all ranks in turn.
     """
 
     name = "mpi"
@@ -85,10 +79,6 @@ class Mpi:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array."""
         return np.empty(shape, dtype)
-
-    def copying(self, call: Call) -> AbstractContextManager[object]:
-        """Nothing is needed to copy in host memory."""
-        return nullcontext()
 
     def comm(self, awaited: Awaited) -> Steps[MPI.Intracomm]:
         """The group's communicator of this epoch. Collective over the group, which has arrived."""
@@ -175,7 +165,7 @@ class Mpi:
             yield from self._do(call, comm.Iallgatherv, source, into)
         else:
             yield from self._do(call, comm.Igatherv, source, into if reads else None, root)
-        return _pieces(out, counts) if reads else [out] * len(counts)
+        return cut(out, counts) if reads else [out] * len(counts)
 
     @prepared
     def alltoall(
@@ -190,8 +180,8 @@ class Mpi:
             got = np.zeros(1, np.int64)
             yield from self._do(call, comm.Iscatter, mine if me == root else None, got, root)
             out = np.empty(int(got[0]), np.uint8)
-            cut = (source, list(lengths), _offsets(lengths), MPI.BYTE)
-            yield from self._do(call, comm.Iscatterv, cut if me == root else None, out, root)
+            pieces = (source, list(lengths), _offsets(lengths), MPI.BYTE)
+            yield from self._do(call, comm.Iscatterv, pieces if me == root else None, out, root)
             return [out if index == root else out[:0] for index in range(size)]
         theirs = np.empty(size, np.int64)
         yield from self._do(call, comm.Ialltoall, mine, theirs)
@@ -200,14 +190,8 @@ class Mpi:
         send = (source, list(lengths), _offsets(lengths), MPI.BYTE)
         receive = (out, counts, _offsets(counts), MPI.BYTE)
         yield from self._do(call, comm.Ialltoallv, send, receive)
-        return _pieces(out, counts)
+        return cut(out, counts)
 
 
 def _offsets(counts: Sequence[int]) -> list[int]:
     return list(accumulate(counts, initial=0))[:-1]
-
-
-def _pieces(out: Array, counts: Sequence[int]) -> list[Array]:
-    return [
-        out[start : start + count] for start, count in zip(_offsets(counts), counts, strict=True)
-    ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from mpi4py import MPI
 
@@ -15,7 +17,7 @@ from allranks.collectives.ops.mpi_collectives import Collectives
 from allranks.collectives.ops.point_to_point import Raw
 from allranks.collectives.ops.requests import Request
 from allranks.collectives.world import World, current
-from allranks.collectives.world.process_sets import open_group
+from allranks.collectives.world.process_sets import open_group, ranks_of
 from allranks.collectives.world.world import ALONE
 from allranks.errors import UsageError
 from allranks.records.deferred import deferred
@@ -41,22 +43,6 @@ class Comm(Collectives):
             )
         return self._made("Split", Raw.Split, color, key)
 
-    def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> MPI.Comm:
-        """MPI_Split_type: one for each host, where the type is COMM_TYPE_SHARED."""
-        return self._made("Split_type", Raw.Split_type, split_type, key, info)
-
-    def Dup(self, info: MPI.Info | None = None) -> Any:
-        """MPI_Comm_dup: the same ranks, and the same topology."""
-        return self._made("Dup", Raw.Dup, info)
-
-    def Clone(self) -> Any:
-        """The same as `Dup`."""
-        return self.Dup()
-
-    def Dup_with_info(self, info: MPI.Info) -> Any:
-        """MPI_Comm_dup_with_info."""
-        return self._made("Dup_with_info", Raw.Dup_with_info, info)
-
     def Idup(self, info: MPI.Info | None = None) -> tuple[Any, MPI.Request]:
         """MPI_Comm_idup: it is there at once, and the request has completed."""
         return self.Dup(info), Request()
@@ -64,10 +50,6 @@ class Comm(Collectives):
     def Idup_with_info(self, info: MPI.Info) -> tuple[Any, MPI.Request]:
         """MPI_Comm_idup_with_info, as `Idup`."""
         return self.Dup_with_info(info), Request()
-
-    def Create(self, group: MPI.Group) -> MPI.Comm:
-        """MPI_Comm_create: the null communicator on ranks that are not in the group."""
-        return self._made("Create", Raw.Create, group)
 
     def Create_cart(
         self, dims: Sequence[int], periods: Sequence[bool] | None = None, reorder: bool = False
@@ -84,14 +66,30 @@ class Comm(Collectives):
         alike = (_extents(index), _extents(edges))
         return self._made("Create_graph", Raw.Create_graph, index, edges, reorder, alike=alike)
 
-    def Create_dist_graph(self, *arguments: Any, **options: Any) -> MPI.Distgraphcomm:
-        """MPI_Dist_graph_create."""
-        return self._made("Create_dist_graph", Raw.Create_dist_graph, *arguments, **options)
+    def Create_intercomm(
+        self, local_leader: int, peer_comm: MPI.Intracomm, remote_leader: int, tag: int = 0
+    ) -> MPI.Intercomm:
+        """MPI_Intercomm_create, once the ranks of both sides have come."""
+        self.agree("comm.Create_intercomm")
+        if self.rank == local_leader and isinstance(peer_comm, Comm):
+            # MPI itself sends with this tag between the two leaders.
+            peer_comm.sendrecv(None, remote_leader, tag, None, remote_leader, tag)
+        arguments = local_leader, peer_comm, remote_leader, tag
+        return self._once_all_came("Create_intercomm", *arguments)
 
-    def Create_dist_graph_adjacent(self, *arguments: Any, **options: Any) -> MPI.Distgraphcomm:
-        """MPI_Dist_graph_create_adjacent."""
-        create = Raw.Create_dist_graph_adjacent
-        return self._made("Create_dist_graph_adjacent", create, *arguments, **options)
+    def Spawn(self, *arguments: Any, **options: Any) -> MPI.Intercomm:
+        """MPI_Comm_spawn, once all ranks have come."""
+        return self._once_all_came("Spawn", *arguments, **options)
+
+    def Spawn_multiple(self, *arguments: Any, **options: Any) -> MPI.Intercomm:
+        """MPI_Comm_spawn_multiple, once all ranks have come."""
+        return self._once_all_came("Spawn_multiple", *arguments, **options)
+
+    def _once_all_came(self, op: str, *arguments: Any, **options: Any) -> MPI.Intercomm:
+        self.agree(f"comm.{op}")
+        with deferred():
+            made: MPI.Intercomm = getattr(Raw, op)(self, *arguments, **options)
+        return made
 
     def _made(
         self,
@@ -112,11 +110,9 @@ class Comm(Collectives):
             every = world.run(objects.gather(parent, f"comm.{op}", world.made, alike=alike))
             world.made = max(every) + 1
             made = make(self, *arguments, **options)
-            ranks = _ranks_of(made, world)
+            ranks = ranks_of(made, world)
             world.run(open_group(parent, Spec(f"comm.{op} group"), world, world.made, ranks))
-        found: Any = guarded(made, world) if ranks else made
-        result: Made = found
-        return result
+        return cast("Made", guarded(made, world) if ranks else made)
 
     def Free(self) -> None:
         """MPI_Comm_free, of one that was made in this epoch; one of an earlier epoch is kept."""
@@ -125,7 +121,7 @@ class Comm(Collectives):
                 "comm.Free() needs a communicator that the program has made: this one lasts as "
                 "long as the ranks do."
             )
-        _forget(self._world, self._number)
+        self._world.close(self._number)
         if self.stale:
             rebind(self, MPI.COMM_NULL)
         else:
@@ -155,6 +151,24 @@ class Comm(Collectives):
         return _lasting, (self._number == ALONE,)
 
 
+def making(kind: type[Comm], plain: type[MPI.Comm], name: str) -> None:
+    """Guards the call of that name, which makes one communicator of another."""
+    make = getattr(plain, name)
+    signature = inspect.signature(make)
+
+    @wraps(make)
+    def made(self: Comm, *arguments: Any, **options: Any) -> Any:
+        signature.bind(self, *arguments, **options)  # once all have come, none may fail alone
+        return self._made(name, make, *arguments, **options)
+
+    setattr(kind, name, made)
+
+
+for _name in ("Split_type", "Dup", "Dup_with_info", "Clone", "Create"):
+    making(Comm, Raw, _name)
+for _name in ("Create_dist_graph", "Create_dist_graph_adjacent"):
+    making(Comm, Raw, _name)
+
 KINDS: dict[int, type[Comm]] = {MPI.UNDEFINED: Comm}
 """The class of a communicator, by its topology."""
 
@@ -163,7 +177,7 @@ def guarded(made: MPI.Comm, world: World) -> Comm:
     """The guarded communicator for one of MPI's, whose group is the last that was made."""
     fresh = KINDS[made.Get_topology()](made)
     fresh.bind(world, world.made, world.epoch)
-    weakref.finalize(fresh, _forget, world, world.made)
+    weakref.finalize(fresh, world.close, world.made)
     return fresh
 
 
@@ -176,18 +190,3 @@ def _lasting(alone: bool) -> Comm:
 
 def _extents(values: Sequence[Any]) -> tuple[int, ...]:
     return tuple(int(value) for value in values)
-
-
-def _ranks_of(made: MPI.Comm, world: World) -> tuple[int, ...]:
-    """A communicator's ranks, as ranks of the world."""
-    if made == MPI.COMM_NULL:
-        return ()
-    assert world.mpi is not None
-    every = MPI.Group.Translate_ranks(made.Get_group(), None, world.mpi.user.Get_group())
-    return tuple(every)
-
-
-def _forget(world: World, number: int) -> None:
-    gone = world.groups.pop(number, None)
-    if gone is not None:
-        gone.abandon()

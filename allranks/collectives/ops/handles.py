@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from allranks.collectives import world
@@ -60,6 +60,11 @@ class Handle:
 def run(call: Call) -> Any:
     """Drives a call of this rank's world to its end and returns its result."""
     return world.current().run(call)
+
+
+def first(results: Sequence[Any]) -> Any:
+    """What a call of one array has ended with."""
+    return results[0]
 
 
 def poll(handle: Handle) -> bool:

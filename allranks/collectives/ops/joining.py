@@ -11,9 +11,8 @@ import numpy as np
 from allranks.collectives import world
 from allranks.collectives.arrays.libraries import to_dtype
 from allranks.collectives.arrays.reductions import Arithmetic, ReduceOp
-from allranks.collectives.calls.call import Call
+from allranks.collectives.calls.call import Call, Offer
 from allranks.collectives.calls.guard import JOIN, Spec
-from allranks.collectives.calls.offer import Offer
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.windowed import straight_bytes
 from allranks.collectives.ops.taking import take

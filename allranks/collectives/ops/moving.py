@@ -9,11 +9,11 @@ import numpy as np
 
 from allranks.collectives import world
 from allranks.collectives.arrays.heads import Head
-from allranks.collectives.arrays.libraries import Array, to_dtype, to_numpy
-from allranks.collectives.arrays.reductions import ReduceOp, check, name_of
+from allranks.collectives.arrays.libraries import to_dtype, to_numpy
+from allranks.collectives.arrays.reductions import Array, ReduceOp, check, name_of
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import Spec, describe_group
-from allranks.collectives.calls.transport import Transport
+from allranks.collectives.calls.transport import Transport, as_bytes
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.ops.taking import Taken, take, take_none
 from allranks.collectives.world.group import Group
@@ -36,10 +36,6 @@ def _open(
     return group, take(kind, arrays, transport, device), name
 
 
-def _bytes(array: Array) -> Array:
-    return array.reshape(-1).view(np.uint8)
-
-
 def _rows(array: Array, op: str) -> None:
     check(ReduceOp.Sum, array.dtype)
     if array.ndim == 0:
@@ -58,9 +54,9 @@ def begin_broadcast(array: Any, root: int, **options: Any) -> Call:
         transport = group.choose(call, taken.transport, taken.gpu)
         out = transport.empty(source.shape, source.dtype)
         if group.me == index:
-            with transport.copying(call):
+            with taken.copying(call):
                 np.copyto(out, source)
-        yield from call.moved(transport.broadcast, _bytes(out), index)
+        yield from call.moved(transport.broadcast, as_bytes(out), index)
         return restore(out)
 
     return group.call(spec, name, source.nbytes, steps, taken.mark())
@@ -93,7 +89,7 @@ def begin_allgather(
         if taken.device:
             wholes = yield from _gather_on_gpu(group, call, transport, sources, index)
         else:
-            data = _tabled(sources) if tabled else _bytes(sources[0])
+            data = _tabled(sources) if tabled else as_bytes(sources[0])
             parts = yield from call.moved(transport.allgather, data, root=index)
             if not reads:
                 wholes = []
@@ -123,7 +119,7 @@ def _gather_on_gpu(
     for source, rows in zip(sources, counts.T.tolist(), strict=True):
         width = int(np.prod(source.shape[1:])) * source.itemsize
         lengths = [count * width for count in rows]
-        parts = yield from call.moved(transport.allgather, _bytes(source), lengths, root)
+        parts = yield from call.moved(transport.allgather, as_bytes(source), lengths, root)
         if root in (-1, group.me):
             wholes.append(_join(parts, source, sum(rows)))
     return wholes
@@ -131,7 +127,7 @@ def _gather_on_gpu(
 
 def _tabled(sources: Sequence[Array]) -> Array:
     table = np.array([len(source) for source in sources], np.int64)
-    return np.concatenate([table.view(np.uint8), *map(_bytes, sources)])
+    return np.concatenate([table.view(np.uint8), *map(as_bytes, sources)])
 
 
 def _join(parts: Sequence[Array], like: Array, rows: int = -1) -> Array:
@@ -156,7 +152,7 @@ def _exchanged(
     """The rows that came from each member, and how many; ``like`` has their shape and dtype."""
     row = int(np.prod(like.shape[1:])) * like.itemsize
     # Rows of no bytes: a byte stands for each.
-    flat = _bytes(source) if row else np.empty_like(source, np.uint8, shape=(sum(rows),))
+    flat = as_bytes(source) if row else np.empty_like(source, np.uint8, shape=(sum(rows),))
     lengths = [count * (row or 1) for count in rows]
     parts = yield from call.moved(transport.alltoall, flat, lengths, root)
     received = [part.nbytes // (row or 1) for part in parts]

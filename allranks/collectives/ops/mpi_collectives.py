@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from mpi4py import MPI
@@ -51,7 +52,7 @@ class Collectives(NonBlocking):
         self._world.run(group.call(Spec(f"comm.{op}", root=whom), op, steps=steps))
 
     def agree(self, title: str) -> None:
-        """Ends when all ranks have come to the same call, of a window or a file."""
+        """Ends when all ranks have come to the same call, as one of a window or a file."""
         self._world.run(self._group().call(Spec(title), title, steps=self._agreed))
 
     def _agreed(self, call: Call) -> Steps[None]:
@@ -69,10 +70,6 @@ class Collectives(NonBlocking):
         """MPI_Bcast."""
         self._collective("Bcast", Raw.Ibcast, buf, root, root=root)
 
-    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """MPI_Allreduce."""
-        self._collective("Allreduce", Raw.Iallreduce, sendbuf, recvbuf, op)
-
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> None:
         """MPI_Reduce."""
         self._collective("Reduce", Raw.Ireduce, sendbuf, recvbuf, op, root, root=root)
@@ -83,57 +80,7 @@ class Collectives(NonBlocking):
         """MPI_Reduce_scatter."""
         self._collective("Reduce_scatter", Raw.Ireduce_scatter, sendbuf, recvbuf, recvcounts, op)
 
-    def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """MPI_Reduce_scatter_block."""
-        self._collective("Reduce_scatter_block", Raw.Ireduce_scatter_block, sendbuf, recvbuf, op)
-
-    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Allgather."""
-        self._collective("Allgather", Raw.Iallgather, sendbuf, recvbuf)
-
-    def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Allgatherv."""
-        self._collective("Allgatherv", Raw.Iallgatherv, sendbuf, recvbuf)
-
-    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """MPI_Gather."""
-        self._collective("Gather", Raw.Igather, sendbuf, recvbuf, root, root=root)
-
-    def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """MPI_Gatherv."""
-        self._collective("Gatherv", Raw.Igatherv, sendbuf, recvbuf, root, root=root)
-
-    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """MPI_Scatter."""
-        self._collective("Scatter", Raw.Iscatter, sendbuf, recvbuf, root, root=root)
-
-    def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """MPI_Scatterv."""
-        self._collective("Scatterv", Raw.Iscatterv, sendbuf, recvbuf, root, root=root)
-
-    def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Alltoall."""
-        self._collective("Alltoall", Raw.Ialltoall, sendbuf, recvbuf)
-
-    def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Alltoallv."""
-        self._collective("Alltoallv", Raw.Ialltoallv, sendbuf, recvbuf)
-
-    def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Alltoallw."""
-        self._collective("Alltoallw", Raw.Ialltoallw, sendbuf, recvbuf)
-
-    def Scan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """MPI_Scan."""
-        self._collective("Scan", Raw.Iscan, sendbuf, recvbuf, op)
-
-    def Exscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """MPI_Exscan."""
-        self._collective("Exscan", Raw.Iexscan, sendbuf, recvbuf, op)
-
-    def barrier(self) -> None:
-        """MPI_Barrier."""
-        self.Barrier()
+    barrier = Barrier
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Broadcasts a picklable object."""
@@ -142,11 +89,13 @@ class Collectives(NonBlocking):
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Gathers picklable objects on the root."""
-        return self._objects("gather", sendobj, root)
+        found: list[Any] | None = self._objects("gather", sendobj, root)
+        return found
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """Gathers picklable objects on every rank."""
-        return self._objects("allgather", sendobj) or []
+        found: list[Any] = self._objects("allgather", sendobj)
+        return found
 
     def scatter(self, sendobj: Any, root: int = 0) -> Any:
         """Scatters a sequence of picklable objects from the root."""
@@ -171,15 +120,15 @@ class Collectives(NonBlocking):
 
     def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
         """Reduces picklable objects to every rank, in the order of the ranks."""
-        return _fold(self._objects("allreduce", sendobj) or [], op)
+        return _fold(self._objects("allreduce", sendobj), op)
 
     def scan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
         """Reduces the objects of the ranks up to this one."""
-        return _fold((self._objects("scan", sendobj) or [])[: self.Get_rank() + 1], op)
+        return _fold(self._objects("scan", sendobj)[: self.Get_rank() + 1], op)
 
     def exscan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
         """Reduces the objects of the ranks before this one; None on the first."""
-        before = (self._objects("exscan", sendobj) or [])[: self.Get_rank()]
+        before = self._objects("exscan", sendobj)[: self.Get_rank()]
         return _fold(before, op) if before else None
 
     def _rooted(self, op: str, root: int) -> int:
@@ -191,17 +140,42 @@ class Collectives(NonBlocking):
             )
         return root
 
-    def _objects(self, op: str, value: Any, root: int | None = None) -> list[Any] | None:
+    def _objects(self, op: str, value: Any, root: int | None = None) -> Any:
+        """All ranks' objects; None where another rank is the root."""
         index = -1 if root is None else self._rooted(op, root)
-        call = objects.gather(self._group(), f"comm.{op}", value, op, index)
-        result: list[Any] | None = self._world.run(call)
-        return result
+        return self._world.run(objects.gather(self._group(), f"comm.{op}", value, op, index))
 
     def _as_many(self, values: list[Any] | None, op: str) -> None:
         if values is not None and len(values) != self.Get_size():
             raise ValueError(
                 f"{op} needs one object a rank: expected {self.Get_size()}, found {len(values)}."
             )
+
+
+def blocking(kind: type[MPI.Comm], name: str, last: str = "") -> Callable[..., None]:
+    """Guards the call of that name: of two buffers and, as ``last``, of an op or a root."""
+    post = getattr(kind, f"I{name.lower()}")
+
+    def plain(self: Collectives, sendbuf: Any, recvbuf: Any) -> None:
+        self._collective(name, post, sendbuf, recvbuf)
+
+    def reducing(self: Collectives, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
+        self._collective(name, post, sendbuf, recvbuf, op)
+
+    def rooted(self: Collectives, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        self._collective(name, post, sendbuf, recvbuf, root, root=root)
+
+    forms: dict[str, Callable[..., None]] = {"": plain, "op": reducing, "root": rooted}
+    return wraps(getattr(kind, name))(forms[last])
+
+
+_BLOCKING = {
+    **dict.fromkeys(("Allgather", "Allgatherv", "Alltoall", "Alltoallv", "Alltoallw"), ""),
+    **dict.fromkeys(("Allreduce", "Reduce_scatter_block", "Scan", "Exscan"), "op"),
+    **dict.fromkeys(("Gather", "Gatherv", "Scatter", "Scatterv"), "root"),
+}
+for _name, _last in _BLOCKING.items():
+    setattr(Collectives, _name, blocking(Raw, _name, _last))
 
 
 def _fold(values: list[Any], op: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from allranks.collectives.ops import moving, objects
-from allranks.collectives.ops.handles import Handle, run
+from allranks.collectives.ops.handles import Handle, first, run
 from allranks.collectives.world.process_sets import ProcessSet, group_of
 
 
@@ -53,7 +53,7 @@ def allgather(array: Any, **options: Any) -> Any:
 
 def allgather_async(array: Any, **options: Any) -> Handle:
     """Posts an `allgather`; `synchronize` returns its result."""
-    return Handle(moving.begin_allgather([array], **options), _one)
+    return Handle(moving.begin_allgather([array], **options), first)
 
 
 def grouped_allgather(arrays: Sequence[Any], **options: Any) -> list[Any]:
@@ -82,7 +82,7 @@ def gather(array: Any, root: int = 0, **options: Any) -> Any:
 
 def gather_async(array: Any, root: int = 0, **options: Any) -> Handle:
     """Posts a `gather`; `synchronize` returns its result."""
-    return Handle(moving.begin_allgather([array], kind="gather", root=root, **options), _one)
+    return Handle(moving.begin_allgather([array], kind="gather", root=root, **options), first)
 
 
 def scatter(array: Any = None, root: int = 0, splits: Any = None, **options: Any) -> Any:
@@ -126,7 +126,7 @@ def alltoall(array: Any, splits: Any = None, **options: Any) -> Any:
 def alltoall_async(array: Any, splits: Any = None, **options: Any) -> Handle:
     """Posts an `alltoall`; `synchronize` returns its result."""
     call = moving.begin_alltoall(array, splits, **options)
-    return Handle(call, _one if splits is None else None)
+    return Handle(call, first if splits is None else None)
 
 
 def broadcast_object(
@@ -155,7 +155,3 @@ def allgather_object(
     group = group_of(process_set, "allgather_object")
     result: list[Any] = run(objects.gather(group, "allgather_object", value, name))
     return result
-
-
-def _one(results: Sequence[Any]) -> Any:
-    return results[0]

@@ -8,15 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from allranks.collectives.arrays.libraries import Array
-from allranks.collectives.arrays.reductions import Adasum, Arithmetic, ReduceOp, check, name_of
+from allranks.collectives.arrays.reductions import (
+    Adasum,
+    Arithmetic,
+    Array,
+    ReduceOp,
+    check,
+    name_of,
+)
 from allranks.collectives.calls.guard import Spec, describe_group, pack
+from allranks.collectives.host.shared import keep
 from allranks.collectives.world.group import Group
 from allranks.errors import UsageError
 
 Looks = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
 """The dtype and the shape of each array."""
-_PLANS = 1024
 _LINE = 64
 """Bytes: arrays of a group begin on such a boundary, so that TensorFlow can take their memory."""
 
@@ -108,15 +114,7 @@ def plan_of(group: Group, kind: str, op: ReduceOp, looks: Looks, *options: Any) 
     """The plan of a reduction, made where the group has none; ``options`` as `Plan` takes them."""
     key = (kind, op._value_, looks, *options)
     plan: Plan | None = group.plans.get(key)
-    return plan or keep(group, key, Plan(group, kind, op, looks, *options))
-
-
-def keep(group: Group, key: object, plan: Plan) -> Plan:
-    """Keeps a plan, and forgets the others where there are too many."""
-    if len(group.plans) >= _PLANS:
-        group.plans.clear()
-    group.plans[key] = plan
-    return plan
+    return plan or keep(group.plans, key, Plan(group, kind, op, looks, *options))
 
 
 def _check_shapes(kind: str, op: ReduceOp, shapes: list[tuple[int, ...]], size: int) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import wraps
 from itertools import starmap
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from mpi4py import MPI
 
@@ -18,6 +19,7 @@ from allranks.collectives.world.group import Group
 from allranks.errors import StaleHandle
 
 T = TypeVar("T")
+Status = MPI.Status | None
 Raw = MPI.Intracomm
 """MPI's own calls: where they are posted, what a subclass has put in their place is passed by."""
 
@@ -90,7 +92,7 @@ class PointToPoint(Raw):
         peer: int,
         post: Callable[..., MPI.Request],
         *arguments: Any,
-        status: MPI.Status | None = None,
+        status: Status = None,
     ) -> None:
         def steps(call: PointCall) -> Steps[None]:
             call.buffers = arguments
@@ -118,11 +120,7 @@ class PointToPoint(Raw):
         self._post("Rsend", dest, Raw.Irsend, self, buf, dest, tag)
 
     def Recv(
-        self,
-        buf: Any,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
+        self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Status = None
     ) -> None:
         """MPI_Recv."""
         self._post("Recv", source, Raw.Irecv, self, buf, source, tag, status=status)
@@ -135,7 +133,7 @@ class PointToPoint(Raw):
         recvbuf: Any = None,
         source: int = MPI.ANY_SOURCE,
         recvtag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
+        status: Status = None,
     ) -> None:
         """MPI_Sendrecv."""
 
@@ -168,41 +166,11 @@ class PointToPoint(Raw):
         sendtag: int = 0,
         source: int = MPI.ANY_SOURCE,
         recvtag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
+        status: Status = None,
     ) -> None:
         """MPI_Sendrecv_replace."""
         post, op = Raw.Isendrecv_replace, "Sendrecv_replace"
         self._post(op, source, post, self, buf, dest, sendtag, source, recvtag, status=status)
-
-    def Probe(
-        self,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-    ) -> Literal[True]:
-        """MPI_Probe."""
-
-        def steps(call: PointCall) -> Steps[None]:
-            while not Raw.Iprobe(self, source, tag, status):
-                yield call
-
-        self.point("Probe", source, steps)
-        return True
-
-    def Mprobe(
-        self,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-    ) -> MPI.Message:
-        """MPI_Mprobe."""
-
-        def steps(call: PointCall) -> Steps[MPI.Message]:
-            while (message := Raw.Improbe(self, source, tag, status)) is None:
-                yield call
-            return message
-
-        return self.point("Mprobe", source, steps)
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Sends a picklable object."""
@@ -217,7 +185,7 @@ class PointToPoint(Raw):
         buf: Any = None,
         source: int = MPI.ANY_SOURCE,
         tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
+        status: Status = None,
     ) -> Any:
         """Receives a picklable object, of any size: ``buf`` is not needed."""
         if buf is not None:
@@ -232,40 +200,24 @@ class PointToPoint(Raw):
         recvbuf: Any = None,
         source: int = MPI.ANY_SOURCE,
         recvtag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
+        status: Status = None,
     ) -> Any:
         """Sends one picklable object and receives another."""
         data = [_pickled(sendobj, dest), MPI.BYTE]
-        sent = self._begin(Raw.Isend, self, data, dest, sendtag)
+        posted = PointCall(self._group().agreement, Spec("comm.send"), "", ())
+        sent = complete(self._world.kept, posted, Raw.Isend, self, data, dest, sendtag)
+        next(sent, None)
         received = self._receive("sendrecv", source, recvtag, status)
-        self._end("sendrecv", dest, sent)
+
+        def steps(call: PointCall) -> Steps[None]:
+            call.posted = True
+            for _ in sent:
+                yield call
+
+        self.point("sendrecv", dest, steps)
         return received
 
-    def probe(
-        self,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-    ) -> Literal[True]:
-        """Waits for a message without receiving it."""
-        return self.Probe(source, tag, status)
-
-    def mprobe(
-        self,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-    ) -> MPI.Message:
-        """Waits for a message, which nobody else can receive from then on."""
-
-        def steps(call: PointCall) -> Steps[MPI.Message]:
-            while (message := Raw.improbe(self, source, tag, status)) is None:
-                yield call
-            return message
-
-        return self.point("mprobe", source, steps)
-
-    def _receive(self, op: str, source: int, tag: int, status: MPI.Status | None) -> Any:
+    def _receive(self, op: str, source: int, tag: int, status: Status) -> Any:
         def steps(call: PointCall) -> Steps[Any]:
             about = status if status is not None else MPI.Status()
             while (message := Raw.Improbe(self, source, tag, about)) is None:
@@ -277,20 +229,27 @@ class PointToPoint(Raw):
 
         return self.point(op, source, steps)
 
-    def _begin(self, post: Callable[..., MPI.Request], *arguments: Any) -> Steps[MPI.Request]:
-        """Posts now what `_end` waits for."""
-        holder = PointCall(self._group().agreement, Spec("comm.send"), "", ())
-        steps = complete(self._world.kept, holder, post, *arguments)
-        next(steps, None)
-        return steps
 
-    def _end(self, op: str, dest: int, sent: Steps[MPI.Request]) -> None:
-        def steps(call: PointCall) -> Steps[None]:
-            call.posted = True
-            for _ in sent:
+def _probing(name: str, look: Callable[..., Any]) -> Callable[..., Any]:
+    """MPI's probe of that name, which looks again and again."""
+
+    @wraps(getattr(Raw, name))
+    def probe(self: PointToPoint, source: int = MPI.ANY_SOURCE, *rest: Any, **named: Any) -> Any:
+        def steps(call: PointCall) -> Steps[Any]:
+            while not (found := look(self, source, *rest, **named)):
                 yield call
+            return found
 
-        self.point(op, dest, steps)
+        return self.point(name, source, steps)
+
+    return probe
+
+
+for _name, _look in {
+    **dict.fromkeys(("Probe", "probe"), Raw.Iprobe),
+    **{"Mprobe": Raw.Improbe, "mprobe": Raw.improbe},
+}.items():
+    setattr(PointToPoint, _name, _probing(_name, _look))
 
 
 def _pickled(value: object, dest: int) -> bytes:

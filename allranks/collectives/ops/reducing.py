@@ -10,15 +10,14 @@ import numpy as np
 from allranks.collectives import world
 from allranks.collectives.arrays.adasum import adasum
 from allranks.collectives.arrays.compression import Compression
-from allranks.collectives.arrays.libraries import Array
-from allranks.collectives.arrays.reductions import Adasum, Average, ReduceOp
+from allranks.collectives.arrays.reductions import Adasum, Array, Average, ReduceOp
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps
-from allranks.collectives.host.shared import split
-from allranks.collectives.ops.handles import Handle, run
-from allranks.collectives.ops.plans import Plan, keep, plan_of
-from allranks.collectives.ops.taking import take
+from allranks.collectives.host.shared import keep, split
+from allranks.collectives.ops.handles import Handle, first, run
+from allranks.collectives.ops.plans import Plan, plan_of
+from allranks.collectives.ops.taking import Taken, take
 from allranks.collectives.world import world as worlds
 from allranks.collectives.world.group import Group
 from allranks.collectives.world.process_sets import ProcessSet, group_of
@@ -61,7 +60,7 @@ def _begin(
         if not sources:
             yield from call.agreed()
         move = _scatter_steps if "reducescatter" in kind else _reduce_steps
-        outs = yield from move(group, call, way, sources, plan)
+        outs = yield from move(group, call, way, taken, sources, plan)
         return [
             restore(compression.decompress(out, context))
             for out, restore, (_, context) in zip(outs, taken.restores, pairs, strict=True)
@@ -72,7 +71,7 @@ def _begin(
 
 
 def _reduce_steps(
-    group: Group, call: Call, transport: Transport, sources: list[Array], plan: Plan
+    group: Group, call: Call, transport: Transport, taken: Taken, sources: list[Array], plan: Plan
 ) -> Steps[list[Array]]:
     outs: list[Any] = [None] * len(sources)
     if plan.op is Adasum:
@@ -90,7 +89,7 @@ def _reduce_steps(
             continue
         flat = transport.empty((batch.size,), batch.dtype)
         parts = batch.parts(flat)
-        with transport.copying(call):
+        with taken.copying(call):
             batch.fill(flat, parts, [sources[index] for index in batch.where])
         yield from call.moved(transport.allreduce, flat, batch.how, flat)
         for index, part in zip(batch.where, parts, strict=True):
@@ -99,7 +98,7 @@ def _reduce_steps(
 
 
 def _scatter_steps(
-    group: Group, call: Call, transport: Transport, sources: list[Array], plan: Plan
+    group: Group, call: Call, transport: Transport, taken: Taken, sources: list[Array], plan: Plan
 ) -> Steps[list[Array]]:
     outs = []
     for source, how in zip(sources, plan.hows, strict=True):
@@ -191,12 +190,12 @@ def _plan_of_one(
         key = (key[0], array.dtype, *key[2:])
     looks, factors = ((array.dtype, array.shape),), (float(key[-2]), float(key[-1]))
     plan: Plan | None = group.plans.get(key)
-    return array, plan or keep(group, key, Plan(group, "allreduce", op, looks, factors))
+    return array, plan or keep(group.plans, key, Plan(group, "allreduce", op, looks, factors))
 
 
 def allreduce_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handle:
     """Posts an `allreduce`; `synchronize` returns its result. The array must not change before."""
-    return Handle(_begin("allreduce", [array], op, **options), _one)
+    return Handle(_begin("allreduce", [array], op, **options), first)
 
 
 def grouped_allreduce(arrays: Sequence[Any], op: ReduceOp = Average, **options: Any) -> list[Any]:
@@ -238,7 +237,7 @@ def reducescatter(array: Any, op: ReduceOp = Average, **options: Any) -> Any:
 
 def reducescatter_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handle:
     """Posts a `reducescatter`; `synchronize` returns its result."""
-    return Handle(_begin("reducescatter", [array], op, **options), _one)
+    return Handle(_begin("reducescatter", [array], op, **options), first)
 
 
 def grouped_reducescatter(
@@ -278,9 +277,5 @@ def reduce_async(array: Any, root: int = 0, op: ReduceOp = Average, **options: A
     """Posts a `reduce`; `synchronize` returns its result."""
     mine = world.current().rank == root
     return Handle(
-        _begin("reduce", [array], op, root=root, **options), _one if mine else lambda results: None
+        _begin("reduce", [array], op, root=root, **options), first if mine else lambda results: None
     )
-
-
-def _one(results: list[Any]) -> Any:
-    return results[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from mpi4py import MPI
 
@@ -15,13 +15,9 @@ from allranks.collectives.ops.stand_ins import StandIn
 
 _Plain = MPI.Request
 _PlainPersistent = MPI.Prequest
-if TYPE_CHECKING:
-    _Base = MPI.Request
-else:
-    _Base = object
 
 
-class Waiting(_Base):
+class Waiting:
     """The methods of a request that wait: they poll, and hear what `Comm` hears.
 
     Attributes:
@@ -38,61 +34,24 @@ class Waiting(_Base):
     every = False
     buffers: tuple[Any, ...] = ()
 
-    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
-        """MPI_Wait."""
-        _settle((self,), "Wait")
-        return super().Wait(status)
 
-    def wait(self, status: MPI.Status | None = None) -> Any:
-        """Waits; returns the object that was received, if one was."""
-        _settle((self,), "wait")
-        return super().wait(status)
+def _waiting(name: str) -> Callable[..., Any]:
+    """MPI's wait of that name, which ends at once where it is called."""
+    plain = getattr(_Plain, name)
+    one, any_will_do = name in ("Wait", "wait"), name.lower() in ("waitany", "waitsome")
 
-    @classmethod
-    def Waitall(
-        cls, requests: Sequence[_Plain], statuses: list[MPI.Status] | None = None
-    ) -> Literal[True]:
-        """MPI_Waitall."""
-        _settle(requests, "Waitall")
-        return _Plain.Waitall(requests, statuses)
+    @wraps(plain)
+    def wait(requests: Any, *arguments: Any, **options: Any) -> Any:
+        _settle((requests,) if one else requests, name, one_will_do=any_will_do)
+        return plain(requests, *arguments, **options)
 
-    @classmethod
-    def waitall(
-        cls, requests: Sequence[_Plain], statuses: list[MPI.Status] | None = None
-    ) -> list[Any]:
-        """Waits for all; returns the objects that were received."""
-        _settle(requests, "waitall")
-        return _Plain.waitall(requests, statuses)
+    return wait
 
-    @classmethod
-    def Waitany(cls, requests: Sequence[_Plain], status: MPI.Status | None = None) -> int:
-        """MPI_Waitany."""
-        _settle(requests, "Waitany", one_will_do=True)
-        return _Plain.Waitany(requests, status)
 
-    @classmethod
-    def waitany(
-        cls, requests: Sequence[_Plain], status: MPI.Status | None = None
-    ) -> tuple[int, Any]:
-        """Waits for one; returns its index and the object that was received."""
-        _settle(requests, "waitany", one_will_do=True)
-        return _Plain.waitany(requests, status)
-
-    @classmethod
-    def Waitsome(
-        cls, requests: Sequence[_Plain], statuses: list[MPI.Status] | None = None
-    ) -> list[int] | None:
-        """MPI_Waitsome."""
-        _settle(requests, "Waitsome", one_will_do=True)
-        return _Plain.Waitsome(requests, statuses)
-
-    @classmethod
-    def waitsome(
-        cls, requests: Sequence[_Plain], statuses: list[MPI.Status] | None = None
-    ) -> tuple[list[int] | None, list[Any] | None]:
-        """Waits for at least one; returns indices and the objects that were received."""
-        _settle(requests, "waitsome", one_will_do=True)
-        return _Plain.waitsome(requests, statuses)
+for _one in ("Wait", "wait"):
+    setattr(Waiting, _one, _waiting(_one))
+for _many in ("Waitall", "waitall", "Waitany", "waitany", "Waitsome", "waitsome"):
+    setattr(Waiting, _many, staticmethod(_waiting(_many)))
 
 
 class Request(Waiting, _Plain, metaclass=StandIn):
@@ -120,9 +79,8 @@ def _settle(requests: Sequence[_Plain], name: str, *, one_will_do: bool = False)
     ours = [request for request in pending if getattr(request, "comm", None) is not None]
     if not ours or (one_will_do and len(pending) < len(requests)):
         return
-    first: Waiting = ours[0]  # type: ignore[assignment]
-    comm = first.comm
-    assert comm is not None
+    first: Any = ours[0]
+    comm: PointToPoint = first.comm
 
     def steps(call: PointCall) -> Steps[None]:
         left = pending

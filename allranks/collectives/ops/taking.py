@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from allranks.collectives import world
 from allranks.collectives.arrays.libraries import Restore, to_numpy
+from allranks.collectives.arrays.reductions import Array
+from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import Spec
 from allranks.collectives.gpu import kinds, wanted
 from allranks.collectives.gpu.api import Event
 from allranks.collectives.gpu.device import Device
 from allranks.errors import UsageError
-
-Array = NDArray[Any]
 
 
 @dataclass(slots=True)
@@ -36,6 +36,10 @@ class Taken:
         """What must be the same on every rank of a call that moves them."""
         return Spec(op, "", dtype, shape, root, transport=self.transport, device=self.device)
 
+    def copying(self, call: Call) -> AbstractContextManager[None]:
+        """Where they are copied before they move: on a GPU, behind what made them."""
+        return nullcontext() if self.gpu is None else self.gpu.copying(call)
+
     def mark(self) -> Event | None:
         """For arrays on a GPU, an event behind what has made them on the caller's stream."""
         return self.gpu.mark() if self.gpu is not None else None
@@ -46,11 +50,8 @@ def take(
 ) -> Taken:
     """The arrays of a call, where they are to be moved.
 
-    Args:
-        kind: the operation's name.
-        values: what it was given.
-        transport, device: as in `allreduce`.
-        host: what is on a GPU goes through host memory all the same.
+    ``transport`` and ``device`` are as in `allreduce`; ``host``: what is on a GPU goes through host
+    memory all the same.
 
     Raises:
         UsageError: they are not where ``transport`` needs them.

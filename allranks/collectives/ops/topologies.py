@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from allranks.collectives.ops.communicator import Comm
+from allranks.collectives.ops.communicator import Comm, making
+from allranks.collectives.ops.mpi_collectives import blocking
 from allranks.errors import UsageError
 
 _Raw = MPI.Topocomm
@@ -16,26 +17,6 @@ _Raw = MPI.Topocomm
 
 class Topocomm(Comm, MPI.Topocomm):
     """MPI.Topocomm, guarded."""
-
-    def Neighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Neighbor_allgather."""
-        self._collective("Neighbor_allgather", _Raw.Ineighbor_allgather, sendbuf, recvbuf)
-
-    def Neighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Neighbor_allgatherv."""
-        self._collective("Neighbor_allgatherv", _Raw.Ineighbor_allgatherv, sendbuf, recvbuf)
-
-    def Neighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Neighbor_alltoall."""
-        self._collective("Neighbor_alltoall", _Raw.Ineighbor_alltoall, sendbuf, recvbuf)
-
-    def Neighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Neighbor_alltoallv."""
-        self._collective("Neighbor_alltoallv", _Raw.Ineighbor_alltoallv, sendbuf, recvbuf)
-
-    def Neighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
-        """MPI_Neighbor_alltoallw."""
-        self._collective("Neighbor_alltoallw", _Raw.Ineighbor_alltoallw, sendbuf, recvbuf)
 
     def neighbor_allgather(self, sendobj: Any) -> list[Any]:
         """Gathers the picklable objects of the neighbours that send to this rank."""
@@ -64,13 +45,15 @@ class Topocomm(Comm, MPI.Topocomm):
         return [MPI.pickle.loads(piece.tobytes()) if piece.size else None for piece in pieces]
 
 
+for _form in ("allgather", "allgatherv", "alltoall", "alltoallv", "alltoallw"):
+    setattr(Topocomm, f"Neighbor_{_form}", blocking(_Raw, f"Neighbor_{_form}"))
+
+
 class Cartcomm(Topocomm, MPI.Cartcomm):
     """MPI.Cartcomm, guarded."""
 
-    def Sub(self, remain_dims: Sequence[bool]) -> MPI.Cartcomm:
-        """MPI_Cart_sub: one for each slice of the grid."""
-        made: MPI.Cartcomm = self._made("Sub", MPI.Cartcomm.Sub, remain_dims)
-        return made
+
+making(Cartcomm, MPI.Cartcomm, "Sub")
 
 
 class Graphcomm(Topocomm, MPI.Graphcomm):

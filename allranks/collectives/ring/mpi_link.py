@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from allranks.collectives.arrays.libraries import to_dtype
 from allranks.collectives.calls.wait import Pause
 from allranks.collectives.ring.link import Array
 
@@ -65,7 +66,7 @@ class MpiLink:
         header = np.empty(2, np.int64)
         self._finish(self._keep([self.comm.Irecv(header, from_, HEADER_TAG)], header))
         code, count = header.tolist()
-        array = np.empty(count, _dtype(DTYPES[code]))
+        array = np.empty(count, to_dtype(DTYPES[code]))
         data = array.view(np.uint8)
         self._finish(self._keep([self.comm.Irecv(data, from_, DATA_TAG)], data))
         return array
@@ -90,10 +91,3 @@ def _code(name: str) -> int:
     if name not in DTYPES:
         raise TypeError(f"an MPI link carries {', '.join(DTYPES)}: found {name}. Convert first.")
     return DTYPES.index(name)
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
-        import ml_dtypes  # noqa: F401  # importing it is what teaches numpy the name
-
-    return np.dtype(name)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from allranks.collectives.ring.link import Array
+from allranks.collectives.start.loopback import together
 from allranks.errors import CollectiveError, RankLeft
 
 T = TypeVar("T")
@@ -28,13 +28,10 @@ class LoopbackLinks:
     def __init__(self, size: int, timeout_seconds: float = 10.0) -> None:
         self.size = size
         self.timeout_seconds = timeout_seconds
-        self._mailboxes: dict[tuple[int, int], SimpleQueue[Array | RankLeft]] = {
+        self.mailboxes: dict[tuple[int, int], SimpleQueue[Array | RankLeft]] = {
             (sender, receiver): SimpleQueue() for sender in range(size) for receiver in range(size)
         }
         self._links = [LoopbackLink(self, rank) for rank in range(size)]
-
-    def __len__(self) -> int:
-        return self.size
 
     def __getitem__(self, rank: int) -> LoopbackLink:
         return self._links[rank]
@@ -46,48 +43,17 @@ class LoopbackLinks:
             BaseException: what the first failing rank raised; ranks that waited for it get
                 ``RankLeft`` and end too. The links are of no use afterwards.
         """
-        results: dict[int, T] = {}
-        failures: list[BaseException] = []
+        return together(self._links, function, self._leave)
 
-        def one_rank(link: LoopbackLink) -> None:
-            try:
-                results[link.rank] = function(link)
-            except BaseException as error:
-                failures.append(error)
-                self._leave(link.rank, error)
-
-        threads = [threading.Thread(target=one_rank, args=(link,)) for link in self._links]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
-        return [results[rank] for rank in range(self.size)]
-
-    def _leave(self, rank: int, error: BaseException) -> None:
+    def _leave(self, link: LoopbackLink, error: BaseException) -> None:
+        rank = link.rank
         for receiver in range(self.size):
-            self._mailboxes[rank, receiver].put(
+            self.mailboxes[rank, receiver].put(
                 RankLeft(
                     f"rank {receiver} expected an array from rank {rank}: rank {rank} raised "
                     f"{type(error).__name__}: {error}. Mend rank {rank} first."
                 )
             )
-
-    def _put(self, sender: int, receiver: int, array: Array) -> None:
-        self._mailboxes[sender, receiver].put(array.copy())
-
-    def _get(self, sender: int, receiver: int) -> Array:
-        try:
-            message = self._mailboxes[sender, receiver].get(timeout=self.timeout_seconds)
-        except Empty:
-            raise CollectiveError(
-                f"rank {receiver} expected an array from rank {sender}: none came in "
-                f"{self.timeout_seconds} s. Check that both ranks run the same algorithm."
-            ) from None
-        if isinstance(message, RankLeft):
-            raise message
-        return message
 
 
 class LoopbackLink:
@@ -95,12 +61,7 @@ class LoopbackLink:
 
     def __init__(self, links: LoopbackLinks, rank: int) -> None:
         self._links = links
-        self.rank = rank
-
-    @property
-    def size(self) -> int:
-        """How many ranks are linked."""
-        return self._links.size
+        self.rank, self.size = rank, links.size
 
     def exchange(self, send_to: int, array: Array, receive_from: int) -> Array:
         """The array received from one rank while ``array`` goes to another."""
@@ -109,7 +70,7 @@ class LoopbackLink:
 
     def send(self, to: int, array: Array) -> None:
         """A copy of ``array`` is in the mailbox of rank ``to``."""
-        self._links._put(self.rank, to, array)
+        self._links.mailboxes[self.rank, to].put(array.copy())
 
     def receive(self, from_: int) -> Array:
         """The next array that rank ``from_`` sent to this rank.
@@ -118,4 +79,14 @@ class LoopbackLink:
             RankLeft: rank ``from_`` raised.
             CollectiveError: nothing came before the time-out.
         """
-        return self._links._get(from_, self.rank)
+        links = self._links
+        try:
+            message = links.mailboxes[from_, self.rank].get(timeout=links.timeout_seconds)
+        except Empty:
+            raise CollectiveError(
+                f"rank {self.rank} expected an array from rank {from_}: none came in "
+                f"{links.timeout_seconds} s. Check that both ranks run the same algorithm."
+            ) from None
+        if isinstance(message, RankLeft):
+            raise message
+        return message

@@ -6,11 +6,14 @@ import atexit
 import os
 import sys
 import threading
+from pathlib import Path
 from types import TracebackType
 
+from allranks import launched
 from allranks.collectives.calls import board as fields
 from allranks.collectives.calls.callsite import of_traceback
 from allranks.collectives.calls.wait import Pause
+from allranks.collectives.host import memory
 from allranks.collectives.world import World
 
 _AFTER_FAILURE_SECONDS = 10.0
@@ -58,7 +61,11 @@ def finish() -> None:
     # Not before everybody is through: what this rank has sent may still be on its way.
     for group in list(world.groups.values()):
         group.abandon()
+    left = [] if launched.size(os.environ)[1] else memory.of_open_mpi()
     MPI.Finalize()
+    for path in left:
+        # mpiexec removes these files; where there is none, nobody does.
+        Path(path).unlink(missing_ok=True)
     watchdog.cancel()
 
 
@@ -71,16 +78,12 @@ def _meet(world: World) -> bool:
         waited = pause()
         if world.notebook and waited > _NOTEBOOK_SECONDS:
             return False
-        if waited > _AFTER_FAILURE_SECONDS and (world.failed or _anyone_failed(world)):
+        states = map(world.peers.state, range(world.size))
+        if waited > _AFTER_FAILURE_SECONDS and (
+            world.failed or any(state.failed and state.left >= fields.GONE for state in states)
+        ):
             return False
     return True
-
-
-def _anyone_failed(world: World) -> bool:
-    return any(
-        state.failed and state.left >= fields.GONE
-        for state in map(world.peers.state, range(world.size))
-    )
 
 
 def _flush() -> None:

@@ -52,9 +52,11 @@ def _meet_afresh(rendezvous: Any) -> None:
             return
         prefix = _keys.next()
         if os.environ.get("RANK") == "0":
-            _keep_store()
-        for store, rank, size in own(url, *args, **kwargs):
-            yield sys.modules["torch.distributed"].PrefixStore(prefix, store), rank, size
+            where = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+            if all(where) and where not in _stores:
+                _stores[where] = store()
+        for found, rank, size in own(url, *args, **kwargs):
+            yield sys.modules["torch.distributed"].PrefixStore(prefix, found), rank, size
 
     meet.allranks = True  # type: ignore[attr-defined]
     handlers[_SCHEME] = meet
@@ -66,12 +68,6 @@ def store() -> Any:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     # A group's own store of this place is the same: that is what multi_tenant says.
     return make(address, port, is_master=True, wait_for_workers=False, multi_tenant=True)
-
-
-def _keep_store() -> None:
-    where = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if all(where) and where not in _stores:
-        _stores[where] = store()
 
 
 def made() -> int:

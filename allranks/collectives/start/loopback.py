@@ -7,7 +7,7 @@ real ones, over memory that the threads share. There is no `comm` and no send or
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from allranks.collectives import world as worlds
@@ -18,6 +18,7 @@ from allranks.collectives.host.memory import Segment
 from allranks.collectives.host.window import Window
 from allranks.collectives.world.world import World
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -47,31 +48,48 @@ def run(ranks: int, function: Callable[..., T], *arguments: Any) -> list[T]:
         BaseException: what the first rank to fail raised; ranks that only waited for it come
             after it.
     """
-    results: list[Any] = [None] * ranks
-    failures: list[tuple[float, BaseException]] = []
 
-    def body(world: World) -> None:
+    def body(world: World) -> T:
         worlds.set_thread(world)
         world.main_thread = threading.get_ident()
-        world.enter("the program", None, 0)
+        world.begin()
+        result = function(*arguments)
+        world.depart("it ended", False, "")
+        return result
+
+    def failed(world: World, error: BaseException) -> None:
+        reason = f"raised {type(error).__name__}: {error}"
+        world.depart(reason, True, str(of_traceback(error.__traceback__)))
+
+    return together(worlds_of(ranks), body, failed)
+
+
+def together(
+    ranks: Sequence[S], body: Callable[[S], T], failed: Callable[[S, BaseException], None]
+) -> list[T]:
+    """What ``body`` returns for each rank, in a thread of its own.
+
+    ``failed`` tells the other ranks of one that has raised. What the first to fail raised is raised
+    here, once all have ended.
+    """
+    results: dict[int, T] = {}
+    failures: list[BaseException] = []
+
+    def run_one(place: int, rank: S) -> None:
         try:
-            results[world.rank] = function(*arguments)
-            world.depart("it ended", False, "")
+            results[place] = body(rank)
         except BaseException as error:
-            failures.append((len(failures), error))
-            reason = f"raised {type(error).__name__}: {error}"
-            world.depart(reason, True, str(of_traceback(error.__traceback__)))
-        finally:
-            worlds.set_thread(None)
+            failures.append(error)
+            failed(rank, error)
 
     threads = [
-        threading.Thread(target=body, args=(world,), name=f"rank {world.rank}", daemon=True)
-        for world in worlds_of(ranks)
+        threading.Thread(target=run_one, args=each, name=f"rank {each[0]}", daemon=True)
+        for each in enumerate(ranks)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if failures:
-        raise failures[0][1]
-    return results
+        raise failures[0]
+    return [results[place] for place in range(len(ranks))]

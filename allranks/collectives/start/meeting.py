@@ -21,13 +21,15 @@ _LOOPBACK = "127.0.0.1"
 #: One for torch's store, one for JAX's coordinator: both run in the first rank.
 _PORTS = 2
 
+_ON_ITS_OWN = {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+"""Of a rank that sees one GPU only. torch takes LOCAL_RANK for the number of a GPU, and there is no
+other than 0: `DeviceMesh` does so by itself, and so does nearly every script."""
+
 
 class Meeting:
-    """A world's place in the environment of one of its ranks.
+    """A world's place in the environment of one of its ranks. Collective over ``base``, all ranks.
 
-    Args:
-        base: the ranks of the world. Collective over them.
-        hosts: for every rank the number of its host.
+    ``hosts`` holds for every rank the number of its host.
     """
 
     def __init__(self, base: MPI.Intracomm, hosts: Sequence[int]) -> None:
@@ -59,7 +61,7 @@ class Meeting:
 
     def announce(self) -> None:
         """From now on this process's environment says so; a place that the user has named stays."""
-        for name, value in self._who.items():
+        for name, value in (self._who | (_ON_ITS_OWN if _sees_one_gpu() else {})).items():
             os.environ[name] = str(value)
         for name, value in self._where.items():
             os.environ.setdefault(name, str(value))
@@ -92,3 +94,9 @@ def _reserved() -> socket.socket:
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("", 0))
     return held
+
+
+def _sees_one_gpu() -> bool:
+    """Whether this process has been shown one GPU, out of however many."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return bool(visible) and "," not in visible and not visible.startswith("-")

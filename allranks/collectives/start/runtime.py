@@ -86,13 +86,7 @@ def announce() -> None:
 def _register(process_sets: Sequence[ProcessSet | Sequence[int] | MPI.Comm]) -> None:
     """Registers several process sets; one whose ranks are registered already gets their number.
 
-    Args:
-        process_sets: the same on every rank, but that each rank's communicators may be its own.
-
-    Collective: every rank of the world must call this.
-
-    Raises:
-        UsageError: two of them have the same ranks, or one has all; or as `add_process_set`.
+    They are the same on every rank, but that each rank's communicators may be its own.
     """
     this = world.current()
     chosen = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets]

@@ -9,8 +9,9 @@ import mmap
 import os
 import sys
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from allranks import launched
@@ -125,14 +126,8 @@ def check_launched(size: int, library: str) -> None:
     """Says whether MPI has found the processes that the launcher has started beside this one.
 
     A launcher of another MPI than the library's starts processes each of which is the only one to
-    itself: each would train alone, as rank 0 of 1, and nothing would say so.
-
-    Args:
-        size: how many processes MPI knows.
-        library: what MPI says it is.
-
-    Raises:
-        UsageError: it has found none of them.
+    itself: each would train alone, as rank 0 of 1, and nothing would say so. ``size`` is how many
+    processes MPI knows, ``library`` what it says it is.
     """
     started, said = launched.size(os.environ)
     if size > 1 or started <= 1:
@@ -178,23 +173,20 @@ def clock_offset(base: MPI.Intracomm, node: MPI.Intracomm, firsts: Sequence[int]
 
     The fastest of ten round trips between the hosts' first ranks, halved.
     """
-    from time import perf_counter
-
     rank, offset = base.Get_rank(), 0.0
     others = [first for first in sorted(set(firsts)) if first != 0]
-    ask: Callable[[], float] = perf_counter
     if rank == 0:
         for other in others:
             for _ in range(10):
                 base.recv(source=other)
-                base.send(ask(), dest=other)
+                base.send(perf_counter(), dest=other)
     elif rank in others:
         best = float("inf")
         for _ in range(10):
-            began = ask()
+            began = perf_counter()
             base.send(None, dest=0)
             theirs = base.recv(source=0)
-            ended = ask()
+            ended = perf_counter()
             if ended - began < best:
                 best, offset = ended - began, theirs - (began + ended) / 2
     result: float = node.bcast(offset)

@@ -62,26 +62,11 @@ def _slices(record: CallRecord, origin: float, host: int) -> list[dict[str, Any]
         "algbw GB/s": record.algbw_gbps,
         "busbw GB/s": record.busbw_gbps,
     }
-    slices = []
-    if ready > record.arrived:
-        slices.append(
-            {
-                **common,
-                "name": f"waiting for rank {record.last_rank}",
-                "cat": "waiting",
-                "ts": (record.arrived - origin) * 1e6,
-                "dur": (ready - record.arrived) * 1e6,
-                "args": {"call": record.name},
-            }
-        )
-    slices.append(
-        {
-            **common,
-            "name": f"{record.op} {record.name}",
-            "cat": "transfer",
-            "ts": (ready - origin) * 1e6,
-            "dur": max(0.0, record.ended - ready) * 1e6,
-            "args": said,
-        }
-    )
-    return slices
+    waited: dict[str, Any] = {"cat": "waiting", "name": f"waiting for rank {record.last_rank}"}
+    moved: dict[str, Any] = {"cat": "transfer", "name": f"{record.op} {record.name}", "args": said}
+    waited["args"] = {"call": record.name}
+    spans = (waited, record.arrived, ready), (moved, ready, max(ready, record.ended))
+    return [
+        {**common, **what, "ts": (start - origin) * 1e6, "dur": (end - start) * 1e6}
+        for what, start, end in (spans if ready > record.arrived else spans[1:])
+    ]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from allranks.collectives import world
-from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.journal import Journal, named
 from allranks.records.collective import CallRecord
 from allranks.records.telemetry import CallTotals
@@ -26,15 +23,29 @@ class _Sums:
         self.calls = 0
         self.wait = self.transfer = self.moving = 0.0
         self.fastest = float("inf")
-        self.last: dict[int, list[Any]] = {}
+        self.last: dict[int, tuple[int, float]] = {}
+        """For each rank that was the last: how often, and for how long this one waited then."""
+
+    def add(self, wait: float, transfer: float, moving: float, last_rank: int) -> None:
+        """Counts one call."""
+        self.calls += 1
+        self.wait += wait
+        self.transfer += transfer
+        self.moving += moving
+        self.fastest = min(self.fastest, moving)
+        if last_rank >= 0:
+            calls, seconds = self.last.get(last_rank, (0, 0.0))
+            self.last[last_rank] = calls + 1, seconds + wait
+
+    def told(self, key: _Key) -> CallTotals:
+        """The sums as they are sent."""
+        last = tuple((rank, *sums) for rank, sums in sorted(self.last.items()))
+        sums = self.calls, self.wait, self.transfer, self.moving, self.fastest
+        return CallTotals(*key, *sums, last)
 
 
 class Totals:
-    """Counts a rank's calls from the moment it is made; a call itself is hardly slower for it.
-
-    Args:
-        journal: whose calls are counted; by default this process's.
-    """
+    """Counts the calls of a journal, by default this process's, from the moment it is made."""
 
     def __init__(self, journal: Journal | None = None) -> None:
         self._journal = journal or world.current().journal
@@ -54,48 +65,17 @@ class Totals:
         touched: dict[_Key, _Sums] = {}
         for call in self._journal.take():
             if isinstance(call, CallRecord):
-                key, ranks = _key_of_record(call), call.ranks
+                op, name, dtype, ranks = call.op, call.name, call.dtype, call.ranks
                 wait, transfer = call.wait_seconds, call.transfer_seconds
                 moving = call.moving_seconds
             else:
-                key, ranks = _key_of_call(call), call.members.size
-                arrived, ready = call.started, call.last or call.started
-                wait = max(0.0, ready - arrived)
-                moving = transfer = max(0.0, call.ended - max(ready, arrived))
+                spec, name, ranks = call.spec, call.name or named(call.site), call.members.size
+                op, dtype = spec.op, spec.dtype
+                wait = max(0.0, call.last - call.started)
+                moving = transfer = max(0.0, call.ended - max(call.last, call.started))
+            key = op, name, dtype, call.nbytes, ranks, call.transport
             if key not in self._sums and len(self._sums) >= KINDS:
-                key = (key[0], _OTHERS, "", 0, ranks, "")
-            sums = self._sums.get(key)
-            if sums is None:
-                sums = self._sums[key] = _Sums()
-            _add(sums, wait, transfer, moving, call.last_rank)
-            touched[key] = sums
-        return [_told(key, sums) for key, sums in touched.items()]
-
-
-def _add(sums: _Sums, wait: float, transfer: float, moving: float, last_rank: int) -> None:
-    sums.calls += 1
-    sums.wait += wait
-    sums.transfer += transfer
-    sums.moving += moving
-    sums.fastest = min(sums.fastest, moving)
-    if last_rank >= 0:
-        last = sums.last.get(last_rank)
-        if last is None:
-            last = sums.last[last_rank] = [0, 0.0]
-        last[0] += 1
-        last[1] += wait
-
-
-def _key_of_record(call: CallRecord) -> _Key:
-    return call.op, call.name, call.dtype, call.nbytes, call.ranks, call.transport
-
-
-def _key_of_call(call: Call) -> _Key:
-    name = call.name or named(call.site)
-    spec = call.spec
-    return spec.op, name, spec.dtype, call.nbytes, call.members.size, call.transport
-
-
-def _told(key: _Key, sums: _Sums) -> CallTotals:
-    last = tuple((rank, calls, seconds) for rank, (calls, seconds) in sorted(sums.last.items()))
-    return CallTotals(*key, sums.calls, sums.wait, sums.transfer, sums.moving, sums.fastest, last)
+                key = (op, _OTHERS, "", 0, ranks, "")
+            sums = touched[key] = self._sums.get(key) or self._sums.setdefault(key, _Sums())
+            sums.add(wait, transfer, moving, call.last_rank)
+        return [sums.told(key) for key, sums in touched.items()]

@@ -13,7 +13,7 @@ from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.gpu.api import Event
 from allranks.collectives.gpu.device import Device
-from allranks.collectives.gpu.gpus import Gpus, OnGpu
+from allranks.collectives.gpu.gpus import Gpus
 from allranks.collectives.host.channel import Channel
 from allranks.errors import UsageError
 from allranks.records.ranks import label
@@ -56,11 +56,7 @@ class Group:
         return call
 
     def index(self, root: int, op: str) -> int:
-        """The root's place among the members.
-
-        Raises:
-            UsageError: it is none of them.
-        """
+        """The root's place among the members; raises `UsageError` where it is none of them."""
         if root in self.ranks:
             return self.ranks.index(root)
         raise UsageError(
@@ -83,12 +79,9 @@ class Group:
             self.gpu = None
 
     def choose(self, call: Call, wanted: str = "", device: Device | None = None) -> Transport:
-        """The transport of a call: the fastest that reaches every member, or the one asked for.
+        """The transport of a call: the fastest that reaches every member, or the one ``wanted``.
 
-        Args:
-            call: whose transport it is.
-            wanted: its name; "" for the fastest.
-            device: this rank's GPU, where the call's arrays are on it.
+        ``device`` is this rank's GPU, where the call's arrays are on it.
 
         Raises:
             UsageError: the one that is asked for does not reach every member.
@@ -97,9 +90,9 @@ class Group:
             if self.gpu is None:
                 host = self.own.hosts[self.own.rank]
                 self.gpu = Gpus(self.members, device, self.through_host, host)
-            # Which of the GPU's it is, the members find out together.
-            call.transport = "gpu"
-            return OnGpu(self.gpu, wanted)
+            # Which of the GPU's it is, the members find out together, where none is asked for.
+            call.transport = wanted or self.gpu.name
+            return self.gpu
         name = wanted or self.through_host.name
         if name not in self.transports:
             raise UsageError(

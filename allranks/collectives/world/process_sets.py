@@ -44,7 +44,7 @@ class ProcessSet:
     def ranks(self) -> list[int]:
         """The members, ascending."""
         if self._ranks is None and self.mpi_comm is not None:
-            self._ranks = _of_communicator(self.mpi_comm)
+            self._ranks = sorted(ranks_of(self.mpi_comm, world.current()))
         return list(range(world.current().size)) if self._ranks is None else list(self._ranks)
 
     def size(self) -> int:
@@ -85,25 +85,24 @@ def group_of(process_set: ProcessSet | None, op: str) -> Group:
         UsageError: the set is not registered, or this rank is not a member.
     """
     this = world.current()
-    number = 0 if process_set is None else process_set.process_set_id
+    if process_set is None:
+        return this.groups[0]
+    number = process_set.process_set_id
     group = this.groups.get(number) if number is not None else None
     if group is not None:
         return group
-    if number is None or process_set is None or not process_set.included():
-        why = (
-            f"rank {this.rank} is not a member of {process_set}"
-            if number is not None
-            else f"{process_set} has not been registered"
-        )
-        advice = (
-            "Call it on its members only: if process_set.included(): ..."
-            if number is not None
-            else "Register it on every rank first: add_process_set(process_set)."
-        )
+    needs = f"{op} needs a registered process set"
+    if number is None:
         raise UsageError(
-            f"{op} needs a registered process set that this rank is in: {why}. {advice}"
+            f"{needs} that this rank is in: {process_set} has not been registered. Register it on "
+            "every rank first: add_process_set(process_set)."
         )
-    raise UsageError(f"{op} needs a registered process set: {process_set} has been removed.")
+    if not process_set.included():
+        raise UsageError(
+            f"{needs} that this rank is in: rank {this.rank} is not a member of {process_set}. "
+            "Call it on its members only: if process_set.included(): ..."
+        )
+    raise UsageError(f"{needs}: {process_set} has been removed.")
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int] | MPI.Comm) -> ProcessSet:
@@ -145,18 +144,15 @@ def number_of(ranks: tuple[int, ...]) -> int | None:
     return next((number for number, members in sets.items() if members == ranks), None)
 
 
-def _of_communicator(comm: MPI.Comm) -> list[int]:
-    """A communicator's ranks, as ranks of the world."""
+def ranks_of(comm: MPI.Comm, this: World) -> tuple[int, ...]:
+    """A communicator's ranks, in its order, as ranks of the world."""
     from mpi4py import MPI
 
-    this = world.current()
     if comm == MPI.COMM_NULL:
-        return []
+        return ()
     if this.mpi is None:
         raise UsageError("a communicator needs MPI, and the loopback has none. Name the ranks.")
-    every = list(range(comm.Get_size()))
-    ranks = MPI.Group.Translate_ranks(comm.Get_group(), every, this.mpi.user.Get_group())
-    return sorted(ranks)
+    return tuple(MPI.Group.Translate_ranks(comm.Get_group(), None, this.mpi.user.Get_group()))
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -170,9 +166,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     with deferred():
         this.run(this.groups[0].call(Spec("remove_process_set", root=number)))
         del this.sets[number]
-        gone = this.groups.pop(number, None)
-        if gone is not None:
-            gone.abandon()
+        this.close(number)
         process_set.process_set_id = None
     return True
 

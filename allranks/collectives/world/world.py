@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from allranks.collectives.calls.board import Board
-from allranks.collectives.calls.call import OVER, Agreement, Call, Members, Prepared
+from allranks.collectives.calls.call import Agreement, Call, Members, Prepared
 from allranks.collectives.calls.journal import Journal
 from allranks.collectives.calls.presence import Presence
 from allranks.collectives.calls.standing import Standing
@@ -76,8 +76,8 @@ class World(Standing):
 
     def open(
         self, number: int, ranks: tuple[int, ...], memory: mmap | None, *, now: bool = True
-    ) -> Group:
-        """A group that this rank is in, with its way to agree and its transports.
+    ) -> None:
+        """A group is there that this rank is in, with its way to agree and its transports.
 
         ``memory`` is what those on this host share, as `desk.nbytes` says; None where members can
         share none. ``now`` is False while the world itself is made.
@@ -99,8 +99,13 @@ class World(Standing):
         else:
             agreement = channel = Channel(self, members, memory)
             transports["shared"] = Shared(channel, self.window)
-        group = self.groups[number] = Group(self, agreement, transports)
-        return group
+        self.groups[number] = Group(self, agreement, transports)
+
+    def close(self, number: int) -> None:
+        """Forgets a group, if there is one of that number."""
+        gone = self.groups.pop(number, None)
+        if gone is not None:
+            gone.abandon()
 
     def run(
         self,
@@ -124,7 +129,7 @@ class World(Standing):
             try:
                 if move is None:
                     result = self._drive(call.steps)
-                    call.steps = OVER
+                    del call.steps  # and with them what they hold
                 else:
                     offer, rest = move(call, source, how)
                     if not call.agreement.come(call, offer):

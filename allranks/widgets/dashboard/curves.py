@@ -112,26 +112,29 @@ class Curves:
             series = self.series.setdefault(key, Series(len(self.series)))
             series.add(steps, values, max(_LEAST, min(_MOST, _POINTS // len(self.series))))
 
-    def news(self) -> tuple[list[list[Any]], bytes]:
+    def news(self) -> tuple[list[dict[str, Any]], bytes]:
         """Returns what has not been returned yet.
 
         Returns:
-            for each series that has changed ``[number, name, rank, member, count, anew, stride]``,
-            and its ``count`` points and last value. ``anew``: they replace what was sent before.
+            for each series that has changed what it is, and its ``count`` points and last value.
+            ``anew``: they replace what was sent before.
         """
         return self._told([(k, s) for k, s in self.series.items() if s.changed], anew=False)
 
-    def everything(self) -> tuple[list[list[Any]], bytes]:
+    def everything(self) -> tuple[list[dict[str, Any]], bytes]:
         """Returns all points in the same form; they count as returned."""
         return self._told(list(self.series.items()), anew=True)
 
-    def _told(self, chosen: list[tuple[Key, Series]], anew: bool) -> tuple[list[list[Any]], bytes]:
-        heads: list[list[Any]] = []
+    def _told(
+        self, chosen: list[tuple[Key, Series]], anew: bool
+    ) -> tuple[list[dict[str, Any]], bytes]:
+        heads: list[dict[str, Any]] = []
         parts = []
         for key, series in chosen:
             again = anew or series.thinned
             start = 0 if again else series.sent
-            heads.append([series.number, *key, len(series.steps) - start, again, series.stride])
+            head = {"number": series.number, **key._asdict(), "stride": series.stride}
+            heads.append({**head, "count": len(series.steps) - start, "anew": again})
             parts.append(series.points(start).tobytes())
             series.sent, series.thinned, series.changed = len(series.steps), False, False
         return heads, b"".join(parts)

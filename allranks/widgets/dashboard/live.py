@@ -119,7 +119,9 @@ class Live:
             if self.with_logs and self._heard:
                 pieces = self.logs.read()
                 if pieces:
-                    message["logs"] = [[p.rank, p.err_spans, p.skipped] for p in pieces]
+                    message["logs"] = [
+                        {"rank": p.rank, "spans": p.err_spans, "skipped": p.skipped} for p in pieces
+                    ]
                     buffers += [piece.text for piece in pieces]
             if message:
                 self._send({**message, "elapsed": self.figures.elapsed}, buffers)

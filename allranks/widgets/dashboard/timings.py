@@ -102,14 +102,12 @@ class TimingTable:
         return Straggler(rank, times[rank], calls, seconds[rank]) if seconds[rank] else None
 
     def told(self) -> dict[str, Any]:
-        """Returns all of it as JSON carries it."""
+        """Returns all of it as JSON carries it, each row with its names."""
         straggler = self.straggler()
         return {
-            "ranks": [
-                [r.rank, r.calls, r.wait_seconds, r.transfer_seconds] for r in self.by_rank()
-            ],
-            "calls": [list(vars(row).values()) for row in self.by_call()],
-            "straggler": list(vars(straggler).values()) if straggler else None,
+            "ranks": [vars(row) for row in self.by_rank()],
+            "calls": [vars(row) for row in self.by_call()],
+            "straggler": vars(straggler) if straggler else None,
         }
 
 

@@ -12,9 +12,9 @@ from allranks.errors import AllranksError
 from allranks.records.explained import Explained
 from allranks.widgets.explainer import values
 from allranks.widgets.explainer.frames import chunks, frames, shown
-from allranks.widgets.explainer.ranks import Ranks
 from allranks.widgets.explainer.still import bundle
 from allranks.widgets.explainer.text import cost, text, title
+from allranks.widgets.offered import Ranks
 
 if TYPE_CHECKING:
     from allranks.widgets.explainer.widget import ExplainerWidget

@@ -2,44 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
 from allranks.errors import UsageError
-from allranks.records.explained import Explained
-
-
-class Ranks(Protocol):
-    """What an explainer needs of a cluster; ``allranks.Cluster`` has it."""
-
-    size: int
-
-    @property
-    def busy(self) -> bool:
-        """Whether a cell is running."""
-
-    def explain(self, algorithm: str, values: Sequence[Sequence[float]]) -> Explained:
-        """Runs an allreduce that tells its steps on as many ranks as there are arrays."""
-
-
-class Session(Protocol):
-    """What an explainer needs of a notebook's session."""
-
-    @property
-    def running(self) -> Ranks | None:
-        """The notebook's cluster, if its ranks are up."""
-
-    def of_size(self, n: int | None) -> Ranks:
-        """The notebook's cluster, started now with so many ranks if need be."""
-
-
-_session: Session | None = None
-
-
-def offer(session: Session | None) -> None:
-    """The notebook's session, which the extension offers when it is loaded; None takes it away."""
-    global _session
-    _session = session
+from allranks.widgets import offered
+from allranks.widgets.offered import Ranks
 
 
 def wanted(cluster: Ranks | None, ranks: int | None) -> Ranks:
@@ -50,12 +15,12 @@ def wanted(cluster: Ranks | None, ranks: int | None) -> Ranks:
     """
     if cluster is not None:
         return cluster
-    if _session is None:
+    if offered.session is None:
         raise UsageError(
             "an explainer needs ranks to run on, and this notebook has none. Type: "
             "%load_ext allranks   (or pass cluster=allranks.Cluster(4).start())"
         )
-    return _session.of_size(None if _session.running else ranks)
+    return offered.session.of_size(None if offered.session.running else ranks)
 
 
 def present(cluster: Ranks | None) -> Ranks:
@@ -64,7 +29,7 @@ def present(cluster: Ranks | None) -> Ranks:
     Raises:
         UsageError: they are not running.
     """
-    found = cluster or (_session.running if _session else None)
+    found = cluster or (offered.session.running if offered.session else None)
     if found is None:
         raise UsageError("no ranks are running. Type: %distributed start")
     return found

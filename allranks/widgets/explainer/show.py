@@ -7,7 +7,8 @@ from typing import Any
 from allranks.errors import UsageError
 from allranks.widgets.explainer import values as arrays
 from allranks.widgets.explainer.explainer import ALGORITHMS, Explainer
-from allranks.widgets.explainer.ranks import Ranks, present, wanted
+from allranks.widgets.explainer.ranks import present, wanted
+from allranks.widgets.offered import Ranks
 
 
 def ring(

@@ -182,6 +182,42 @@ def test_two_ranks_that_both_receive_are_told_so():
     next_cell_works()
 
 
+@pytest.mark.parametrize("also", ["receives", "has left", "waits for a rank", "synchronizes"])
+def test_ranks_that_receive_from_anybody_and_none_sends_are_told_so(also):
+    def nobody_sends():
+        if c.rank() > 1 or also == "receives":
+            c.comm.recv()
+        elif c.rank() == 0:
+            c.comm.Probe()
+        elif also == "waits for a rank":
+            c.comm.recv(source=0)
+        elif also == "synchronizes":
+            c.comm.Barrier()
+
+    error = in_a_cell(nobody_sends)
+    if c.rank() == ODD and also == "has left":
+        assert error is None
+    elif c.size() == 2 and also == "has left":
+        assert isinstance(error, RankLeft)
+    else:
+        assert isinstance(error, CollectiveMismatch)
+        assert "wait for each other" in str(error)
+    next_cell_works()
+
+
+def test_who_receives_from_anybody_waits_for_one_that_sends_late():
+    def late():
+        if odd():
+            time.sleep(0.5)
+            for rank in set(range(c.size())) - {ODD}:
+                c.comm.send(rank, rank)
+        else:
+            assert c.comm.recv() == c.rank()
+
+    assert in_a_cell(late) is None
+    next_cell_works()
+
+
 def test_a_late_rank_is_told_of_with_its_line_and_awaited():
     told: list[str] = []
     world = c.world.current()

@@ -73,7 +73,7 @@ class Data {
     const end = points.byteOffset + points.byteLength;
     const pairs = new Float64Array(points.buffer.slice(points.byteOffset, end));
     let at = 0;
-    for (const [number, name, rank, member, count, anew, stride] of heads) {
+    for (const { number, name, rank, member, count, anew, stride } of heads) {
       let series = this.series.get(number);
       if (!series || anew) {
         series = { number, name, rank, member, steps: [], values: [] };
@@ -91,7 +91,7 @@ class Data {
 
   addLogs(heads, buffers) {
     if (heads.length) this.withLogs = true;
-    heads.forEach(([rank, spans, skipped], index) => {
+    heads.forEach(({ rank, spans, skipped }, index) => {
       const { buffer, byteOffset, byteLength } = buffers[index];
       this.lines.feed(rank, new Uint8Array(buffer, byteOffset, byteLength), spans, skipped);
     });

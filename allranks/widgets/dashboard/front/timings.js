@@ -19,9 +19,9 @@ class TimingsPanel {
     if (!timings || (timings === this.drawn && selected === this.chosen)) return;
     this.drawn = timings;
     this.chosen = selected;
-    const most = Math.max(...timings.ranks.map((row) => row[2] + row[3])) || 1;
+    const most = Math.max(...timings.ranks.map((row) => row.wait_seconds + row.transfer_seconds)) || 1;
     this.bars.classList.toggle("ar-many", timings.ranks.length > 16);
-    this.bars.replaceChildren(...timings.ranks.map(([rank, calls, wait, transfer]) => {
+    this.bars.replaceChildren(...timings.ranks.map(({ rank, calls, wait_seconds: wait, transfer_seconds: transfer }) => {
       const bar = make("div", { className: "ar-track" }, part("wait", wait / most), part("transfer", transfer / most));
       const words = `${formatSeconds(wait)} + ${formatSeconds(transfer)}`;
       const row = make("div", { className: "ar-bar-row", role: "img",
@@ -32,7 +32,7 @@ class TimingsPanel {
     }));
     put(this.straggler, "");
     if (timings.straggler) {
-      const [rank, times, calls, seconds] = timings.straggler;
+      const { rank, times, calls, seconds } = timings.straggler;
       put(this.straggler, `rank ${rank} came last in ${times.toLocaleString("en")} of `
         + `${calls.toLocaleString("en")} calls: the others waited ${formatSeconds(seconds)} for it, all together`);
     }
@@ -40,12 +40,14 @@ class TimingsPanel {
   }
 
   drawTable(calls) {
-    const peak = Math.max(...calls.map((call) => call[9] ?? 0));
+    const peak = Math.max(...calls.map((call) => call.best_gbps ?? 0));
     const head = make("tr", {}, ...["call", "name", "dtype", "size", "calls", "waiting", "transfer", "busbw", "best"]
       .map((text) => make("th", { scope: "col" }, text)));
-    const rows = calls.map(([op, name, dtype, nbytes, , count, wait, transfer, bandwidth, best]) => {
-      const cells = [op, name, dtype, formatBytes(nbytes), count.toLocaleString("en"),
-        formatSeconds(wait), formatSeconds(transfer), formatBandwidth(bandwidth), formatBandwidth(best)];
+    const rows = calls.map((call) => {
+      const bandwidth = call.busbw_gbps;
+      const cells = [call.op, call.name, call.dtype, formatBytes(call.nbytes), call.calls.toLocaleString("en"),
+        formatSeconds(call.wait_seconds), formatSeconds(call.transfer_seconds), formatBandwidth(bandwidth),
+        formatBandwidth(call.best_gbps)];
       const row = make("tr", {}, ...cells.map((text) => make("td", {}, text)));
       if (bandwidth && peak) row.children[7].style.setProperty("--ar-share", `${100 * Math.min(1, bandwidth / peak)}%`);
       return row;

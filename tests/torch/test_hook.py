@@ -1,0 +1,48 @@
+"""Our allreduce as the communication hook of DistributedDataParallel: guarded, and timed."""
+
+from __future__ import annotations
+
+from tests.torch.test_groups import IMPORTS
+
+TRAIN = """
+def average(state, bucket):
+    done = torch.futures.Future()
+    done.set_result(allreduce(bucket.buffer(), name="gradients"))
+    return done
+
+def trained(hook):
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+    if hook:
+        model.register_comm_hook(None, hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(5):
+        optimizer.zero_grad()
+        model(torch.full((2, 4), rank + step + 1.0)).square().mean().backward()
+        optimizer.step()
+    return model.module.weight.detach()
+
+dist.is_initialized() or dist.init_process_group()
+bool(torch.allclose(trained(None), trained(average)))
+"""
+
+
+def test_gradients_are_averaged_by_our_allreduce_and_timed_in_the_panel(ranks):
+    ranks.on_ranks(IMPORTS)
+    cell = ranks.on_ranks(TRAIN)
+    assert "ranks 0–2 → True" in cell.text
+    shown = ranks.on_ranks(TRAIN, "--view full")
+    assert "gradients" in str(shown.displays)
+
+
+def test_a_rank_that_leaves_out_a_backward_is_told_of_as_in_any_allreduce(ranks):
+    cell = ranks.on_ranks(
+        "model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))\n"
+        "model.register_comm_hook(None, average)\n"
+        "if rank != 1:\n    model(torch.ones(1, 4)).sum().backward()"
+    )
+    assert "raised RankLeft" in cell.text
+    assert "allreduce(Average) needs every one of ranks 0–2: rank 1 has left cell" in cell.text
+    assert ranks.on_ranks("bool(torch.allclose(trained(None), trained(average)))").text == (
+        "ranks 0–2 → True\n"
+    )
