@@ -99,5 +99,6 @@ def test_ranks_of_several_hosts_keep_the_contract(per_host: str, suites: tuple[s
         timeout=570,
         ALLRANKS_RANKS_PER_HOST=per_host,
         ALLRANKS_TEST_TIMES="2",
+        ALLRANKS_TEST_TRANSPORTS="shared",
     )
     assert ended.returncode == 0, ended.stdout

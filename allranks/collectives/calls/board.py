@@ -15,6 +15,8 @@ ENTERED, LEFT, FAILED, BROKEN = 0, 1, 2, 3
 ASKED, ASKED_ELSE, LOST, ROUND = 8, 9, 10, 11
 """What others write to a rank's page: what they ask it, that its host cannot be reached, and on the
 first rank's of a host how often all hosts have told each other all."""
+SILENT, ENDED = 1, 2
+"""How a host was lost: it does not answer, or its first rank has ended."""
 ANSWERED, TICKET, EDGE, BEAT, PID, CLOSED, TOLD, ASKING, IDLE = 16, 17, 18, 19, 20, 21, 22, 23, 24
 REASON, WHERE, LINE, WAITING, BROKE = range(5)
 TEXTS_OF_LINES = WHERE, LINE, WAITING, BROKE

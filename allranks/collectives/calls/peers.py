@@ -20,6 +20,10 @@ class Scope:
     ranks: frozenset[int] | None
 
 
+_LOST = {
+    fields.SILENT: "its host {} does not answer",
+    fields.ENDED: "the first rank of its host {} has ended",
+}
 PROCESS = Scope("the program", 0, None)
 
 
@@ -34,8 +38,8 @@ class State:
     reason: str = ""
     where: str = ""
     broke: str = ""
-    lost: bool = False
-    """Whether its host cannot be reached any more."""
+    lost: int = 0
+    """`SILENT` or `ENDED` where its host cannot be reached any more."""
 
 
 class Peers:
@@ -58,7 +62,7 @@ class Peers:
             reason=board.text(rank, fields.REASON) if left else "",
             where=board.text(rank, fields.WHERE) if left else "",
             broke=board.text(rank, fields.BROKE) if broken else "",
-            lost=bool(board.get(rank, fields.LOST)),
+            lost=board.get(rank, fields.LOST),
         )
 
     def progress(self, rank: int, group: int) -> tuple[int, int]:
@@ -86,7 +90,7 @@ class Peers:
         if scope.number > 0 and state.entered > here:
             return 1, f"has left {scope.name}"
         if state.lost:
-            return 0, f"cannot be reached: its host {self.host_names[rank]} does not answer"
+            return 0, "cannot be reached: " + _LOST[state.lost].format(self.host_names[rank])
         if state.broken >> 1 == epoch + 1:
             return 2, state.broke
         return None

@@ -7,6 +7,7 @@ needs no MPI and no rank's cooperation. The kernels of both ends notice a host t
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import socket
@@ -43,11 +44,13 @@ class Link:
     def __init__(self, connection: socket.socket, behind: Sequence[int]) -> None:
         watch_over(connection)
         connection.setblocking(False)
-        self.connection, self.behind = connection, tuple(behind)
-        self.alive, self.round = True, 0
+        self.connection, self.behind = connection, frozenset(behind)
+        self.lost = 0
+        """`SILENT` or `ENDED` once nothing goes this way any more."""
+        self.round = 0
         """The last round that the other end has done its part of."""
-        self.pages: dict[int, bytes] = {}
-        """What the other end shows, as it was sent there."""
+        self.stale: set[int] = set()
+        """The ranks whose pages the other end does not show as they are."""
         self.asked: dict[tuple[int, int], int] = {}
         self._in, self._out = bytearray(), bytearray()
 
@@ -64,19 +67,24 @@ class Link:
                 del self._out[: self.connection.send(self._out)]
         except BlockingIOError:
             return False
-        except OSError:
-            self.alive = False
+        except OSError as error:
+            self._lose(error)
         return True
+
+    def _lose(self, error: OSError) -> None:
+        silent = error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+        self.lost = fields.SILENT if silent else fields.ENDED
 
     def receive(self) -> list[Letter]:
         """The letters that have come."""
         try:
             data = self.connection.recv(1 << 20)
-            self.alive = bool(data)
+            self.lost = 0 if data else fields.ENDED
         except BlockingIOError:
             return []
-        except OSError:
-            data, self.alive = b"", False
+        except OSError as error:
+            data = b""
+            self._lose(error)
         self._in += data
         found = []
         while len(self._in) >= _HEAD.size:
@@ -103,6 +111,10 @@ class Courier(threading.Thread):
         self.board, self.first, self.near, self.links = board, first, tuple(near), links
         self._round, self._began = 0, 0.0
         self._news = True
+        self._pages: dict[int, bytes] = {}
+        """What the ranks of this host have told last."""
+        self._letters: dict[int, bytes] = {}
+        """The same as it is sent, and what has come of ranks of other hosts."""
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def wake(self) -> None:
@@ -125,9 +137,10 @@ class Courier(threading.Thread):
                         continue
                     for letter in key.data.receive():
                         self._take(key.data, letter)
+                self._look()
                 for link in self.links:
                     self._tell(link)
-                for link in [link for link in self.links if not link.alive]:
+                for link in [link for link in self.links if link.lost]:
                     selector.unregister(link.connection)
                     self._lose(link)
                 if self.first == 0:
@@ -137,7 +150,7 @@ class Courier(threading.Thread):
         kind, rank, number, data = letter
         if kind == _PAGE:
             self.board.show(rank, shown(zlib.decompress(data)))
-            self._news = True
+            self._pass_on(rank, data)
         elif kind in _ASKS:
             # The newest question is the one to be answered, whichever host it comes from.
             if number > self.board.get(rank, _ASKS[kind]):
@@ -146,25 +159,37 @@ class Courier(threading.Thread):
         elif kind == _ROUND:
             # What was sent before the round began is shown by now, and is answered here.
             self.board.put(fields.ROUND, number)
+            self._look()
             self._tell(link, must=True)
             link.post(Letter(_DONE, number=number))
         elif kind == _DONE:
             link.round = number
         elif kind == _LOST:
-            self.board.ask(rank, 1, fields.LOST)
+            self.board.ask(rank, number, fields.LOST)
+
+    def _look(self) -> None:
+        """Notes what the ranks of this host have told since it looked last."""
+        for rank in self.near:
+            page = self.board.page(rank)
+            if page != self._pages.get(rank):
+                self._pages[rank] = page
+                self._pass_on(rank, zlib.compress(carried(page), 1))
+
+    def _pass_on(self, rank: int, data: bytes) -> None:
+        self._news = True
+        self._letters[rank] = data
+        for link in self.links:
+            if rank not in link.behind:
+                link.stale.add(rank)
 
     def _tell(self, link: Link, *, must: bool = False) -> None:
         """Sends what the other end does not show yet: where it takes anything, or where it must."""
         if not link.flush() and not must:
             return
-        for rank in self.board.ranks:
-            if rank not in link.behind:
-                page = self.board.page(rank)
-                if page != link.pages.get(rank):
-                    link.pages[rank] = page
-                    link.post(Letter(_PAGE, rank, data=zlib.compress(carried(page), 1)))
-                    self._news = True
-                continue
+        while link.stale:
+            rank = link.stale.pop()
+            link.post(Letter(_PAGE, rank, data=self._letters[rank]))
+        for rank in link.behind:
             for kind, word in _ASKS.items():
                 asked = self.board.get(rank, word)
                 if asked != link.asked.get((rank, kind), 0):
@@ -180,6 +205,7 @@ class Courier(threading.Thread):
         self._began, self._news = now, False
         self._round += 1
         self.board.put(fields.ROUND, self._round)
+        self._look()
         for link in self.links:
             self._tell(link, must=True)
             link.post(Letter(_ROUND, number=self._round))
@@ -188,9 +214,9 @@ class Courier(threading.Thread):
         self.links.remove(link)
         link.connection.close()
         for rank in link.behind:
-            self.board.ask(rank, 1, fields.LOST)
+            self.board.ask(rank, link.lost, fields.LOST)
             for other in self.links:
-                other.post(Letter(_LOST, rank))
+                other.post(Letter(_LOST, rank, link.lost))
 
 
 def watch_over(connection: socket.socket) -> None:
