@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls import guard
 from allranks.collectives.calls.board import WAITING
 from allranks.collectives.calls.call import Call, Members, Offer
@@ -167,6 +168,11 @@ class Several:
         """What each member has offered: it lies there until this rank comes to the next call."""
         told = self.desk.offers.tolist()
         return [offer for _, offer in sorted(zip(self.order, map(Offer, told), strict=True))]
+
+    def mine(self, chunk: int, dtype: np.dtype[Any]) -> Array:
+        """This rank's block for a chunk."""
+        block: Array = self.channel.blocks[self.channel.members.me][chunk & 1].view(dtype)
+        return block
 
     def meet(self, call: Call) -> Steps[None]:
         """Ends when every member on this host has arrived once more."""
