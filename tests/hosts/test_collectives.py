@@ -53,19 +53,26 @@ with open(f"{folder}/writing{c.rank()}", "w") as file:
     json.dump(told, file)
 import os
 os.rename(f"{folder}/writing{c.rank()}", f"{folder}/told{c.rank()}")
-time.sleep(3600)
+if sys.argv[4] == "wait":
+    time.sleep(3600)
 """
 
 
 @contextmanager
-def ranks_on(hosts: Hosts, where: str, count: int, calls: int = 10**9) -> Iterator[Path]:
-    """Runs ranks that call allreduce again and again; gives the folder in which they tell of it."""
+def ranks_on(
+    hosts: Hosts, where: str, count: int, calls: int = 10**9, *, wait: bool = True
+) -> Iterator[Path]:
+    """Runs ranks that call allreduce again and again; gives the folder in which they tell of it.
+
+    Afterwards they wait to be ended, or end by themselves.
+    """
     folder = hosts.shared / f"c{len(list(hosts.shared.iterdir()))}"
     folder.mkdir()
     (folder / "script.py").write_text(_SCRIPT)
     places = sum(int(host.partition(":")[2]) for host in where.split(","))
     words = [str(Path(sys.executable).parent / "mpiexec"), "--host", where, "-n", str(places)]
     words += [sys.executable, f"{folder}/script.py", str(folder), str(count), str(calls)]
+    words += ["wait" if wait else "end"]
     with (folder / "output").open("w") as output:
         running = subprocess.Popen(
             hosts.command("h0", words), env=os.environ | _MPI, stdout=output, stderr=output
@@ -98,6 +105,16 @@ def wait_for(folder: Path, name: str, ranks: int, seconds: float = 60) -> list[P
 def told(folder: Path, ranks: int) -> list[dict[str, object]]:
     """What each rank tells of its last call."""
     return [json.loads(path.read_text()) for path in wait_for(folder, "told", ranks)]
+
+
+def test_a_script_ends_that_has_caught_the_loss_of_a_host(hosts: Hosts) -> None:
+    with ranks_on(hosts, "h0:1,h1:1", 3, wait=False) as folder:
+        hosts.cut("h1")
+        told(folder, 2)
+        deadline = time.monotonic() + 60
+        while any(line.split()[2] == sys.executable for line in hosts.processes("h0")):
+            assert time.monotonic() < deadline, hosts.processes("h0")
+            time.sleep(0.5)
 
 
 @pytest.mark.parametrize("count", [3, 1_000_000])
