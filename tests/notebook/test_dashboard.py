@@ -58,7 +58,7 @@ def test_a_live_panel_is_told_its_points_and_is_closed(notebook):
     opened, *_, closed = [comm["msg_type"] for comm in cell.comms]
     assert (opened, closed) == ("comm_open", "comm_close")
     (state,) = [c["data"]["state"] for c in cell.comms if c["msg_type"] == "comm_open"][-1:]
-    assert {head[1] for head in state["state"]["curves"]} == {"loss"}
+    assert {head["name"] for head in state["state"]["curves"]} == {"loss"}
 
 
 def test_plain_shows_text_and_nothing_else(notebook):
