@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import psutil
 
 import allranks
@@ -51,10 +52,10 @@ class InProcess(Session):
         self._patch.start()
         tempfile.tempdir = None
         try:
-            # What is made once, with the first ranks and the first large message (pyzmq's thread
-            # for its memory), is made before anything is counted.
+            # What is made once, with the first ranks, the first array (numpy's threads) and the
+            # first large message (pyzmq's thread for its memory), is made before all is counted.
             with allranks.Cluster(1) as first:
-                first.push({"large": bytes(_LARGE)})
+                first.push({"large": np.zeros(_LARGE, np.uint8)})
             self._idle = self._held()
             self.cluster = allranks.Cluster(size).start()
             self.set_up()
@@ -156,7 +157,8 @@ class InProcess(Session):
         left += [name for name in sorted(self._segments) if (SHARED / name).exists()]
         left += [str(path) for path in Path(tempfile.gettempdir()).rglob("*")]
         if not left and more(self._held(), self._idle):
-            left = [f"descriptors, threads: {self._idle} before, {self._held()} after"]
+            names = ", ".join(str(thread) for thread in threading.enumerate())
+            left = [f"descriptors, threads: {self._idle} before, {self._held()} after: {names}"]
         return left
 
     @contextmanager

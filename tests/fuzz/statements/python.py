@@ -79,12 +79,12 @@ def a_function_of_a_module_is_replaced(draw: Draw) -> Case:
 
 
 @statement(weight=2)
-def json_loads_is_replaced(draw: Draw) -> Case:
+def a_function_of_json_is_replaced(draw: Draw) -> Case:
     by = draw.rng.choice(sorted(_BY.values()))
+    name = draw.rng.choice(("loads", "load", "dump"))
     return Case(
-        f"import json as _j\n_was = _j.{draw.rng.choice(('loads', 'load', 'dump'))}\n"
-        f"_j.loads = {by}",
-        undo="_j.loads = _was",
+        f"import json as _j\n_was = _j.{name}\n_j.{name} = {by}",
+        undo=f"_j.{name} = _was",
         mixes=False,
     )
 
