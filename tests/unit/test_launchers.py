@@ -13,7 +13,7 @@ from allranks.cluster.launchers.sites import SITES
 from allranks.cluster.launchers.ssh import SshLauncher
 from allranks.cluster.options import ClusterOptions
 from allranks.engine import pinning
-from allranks.errors import UsageError
+from allranks.errors import StartFailed, UsageError
 from allranks.magics.options import parse_cell, parse_command
 
 SITE = """
@@ -168,3 +168,9 @@ def test_the_address_is_the_one_on_the_way_to_the_host(monkeypatch):
     assert spread.address_towards("here") == "127.0.1.1"
     monkeypatch.setenv(spread.ADDRESS, "10.1.2.3")
     assert spread.address_towards("localhost") == "10.1.2.3"
+
+
+def test_a_host_that_only_ssh_knows_is_passed_over_for_the_address():
+    assert spread.address_towards("no.such.host.invalid", "localhost") == "127.0.0.1"
+    with pytest.raises(StartFailed, match="expected a way to no"):
+        spread.address_towards("no.such.host.invalid")

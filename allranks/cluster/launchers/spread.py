@@ -70,27 +70,33 @@ class Spread:
 def address_towards(*hosts: str) -> str:
     """Returns this machine's address on the way to hosts, of which one may be this machine.
 
+    A host that is not known here is passed over: what starts its ranks may know it, or says so.
+
     Raises:
-        StartFailed: nobody knows such a host.
+        StartFailed: nobody knows any such host.
     """
     set_by_hand = os.environ.get(ADDRESS)
     if set_by_hand:
         return set_by_hand
-    found = [_address_towards(host) for host in hosts]
+    found, problems = [], []
+    for host in hosts:
+        try:
+            found.append(_address_towards(host))
+        except OSError as error:
+            problems.append(error)
+    if not found:
+        raise StartFailed(
+            f"expected a way to {', '.join(hosts)}, found {problems[0]}. Check the name, or set "
+            f"{ADDRESS} to the address at which the hosts reach this machine"
+        )
     # The way to itself may be loopback, on which no other host can answer.
     return next((one for one in found if not one.startswith("127.")), found[0])
 
 
 def _address_towards(host: str) -> str:
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-            way.connect((host, _PORT))
-            return str(way.getsockname()[0])
-    except OSError as error:
-        raise StartFailed(
-            f"expected a way to {host}, found {error}. Check the name, or set {ADDRESS} to the "
-            "address at which the hosts reach this machine"
-        ) from error
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((host, _PORT))
+        return str(way.getsockname()[0])
 
 
 def own_address() -> str:
