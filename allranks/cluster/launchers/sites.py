@@ -58,7 +58,7 @@ def sites() -> dict[str, Site]:
         try:
             with open(path, "rb") as text:
                 tables = tomllib.load(text)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise UsageError(f"expected named places in {path}, found {error}. Mend it") from error
