@@ -9,10 +9,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from allranks.cluster import deaths, folders
+from allranks.cluster.announced import Announced
 from allranks.cluster.hosts import Hosts
 from allranks.cluster.inbox import Event, FromNursery, FromRank, Inbox, Pressed, Unread
 from allranks.cluster.launchers.launcher import Launcher, OnSeveralHosts
@@ -73,7 +74,8 @@ class Connection:
         self._clients: list[ipyparallel.Client] = []
         self.launcher_text = ""
         self._cause = ""
-        self._ipyparallel: dict[str, Any] | None = None
+        self._ipyparallel: dict[str, Any] = {}
+        files = self._files = Announced(size)
         self._of_cell = of_cell
         self._offsets: dict[int, int] = {}
         self._requests = 0
@@ -119,7 +121,13 @@ class Connection:
         self._nurseries: list[Nursery | Hosts] = []
         # Runs when nobody holds the connection any longer, and when the kernel exits.
         self._finalizer = weakref.finalize(
-            self, _end_anywhere, self._clients, self._nurseries, self._wire, self._session_dir
+            self,
+            _end_anywhere,
+            self._clients,
+            self._nurseries,
+            self._wire,
+            files,
+            self._session_dir,
         )
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────
@@ -153,10 +161,16 @@ class Connection:
         self.state = "running"
 
     def _nursery(self) -> Nursery | Hosts:
-        inbox = self.inbox
+        # The threads behind this must not hold the connection: it ends when nobody else does.
+        inbox, files, nurseries = self.inbox, self._files, self._nurseries
 
         def deliver(name: str, told: dict[str, Any]) -> None:
-            inbox.put(FromNursery(name, told))
+            if name == "registered":
+                pids = (each.pid for each in nurseries if isinstance(each, Nursery))
+                with suppress(OSError):  # a home may be read-only; client() needs no files
+                    files.write(told["client"], told["engine"], next(pids, None))
+            else:
+                inbox.put(FromNursery(name, told))
 
         try:
             made: Nursery | Hosts
@@ -288,7 +302,7 @@ class Connection:
 
         deadline = time.monotonic() + _CLIENT_SECONDS
         while not self._clients:
-            made = ipyparallel.Client(self._ipyparallel)
+            made = ipyparallel.Client(self._ipyparallel["client"])
             try:
                 made.wait_for_engines(self.size, timeout=_CLIENT_TRY_SECONDS, interactive=False)
             except TimeoutError:
@@ -324,7 +338,7 @@ class Connection:
                 self._of_cell(record, event.payloads)
         elif isinstance(event, FromNursery):
             if event.name == "connection":
-                self._ipyparallel = event.fields["info"]
+                self._ipyparallel = event.fields
             elif event.name == "launcher":
                 self.launcher_text = (self.launcher_text + event.fields["text"])[-20_000:]
             elif event.name in ("exit", "launcher_exit", "nursery_exit", "host_left"):
@@ -398,11 +412,13 @@ def _end(
     clients: list[ipyparallel.Client],
     nurseries: list[Nursery | Hosts],
     wire: Wire,
+    files: Announced,
     session_dir: str,
 ) -> None:
     """Ends what a connection holds; it must not hold the connection itself."""
     with ExitStack() as ends:
         ends.callback(shutil.rmtree, session_dir, ignore_errors=True)
+        ends.callback(files.close)  # once no thread writes them any longer
         ends.callback(wire.close)
         for held in (*nurseries, *clients):
             ends.callback(held.stop if isinstance(held, Nursery | Hosts) else held.close)

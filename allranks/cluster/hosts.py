@@ -140,7 +140,7 @@ class Hosts:
             self._host_of[fields["rank"]] = host
         else:
             if name == "connection":
-                join = f"join {json.dumps(fields.pop('engine'))}"
+                join = f"join {json.dumps(fields['engine'])}"
                 for other in self._hosts[1:]:
                     self._wire.say(other.name, "say", join)
             self._deliver(name, {**fields, "host": host})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -52,8 +53,15 @@ def connection_info(interface: str = "") -> tuple[dict[str, Any], dict[str, Any]
     return engine, client, secret
 
 
-def run(engine: dict[str, Any], client: dict[str, Any], secret: str, session_dir: str) -> None:
-    """Serves the cluster until the process is ended."""
+def run(
+    engine: dict[str, Any],
+    client: dict[str, Any],
+    secret: str,
+    session_dir: str,
+    size: int,
+    complete: Callable[[], object],
+) -> None:
+    """Serves the cluster until the process is ended; ``complete``: all its engines are there."""
     # The heart monitor is a process of its own, which knows nothing of ours.
     own = os.getpid()
     os.register_at_fork(after_in_child=lambda: processes.die_with_parent(own))
@@ -79,4 +87,13 @@ def run(engine: dict[str, Any], client: dict[str, Any], secret: str, session_dir
     # initialize() binds the sockets that these name, and would choose others itself.
     controller.engine_info, controller.client_info = engine, client
     controller.initialize([])
+    hub = controller.hub
+    finish = hub.finish_registration
+
+    def finish_registration(heart: bytes) -> None:
+        finish(heart)
+        if len(hub.engines) == size:
+            complete()
+
+    hub.finish_registration = finish_registration
     controller.start()

@@ -178,13 +178,24 @@ class Nursery:
 
         engine, client, secret = controller.connection_info(self.config.interface)
         self.connection = engine
-        self.controller = self._fork(
-            lambda: controller.run(engine, client, secret, self.config.session_dir),
-            dict(os.environ),
-            log=os.path.join(self.config.log_dir, "controller.log"),
-        )
-        shared = {"engine": engine} if self.config.several_hosts else {}
-        self._tell("connection", info=client, **shared)
+        complete, told = os.pipe()
+        folder, size = self.config.session_dir, self.config.size
+
+        def live() -> None:
+            controller.run(engine, client, secret, folder, size, lambda: os.write(told, b"all"))
+
+        log = os.path.join(self.config.log_dir, "controller.log")
+        self.controller = self._fork(live, dict(os.environ), log, keep=[told])
+        os.close(told)
+
+        def tell() -> None:
+            if os.read(complete, 8):
+                self._tell("registered", client=client, engine=engine)
+            self.selector.unregister(complete)
+            os.close(complete)
+
+        self.selector.register(complete, selectors.EVENT_READ, tell)
+        self._tell("connection", client=client, engine=engine)
 
     def _watch(self) -> None:
         """Serves the door, the launcher's output and the kernel until told to stop."""

@@ -1,0 +1,148 @@
+"""The files by which ipyparallel's own tools find the ranks, as if ``ipcluster`` had started them.
+
+``ipp.Client()``, ``ipp.Cluster.from_file()`` and ``ipcluster list`` look into a folder of the
+profile. Where another cluster is found there already, these files have a name of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_SET = "allranks on "
+#: Removes the files when its standard input closes: the ranks have ended, or the kernel has died.
+_KEEPER = 'cat > /dev/null; rm -f "$@"'
+_CLOSE_SECONDS = 10.0
+
+
+class Announced:
+    """The files of one cluster.
+
+    Args:
+        size: how many ranks it has.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._profile = _profile()
+        self._keeper: subprocess.Popen[bytes] | None = None
+
+    def write(self, client: Any, engine: Any, pid: int | None) -> None:
+        """Writes them: all engines are registered.
+
+        Args:
+            client: ipyparallel's connection information for clients.
+            engine: that for engines.
+            pid: the process that ends the ranks when it is told to end, if that is on this host.
+
+        Raises:
+            OSError: the folder cannot be written to.
+        """
+        folder = self._profile / "security"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _sweep(folder)
+        name = next(name for name in _names() if _take(folder, name, client))
+        paths = _paths(folder, name)
+        keeper = self._keeper = subprocess.Popen(
+            ["/bin/sh", "-c", _KEEPER, "sh", *map(str, paths)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            # An interrupt of the kernel goes to its whole process group: not to this one.
+            start_new_session=True,
+        )
+        _write(paths[1], engine)
+        _write(paths[2], _cluster(name, self._profile, self._size, pid or keeper.pid))
+
+    def close(self) -> None:
+        """Removes them."""
+        if self._keeper is None:
+            return
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._keeper.wait(_CLOSE_SECONDS)
+
+
+def _profile() -> Path:
+    """Returns the folder of IPython's profile: this notebook's, else the default one."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None and shell.profile_dir is not None:
+        return Path(shell.profile_dir.location)
+    from IPython.paths import get_ipython_dir
+
+    return Path(get_ipython_dir(), "profile_default")
+
+
+def _names() -> Iterator[str]:
+    """What a cluster may be called: nothing at all, which is what everybody asks for, or more."""
+    yield ""
+    yield from (f"allranks-{os.getpid()}-{number}" for number in count(1))
+
+
+def _paths(folder: Path, name: str) -> tuple[Path, Path, Path]:
+    """Returns where clients, engines and ipcluster look for a cluster of that name."""
+    controller = f"ipcontroller-{name}-" if name else "ipcontroller-"
+    client, engine = (folder / f"{controller}{kind}.json" for kind in ("client", "engine"))
+    return client, engine, folder / f"cluster-{name}.json"
+
+
+def _take(folder: Path, name: str, client: Any) -> bool:
+    """Returns whether a name was free, and is taken now."""
+    if any(path.exists() for path in _paths(folder, name)):
+        return False
+    try:
+        _write(_paths(folder, name)[0], client)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _write(path: Path, content: Any) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(content, file)
+
+
+def _cluster(name: str, profile: Path, size: int, pid: int) -> dict[str, Any]:
+    """Returns what ``ipcluster`` would have written down."""
+    process = {
+        "cluster_id": name,
+        "profile_dir": str(profile),
+        "state": "running",
+        "pid": pid,
+        "output_file": "",
+    }
+    about = {"cluster_id": name, "profile_dir": str(profile), "n": size, "controller_args": []}
+    about |= {"controller_ip": "", "controller_location": "", "delay": 1.0}
+    return {
+        "cluster": about | {"class": "ipyparallel.cluster.cluster.Cluster"},
+        "controller": {"class": "local", "state": process},
+        "engines": {"class": "mpi", "sets": {_set_name(): process | {"n": size}}},
+    }
+
+
+def _set_name() -> str:
+    """Returns what tells our clusters, and those of this host: another has other processes."""
+    return f"{_SET}{socket.gethostname()}"
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what clusters of this host have left whose kernel was killed, and all with it."""
+    for path in folder.glob("cluster-*.json"):
+        try:
+            found = json.loads(path.read_text())["engines"]["sets"][_set_name()]
+            left = not psutil.pid_exists(found["pid"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # another's, or removed just now
+        for old in _paths(folder, found["cluster_id"]) if left else ():
+            old.unlink(missing_ok=True)
