@@ -10,7 +10,7 @@ Standard output carries one JSON event a line (see ``Nursery._tell``), standard 
 a line (see ``Nursery._obey``).
 
 Where ranks are on several hosts each host has a nursery. That of the first runs the launcher; those
-of the others do what the launcher would have ssh do there (see ``allranks.engine.agent``).
+of the others do what the launcher would have ssh do there (see ``allranks.engine.remote_agent``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import importlib
 import json
 import os
 import selectors
-import shlex
 import shutil
 import signal
 import socket
@@ -34,13 +33,13 @@ from typing import Any
 
 from allranks import launched
 from allranks.engine import doors, filters, processes
+from allranks.engine.remote_agent import RemoteAgent
 from allranks.records.config import NurseryConfig
 
 _TICK_SECONDS = 0.5
 _TERM_SECONDS = 0.2
 _MPI_FILES, _MPI_NBYTES = "OMPI_MCA_btl_sm_backing_directory", 16 << 20
 _TRACKER_SECONDS = 1.0
-_AGENTS = 64
 _NO_MORE: Mapping[str, str] = MappingProxyType({})
 _IMPORTS = (
     "allranks.engine.controller",
@@ -77,7 +76,7 @@ class Nursery:
         self.controller = 0
         self.connection: dict[str, Any] = {}
         self.launcher: subprocess.Popen[bytes] | None = None
-        self.callers: list[socket.socket] = []
+        self.agent: RemoteAgent | None = None
         self._heard = heard
         processes.adopt_orphans()
 
@@ -106,8 +105,9 @@ class Nursery:
         """Starts the launcher, which starts a stub in every rank, which comes to our door."""
         stub = os.path.join(os.path.dirname(os.path.abspath(__file__)), "stub.py")
         command = [*self.config.launch, sys.executable, "-I", "-S", stub, address]
-        agent = self._open_agent() if self.config.several_hosts else {}
-        self._start_launcher(command, agent)
+        if self.config.several_hosts:
+            self.agent = RemoteAgent(self.config.session_dir)
+        self._start_launcher(command, self.agent.environment if self.agent else _NO_MORE)
 
     def _start_launcher(self, command: Sequence[str], more: Mapping[str, str] = _NO_MORE) -> None:
         environment = {**os.environ, **self.config.environment, **more}
@@ -125,30 +125,12 @@ class Nursery:
         assert self.launcher.stdout is not None
         os.set_blocking(self.launcher.stdout.fileno(), False)
 
-    def _open_agent(self) -> dict[str, str]:
-        """Listens for what the launcher has run on other hosts; returns what tells it to ask here.
-
-        It would run ``ssh HOST COMMAND``.
-        """
-        folder, program = self.config.session_dir, os.path.dirname(os.path.abspath(__file__))
-        address, script = os.path.join(folder, "agent"), os.path.join(folder, "agent.sh")
-        self.agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.agent.bind(address)
-        self.agent.listen(_AGENTS)
-        asks = [sys.executable, "-I", "-S", os.path.join(program, "agent.py"), address]
-        with open(script, "w") as text:
-            # Open MPI splits the name of an agent at blanks, which a path may have.
-            text.write(f'exec {shlex.join(asks)} "$@"\n')
-        return {"PRTE_MCA_plm_ssh_agent": f"/bin/sh {script}"}
-
     def _asked(self) -> None:
-        """An agent wants a command to be run on another host: the notebook knows the way."""
-        caller, _ = self.agent.accept()
-        with caller.makefile("rb") as said:
-            line = said.readline()
-        self.callers.append(caller)  # it stays as long as this
-        if line.endswith(b"\n"):
-            self._tell("reach", **json.loads(line))
+        """Something is to be run on another host: the notebook knows the way."""
+        assert self.agent is not None
+        told = self.agent.asked()
+        if told is not None:
+            self._tell("reach", **told)
 
     def _preload(self) -> None:
         """Imports once what the ranks were told to begin with: they share it, and its memory.
@@ -208,8 +190,8 @@ class Nursery:
         self.selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
         if self.config.head:
             self._open_door()
-        if self.config.head and self.config.several_hosts:
-            self.selector.register(self.agent, selectors.EVENT_READ, self._asked)
+        if self.agent is not None:
+            self.selector.register(self.agent.listening, selectors.EVENT_READ, self._asked)
         self._take(b"")
         while not self.stopping:
             for key, _ in self.selector.select(_TICK_SECONDS):
@@ -406,8 +388,10 @@ class Nursery:
                 self.segments |= processes.shared_segments(pid)
         for pid in [*self.ranks, self.controller]:
             processes.kill(pid)
-        for place in (*self.places.values(), *self.callers):
+        for place in self.places.values():
             place.close()
+        if self.agent is not None:
+            self.agent.close()
         if self.launcher is not None and self.launcher.returncode is None:
             processes.kill(self.launcher.pid, signal.SIGTERM)
         deadline = time.monotonic() + _TERM_SECONDS
