@@ -21,7 +21,7 @@ import psutil
 
 _SET = "allranks on "
 #: Removes the files when its standard input closes: the ranks have ended, or the kernel has died.
-_KEEPER = 'cat > /dev/null; rm -f "$@"'
+_KEEPER = 'read -r _; rm -f "$@"'
 _CLOSE_SECONDS = 10.0
 
 
@@ -64,13 +64,14 @@ class Announced:
         _write(paths[2], _cluster(name, self._profile, self._size, pid or keeper.pid))
 
     def close(self) -> None:
-        """Removes them."""
-        if self._keeper is None:
+        """Removes them; from any thread, and more than once."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is None:
             return
-        assert self._keeper.stdin is not None
-        self._keeper.stdin.close()
+        assert keeper.stdin is not None
+        keeper.stdin.close()
         with suppress(subprocess.TimeoutExpired):
-            self._keeper.wait(_CLOSE_SECONDS)
+            keeper.wait(_CLOSE_SECONDS)
 
 
 def _profile() -> Path:

@@ -169,8 +169,10 @@ class Connection:
                 pids = (each.pid for each in nurseries if isinstance(each, Nursery))
                 with suppress(OSError):  # a home may be read-only; client() needs no files
                     files.write(told["client"], told["engine"], next(pids, None))
-            else:
-                inbox.put(FromNursery(name, told))
+                return
+            if name == "nursery_exit":
+                files.close()
+            inbox.put(FromNursery(name, told))
 
         try:
             made: Nursery | Hosts
