@@ -10,7 +10,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from allranks.cluster import profile
 
 _SET = "allranks on "
 #: Removes the files when its standard input closes: the ranks have ended, or the kernel has died.
@@ -34,7 +35,7 @@ class Announced:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._profile = _profile()
+        self._profile = profile.folder()
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def write(self, client: Any, engine: Any, pid: int | None) -> None:
@@ -74,16 +75,6 @@ class Announced:
             keeper.wait(_CLOSE_SECONDS)
 
 
-def _profile() -> Path:
-    """Returns the folder of IPython's profile: this notebook's, else the default one."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is not None and shell.profile_dir is not None:
-        return Path(shell.profile_dir.location)
-    from IPython.paths import get_ipython_dir
-
-    return Path(get_ipython_dir(), "profile_default")
-
-
 def _names() -> Iterator[str]:
     """What a cluster may be called: nothing at all, which is what everybody asks for, or more."""
     yield ""
@@ -114,16 +105,16 @@ def _write(path: Path, content: Any) -> None:
         json.dump(content, file)
 
 
-def _cluster(name: str, profile: Path, size: int, pid: int) -> dict[str, Any]:
+def _cluster(name: str, place: Path, size: int, pid: int) -> dict[str, Any]:
     """Returns what ``ipcluster`` would have written down."""
     process = {
         "cluster_id": name,
-        "profile_dir": str(profile),
+        "profile_dir": str(place),
         "state": "running",
         "pid": pid,
         "output_file": "",
     }
-    about = {"cluster_id": name, "profile_dir": str(profile), "n": size, "controller_args": []}
+    about = {"cluster_id": name, "profile_dir": str(place), "n": size, "controller_args": []}
     about |= {"controller_ip": "", "controller_location": "", "delay": 1.0}
     return {
         "cluster": about | {"class": "ipyparallel.cluster.cluster.Cluster"},

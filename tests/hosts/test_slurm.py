@@ -63,6 +63,23 @@ def test_ranks_run_on_the_nodes_and_stop_ends_the_job(hosts, notebook):
     until_idle(hosts)
 
 
+PROFILE = """
+c.SlurmLauncher.timelimit = "7:00"
+c.SlurmLauncher.options = "--comment={word}"
+c.SlurmLauncher.namespace = {"word": "from-a-profile"}
+c.SlurmLauncher.delete_command = ["scancel", "--quiet"]
+c.SlurmLauncher.job_id_regexp = r"batch job (\\d+)"
+c.SlurmLauncher.job_id_regexp_group = 1
+"""
+
+
+def test_a_profile_of_ipyparallel_says_how_jobs_are_submitted_here(hosts, notebook):
+    notebook.cwd.joinpath(".ipython/profile_default/ipcluster_config.py").write_text(PROFILE)
+    begin(notebook)
+    assert hosts.on("h0", "squeue", "-h", "-o", "%k %l") == "from-a-profile 7:00\n"
+    notebook.run("%distributed stop")
+
+
 def test_the_key_is_in_no_argument_environment_or_file_once_the_ranks_are_up(hosts, notebook):
     begin(notebook)
     notebook.run("from allranks.widgets import offered")

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from allranks.cluster import devices, launchers
+from allranks.cluster import devices, launchers, profile
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.launchers import listing, lsf, pbs, slurm, spread
 from allranks.cluster.launchers.batch import parse_batch
@@ -85,6 +85,56 @@ def test_a_batch_system_is_asked_for_as_many_ranks_as_its_options_say():
         slurm.SlurmLauncher(["-N", "3"]).size(7)
     with pytest.raises(UsageError, match="found -n 6"):
         pbs.PbsLauncher(["--nodes", "2", "--ntasks-per-node", "4"]).size(6)
+
+
+PROFILE = """
+c.BatchSystemLauncher.queue = "gpu"
+c.SlurmLauncher.account = "physics"
+c.SlurmEngineSetLauncher.options = "--constraint={kind} --mem 4G"
+c.SlurmEngineSetLauncher.namespace = {"kind": "a100"}
+c.SlurmLauncher.submit_command = ["site-sbatch", "--wait-less"]
+c.SlurmLauncher.delete_command = ["site-cancel"]
+c.SlurmLauncher.job_id_regexp = r"job (\\d+)"
+c.SlurmLauncher.job_id_regexp_group = 1
+c.SlurmEngineSetLauncher.batch_template = "one that would start engines"
+"""
+
+
+@pytest.fixture
+def ipython(tmp_path, monkeypatch):
+    folder = tmp_path / "ipython" / "profile_default"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("IPYTHONDIR", str(folder.parent))
+    return folder
+
+
+def test_what_a_profile_of_ipyparallel_says_of_slurm_is_honoured(ipython):
+    assert profile.slurm() == profile.SlurmSettings()
+    (ipython / "ipcluster_config.py").write_text(PROFILE)
+    found = profile.slurm()
+    assert found.options == (
+        "--partition=gpu",
+        "--account=physics",
+        "--constraint=a100",
+        "--mem",
+        "4G",
+    )
+    assert (found.submit, found.delete) == (("site-sbatch", "--wait-less"), ("site-cancel",))
+    assert found.job_id.search("queued: job 4711 of 2")[found.group] == "4711"
+
+
+def test_a_profile_that_cannot_be_read_is_named(ipython):
+    (ipython / "ipcluster_config.py").write_text("c.SlurmLauncher.queue = 1 / 0")
+    with pytest.raises(UsageError, match=r"in .*ipcluster_config.py, found ZeroDivisionError"):
+        profile.slurm()
+
+
+@pytest.mark.usefixtures("_slurm_here")
+def test_the_options_that_are_typed_come_after_those_of_the_profile(ipython):
+    (ipython / "ipcluster_config.py").write_text("c.SlurmLauncher.options = '--nodes 2 --mem 1G'")
+    made = slurm.SlurmLauncher(["--nodes", "3", "--mem", "2G"])
+    assert made.size(None) == 3
+    assert made._asked.more == ["--mem", "1G", "--mem", "2G"]
 
 
 def test_what_is_no_number_of_hosts_is_refused_with_an_example():

@@ -1,7 +1,8 @@
 """Ranks on hosts that Slurm gives: ``--on slurm --nodes 2 --ntasks-per-node 4 --time 1:00:00``.
 
-The options are sbatch's own. A notebook that runs in a job of several nodes itself has its ranks
-there: ``--on slurm`` without options.
+The options are sbatch's own, behind those that the user's profile of ipyparallel has for Slurm. A
+notebook that runs in a job of several nodes itself has its ranks there: ``--on slurm`` without
+options.
 
 As a notebook in a job of two nodes has it: SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=2
 SLURM_JOB_NODELIST=h[1-2] SLURM_TASKS_PER_NODE=4(x2)
@@ -18,6 +19,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from allranks.cluster import profile
 from allranks.cluster.launchers.batch import (
     BatchJob,
     ask,
@@ -67,9 +69,10 @@ class SlurmLauncher(Spread):
     name = "slurm"
 
     def __init__(self, options: Sequence[str] = ()) -> None:
-        program("sbatch", _PACKAGE)
+        self._settings = profile.slurm()
+        program(self._settings.submit[0], _PACKAGE)
         self._inside = not options and in_allocation(os.environ)
-        self._asked = parse_batch(options, _EXAMPLE)
+        self._asked = parse_batch([*self._settings.options, *options], _EXAMPLE)
 
     def size(self, n: int | None) -> int:
         """Returns how many ranks there are to be: nodes, times ranks a node."""
@@ -99,12 +102,20 @@ class SlurmLauncher(Spread):
             return SrunJob(path, tell)
         output = os.path.join(log_dir, "slurm.log")
         nodes, each = self._asked.nodes, self._asked.each
-        words = ["sbatch", "--parsable", "--job-name=allranks", *self._asked.more]
+        words = [*self._settings.submit, "--job-name=allranks", *self._asked.more]
         words += [f"--nodes={nodes}", f"--ntasks-per-node={each}", f"--output={output}"]
         # Its ranks are gone with a node, and what they had: to run it again would be of no use.
         words += ["--no-requeue"]
         said = submit("Slurm", words, f"#!/bin/sh\nexec {shlex.join(_srun(nodes, path))}\n", path)
-        return SlurmJob(said.strip().partition(";")[0], each, path, output)
+        number = self._settings.job_id.search(said)
+        if number is None:
+            os.unlink(path)
+            raise StartFailed(
+                f"expected {words[0]} to tell the job's number, found {said.strip()!r}. It is "
+                f"looked for by {self._settings.job_id.pattern!r}"
+            )
+        cancel = self._settings.delete
+        return SlurmJob(number[self._settings.group], each, path, output, cancel)
 
 
 class SlurmJob(BatchJob):
@@ -115,10 +126,13 @@ class SlurmJob(BatchJob):
         ranks: how many ranks each node has.
         invitation: the path of the invitation.
         output: the path of what it writes.
+        cancel: the command that cancels it, up to its number.
     """
 
-    def __init__(self, number: str, ranks: int, invitation: str, output: str) -> None:
-        super().__init__("Slurm", number, ranks, ["scancel", number], invitation)
+    def __init__(
+        self, number: str, ranks: int, invitation: str, output: str, cancel: Sequence[str]
+    ) -> None:
+        super().__init__("Slurm", number, ranks, [*cancel, number], invitation)
         self._output = output
 
     def look(self) -> tuple[Sequence[str], str]:
