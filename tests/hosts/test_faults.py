@@ -1,14 +1,18 @@
 """What happens to hosts is said soon, with the host's name."""
 
 import re
+import time
 
 import pytest
+
+from tests.hosts.conftest import SSH
 
 #: A lease is ten seconds; it is told at most two later.
 NAMED_SECONDS = 12
 #: For the machine that runs these tests to come to it.
 SLACK_SECONDS = 3
 SLEEP = "import time\nprint('here')\ntime.sleep(60)"
+H2_FIRST = "--on ssh:h2:2,h1:2"
 ALLREDUCE = "import numpy as np\nprint('here')\nwhile True: allreduce(np.ones(9))"
 
 
@@ -30,31 +34,30 @@ def test_a_rank_that_is_killed_is_named_with_its_host_and_signal(notebook):
     assert "allranks started again ranks 0–3 on h1, h2" in again.text
 
 
-@pytest.mark.parametrize("source", [SLEEP, ALLREDUCE], ids=["asleep", "in a collective"])
-def test_a_host_that_is_cut_off_during_a_cell_is_named_within_its_lease(hosts, notebook, source):
-    cell = notebook.start_on_ranks(source).wait_for("here")
+def test_a_host_that_is_cut_off_is_named_within_its_lease(hosts, notebook, new_notebook):
+    reducing, idle = new_notebook(), new_notebook()
+    assert reducing.on_ranks("rank", SSH).status == "ok"
+    assert idle.on_ranks("kept = rank", H2_FIRST).status == "ok"
+    cells = [notebook.start_on_ranks(SLEEP), reducing.start_on_ranks(ALLREDUCE)]
+    for cell in cells:
+        cell.wait_for("here")
     hosts.cut("h2")
+    cut = time.monotonic()
     try:
-        cell.wait(NAMED_SECONDS + SLACK_SECONDS)
+        for cell in cells:
+            cell.wait(cut + NAMED_SECONDS + SLACK_SECONDS - time.monotonic())
+        assert hosts.processes("h2") == []
     finally:
         hosts.mend("h2")
-    assert cell.error_name == "ClusterLost", cell.text
-    assert cell.error_value.startswith("Host h2 is cut off, or has crashed: nothing was heard")
-    assert "the variables of all 4 ranks are lost" in cell.error_value
+    for cell in cells:
+        assert cell.error_name == "ClusterLost", cell.text
+        assert cell.error_value.startswith("Host h2 is cut off, or has crashed: nothing was heard")
+        assert "the variables of all 4 ranks are lost" in cell.error_value
     assert "size" in notebook.on_ranks("'size'").text
-
-
-def test_a_host_that_is_cut_off_while_idle_is_told_by_the_next_cell(hosts, notebook):
-    hosts.cut("h1")
-    try:
-        notebook.drain(NAMED_SECONDS)
-        assert hosts.processes("h1") == []
-    finally:
-        hosts.mend("h1")
-    cell = notebook.on_ranks("'kept' in globals()")
-    assert cell.text.startswith("Host h1 is cut off, or has crashed"), cell.text
-    assert "allranks started again" in cell.text
-    assert "ranks 0–3 → False" in cell.text
+    told = idle.on_ranks("'kept' in globals()")
+    assert told.text.startswith("Host h2 is cut off, or has crashed"), told.text
+    assert "allranks started again" in told.text
+    assert "ranks 0–3 → False" in told.text
 
 
 def test_a_host_that_is_frozen_for_eight_seconds_goes_on(hosts, notebook):
