@@ -22,6 +22,13 @@ def test_status_tells_the_host_of_every_rank(notebook):
     assert text.index("h1") < text.index("rank 1") < text.index("h2") < text.index("rank 2")
 
 
+def test_what_ranks_can_be_started_on_is_listed_with_why_what_cannot(notebook):
+    text = notebook.run("%distributed launchers").text
+    assert text.startswith("→ local      ranks on this machine\n  ssh        --on ssh:h1:2,h2:2")
+    assert re.search(r"reaches without asking\n  slurm ", text), text
+    assert re.search(r"  pbs .*\n +not here: expected qsub, found no such program", text), text
+
+
 def test_the_logs_of_ranks_can_be_read_where_hosts_share_no_folder(hosts, new_notebook):
     notebook = new_notebook({"ALLRANKS_LOG_DIR": "/tmp/logs"})
     try:
