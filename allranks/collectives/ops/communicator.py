@@ -93,6 +93,7 @@ class Comm(Collectives):
         if self.rank == local_leader and isinstance(peer_comm, Comm):
             # MPI itself sends with this tag between the two leaders.
             peer_comm.sendrecv(None, remote_leader, tag, None, remote_leader, tag)
+        self.agree("comm.Create_intercomm")
         arguments = local_leader, peer_comm, remote_leader, tag
         return self._whole("Create_intercomm", *arguments)
 
