@@ -32,6 +32,9 @@ BENCH_ARGS ?=
 MINUTES ?= 60
 CUDA ?= cuda12
 
+# Where images ask for none, what pip or the tests have not compiled would be compiled by each process.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Running as root is what containers do; JupyterLab wants it said.
 ALLOW_ROOT = $(shell test "$$(id -u)" -ne 0 || echo --allow-root)
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from allranks.errors import CellTimeout
 from allranks.records.ranks import label
 from allranks.records.wire import Report
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+#: What a traceback calls the error: in its first line, and in its last.
+_INTERRUPTED = re.compile(r"^((?:\x1b\[[0-9;]*m)*)KeyboardInterrupt\b(.*)$", re.MULTILINE)
 _SHOWN_WHOLE = 3
 
 
@@ -35,6 +39,24 @@ def fold(reports: Iterable[Report]) -> list[list[Report]]:
         if group[0].waiting:
             group.sort(key=lambda report: -len(report.message))
     return list(groups.values())
+
+
+def as_timeout(report: Report, late: str) -> Report:
+    """Returns the report of a rank that was interrupted as that of one whose time was over.
+
+    Args:
+        report: of any rank; one that raised something else stays as it is.
+        late: what is said of the time.
+    """
+    if report.etype != KeyboardInterrupt.__name__:
+        return report
+    name = CellTimeout.__name__
+    traceback = tuple(
+        _INTERRUPTED.sub(lambda found: f"{found[1]}{name}{found[2]}", part).rstrip()
+        for part in report.traceback
+    )
+    traceback = (*traceback[:-1], f"{traceback[-1]} {late}") if traceback else ()
+    return replace(report, etype=name, message=late, traceback=traceback)
 
 
 def headline(reports: Sequence[Report], size: int) -> str:

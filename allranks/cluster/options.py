@@ -86,11 +86,20 @@ class ClusterOptions:
     @staticmethod
     def add_to(parser: argparse.ArgumentParser) -> None:
         """Has a parser read these options, each into the attribute of its field."""
-        parser.add_argument("-n", type=int)
-        parser.add_argument("--gpus")
-        parser.add_argument("--exclusive", action="store_true")
-        parser.add_argument("--on", dest="launcher", metavar="LAUNCHER")
-        parser.add_argument("--preload", metavar="MODULES")
+        parser.add_argument("-n", type=int, help="how many ranks; else one a GPU, or one a core")
+        parser.add_argument("--gpus", help="the GPUs for the ranks: all, none, 0 or 0,1")
+        parser.add_argument(
+            "--exclusive", action="store_true", help="refuse where ranks would share a GPU"
+        )
+        parser.add_argument(
+            "--on",
+            dest="launcher",
+            metavar="LAUNCHER",
+            help="where to start them: local, this machine",
+        )
+        parser.add_argument(
+            "--preload", metavar="MODULES", help="import these once, before the ranks are made"
+        )
 
     @classmethod
     def take_from(cls, parsed: dict[str, Any]) -> ClusterOptions:

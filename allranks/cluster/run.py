@@ -277,8 +277,10 @@ class Run:
             kind = (
                 CellTimeout if self.timed_out else CellInterrupted if self.presses else CellFailed
             )
-        message = failures.plain(failures.headline(reports, self.size))
         if kind is CellTimeout:
+            reports = [failures.as_timeout(report, late) for report in reports]
+        message = failures.plain(failures.headline(reports, self.size))
+        if kind is CellTimeout and late not in message:  # where all others only waited
             message = f"{late}. {message}"
         failed = kind(message, failures.describe(reports, self.ranks), reports)
         # A notebook shows the text by itself; a script's traceback ends with the notes.

@@ -42,8 +42,13 @@ class Metrics:
             named: numbers, or arrays of one element.
 
         Raises:
-            UsageError: a value is not a number.
+            UsageError: a value has no name, or is not a number.
         """
+        if not isinstance(values, Mapping | None):
+            raise UsageError(
+                f"log expected named numbers, found {values!r:.60}. "
+                "Type for example: log(loss=0.5), or log({'val/loss': 0.5})"
+            )
         if values is not None:
             named = {**values, **named}
         points, who = self._points, str(member)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,32 +59,42 @@ class Options:
         return made.members() if self.random is None else made.draw(self.random, self.seed)
 
 
-def parse(line: str, make_parser: Callable[[str], argparse.ArgumentParser]) -> Options:
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Has a parser read the line of an ensemble."""
+    add = parser.add_argument
+    add("words", nargs="*", metavar="NAME=VALUES", help="a grid: lr=1e-1,1e-2 seed=0:8")
+    ClusterOptions.add_to(parser)
+    add("-o", "--out", metavar="NAME", help="put the table there; else into runs")
+    add(
+        "--ranks-per-member", dest="ranks_each", type=int, metavar="K",
+        help="how many ranks each member has",
+    )  # fmt: skip
+    add("--store", metavar="FOLDER", help="keep results there; what has ended is not run again")
+    add("--trust-store", action="store_true", help="take results of a cell that has changed")
+    add("--retry-failed", action="store_true", help="run only members that have not ended well")
+    add("--random", type=int, metavar="COUNT", help="so many members of the grid, by chance")
+    add("--seed", type=int, help="of --random")
+    add("--timeout", type=float, metavar="SECONDS", help="interrupt a member that takes longer")
+    add("--metric", metavar="NAME[:min|max]", help="what is logged that tells good from poor")
+    add("--stop", choices=KINDS, help="end poor members early, by --metric")
+    add("--grace", type=int, metavar="STEPS", help="end none before so many steps")
+    add(
+        "--no-fold", dest="fold", action="store_false",
+        help="show equal output of members each time",
+    )  # fmt: skip
+    add("--view", choices=("full", "auto", "plain"), help="the live table and panel, or text")
+
+
+def parse(line: str, parser: argparse.ArgumentParser) -> Options:
     """Returns what stands on a line.
 
     Args:
         line: as ``lr=1e-1,1e-2 seed=0:8 -o runs``.
-        make_parser: makes a parser that raises UsageError.
+        parser: that raises UsageError, and has been through `add_to`.
 
     Raises:
         UsageError: an option is unknown, or its value is not what it must be.
     """
-    parser = make_parser("%%ensemble")
-    parser.add_argument("words", nargs="*", metavar="NAME=VALUES")
-    ClusterOptions.add_to(parser)
-    parser.add_argument("-o", "--out", metavar="NAME")
-    parser.add_argument("--ranks-per-member", dest="ranks_each", type=int, metavar="K")
-    parser.add_argument("--store", metavar="FOLDER")
-    parser.add_argument("--trust-store", action="store_true")
-    parser.add_argument("--retry-failed", action="store_true")
-    parser.add_argument("--random", type=int, metavar="COUNT")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--timeout", type=float, metavar="SECONDS")
-    parser.add_argument("--metric", metavar="NAME[:min|max]")
-    parser.add_argument("--stop", choices=KINDS)
-    parser.add_argument("--grace", type=int, metavar="STEPS")
-    parser.add_argument("--no-fold", dest="fold", action="store_false")
-    parser.add_argument("--view", choices=("full", "auto", "plain"))
     given, options = _sorted(words(line))
     made = parser.parse_args([*options, *given], namespace=Options())
     made.cluster = ClusterOptions.take_from(vars(made))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Coroutine
 from types import FrameType
+from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -61,6 +63,15 @@ def is_awaited() -> bool:
     if caller is None or caller.f_code.co_name != "<module>":
         return False
     return bool(caller.f_code.co_flags & inspect.CO_COROUTINE)
+
+
+def nothing_to_run() -> Coroutine[Any, Any, None] | None:
+    """What the cell magic that calls this returns where it has nothing to run."""
+
+    async def nothing() -> None:
+        pass
+
+    return nothing() if is_awaited() else None
 
 
 def _called_by_a_magic(frame: FrameType | None) -> bool:

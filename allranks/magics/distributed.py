@@ -14,9 +14,10 @@ from allranks.cluster.run import Run
 from allranks.cluster.status import tree
 from allranks.errors import CellFailed, InvalidCell, UsageError
 from allranks.magics.answering import Answering
-from allranks.magics.awaiting import Awaiting, is_awaited
+from allranks.magics.awaiting import Awaiting, is_awaited, nothing_to_run
 from allranks.magics.completion import Completion
-from allranks.magics.options import CellOptions, parse_cell, parse_command
+from allranks.magics.line_help import LineHelp
+from allranks.magics.options import CellOptions, HelpShown, parse_cell, parse_command
 from allranks.magics.session import Session
 from allranks.magics.toggle import Toggle
 from allranks.records import ranks as rank_lists
@@ -35,6 +36,7 @@ class DistributedMagics(Magics):
         self.session = Session()
         self.toggle = Toggle(shell)
         self.completion = Completion(shell, self.session, self.toggle)
+        self.line_help = LineHelp(shell)
         self.awaiting = Awaiting(shell)
         self.answering = Answering(shell)
 
@@ -42,21 +44,25 @@ class DistributedMagics(Magics):
         """Ends the ranks and leaves the shell as it was."""
         self.toggle.off()
         self.completion.remove()
+        self.line_help.remove()
         self.awaiting.remove()
         self.answering.remove()
         self.session.stop()
 
     @cell_magic("distributed")  # type: ignore[arg-type]
     def run_cell(self, line: str, cell: str) -> Coroutine[Any, Any, None] | None:
-        """Runs the cell on every rank, or on those of ``-r``; see ``%distributed`` for more.
+        """Runs the cell on every rank, or on those of ``-r``.
 
-        ``%%distributed [-n N] [-r RANKS] [-o NAME] [--timeout S] [--gpus G] [--exclusive]
-        [--on LAUNCHER] [--preload MODULES] [--local] [--no-fold] [--view full|auto|plain]``
+        ``%%distributed --help`` lists the options; see ``%distributed`` for more.
         """
         # The line of the magic stays as a comment, so that line numbers are the notebook's.
         toggled = self.toggle.took_cell() or cell.lstrip().startswith("%%")
         head = "" if toggled else f"# %%distributed {line}".rstrip() + "\n"
-        return self.send(parse_cell(line), head + cell, cell)
+        try:
+            options = parse_cell(line)
+        except HelpShown:
+            return nothing_to_run()
+        return self.send(options, head + cell, cell)
 
     def send(
         self, options: CellOptions, text: str, local: str = ""
@@ -117,22 +123,11 @@ class DistributedMagics(Magics):
 
     @line_magic("distributed")  # type: ignore[arg-type]
     def command(self, line: str) -> Any:
-        """Leads the ranks.
-
-        ``%distributed start [-n N] [--gpus G] [--exclusive] [--on LAUNCHER] [--preload MODULES]``
-        starts them;
-        ``restart`` (same options) forgets their variables; ``stop`` ends them.
-        ``%distributed status`` shows every rank: host, pid, device, memory, state, line.
-        ``%distributed interrupt`` interrupts the running cell.
-        ``%distributed on`` sends every following cell to the ranks, until ``off``.
-        ``%distributed push NAMES`` copies the notebook's variables to every rank;
-        ``pull NAMES [-r RANKS]`` returns ``{rank: value}`` of the ranks' variables.
-        ``%distributed debug [-r RANK]`` opens a debugger where the last cell has failed, on the
-        rank that failed first.
-        ``%distributed launchers`` lists what ranks can be started on, behind ``--on``.
-        ``%distributed log [-r RANKS]`` prints the end of the ranks' logs, and where they are.
-        """
-        name, options = parse_command(line)
+        """Starts, stops and asks the ranks; ``%distributed`` alone lists the commands."""
+        try:
+            name, options = parse_command(line)
+        except HelpShown:
+            return None
         session = self.session
         if name == "start":
             session.cluster(options.cluster)

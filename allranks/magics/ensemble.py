@@ -13,14 +13,21 @@ from allranks.ensemble.drive import Drive, Plan
 from allranks.ensemble.early import Early
 from allranks.ensemble.grid import Values
 from allranks.ensemble.member import FINISHED, STOPPED_EARLY, WAITING, Member
-from allranks.ensemble.options import Options, check_size, parse
+from allranks.ensemble.options import Options, add_to, check_size, parse
 from allranks.ensemble.runs import Runs
 from allranks.ensemble.store import Store, key_of, normal
 from allranks.errors import InvalidCell, UsageError
-from allranks.magics.awaiting import is_awaited
-from allranks.magics.options import Parser
+from allranks.magics.awaiting import is_awaited, nothing_to_run
+from allranks.magics.options import HelpShown, Parser
 from allranks.magics.session import Session
 from allranks.widgets.ensemble.view import ensemble_view
+
+
+def ensemble_parser() -> Parser:
+    """Returns what parses the line of an ensemble."""
+    parser = Parser("%%ensemble", "Runs the cell once for each member of a grid.")
+    add_to(parser)
+    return parser
 
 
 @magics_class
@@ -42,21 +49,19 @@ class EnsembleMagics(Magics):
     def run_cell(self, line: str, cell: str) -> Coroutine[Any, Any, None] | None:
         """Runs the cell once for each member of a grid, each on the next free rank.
 
-        ``%%ensemble NAME=VALUES … [-o NAME] [--ranks-per-member K] [--store FOLDER]
-        [--trust-store] [--retry-failed] [--random COUNT] [--seed S] [--metric NAME[:min|max]]
-        [--stop halving|median] [--grace STEPS] [--timeout S] [-n N] [--gpus G] [--exclusive]
-        [--on LAUNCHER] [--preload MODULES] [--no-fold] [--view full|auto|plain]``
+        ``%%ensemble --help`` lists the options.
         """
-        drive = self._prepare(line, cell)
+        try:
+            drive = self._prepare(line, cell)
+        except HelpShown:
+            return nothing_to_run()
         if is_awaited():
             return drive.run_awaited()
         drive.run()
         return None
 
     def _prepare(self, line: str, cell: str) -> Drive:
-        options = parse(
-            line, lambda program: Parser(prog=program, add_help=False, allow_abbrev=False)
-        )
+        options = parse(line, ensemble_parser())
         number = len(self.shell.user_ns["In"]) - 1
         # The line of the magic stays as a comment, so that line numbers are the notebook's.
         text = f"# %%ensemble {line}".rstrip() + "\n" + cell

@@ -9,8 +9,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
 from allranks.errors import UsageError
+from allranks.magics.awaiting import nothing_to_run
 from allranks.magics.distributed import DistributedMagics
-from allranks.magics.options import CellOptions, Parser, split
+from allranks.magics.options import CellOptions, HelpShown, Parser, split
 
 _ALWAYS = "a cell's output is always shown while it runs, and the cell waits for its ranks"
 _REFUSED = {
@@ -46,11 +47,14 @@ class PxMagics(Magics):
         """
         if cell is None:
             return self._distributed.send(CellOptions(), line)
-        options = self._parse(line)
+        try:
+            options = self._parse(line)
+        except HelpShown:
+            return nothing_to_run()
         return self._distributed.send(options, f"# %%px {line}".rstrip() + f"\n{cell}", cell)
 
     def _parse(self, line: str) -> CellOptions:
-        parser = Parser(prog="%%px", add_help=False, allow_abbrev=False)
+        parser = Parser("%%px", "Runs the cell on the ranks, as %%distributed does.")
         parser.add_argument("-t", "--targets")
         parser.add_argument("--local", action="store_true")
         parser.add_argument("-o", "--out", metavar="NAME")
@@ -116,10 +120,13 @@ class PxMagics(Magics):
     @line_magic("dist_init")  # type: ignore[arg-type]
     def dist_init(self, line: str) -> None:
         """Starts the ranks: ``%distributed start -n N --gpus G``."""
-        parser = Parser(prog="%dist_init", add_help=False, allow_abbrev=False)
+        parser = Parser("%dist_init", "Starts the ranks.")
         parser.add_argument("-n", "--num-processes", type=int)
         parser.add_argument("-g", "--gpu-ids")
-        said = parser.parse_args(split(line))
+        try:
+            said = parser.parse_args(split(line))
+        except HelpShown:
+            return
         words = ["start"]
         if said.num_processes is not None:
             words += ["-n", str(said.num_processes)]

@@ -94,6 +94,8 @@ class TerminalField:
             self._raised = EOFError(str(closed))  # as where a test has taken standard input away
         except (EOFError, KeyboardInterrupt) as raised:
             self._raised = raised
+        if self._raised is not None:
+            sys.stdout.write("\n")  # nobody has typed the end of the prompt's line
 
     def typed(self) -> str | None:
         """Returns what was typed."""

@@ -57,6 +57,9 @@ def test_points_arrive_while_the_cell_runs_and_interrupt_ends_it(running):
     canvas = lab.output(1).locator("canvas[aria-label^='loss:']")
     expect(canvas).to_have_count(1, timeout=30_000)
     expect(canvas).to_have_attribute("aria-label", re.compile(r"rank 1 .* at step \d+"))
+    # It fails unless the first click counts.
+    lab.output(1).get_by_label("mean and spread").check()
+    lab.output(1).get_by_label("mean and spread").uncheck()
     first = steps_of(lab)
     assert len(first) == 2
     beyond = first[0] + 40

@@ -43,7 +43,6 @@ def test_a_bad_option_of_a_cell_is_refused(notebook, options, said):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("", "found nothing"),
         ("frobnicate", "expected a command, found 'frobnicate'"),
         ("restart -n 0", "expected between 1 and"),
         ("restart -n 100000", "expected between 1 and"),
@@ -66,6 +65,28 @@ def test_a_bad_command_is_refused(notebook, command, said):
     assert (cell.status, cell.error_name) == ("error", "UsageError")
     assert said in cell.error_value
     assert "Traceback" not in cell.text
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("%distributed", "  restart    ends the ranks and starts them again"),
+        ("%distributed log --help", "usage: %distributed log"),
+        ("%%distributed --help", "--timeout SECONDS"),
+        ("%%distributed -n 4 -h\nkept = 'overwritten'", "--timeout SECONDS"),
+        ("%%ensemble --help", "--ranks-per-member K"),
+    ],
+)
+def test_help_is_printed_and_nothing_runs(notebook, typed, shown):
+    cell = notebook.run(typed)
+    assert cell.status == "ok"
+    assert shown in cell.text
+
+
+def test_tab_completes_commands_and_options(notebook):
+    assert notebook.complete("%distributed sta") == ["start", "status"]
+    assert "--timeout" in notebook.complete("%%distributed --t")
+    assert notebook.complete("%%distributed\nkep") == ["kept"]
 
 
 def test_what_cannot_be_pickled_cannot_be_pushed(notebook):

@@ -111,6 +111,8 @@ def test_a_cell_that_runs_past_its_time_is_interrupted(notebook):
     cell = notebook.on_ranks("import time\ntime.sleep(60)", "--timeout 0.5", SETTLED_SECONDS)
     assert (cell.status, cell.error_name) == ("error", "CellTimeout")
     assert "the time of 0.5 s is over: interrupting ranks 0–3" in cell.text
+    assert "raised CellTimeout at line 3: time.sleep(60)" in cell.text
+    assert "KeyboardInterrupt" not in cell.text
     assert "----> 3 time.sleep(60)" in cell.text
     assert notebook.on_ranks("kept").text == KEPT
 

@@ -190,9 +190,9 @@ class InProcess(Session):
 
         sender = threading.Thread(target=send, daemon=True)
         before = [signal.signal(signal.SIGUSR1, hang), signal.signal(signal.SIGINT, pressed)]
-        sender.start()
         try:
             try:
+                sender.start()  # in here: the first interrupt may come before it returns
                 yield
             finally:
                 done.set()

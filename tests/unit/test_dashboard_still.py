@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from allranks.records.telemetry import Timings
 from allranks.widgets.dashboard import svg
 from allranks.widgets.dashboard.figures import Figures
-from allranks.widgets.dashboard.numbers import gbps, nbytes, number, seconds
+from allranks.widgets.dashboard.numbers import gbps, labels, nbytes, number, seconds
 from allranks.widgets.dashboard.still import bundle
 from allranks.widgets.dashboard.tables import text
 from tests.unit.test_dashboard_stores import hello, points, totals
@@ -32,6 +33,12 @@ def figures(ranks: int, names: list[str], count: int) -> Figures:
     return made
 
 
+def _with(pair):
+    """A record and its payloads, as a view takes them."""
+    record, payload = pair
+    return record, [payload]
+
+
 def images(html: str) -> list[ElementTree.Element]:
     found = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', html)
     return [ElementTree.fromstring(base64.b64decode(data)) for data in found]
@@ -43,7 +50,7 @@ def test_a_still_picture_is_drawn_without_scripts_styles_or_widgets():
     assert not re.search("<script|<style|<svg|widget", made["text/html"])
     drawn = images(made["text/html"])
     assert [len(image.findall("{*}polyline")) for image in drawn] == [4, 4, 0]
-    assert len(drawn[2].findall("{*}rect")) == 2 + 2 * 4
+    assert len(drawn[2].findall("{*}rect")) == 1 + 2 + 2 * 4  # paper, key, bars
 
 
 @pytest.mark.parametrize(("ranks", "metrics"), [(1, 1), (4, 3), (16, 40), (64, 12)])
@@ -85,7 +92,59 @@ def test_values_that_are_not_finite_are_left_out_of_the_picture():
     assert len(loss.find("{*}polyline").get("points").split()) == 3
     record, payload = points(0, "lost", [(0, math.nan)])
     made.take(record, [payload])
-    assert "no finite values" in svg.curve(made.curves, "lost", 100)
+    assert ">rank 0: nan at step 0<" in svg.curve(made.curves, "lost", 100)
+
+
+def test_a_single_value_is_a_point_and_equal_curves_are_counted():
+    made = Figures([hello(rank) for rank in range(3)])
+    for rank in range(3):
+        made.take(*_with(points(rank, "once", [(7, 2.5)])))
+        made.take(*_with(points(rank, "other", [(7, 2.5), (8, float(rank))])))
+    once = ElementTree.fromstring(svg.curve(made.curves, "once", 100))
+    assert len(once.findall("{*}circle")) == 3
+    assert "3 curves coincide" in [text.text for text in once.findall("{*}text")]
+    assert "coincide" not in svg.curve(made.curves, "other", 100)
+
+
+def test_ranks_whose_values_are_not_finite_are_named_with_the_first_step():
+    made = Figures([hello(rank) for rank in range(3)])
+    for rank, bad in enumerate((math.nan, 1.0, math.nan)):
+        made.take(*_with(points(rank, "loss", [(0, 1.0), (5, bad), (6, math.inf * bad)])))
+    assert made.curves.broken("loss", "rank") == "ranks 0, 2: nan at step 5; rank 1: inf at step 6"
+
+
+@given(low=st.floats(-1e6, 1e6), exponent=st.floats(-6, 6))
+def test_the_labels_of_an_axis_differ(low, exponent):
+    values = svg.ticks(low, low + 10**exponent, 3.5)
+    assert len(set(labels(values))) == len(set(values))
+
+
+def _luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    """The ratio of WCAG 2.2, between 1 and 21."""
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_a_still_picture_can_be_read_and_its_colours_seen():
+    assert contrast(svg.INK, svg.PAPER) >= 4.5
+    assert contrast(svg.WRONG, svg.PAPER) >= 4.5
+    for colour in (*svg.COLOURS, svg.WAIT, svg.TRANSFER):
+        assert contrast(colour, svg.PAPER) >= 3
+
+
+@pytest.mark.parametrize(("name", "paper"), [("LIGHT", "#ffffff"), ("DARK", "#111111")])
+def test_the_live_views_colours_are_seen_in_both_themes(name, paper):
+    front = Path(svg.__file__).parent / "front" / "format.js"
+    found = re.search(rf"const {name} = \[(.*)\]", front.read_text())
+    colours = re.findall(r"#\w{6}", found[1])
+    assert len(colours) == 8
+    assert min(contrast(colour, paper) for colour in colours) >= 3
 
 
 def test_peaks_survive_thinning():

@@ -22,12 +22,13 @@ from allranks.ensemble.member import FAILED, FINISHED, Member
 from allranks.ensemble.runs import Runs
 from allranks.ensemble.store import Store, key_of
 from allranks.errors import MissingDependency, UsageError
-from allranks.magics.options import Parser, parse_cell
+from allranks.magics.ensemble import ensemble_parser
+from allranks.magics.options import parse_cell
 from allranks.records import packing
 
 
 def parse(line):
-    return options.parse(line, lambda name: Parser(prog=name, add_help=False, allow_abbrev=False))
+    return options.parse(line, ensemble_parser())
 
 
 def packed(value):

@@ -6,7 +6,8 @@ import pytest
 
 from allranks.cluster.preload import check_preload
 from allranks.errors import UsageError
-from allranks.magics.options import parse_cell, parse_command
+from allranks.magics.line_help import words_for
+from allranks.magics.options import COMMANDS, HelpShown, cell_parser, parse_cell, parse_command
 
 
 def test_a_cells_options_are_read() -> None:
@@ -38,7 +39,6 @@ def test_names_and_options_of_a_command_may_be_mixed() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "expected a command, found nothing"),
         ("begin", "expected a command, found 'begin'"),
         ("push", "expected the names of variables, found none"),
         ("status x", "unrecognized arguments: x. Expected: %distributed status"),
@@ -47,6 +47,41 @@ def test_names_and_options_of_a_command_may_be_mixed() -> None:
 def test_a_command_that_cannot_be_understood_is_refused(line: str, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         parse_command(line)
+
+
+@pytest.mark.parametrize("line", ["", "help", "--help"])
+def test_a_command_that_is_left_out_lists_them_all(line, capsys):
+    with pytest.raises(HelpShown):
+        parse_command(line)
+    shown = capsys.readouterr().out
+    assert all(f"\n  {command} " in shown for command in COMMANDS)
+
+
+def test_help_names_every_option(capsys):
+    with pytest.raises(HelpShown):
+        parse_cell("-n 4 --help")
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in cell_parser().words)
+    assert "%(" not in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "word", "offered"),
+    [
+        ("%distributed ", "status", True),
+        ("%distributed st", "--on", False),
+        ("%distributed start --o", "--on", True),
+        ("%distributed start -n 4 -", "-n", False),
+        ("%distributed stop --o", "--on", False),
+        ("%%distributed --", "--timeout", True),
+        ("%%distributed -o na", "--timeout", False),
+        ("%%ensemble lr=1,2 --", "--ranks-per-member", True),
+        ("%distributed", "status", False),
+        ("%time --", "--timeout", False),
+    ],
+)
+def test_what_is_offered_for_a_line(line, word, offered):
+    assert (word in words_for(line)) == offered
 
 
 @pytest.mark.parametrize("names", [5, [5], ["wave", None], "a-b"])

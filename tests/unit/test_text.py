@@ -1,5 +1,11 @@
 """Labelled text as a person reads it."""
 
+import io
+import sys
+
+import pytest
+
+from allranks.widgets.field import TerminalField
 from allranks.widgets.fold import Line, Row
 from allranks.widgets.text import RankText, render
 
@@ -82,3 +88,12 @@ def test_lines_that_are_erased_and_written_again_are_shown_once() -> None:
     text.feed("out", "\r\x1b[2K\x1b[1A\x1b[2Ksaid\none 3%\ntwo 3%")
     text.feed("out", "\n\x1b[?25h")
     assert [line.text for line in text.lines] == ["said", "one 3%", "two 3%"]
+
+
+def test_a_prompt_that_nobody_answers_is_a_line_of_its_own(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    field = TerminalField()
+    field.ask("ipdb> ", hidden=False)
+    assert capsys.readouterr().out == "ipdb> \n"
+    with pytest.raises(EOFError):
+        field.typed()

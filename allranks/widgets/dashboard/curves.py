@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from allranks.records.ranks import label
 from allranks.records.telemetry import Points
 
 #: All series together hold about so many points; each of them holds between these two numbers.
@@ -36,9 +38,14 @@ class Series:
     sent: int = 0
     thinned: bool = False
     changed: bool = False
+    broken: tuple[float, float] | None = None
+    """The first value that is infinite or not a number, with its step."""
 
     def add(self, steps: array[float], values: array[float], most: int) -> None:
         """Takes in values in the order in which they were logged."""
+        if self.broken is None and not math.isfinite(sum(values)):
+            pairs = zip(steps, values, strict=True)
+            self.broken = next((one for one in pairs if not math.isfinite(one[1])), None)
         first = -self.seen % self.stride
         self.steps.extend(steps[first :: self.stride])
         self.values.extend(values[first :: self.stride])
@@ -90,6 +97,25 @@ class Curves:
             if key.rank == rank:
                 series.steps, series.values = array("d"), array("d")
                 series.stride, series.seen, series.thinned = 1, 0, True
+                series.broken = None
+
+    def broken(self, name: str, noun: str) -> str:
+        """Returns which curves of a name have infinite values or NaN, and since which step."""
+        found: dict[str, list[int]] = {}
+        for key, series in self.of(name).items():
+            if series.broken is not None:
+                step, value = series.broken
+                found.setdefault(f"{value:g} at step {step:g}", []).append(key.rank)
+        return "; ".join(f"{label(who, noun)}: {what}" for what, who in found.items())
+
+    def coinciding(self, name: str) -> int:
+        """Returns how many curves of a name are one and the same; 0 where they are not."""
+        first, *others = self.of(name).values()
+        same = all(
+            (one.steps, one.values, one.last) == (first.steps, first.values, first.last)
+            for one in others
+        )
+        return 1 + len(others) if others and same else 0
 
     def step(self, rank: int) -> float | None:
         """Returns the step that a rank logged last; None where it logged nothing."""
@@ -134,6 +160,8 @@ class Curves:
             again = anew or series.thinned
             start = 0 if again else series.sent
             head = {"number": series.number, **key._asdict(), "stride": series.stride}
+            if series.broken is not None:
+                head["broken"] = [series.broken[0], str(series.broken[1])]  # JSON has no NaN
             heads.append({**head, "count": len(series.steps) - start, "anew": again})
             parts.append(series.points(start).tobytes())
             series.sent, series.thinned, series.changed = len(series.steps), False, False

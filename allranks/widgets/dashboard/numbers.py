@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
-def number(value: float) -> str:
-    """Returns a number with four digits, as ``0.01234`` or ``1.5e-07``."""
+def number(value: float, digits: int = 4) -> str:
+    """Returns a number with so many digits, as ``0.01234`` or ``1.5e-07``."""
     if not math.isfinite(value):
         return str(value)
     if value == int(value) and abs(value) < 1e7:
         return f"{int(value):,}"
-    return f"{value:,.4g}"
+    return f"{value:,.{digits}g}"
+
+
+def labels(values: Sequence[float]) -> list[str]:
+    """Returns different numbers as different words, with as few digits as that takes."""
+    for digits in range(4, 17):
+        words = [number(value, digits) for value in values]
+        if len(set(words)) == len(set(values)):
+            break
+    return words
 
 
 def seconds(value: float) -> str:

@@ -51,7 +51,8 @@ def _pictures(figures: Figures) -> list[tuple[str, str]]:
     found = []
     for name in names:
         lasts = [f"{figures.noun} {key.rank} {s.last[1]:.4g}" for key, s in curves.of(name).items()]
-        found.append((svg.curve(curves, name, points), f"{name}: {', '.join(lasts[: svg.MANY])}"))
+        picture = svg.curve(curves, name, points, figures.noun)
+        found.append((picture, f"{name}: {', '.join(lasts[: svg.MANY])}"))
     rows = figures.timings.by_rank()
     if rows:
         found.append((svg.bars(rows), "what each rank waited and transferred: see the table"))

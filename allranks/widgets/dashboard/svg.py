@@ -7,16 +7,17 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from allranks.widgets.dashboard.curves import Curves, Series
-from allranks.widgets.dashboard.numbers import number, seconds
+from allranks.widgets.dashboard.numbers import labels, seconds
 from allranks.widgets.dashboard.timings import RankRow
 
 #: Okabe and Ito's colours, told apart with any kind of colour vision, mended to stand out on white
 #: and on black alike.
 COLOURS = (
-    "#1f83c9", "#d98200", "#00966b", "#c96a9d", "#4a9fd4", "#cf5300", "#9a8700", "#8a76c9",
+    "#1f83c9", "#c27300", "#00966b", "#c96a9d", "#3a93c9", "#cf5300", "#9a8700", "#8a76c9",
 )  # fmt: skip
-INK = "#808080"
-WAIT, TRANSFER = "#d98200", "#1f83c9"
+#: A picture has paper of its own: no grey can be read on white and on black.
+PAPER, INK = "#ffffff", "#616161"
+WAIT, TRANSFER, WRONG = "#c27300", "#1f83c9", "#b3261e"
 _WIDTH, _HEIGHT = 420, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 24, 24
 #: How wide a letter of a label is, at most.
@@ -32,13 +33,14 @@ _STEPS = ((1, math.sqrt(2)), (2, math.sqrt(10)), (5, math.sqrt(50)), (10, math.i
 _Point = tuple[float, float]
 
 
-def curve(curves: Curves, name: str, points: int) -> str:
+def curve(curves: Curves, name: str, points: int, noun: str = "rank") -> str:
     """Returns the picture of one metric.
 
     Args:
         curves: of all metrics.
         name: which one.
         points: how many points a line may have.
+        noun: whose curves they are.
     """
     lines = {key: _thin(_points(series), points) for key, series in curves.of(name).items()}
     count = len(lines)
@@ -48,8 +50,10 @@ def curve(curves: Curves, name: str, points: int) -> str:
         lines = {}
     every = [point for line in lines.values() for point in line]
     every += [(x, y) for x, low, _, high in band for y in (low, high)]
+    broken = curves.broken(name, noun)
+    wrong = _text(_LEFT + 6, _TOP + 12, broken, colour=WRONG) if broken else ""
     if not every:
-        return page(_WIDTH, _HEIGHT, name, _text(_LEFT, 60, "no finite values"))
+        return page(_WIDTH, _HEIGHT, name, wrong)
     frame = _Frame([x for x, _ in every], [y for _, y in every])
     body = frame.axes()
     if band:
@@ -59,11 +63,18 @@ def curve(curves: Curves, name: str, points: int) -> str:
             + _line(frame.path([(x, mean) for x, _, mean, _ in band]), COLOURS[0], 0)
         )
         body += _text(_WIDTH - _RIGHT, 14, f"mean, least and greatest of {count} curves", "end")
+    elif same := curves.coinciding(name):
+        body += _text(_WIDTH - _RIGHT, 14, f"{same} curves coincide", "end")
     numbers = curves.numbers()
     for key, line in lines.items():
         index = numbers[key.rank, key.member]
-        body += _line(frame.path(line), COLOURS[index % len(COLOURS)], index // len(COLOURS))
-    return page(_WIDTH, _HEIGHT, name, body)
+        colour = COLOURS[index % len(COLOURS)]
+        if len(set(line)) == 1:
+            (x, y) = line[0]
+            body += f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3" fill="{colour}"/>'
+        else:
+            body += _line(frame.path(line), colour, index // len(COLOURS))
+    return page(_WIDTH, _HEIGHT, name, body + wrong)
 
 
 def bars(rows: Sequence[RankRow]) -> str:
@@ -137,13 +148,16 @@ class _Frame:
 
     def axes(self) -> str:
         body = ""
-        for value in ticks(self.y0, self.y1, 5):
-            shown = 10**value if self.log else value
-            y = self.y(shown)
+        heights = ticks(self.y0, self.y1, 5)
+        if self.log:
+            decades = [height for height in heights if height == round(height)]
+            heights = [10**height for height in (decades if len(decades) > 1 else heights)]
+        for height, words in zip(heights, labels(heights), strict=True):
+            y = self.y(height)
             body += f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="{INK}" opacity="0.35"/>'
-            body += _text(_LEFT - 6, y + 4, number(shown), "end")
-        for value in ticks(self.x0, self.x1, 3.5):
-            words = number(value)
+            body += _text(_LEFT - 6, y + 4, words, "end")
+        steps = ticks(self.x0, self.x1, 3.5)
+        for value, words in zip(steps, labels(steps), strict=True):
             middle = min(self.x(value), _WIDTH - len(words) * _LETTER / 2)
             body += _text(middle, _HEIGHT - 8, words, "middle")
         return body
@@ -193,8 +207,9 @@ def _box(x: float, y: float, width: float, height: float, colour: str) -> str:
     return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" fill="{colour}"/>'
 
 
-def _text(x: float, y: float, words: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+def _text(x: float, y: float, words: str, anchor: str = "start", colour: str = "") -> str:
+    fill = f' fill="{colour}"' if colour else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{fill}>{escape(words)}</text>'
 
 
 def page(width: int, height: int, title: str, body: str, titled: bool = True) -> str:
@@ -203,5 +218,5 @@ def page(width: int, height: int, title: str, body: str, titled: bool = True) ->
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11" fill="{INK}">'
-        f"{head}{body}</svg>"
+        f'<rect width="{width}" height="{height}" rx="4" fill="{PAPER}"/>{head}{body}</svg>'
     )

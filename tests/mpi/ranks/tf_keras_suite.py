@@ -118,7 +118,7 @@ SERVE = """
 import sys
 class Gone:
     def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in ("allranks", "horovod", "mpi4py"):
+        if name.partition(".")[0] in ("allranks", "horovod", "mpi4py", "matplotlib", "sklearn"):
             raise ImportError(name)
 sys.meta_path.insert(0, Gone())
 import importlib, numpy as np
@@ -129,6 +129,7 @@ print(float(model.predict(np.ones((1, 5, 3)), verbose=0).sum()))
 """
 
 
+@pytest.mark.skipif(SIZE > 2, reason="one rank saves, as it does with two")
 def test_a_saved_model_serves_without_allranks(folder):
     model = normalized(hvd.SyncBatchNormalization())
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")

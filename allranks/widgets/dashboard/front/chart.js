@@ -82,17 +82,18 @@ function drawAxes(paint, scale, width, height, log, ink, grid) {
     const whole = at.filter((value) => Number.isInteger(Math.round(value * 1e6) / 1e6));
     if (whole.length > 1) at = whole;
   }
-  for (const tick of at) {
-    const value = log ? 10 ** tick : tick, y = Math.round(scale.y(value)) + 0.5;
+  const heights = at.map((tick) => (log ? 10 ** tick : tick)), beside = formatLabels(heights);
+  heights.forEach((value, i) => {
+    const y = Math.round(scale.y(value)) + 0.5;
     paint.beginPath(); paint.moveTo(EDGE.left, y); paint.lineTo(width - EDGE.right, y); paint.stroke();
-    paint.fillText(formatNumber(Number(value.toPrecision(4))), EDGE.left - 6, y);
-  }
+    paint.fillText(beside[i], EDGE.left - 6, y);
+  });
   paint.textAlign = "center";
-  for (const tick of ticks(scale.x0, scale.x1, Math.max(2, Math.min(5, width / 105)))) {
-    const words = formatNumber(Number(tick.toPrecision(8)));
-    const middle = Math.min(scale.x(tick), width - paint.measureText(words).width / 2);
-    paint.fillText(words, middle, height - 9);
-  }
+  const steps = ticks(scale.x0, scale.x1, Math.max(2, Math.min(5, width / 105))), below = formatLabels(steps);
+  steps.forEach((step, i) => {
+    const middle = Math.min(scale.x(step), width - paint.measureText(below[i]).width / 2);
+    paint.fillText(below[i], middle, height - 9);
+  });
 }
 
 function drawLine(paint, scale, xs, ys, style, log) {
@@ -110,7 +111,8 @@ function drawLine(paint, scale, xs, ys, style, log) {
     drawing = ok;
   }
   paint.stroke();
-  if (xs.length === 1 && drawing) {
+  // The last value is always there once more.
+  if (drawing && xs.every((x, i) => x === xs[0] && ys[i] === ys[0])) {
     paint.beginPath(); paint.arc(scale.x(xs[0]), scale.y(ys[0]), 2.5, 0, 7);
     paint.fillStyle = style.colour; paint.fill();
   }

@@ -19,10 +19,11 @@ class CurvesPanel {
         make("label", {}, "smoothing ", this.slider),
         this.legend),
       this.grid);
+    // Before the drawing that the same click leads to, which sets what nobody has chosen.
+    this.mean.addEventListener("input", () => { this.chosen = true; });
     for (const control of [this.log, this.mean, this.slider]) {
       control.addEventListener("input", () => { this.smoothing = this.slider.value / 100; this.draw(); });
     }
-    this.mean.addEventListener("change", () => { this.chosen = true; });
   }
 
   get filled() { return this.data.series.size > 0; }
@@ -64,6 +65,9 @@ class CurvesPanel {
   }
 }
 
+const coincide = (one, other) => one.values.length === other.values.length && one.last[1] === other.last[1]
+  && one.values.every((value, i) => value === other.values[i] && one.steps[i] === other.steps[i]);
+
 class Chart {
   constructor(name, panel) {
     this.name = name;
@@ -71,8 +75,10 @@ class Chart {
     this.at = null;
     this.canvas = make("canvas", { tabIndex: 0, role: "img" });
     this.tip = make("div", { className: "ar-tip", hidden: true });
+    this.note = make("span", { className: "ar-note" });
+    this.broken = make("span", { className: "ar-problem" });
     this.element = make("figure", { className: "ar-chart" },
-      make("figcaption", {}, name), this.canvas, this.tip);
+      make("figcaption", {}, make("span", {}, name), this.note, this.broken), this.canvas, this.tip);
     this.canvas.addEventListener("pointermove", (event) => this.point(event.offsetX));
     this.canvas.addEventListener("pointerleave", () => this.point(null));
     this.canvas.addEventListener("blur", () => this.point(null));
@@ -167,6 +173,16 @@ class Chart {
 
   // What a screen reader says; also what tests read.
   describe(list) {
+    const same = list.length > 1 && list.every((one) => coincide(one, list[0]));
+    put(this.note, same ? `${list.length} curves coincide` : "");
+    const broken = new Map();
+    for (const { rank, broken: found } of list) {
+      if (!found) continue;
+      const what = `${found[1]} at step ${formatNumber(found[0])}`;
+      broken.set(what, [...(broken.get(what) ?? []), rank]);
+    }
+    put(this.broken, [...broken].map(([what, who]) =>
+      `${formatRanks(who).replace(/^rank/, this.panel.data.noun)}: ${what}`).join("; "));
     const lasts = list.slice(0, MANY_CURVES).map(({ rank, member, last }) =>
       `${this.panel.data.noun} ${rank} ${member}`.trim() + ` ${formatNumber(last[1])} at step ${formatNumber(last[0])}`);
     this.canvas.setAttribute("aria-label", `${this.name}: ${lasts.join(", ")}`);

@@ -73,13 +73,14 @@ class Data {
     const end = points.byteOffset + points.byteLength;
     const pairs = new Float64Array(points.buffer.slice(points.byteOffset, end));
     let at = 0;
-    for (const { number, name, rank, member, count, anew, stride } of heads) {
+    for (const { number, name, rank, member, count, anew, stride, broken } of heads) {
       let series = this.series.get(number);
       if (!series || anew) {
         series = { number, name, rank, member, steps: [], values: [] };
         this.series.set(number, series);
       }
       series.stride = stride;
+      series.broken = broken ?? null;
       for (const end = at + 2 * count; at < end; at += 2) {
         series.steps.push(pairs[at]);
         series.values.push(pairs[at + 1]);

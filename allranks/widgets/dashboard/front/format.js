@@ -1,16 +1,26 @@
 // Words and numbers as people read them, and the colours of ranks.
 
-const LIGHT = ["#0072b2", "#d98200", "#00855f", "#b5478a", "#2b8cbe", "#c04a00", "#7d6c00", "#6a51a3"];
+const LIGHT = ["#0072b2", "#c27300", "#00855f", "#b5478a", "#2b8cbe", "#c04a00", "#7d6c00", "#6a51a3"];
 const DARK = ["#56b4e9", "#f0a830", "#22c79a", "#e08fbf", "#9ad0f5", "#f0794a", "#e3d540", "#b3a2e0"];
 
 const colour = (index, dark) => (dark ? DARK : LIGHT)[index % LIGHT.length];
 
-function formatNumber(value) {
+function formatNumber(value, digits = 4) {
   if (!Number.isFinite(value)) return String(value);
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e7) return value.toLocaleString("en");
-  if (size >= 1e5 || size < 1e-4) return String(Number(value.toExponential(3)).toExponential()).replace("e+", "e");
-  return String(Number(value.toPrecision(4)));
+  if (size >= 1e5 || size < 1e-4) return String(Number(value.toExponential(digits - 1)).toExponential()).replace("e+", "e");
+  return String(Number(value.toPrecision(digits)));
+}
+
+// Different numbers as different words, with as few digits as that takes.
+function formatLabels(values) {
+  let words = [];
+  for (let digits = 4; digits < 17; digits++) {
+    words = values.map((value) => formatNumber(Number(value.toPrecision(12)), digits));
+    if (new Set(words).size === new Set(values).size) break;
+  }
+  return words;
 }
 
 function formatSeconds(value) {

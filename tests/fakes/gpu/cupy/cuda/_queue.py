@@ -76,7 +76,7 @@ def stream_of(pointer):
 def progress():
     """Does a few pieces, of streams taken at random."""
     for _ in range(4):
-        streams = list(_streams.values())
+        streams = [stream for stream in _streams.values() if stream._work]
         _chance.shuffle(streams)
         if not any(stream._step() for stream in streams):
             return
