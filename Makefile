@@ -35,7 +35,7 @@ CUDA ?= cuda12
 # Running as root is what containers do; JupyterLab wants it said.
 ALLOW_ROOT = $(shell test "$$(id -u)" -ne 0 || echo --allow-root)
 
-.PHONY: help lab demo test test-gpu lint types contract browser soak bench lock clean
+.PHONY: help lab demo test test-gpu lint types contract browser hosts soak bench lock clean
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
@@ -49,7 +49,7 @@ demo: $(VENV)/.lab
 
 test:
 	@$(MAKE) --jobs=3 $(VENV)/.test $(MPICH)/.made $(CUPY)/.made $(TORCH)/.made
-	@$(MAKE) --jobs=3 lint types contract browser
+	@$(MAKE) --jobs=3 lint types contract browser hosts
 	ALLRANKS_TEST_PYTHONS=$(abspath $(MPICH)/bin/python) \
 	    ALLRANKS_TEST_CUPY=$(abspath $(CUPY)/bin/python) \
 	    ALLRANKS_TEST_TORCH=$(abspath $(TORCH)/bin/python) \
@@ -72,6 +72,10 @@ contract: $(VENV)/.test
 # Never fails: without a Chromium the browser tests are skipped, and say what to type.
 browser: $(VENV)/.test
 	@PYTHON=$(BIN)/python sh tests/browser/install.sh
+
+# Never fails: where nothing may be installed the tests on several hosts are skipped.
+hosts:
+	@sh tests/hosts/install.sh
 
 soak: $(VENV)/.test
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

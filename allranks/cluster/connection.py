@@ -13,8 +13,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from allranks.cluster import deaths, folders
+from allranks.cluster.hosts import Hosts
 from allranks.cluster.inbox import Event, FromNursery, FromRank, Inbox, Pressed, Unread
-from allranks.cluster.launchers import Launcher
+from allranks.cluster.launchers.launcher import Launcher, OnSeveralHosts
+from allranks.cluster.launchers.spread import ANY_PORTS, LOOPBACK, ports
 from allranks.cluster.nursery import Nursery
 from allranks.cluster.wire import Wire
 from allranks.errors import ClusterLost, StartFailed, UsageError, WireError
@@ -70,17 +72,27 @@ class Connection:
         self.lost_because = ""
         self._clients: list[ipyparallel.Client] = []
         self.launcher_text = ""
+        self._cause = ""
         self._ipyparallel: dict[str, Any] | None = None
         self._of_cell = of_cell
         self._offsets: dict[int, int] = {}
         self._requests = 0
         self._answers: dict[int, dict[int, tuple[Answer, list[bytes]]]] = {}
         self._awaited: dict[int, Deliver] = {}
-        command = launcher.command(size)
+        self._launcher = launcher
+        command: list[str] = []
+        address, allowed = LOOPBACK, ANY_PORTS
+        if isinstance(launcher, OnSeveralHosts):
+            address, allowed = launcher.address(), ports()
+        else:
+            command = launcher.command(size)
         environment = launcher.environment()
         work_dir = _work_folder()
         self.log_dir = folders.make_log_folder()
-        self._session_dir = folders.make_session_folder()
+        several = isinstance(launcher, OnSeveralHosts)
+        self._session_dir = (
+            folders.name_session_folder() if several else folders.make_session_folder()
+        )
         # The threads behind these must not hold the connection: it ends when nobody else does.
         mirrors = self.mirrors = Mirrors()
 
@@ -89,7 +101,7 @@ class Connection:
             if left is not None:
                 inbox.put(FromRank(left, payloads))
 
-        self._wire = Wire(deliver, lambda problem: inbox.put(Unread(problem)))
+        self._wire = Wire(deliver, lambda problem: inbox.put(Unread(problem)), address, allowed)
         mirrors.send = self._wire.send
         self._config = NurseryConfig(
             size=size,
@@ -104,7 +116,7 @@ class Connection:
             wire_key=self._wire.key,
             preload=preload,
         )
-        self._nurseries: list[Nursery] = []
+        self._nurseries: list[Nursery | Hosts] = []
         # Runs when nobody holds the connection any longer, and when the kernel exits.
         self._finalizer = weakref.finalize(
             self, _end_anywhere, self._clients, self._nurseries, self._wire, self._session_dir
@@ -112,19 +124,24 @@ class Connection:
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────
 
-    def start(self) -> None:
+    def start(self, tell: Callable[[str], None]) -> None:
         """Brings up the ranks.
+
+        Args:
+            tell: called, again and again, with what is waited for where hosts are to be had later.
 
         Raises:
             StartFailed: they did not come up; nothing of them is left but logs.
         """
-        deadline = time.monotonic() + _START_SECONDS + self.size
-        if self._config.preload:
-            deadline += _PRELOAD_SECONDS
+        patience = _START_SECONDS + self.size + bool(self._config.preload) * _PRELOAD_SECONDS
+        deadline = time.monotonic() + patience
         try:
             nursery = self._nursery()
             with self.inbox.hearing_interrupts():
                 while len(self.hellos) < self.size:
+                    if isinstance(nursery, Hosts) and (waits := nursery.begin()):
+                        deadline = time.monotonic() + patience
+                        tell(waits)
                     if Pressed() in self.step(_POLL_SECONDS):
                         raise KeyboardInterrupt
                     if self.ends or time.monotonic() > deadline:
@@ -135,10 +152,18 @@ class Connection:
         nursery.all_up()
         self.state = "running"
 
-    def _nursery(self) -> Nursery:
+    def _nursery(self) -> Nursery | Hosts:
+        inbox = self.inbox
+
+        def deliver(name: str, told: dict[str, Any]) -> None:
+            inbox.put(FromNursery(name, told))
+
         try:
-            inbox = self.inbox
-            made = Nursery(self._config, lambda name, told: inbox.put(FromNursery(name, told)))
+            made: Nursery | Hosts
+            if isinstance(self._launcher, OnSeveralHosts):
+                made = Hosts(self._launcher, self._config, self._wire, deliver)
+            else:
+                made = Nursery(self._config, deliver)
         except PermissionError as error:
             raise StartFailed(
                 f"expected to start {sys.executable} for the ranks, found {error}: this user may "
@@ -173,6 +198,9 @@ class Connection:
         """
         self.state, self.lost_because = state, why
         self.mirrors.close()
+        for nursery in self._nurseries if self.ends else ():
+            # As long as it is not ended from here.
+            self._cause = self._cause or nursery.why_ended()
         with self.inbox.hearing_interrupts():  # it ends by itself, and soon
             self._finalizer()
             self.step(0)
@@ -299,7 +327,7 @@ class Connection:
                 self._ipyparallel = event.fields["info"]
             elif event.name == "launcher":
                 self.launcher_text = (self.launcher_text + event.fields["text"])[-20_000:]
-            elif event.name in ("exit", "launcher_exit", "nursery_exit"):
+            elif event.name in ("exit", "launcher_exit", "nursery_exit", "host_left"):
                 self.ends.append(deaths.End.of(event.name, event.fields))
 
     # ── death ────────────────────────────────────────────────────────────────────────────────
@@ -335,7 +363,9 @@ class Connection:
         Args:
             shown: the last lines of the ranks have been shown already.
         """
-        return deaths.loss(self.ends, self.hellos, self.launcher_text, self.size, shown)
+        return deaths.loss(
+            self.ends, self.hellos, self.launcher_text, self.size, shown, self._cause
+        )
 
 
 def _work_folder() -> str:
@@ -365,11 +395,14 @@ def _end_anywhere(*held: Any) -> None:
 
 
 def _end(
-    clients: list[ipyparallel.Client], nurseries: list[Nursery], wire: Wire, session_dir: str
+    clients: list[ipyparallel.Client],
+    nurseries: list[Nursery | Hosts],
+    wire: Wire,
+    session_dir: str,
 ) -> None:
     """Ends what a connection holds; it must not hold the connection itself."""
     with ExitStack() as ends:
         ends.callback(shutil.rmtree, session_dir, ignore_errors=True)
         ends.callback(wire.close)
         for held in (*nurseries, *clients):
-            ends.callback(held.stop if isinstance(held, Nursery) else held.close)
+            ends.callback(held.stop if isinstance(held, Nursery | Hosts) else held.close)

@@ -147,6 +147,23 @@ def choose(gpus: str | None) -> tuple[Gpu, ...]:
     return tuple(visible[int(index)] for index in dict.fromkeys(indices))
 
 
+def numbers(gpus: str | None) -> tuple[str, ...]:
+    """Returns the numbers of GPUs on other hosts, as ``0,2``; nothing for all.
+
+    Raises:
+        UsageError: it is not that.
+    """
+    if gpus is None:
+        return ()
+    found = tuple(dict.fromkeys(gpus.replace(" ", "").split(",")))
+    if not all(number.isdecimal() for number in found):
+        raise UsageError(
+            f"expected --gpus with numbers of GPUs, as 0,2, found {gpus!r}. "
+            "Type for example: --gpus none"
+        )
+    return found
+
+
 def why_none() -> str:
     """Why no GPU is visible here, as a clause."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")

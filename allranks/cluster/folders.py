@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import socket
 import stat
@@ -91,6 +92,11 @@ def make_session_folder() -> str:
         except OSError:
             continue  # another process has swept it, or it is another user's
     return tempfile.mkdtemp(prefix=f"{_SESSION}{os.getpid()}-", dir=place)
+
+
+def name_session_folder() -> str:
+    """Returns the path of such a folder that each of several hosts is to make for itself."""
+    return f"/tmp/{_SESSION}{os.getpid()}-{secrets.token_hex(8)}"
 
 
 def _answers(path: Path) -> bool:

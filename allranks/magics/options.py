@@ -14,7 +14,7 @@ from allranks.errors import UsageError
 
 COMMANDS = (
     "start", "stop", "restart", "status", "interrupt", "on", "off", "push", "pull", "log",
-    "debug",
+    "debug", "launchers",
 )  # fmt: skip
 _START_RANKS = ("start", "restart")
 _NAME_VARIABLES = ("push", "pull")
@@ -88,7 +88,7 @@ def parse_cell(line: str) -> CellOptions:
     parser.add_argument("--local", action="store_true")
     parser.add_argument("--no-fold", dest="fold", action="store_false")
     parser.add_argument("--view", choices=("full", "auto", "plain"))
-    options = parser.parse_args(split(line), namespace=CellOptions())
+    options = ClusterOptions.parse(parser, split(line), CellOptions())
     options.cluster = ClusterOptions.take_from(vars(options))
     check_out(options.out, "values")
     check_timeout(options.timeout, "--timeout", " ")
@@ -110,7 +110,8 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
     parser = _parser(f"%distributed {command}", cluster=starts, ranks=command in _CHOOSE_RANKS)
     if named:
         parser.add_argument("names", nargs="*", metavar="NAMES")
-    options = parser.parse_args(_with_names_first(words[1:]), namespace=CommandOptions())
+    rest = words[1:] if starts else _with_names_first(words[1:])
+    options = ClusterOptions.parse(parser, rest, CommandOptions())
     if starts:
         options.cluster = ClusterOptions.take_from(vars(options))
     options.names = [name for part in options.names for name in part.split(",") if name]

@@ -28,7 +28,7 @@ _HEAD = struct.Struct("=Qd")
 _OFFER = struct.Struct("=QQQQQQ")
 _OFFER_AT, _TEXT_AT = _HEAD.size, _HEAD.size + _OFFER.size
 _TURN = 512, 512 + 1792
-_TEXT_BYTES = 1792 - _TEXT_AT
+TEXT_BYTES = 1792 - _TEXT_AT
 
 _YIELDS = 200
 
@@ -104,7 +104,7 @@ class Channel:
         if call.packed is not before[0] or call.site is not before[1]:
             self.words[head] = call.packed.fingerprint
             if self.own.checks:
-                text = guard.pack_text(call.packed.text, call.site)[:_TEXT_BYTES]
+                text = guard.pack_text(call.packed.text, call.site)[:TEXT_BYTES]
                 self.memory[start + _TEXT_AT : start + _TEXT_AT + len(text)] = text
         self._laid_out[turn] = call.packed, call.site, offer
 
@@ -199,11 +199,13 @@ class Channel:
 
     def brought(self, call: Call) -> dict[int, tuple[Spec, Site]]:
         """What every member has laid out for a call, and from which line."""
+        texts = map(guard.unpack_text, self.texts(call))
+        return dict(zip(self.members.ranks, texts, strict=True))
+
+    def texts(self, call: Call) -> list[bytes]:
+        """The same, as it lies there."""
         starts = [8 * head + _TEXT_AT for head in self._heads[call.number & 1]]
-        return {
-            rank: guard.unpack_text(self.memory[start : start + _TEXT_BYTES])
-            for rank, start in zip(self.members.ranks, starts, strict=True)
-        }
+        return [self.memory[start : start + TEXT_BYTES] for start in starts]
 
     def missing(self, call: Call) -> tuple[int, ...]:
         """The ranks that have arrived less often than this one."""

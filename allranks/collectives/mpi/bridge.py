@@ -1,0 +1,176 @@
+"""Data between ranks of several hosts: memory on each host, MPI between their first ranks.
+
+An array passes in chunks: the ranks of a host fill a block each, its first rank makes of them what
+goes between hosts, and lays out what all hosts' come to for the others to read. While one chunk is
+between the hosts the next one is filled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from allranks.collectives.arrays.reductions import Arithmetic, Array
+from allranks.collectives.calls.call import NOTHING, Call, Offer, Prepared
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.mpi.chunks import Carry, Chunks, passed
+from allranks.collectives.mpi.gathering import Gathering
+from allranks.collectives.mpi.several import Several
+from allranks.collectives.mpi.transport import Mpi
+
+_KEPT = 256
+
+
+class Bridge:
+    """Transport over the channels of several hosts, and `Mpi` for the rest."""
+
+    name = "hosts"
+
+    def __init__(self, several: Several, flat: Mpi) -> None:
+        self.several, self.flat, self.members = several, flat, several.members
+        self.channel, self.desk, self.firsts = several.channel, several.desk, several.firsts
+        self._here = self.channel.members.me
+        self._carried, self._bytes = several.carried, several.block
+        self._known: dict[tuple[np.dtype[Any], tuple[int, ...]], tuple[list[Array], Array]] = {}
+        self._gathering = Gathering(several)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array."""
+        return np.empty(shape, dtype)
+
+    def renew(self) -> None:
+        """Nothing is left of an epoch here."""
+
+    def allreduce(
+        self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
+    ) -> Prepared[Array]:
+        """A host's sum between the first ranks; that of a small array goes with the agreement."""
+        width = max(how.dtype.itemsize, how.total.itemsize)
+        if not call.posted and source.size * width <= self._carried:
+            return self._carry_reduced(call, source, how, out)
+        found = np.empty(source.shape, source.dtype) if out is None else out
+        flat, into = source.reshape(-1), found.reshape(-1)
+        step = self._bytes // width
+        slots = [slot.view(how.dtype) for slot in self.desk.slots]
+
+        def fill(chunk: int) -> None:
+            part = flat[chunk * step :][:step]
+            how.staged(part, self.several.mine(chunk, how.dtype)[: part.size])
+
+        def post(chunk: int) -> Steps[None]:
+            size = min(step, flat.size - chunk * step)
+            parts = self.channel.blocks_as(how.dtype, size, chunk & 1)
+            mine = how.merged(parts, self.firsts.scratch(chunk & 1, how.total, size))
+            whole = yield from self.firsts.reduce(call, mine, how)
+            how.finish(whole, slots[chunk & 1][:size])
+
+        def take(chunk: int) -> None:
+            part = into[chunk * step :][:step]
+            part[...] = slots[chunk & 1][: part.size]
+
+        if flat.size:
+            fill(0)
+        chunks = Chunks(-(-flat.size // step), fill, post, take)
+        return NOTHING, passed(self.several, call, chunks, found)
+
+    def _carry_reduced(
+        self, call: Call, source: Array, how: Arithmetic, out: Array | None
+    ) -> Prepared[Array]:
+        parts, slot = self._views(how.dtype, source.shape)
+        how.staged(source, parts[self._here])
+
+        def unpack(rows: list[memoryview]) -> None:
+            totals = [np.frombuffer(row, how.total).reshape(source.shape) for row in rows]
+            how.finish(how.merged(totals), slot)
+
+        def rest() -> Array:
+            if out is None:
+                return slot.copy()
+            out[...] = slot
+            return out
+
+        call.carry = Carry(partial(how.merged, parts), unpack)
+        return NOTHING, rest
+
+    def _views(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[list[Array], Array]:
+        """The first chunk's blocks and slot, seen as arrays; kept, as making them takes long."""
+        key = dtype, shape
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            size = math.prod(shape)
+            parts = [part.reshape(shape) for part in self.channel.blocks_as(dtype, size, 0)]
+            slot = self.desk.slots[0][: size * dtype.itemsize].view(dtype).reshape(shape)
+            known = self._known[key] = parts, slot
+        return known
+
+    def reducescatter(
+        self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
+    ) -> Prepared[None]:
+        """As `Mpi` does it."""
+        return self.flat.reducescatter(call, source, bounds, out, how)
+
+    def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
+        """The root's bytes between the first ranks; few of them go with the agreement."""
+        rank, step = self.members.ranks[root], self._bytes
+        host = next(i for i, ranks in enumerate(self.several.hosts) if rank in ranks)
+        place = self.several.hosts[host].index(rank)
+        mine, here = rank == self.members.rank, host == self.several.host
+        slots = self.desk.slots
+
+        def fill(chunk: int) -> None:
+            if mine:
+                part = array[chunk * step :][:step]
+                self.several.mine(chunk, part.dtype)[: part.size] = part
+
+        def laid(chunk: int, size: int) -> Array:
+            return self.channel.blocks_as(array.dtype, size, chunk & 1)[place]
+
+        def post(chunk: int) -> Steps[None]:
+            size = min(step, array.size - chunk * step)
+            slot = slots[chunk & 1][:size]
+            if here:
+                slot[...] = laid(chunk, size)
+                yield from self.firsts.broadcast(call, slot, host)
+                return
+            into = self.firsts.scratch(chunk & 1, array.dtype, size)
+            yield from self.firsts.broadcast(call, into, host)
+            slot[...] = into
+
+        def take(chunk: int) -> None:
+            if not mine:
+                part = array[chunk * step :][:step]
+                part[...] = slots[chunk & 1][: part.size]
+
+        fill(0)
+        if not call.posted and array.nbytes <= self._carried:
+
+            def unpack(rows: list[memoryview]) -> None:
+                slots[0][: array.size] = np.frombuffer(rows[host], np.uint8)
+
+            call.carry = Carry(lambda: laid(0, array.size) if here else array[:0], unpack)
+            return Offer(array.nbytes), partial(self._taken, take, None)
+        chunks = Chunks(-(-array.size // step), fill, post, take)
+        return Offer(array.nbytes), passed(self.several, call, chunks, None)
+
+    def allgather(
+        self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
+    ) -> Prepared[list[Array]]:
+        """Everyone's bytes between the first ranks; few of them go with the agreement."""
+        return self._gathering.begin(call, source, lengths, root)
+
+    def alltoall(
+        self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
+    ) -> Prepared[list[Array]]:
+        """As `Mpi` does it."""
+        return self.flat.alltoall(call, source, lengths, root)
+
+    def _taken(self, take: Callable[[int], None], result: Any) -> Any:
+        """The end of a call whose data has come with the agreement."""
+        take(0)
+        return result

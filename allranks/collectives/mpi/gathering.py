@@ -1,0 +1,111 @@
+"""Everyone's bytes on every rank of several hosts, or on one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from allranks.collectives.arrays.reductions import Array
+from allranks.collectives.calls.call import Call, Offer, Prepared
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.mpi.chunks import Carry, Chunks, passed
+from allranks.collectives.mpi.several import Several
+
+
+class Gathering:
+    """allgather and gather over the channels of several hosts."""
+
+    def __init__(self, several: Several) -> None:
+        self.several = several
+        # Bytes of each member's part of a chunk.
+        self._share = max(1, several.block // several.members.size // 64 * 64)
+
+    def begin(
+        self, call: Call, source: Array, lengths: Sequence[int] | None, root: int
+    ) -> Prepared[list[Array]]:
+        """As `Transport.allgather`."""
+        part = source[: self._share]
+        self.several.mine(0, part.dtype)[: part.size] = part
+        carried = not call.posted and lengths is None
+        if carried:
+            call.carry = self._gathered(call)
+        return Offer(source.nbytes), self._gather(call, source, lengths, root, carried=carried)
+
+    def _gathered(self, call: Call) -> Carry:
+        """What goes with the agreement where little is gathered on each host."""
+        several = self.several
+
+        def pack() -> Array:
+            sizes = [offer.nbytes for offer in several.channel.offers(call)]
+            return self._laid(0, sizes if sum(sizes) <= several.carried else [])
+
+        def unpack(rows: list[memoryview]) -> None:
+            if self._is_carried(several.desk.offers.tolist()):
+                whole = np.frombuffer(b"".join(rows), np.uint8)
+                several.desk.slots[0][: whole.size] = whole
+
+        return Carry(pack, unpack)
+
+    def _is_carried(self, sizes: Sequence[int]) -> bool:
+        """Whether what members bring, so many bytes, host by host, has gone with the agreement."""
+        left = iter(sizes)
+        brought = [sum(next(left) for _ in ranks) for ranks in self.several.hosts]
+        return max(brought) <= self.several.carried
+
+    def _laid(self, chunk: int, sizes: Sequence[int]) -> Array:
+        """What the members on this host have laid out, one after the other."""
+        blocks = [pair[chunk & 1] for pair in self.several.channel.blocks]
+        parts = [block[:size] for block, size in zip(blocks, sizes, strict=False)]
+        return np.concatenate(parts) if parts else blocks[0][:0]
+
+    def _gather(
+        self,
+        call: Call,
+        source: Array,
+        lengths: Sequence[int] | None,
+        root: int,
+        *,
+        carried: bool,
+    ) -> Steps[list[Array]]:
+        sizes = list(lengths) if lengths else [o.nbytes for o in call.agreement.offers(call)]
+        reads = root in (-1, self.several.members.me)
+        outs = [np.empty(size if reads else 0, np.uint8) for size in sizes]
+        several, step = self.several, self._share
+        order, hosts, end = several.order, several.hosts, -1
+        if root >= 0:
+            rank = several.members.ranks[root]
+            end = next(i for i, ranks in enumerate(hosts) if rank in ranks)
+
+        def cut(chunk: int) -> list[int]:
+            return [max(0, min(step, sizes[place] - chunk * step)) for place in order]
+
+        def fill(chunk: int) -> None:
+            part = source[chunk * step :][:step]
+            several.mine(chunk, part.dtype)[: part.size] = part
+
+        def post(chunk: int) -> Steps[None]:
+            left = iter(cut(chunk))
+            counts: list[int] = []
+            here: list[int] = []
+            for index, ranks in enumerate(hosts):
+                brought = [next(left) for _ in ranks]
+                counts.append(sum(brought))
+                here = brought if index == several.host else here
+            mine = self._laid(chunk, here)
+            whole = yield from several.firsts.gather(call, mine, counts, end)
+            several.desk.slots[chunk & 1][: whole.size] = whole
+
+        def take(chunk: int) -> None:
+            at = 0
+            for place, size in zip(order, cut(chunk), strict=True):
+                if reads:
+                    outs[place][chunk * step :][:size] = several.desk.slots[chunk & 1][at:][:size]
+                at += size
+
+        if carried and max(sizes) <= step and self._is_carried([sizes[p] for p in order]):
+            take(0)
+            return outs
+        chunks = Chunks(-(-max(sizes) // step), fill, post, take)
+        yield from passed(several, call, chunks, outs)
+        return outs
