@@ -8,35 +8,38 @@ between the hosts the next one is filled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array
-from allranks.collectives.calls.call import NOTHING, Call, Offer, Prepared
+from allranks.collectives.calls.call import NOTHING, Call, Move, Offer, Prepared, prepared
+from allranks.collectives.calls.transport import as_bytes
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.mpi.chunks import Carry, Chunks, passed
+from allranks.collectives.mpi.exchanging import exchanged, overlaps
 from allranks.collectives.mpi.gathering import Gathering
 from allranks.collectives.mpi.several import Several
-from allranks.collectives.mpi.transport import Mpi
 
 _KEPT = 256
 
 
 class Bridge:
-    """Transport over the channels of several hosts, and `Mpi` for the rest."""
+    """Transport over the channels of several hosts, and MPI between their first ranks."""
 
     name = "hosts"
 
-    def __init__(self, several: Several, flat: Mpi) -> None:
-        self.several, self.flat, self.members = several, flat, several.members
+    def __init__(self, several: Several) -> None:
+        self.several, self.members = several, several.members
         self.channel, self.desk, self.firsts = several.channel, several.desk, several.firsts
         self._here = self.channel.members.me
         self._carried, self._bytes = several.carried, several.block
         self._known: dict[tuple[np.dtype[Any], tuple[int, ...]], tuple[list[Array], Array]] = {}
         self._gathering = Gathering(several)
+        self._little = several.carried // several.most
+        """As many bytes of each member go with an agreement in any case."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array."""
@@ -78,8 +81,14 @@ class Bridge:
         return NOTHING, passed(self.several, call, chunks, found)
 
     def _carry_reduced(
-        self, call: Call, source: Array, how: Arithmetic, out: Array | None
-    ) -> Prepared[Array]:
+        self,
+        call: Call,
+        source: Array,
+        how: Arithmetic,
+        out: Array | None,
+        mine: slice | None = None,
+    ) -> Prepared[Any]:
+        """``mine`` is the part of the result that ``out`` is, where it is not all."""
         parts, slot = self._views(how.dtype, source.shape)
         how.staged(source, parts[self._here])
 
@@ -90,7 +99,7 @@ class Bridge:
         def rest() -> Array:
             if out is None:
                 return slot.copy()
-            out[...] = slot
+            out[...] = slot if mine is None else slot[mine]
             return out
 
         call.carry = Carry(partial(how.merged, parts), unpack)
@@ -112,8 +121,47 @@ class Bridge:
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
     ) -> Prepared[None]:
-        """As `Mpi` does it."""
-        return self.flat.reducescatter(call, source, bounds, out, how)
+        """What is for a host goes there as each host's sum; a small array as in `allreduce`."""
+        me, width = self.members.me, max(how.dtype.itemsize, how.total.itemsize)
+        if not call.posted and source.size * width <= self._carried:
+            return self._carry_reduced(call, source, how, out, slice(bounds[me], bounds[me + 1]))
+        places, host = self.several.places, self.several.host
+        spans = [[bounds[i + 1] - bounds[i] for i in ranks] for ranks in places]
+        step = self._bytes // width // len(places)
+        slots = [slot.view(how.dtype) for slot in self.desk.slots]
+
+        def sizes(chunk: int) -> list[int]:
+            return [min(step, max(0, sum(span) - chunk * step)) for span in spans]
+
+        def within(of: int, chunk: int) -> Iterator[tuple[int, slice, slice]]:
+            return overlaps(spans[of], chunk * step, (chunk + 1) * step)
+
+        def fill(chunk: int) -> None:
+            block = self.several.mine(chunk, how.dtype)
+            for of, size in enumerate(sizes(chunk)):
+                for index, piece, where in within(of, chunk):
+                    start = bounds[places[of][index]]
+                    how.staged(source[start:][piece], block[where])
+                block = block[size:]
+
+        def post(chunk: int) -> Steps[None]:
+            told = sizes(chunk)
+            parts = self.channel.blocks_as(how.dtype, sum(told), chunk & 1)
+            mine = how.merged(parts, self.firsts.scratch(chunk & 1, how.total, sum(told)))
+            counts = [size * how.total.itemsize for size in told]
+            coming = [counts[host]] * len(told)
+            whole = yield from self.firsts.alltoall(call, as_bytes(mine), counts, coming)
+            totals = whole.view(how.total).reshape(len(told), told[host])
+            how.finish(how.merged(list(totals)), slots[chunk & 1][: told[host]])
+
+        def take(chunk: int) -> None:
+            for index, piece, where in within(host, chunk):
+                if places[host][index] == me:
+                    out[piece] = slots[chunk & 1][where]
+
+        fill(0)
+        chunks = Chunks(-(-max(map(sum, spans)) // step), fill, post, take)
+        return NOTHING, passed(self.several, call, chunks, None)
 
     def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
         """The root's bytes between the first ranks; few of them go with the agreement."""
@@ -164,11 +212,31 @@ class Bridge:
         """Everyone's bytes between the first ranks; few of them go with the agreement."""
         return self._gathering.begin(call, source, lengths, root)
 
+    @prepared
     def alltoall(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
-    ) -> Prepared[list[Array]]:
-        """As `Mpi` does it."""
-        return self.flat.alltoall(call, source, lengths, root)
+    ) -> Move[list[Array]]:
+        """How much goes where is told first; little goes along, and with the agreement."""
+        size, me = self.members.size, self.members.me
+        head = np.zeros(size, np.int64)
+        head[: len(lengths)] = lengths
+        told, sizes = as_bytes(head), None
+        if call.posted:
+            sizes = [told.size if root in (-1, index) else 0 for index in range(size)]
+        elif told.size + source.size <= self._little:
+            told = np.concatenate([told, source])
+        offer, rest = self._gathering.begin(call, told[: sizes[me] if sizes else None], sizes, -1)
+        yield offer
+        parts: list[Array] = yield from rest
+        table = np.zeros((size, size), np.int64)
+        for row, part in zip(table, parts, strict=True):
+            row[: part.size // 8] = part[: 8 * size].view(np.int64)
+        ends = np.cumsum(table, 1)
+        if all(part.size == 8 * size + end for part, end in zip(parts, ends[:, -1], strict=True)):
+            lows = (8 * size + ends[:, me] - table[:, me]).tolist()
+            mine = table[:, me].tolist()
+            return [p[low:][:n] for p, low, n in zip(parts, lows, mine, strict=True)]
+        return (yield from exchanged(self.several, call, source, table))
 
     def _taken(self, take: Callable[[int], None], result: Any) -> Any:
         """The end of a call whose data has come with the agreement."""

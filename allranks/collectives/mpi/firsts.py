@@ -13,7 +13,7 @@ from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.mpi.mpi_types import in_place
-from allranks.collectives.mpi.transport import complete
+from allranks.collectives.mpi.transport import complete, offsets
 
 _TAG = 11
 
@@ -78,20 +78,21 @@ class Firsts:
         found.insert(self.me, memoryview(row))
         return found
 
-    def gather(
-        self, call: Call, mine: Array, counts: Sequence[int], root: int = -1
+    def gather(self, call: Call, mine: Array, counts: Sequence[int]) -> Steps[Array]:
+        """The bytes of all of them, one after the other."""
+        into = np.empty(sum(counts), np.uint8)
+        end = (into, list(counts), offsets(counts), MPI.BYTE)
+        yield from complete(self.own.kept, call, self.comm.Iallgatherv, [mine, MPI.BYTE], end)
+        return into
+
+    def alltoall(
+        self, call: Call, mine: Array, counts: Sequence[int], theirs: Sequence[int]
     ) -> Steps[Array]:
-        """The bytes of all of them, one after the other; with a root on that one only."""
-        whole = root in (-1, self.me)
-        into = np.empty(sum(counts) if whole else 0, np.uint8)
-        offsets = np.cumsum([0, *counts])[:-1].tolist()
-        end = (into, list(counts), offsets, MPI.BYTE)
-        post, kept = self.comm, self.own.kept
-        if root < 0:
-            yield from complete(kept, call, post.Iallgatherv, [mine, MPI.BYTE], end)
-        else:
-            send = [mine, MPI.BYTE]
-            yield from complete(kept, call, post.Igatherv, send, end if whole else None, root)
+        """The bytes that each of them has for this one: ``theirs``; it has ``counts`` for them."""
+        into = np.empty(sum(theirs), np.uint8)
+        send = (mine, list(counts), offsets(counts), MPI.BYTE)
+        end = (into, list(theirs), offsets(theirs), MPI.BYTE)
+        yield from complete(self.own.kept, call, self.comm.Ialltoallv, send, end)
         return into
 
     def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
 from allranks.collectives.arrays.reductions import Array
-from allranks.collectives.calls.call import Call, Offer, Prepared
+from allranks.collectives.calls.call import Call, Offer
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.mpi.chunks import Carry, Chunks, passed
+from allranks.collectives.mpi.exchanging import exchanged
 from allranks.collectives.mpi.several import Several
 
 
@@ -23,7 +25,7 @@ class Gathering:
 
     def begin(
         self, call: Call, source: Array, lengths: Sequence[int] | None, root: int
-    ) -> Prepared[list[Array]]:
+    ) -> tuple[Offer, Steps[list[Array]]]:
         """As `Transport.allgather`."""
         part = source[: self._share]
         self.several.mine(0, part.dtype)[: part.size] = part
@@ -68,44 +70,43 @@ class Gathering:
         *,
         carried: bool,
     ) -> Steps[list[Array]]:
-        sizes = list(lengths) if lengths else [o.nbytes for o in call.agreement.offers(call)]
-        reads = root in (-1, self.several.members.me)
-        outs = [np.empty(size if reads else 0, np.uint8) for size in sizes]
         several, step = self.several, self._share
-        order, hosts, end = several.order, several.hosts, -1
-        if root >= 0:
-            rank = several.members.ranks[root]
-            end = next(i for i, ranks in enumerate(hosts) if rank in ranks)
+        sizes = list(lengths) if lengths else [o.nbytes for o in call.agreement.offers(call)]
+        told = [sizes[place] for place in several.order]
+        carried = carried and self._is_carried(told) and max(sizes) <= step
+        me = several.members.me
+        if root >= 0 and not carried:
+            table = np.zeros((len(sizes), len(sizes)), np.int64)
+            table[:, root] = sizes
+            return (yield from exchanged(several, call, source, table))
+        reads = root in (-1, me)
+        outs = [np.empty(size if reads else 0, np.uint8) for size in sizes]
 
-        def cut(chunk: int) -> list[int]:
-            return [max(0, min(step, sizes[place] - chunk * step)) for place in order]
+        def cut(chunk: int) -> list[list[int]]:
+            return [
+                [max(0, min(step, sizes[place] - chunk * step)) for place in places]
+                for places in several.places
+            ]
 
         def fill(chunk: int) -> None:
             part = source[chunk * step :][:step]
             several.mine(chunk, part.dtype)[: part.size] = part
 
         def post(chunk: int) -> Steps[None]:
-            left = iter(cut(chunk))
-            counts: list[int] = []
-            here: list[int] = []
-            for index, ranks in enumerate(hosts):
-                brought = [next(left) for _ in ranks]
-                counts.append(sum(brought))
-                here = brought if index == several.host else here
-            mine = self._laid(chunk, here)
-            whole = yield from several.firsts.gather(call, mine, counts, end)
+            brought = cut(chunk)
+            mine = self._laid(chunk, brought[several.host])
+            whole = yield from several.firsts.gather(call, mine, list(map(sum, brought)))
             several.desk.slots[chunk & 1][: whole.size] = whole
 
         def take(chunk: int) -> None:
             at = 0
-            for place, size in zip(order, cut(chunk), strict=True):
+            for place, size in zip(several.order, chain(*cut(chunk)), strict=True):
                 if reads:
                     outs[place][chunk * step :][:size] = several.desk.slots[chunk & 1][at:][:size]
                 at += size
 
-        if carried and max(sizes) <= step and self._is_carried([sizes[p] for p in order]):
+        if carried:
             take(0)
             return outs
         chunks = Chunks(-(-max(sizes) // step), fill, post, take)
-        yield from passed(several, call, chunks, outs)
-        return outs
+        return (yield from passed(several, call, chunks, outs))

@@ -78,18 +78,20 @@ class Several:
         self.channel = HostChannel(own, Members(members.number, here, own.rank), memory)
         self.is_first = self.channel.members.me == 0
         self.desk = Desk(memory, len(here), members.size)
-        self.order = [members.ranks.index(rank) for ranks in self.hosts for rank in ranks]
-        """The members' places, host by host."""
-        most = max(map(len, self.hosts))
-        self.block = block_bytes(most)
+        self.places = [[members.ranks.index(rank) for rank in ranks] for ranks in hosts]
+        """The members' places of each host."""
+        self.order = [place for places in self.places for place in places]
+        self.most = max(map(len, self.hosts))
+        """As many members does a host have at most."""
+        self.block = block_bytes(self.most)
         """Bytes of a block, of which every host has as many."""
         self.carried = min(_CARRIED_BYTES // (len(hosts) - 1), self.block // len(hosts))
         """As many bytes of each host go with an agreement at most."""
-        row_bytes = _HEAD.size + 8 * most + self.carried
+        row_bytes = _HEAD.size + 8 * self.most + self.carried
         self._heads_end = [_HEAD.size + 8 * len(ranks) for ranks in hosts]
         firsts = tuple(ranks[0] for ranks in self.hosts)
         self.firsts = Firsts(own, firsts, members.number, user, row_bytes)
-        self._most, self._finished = most, 0
+        self._finished = 0
         self.renew()
 
     def renew(self) -> None:

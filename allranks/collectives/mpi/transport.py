@@ -160,7 +160,7 @@ class Mpi:
         counts = list(lengths)
         reads = root in (-1, self.members.me)
         out = np.empty(sum(counts) if reads else 0, np.uint8)
-        into = (out, counts, _offsets(counts), MPI.BYTE)
+        into = (out, counts, offsets(counts), MPI.BYTE)
         if root < 0:
             yield from self._do(call, comm.Iallgatherv, source, into)
         else:
@@ -180,18 +180,19 @@ class Mpi:
             got = np.zeros(1, np.int64)
             yield from self._do(call, comm.Iscatter, mine if me == root else None, got, root)
             out = np.empty(int(got[0]), np.uint8)
-            pieces = (source, list(lengths), _offsets(lengths), MPI.BYTE)
+            pieces = (source, list(lengths), offsets(lengths), MPI.BYTE)
             yield from self._do(call, comm.Iscatterv, pieces if me == root else None, out, root)
             return [out if index == root else out[:0] for index in range(size)]
         theirs = np.empty(size, np.int64)
         yield from self._do(call, comm.Ialltoall, mine, theirs)
         counts = [int(count) for count in theirs]
         out = np.empty(sum(counts), np.uint8)
-        send = (source, list(lengths), _offsets(lengths), MPI.BYTE)
-        receive = (out, counts, _offsets(counts), MPI.BYTE)
+        send = (source, list(lengths), offsets(lengths), MPI.BYTE)
+        receive = (out, counts, offsets(counts), MPI.BYTE)
         yield from self._do(call, comm.Ialltoallv, send, receive)
         return cut(out, counts)
 
 
-def _offsets(counts: Sequence[int]) -> list[int]:
+def offsets(counts: Sequence[int]) -> list[int]:
+    """Where pieces of these lengths begin that lie one after the other."""
     return list(accumulate(counts, initial=0))[:-1]

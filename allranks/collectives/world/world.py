@@ -91,10 +91,10 @@ class World(Standing):
         transports: dict[str, Transport] = {}
         agreement: Agreement
         if self.mpi is not None:
-            mpi = transports["mpi"] = self.mpi.transport(members, now=now and several)
+            transports["mpi"] = self.mpi.transport(members, now=now and several)
         if several:
             assert self.mpi is not None
-            agreement, bridge = self.mpi.bridge(members, hosts, memory, mpi)
+            agreement, bridge = self.mpi.bridge(members, hosts, memory)
             transports["shared"] = transports[bridge.name] = bridge
         else:
             agreement = channel = Channel(self, members, memory)
