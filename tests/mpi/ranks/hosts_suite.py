@@ -13,6 +13,7 @@ from conftest import in_a_cell, next_cell_works, odd
 
 import allranks.collectives as c
 from allranks.collectives.mpi.firsts import Firsts
+from allranks.collectives.mpi.transport import Mpi
 from allranks.errors import CollectiveMismatch, RankLeft
 
 HOSTS = c.world.current().hosts
@@ -177,6 +178,28 @@ def test_every_rank_may_be_the_root(count):
         whole = c.gather(np.full(count, float(c.rank())), root=root)
         if c.rank() == root:
             assert (whole == np.repeat(np.arange(c.size()), count)).all()
+
+
+@pytest.mark.parametrize("count", [1, 200_000])
+def test_ranks_that_are_not_the_first_of_a_host_send_nothing(monkeypatch, count):
+    def flat(*_):
+        raise AssertionError("data goes from each rank to each")
+
+    monkeypatch.setattr(Mpi, "comm", flat)
+    size, rank = c.size(), c.rank()
+    mine = np.arange(size * count, dtype="int32") + rank
+    cut = slice(rank * count, (rank + 1) * count)
+    total = size * np.arange(size * count) + sum(range(size))
+    assert (c.allreduce(mine, c.Sum) == total).all()
+    assert (c.reducescatter(mine, c.Sum) == total[cut]).all()
+    assert (c.alltoall(mine)[::count] == rank * count + np.arange(size)).all()
+    root = size - 1
+    assert (c.scatter(mine if rank == root else None, root) == mine[cut] - rank + root).all()
+    assert len(c.allgather(mine)) == size * mine.size
+    assert (c.broadcast(mine, 0) == mine - rank).all()
+    gathered = c.gather(mine, root=root)
+    assert gathered is None or len(gathered) == size * mine.size
+    assert {record.transport for record in c.records()[-7:]} == {"hosts"}
 
 
 def test_calls_of_two_process_sets_may_be_under_way_at_once(sets):
