@@ -18,12 +18,14 @@ from allranks.collectives.arrays.reductions import Arithmetic, Array
 from allranks.collectives.calls.call import NOTHING, Call, Move, Offer, Prepared, prepared
 from allranks.collectives.calls.transport import as_bytes
 from allranks.collectives.calls.wait import Steps
+from allranks.collectives.host.shared import keep
 from allranks.collectives.mpi.chunks import Carry, Chunks, passed
 from allranks.collectives.mpi.exchanging import exchanged, overlaps
 from allranks.collectives.mpi.gathering import Gathering
 from allranks.collectives.mpi.several import Several
 
-_KEPT = 256
+Carried = tuple[Array, Carry, Callable[..., Any]]
+"""This rank's block for a small array, what goes with an agreement, and what makes the result."""
 
 
 class Bridge:
@@ -36,7 +38,8 @@ class Bridge:
         self.channel, self.desk, self.firsts = several.channel, several.desk, several.firsts
         self._here = self.channel.members.me
         self._carried, self._bytes = several.carried, several.block
-        self._known: dict[tuple[np.dtype[Any], tuple[int, ...]], tuple[list[Array], Array]] = {}
+        self._known: dict[tuple[Arithmetic, tuple[int, ...]], Carried] = {}
+        """How small arrays are carried: making their views takes longer than using them."""
         self._gathering = Gathering(several)
         self._little = several.carried // several.most
         """As many bytes of each member go with an agreement in any case."""
@@ -46,7 +49,8 @@ class Bridge:
         return np.empty(shape, dtype)
 
     def renew(self) -> None:
-        """Nothing is left of an epoch here."""
+        """A new epoch has begun, with other rows."""
+        self._known.clear()
 
     def allreduce(
         self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
@@ -54,7 +58,8 @@ class Bridge:
         """A host's sum between the first ranks; that of a small array goes with the agreement."""
         width = max(how.dtype.itemsize, how.total.itemsize)
         if not call.posted and source.size * width <= self._carried:
-            return self._carry_reduced(call, source, how, out)
+            rest = self._carry_reduced(call, source, how)
+            return NOTHING, rest if out is None else partial(rest, out)
         found = np.empty(source.shape, source.dtype) if out is None else out
         flat, into = source.reshape(-1), found.reshape(-1)
         step = self._bytes // width
@@ -80,43 +85,38 @@ class Bridge:
         chunks = Chunks(-(-flat.size // step), fill, post, take)
         return NOTHING, passed(self.several, call, chunks, found)
 
-    def _carry_reduced(
-        self,
-        call: Call,
-        source: Array,
-        how: Arithmetic,
-        out: Array | None,
-        mine: slice | None = None,
-    ) -> Prepared[Any]:
-        """``mine`` is the part of the result that ``out`` is, where it is not all."""
-        parts, slot = self._views(how.dtype, source.shape)
-        how.staged(source, parts[self._here])
+    def _carry_reduced(self, call: Call, source: Array, how: Arithmetic) -> Callable[..., Any]:
+        """Has the reduction go with the agreement, and returns what makes the result then."""
+        key = how, source.shape
+        mine, call.carry, rest = self._known.get(key) or self._begin_carried(key)
+        how.staged(source, mine)
+        return rest
 
-        def unpack(rows: list[memoryview]) -> None:
-            totals = [np.frombuffer(row, how.total).reshape(source.shape) for row in rows]
+    def _begin_carried(self, key: tuple[Arithmetic, tuple[int, ...]]) -> Carried:
+        how, shape = key
+        count = math.prod(shape)
+        parts = [part.reshape(shape) for part in self.channel.blocks_as(how.dtype, count, 0)]
+        slot = self.desk.slots[0][: count * how.dtype.itemsize].view(how.dtype).reshape(shape)
+        nbytes, totals = count * how.total.itemsize, list[Array]()
+        if self.several.is_first:
+            rows = zip(self.firsts.rows, self.several.carried_at, strict=True)
+            whole = [np.frombuffer(row, how.total, count, at) for row, at in rows]
+            totals = [total.reshape(shape) for total in whole]
+
+        def pack() -> int:
+            how.merged(parts, totals[self.several.host])
+            return nbytes
+
+        def unpack() -> None:
             how.finish(how.merged(totals), slot)
 
-        def rest() -> Array:
+        def rest(out: Array | None = None, part: Any = ...) -> Array:
             if out is None:
                 return slot.copy()
-            out[...] = slot if mine is None else slot[mine]
+            out[...] = slot[part]
             return out
 
-        call.carry = Carry(partial(how.merged, parts), unpack)
-        return NOTHING, rest
-
-    def _views(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[list[Array], Array]:
-        """The first chunk's blocks and slot, seen as arrays; kept, as making them takes long."""
-        key = dtype, shape
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            size = math.prod(shape)
-            parts = [part.reshape(shape) for part in self.channel.blocks_as(dtype, size, 0)]
-            slot = self.desk.slots[0][: size * dtype.itemsize].view(dtype).reshape(shape)
-            known = self._known[key] = parts, slot
-        return known
+        return keep(self._known, key, (parts[self._here], Carry(pack, unpack), rest))
 
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
@@ -124,7 +124,8 @@ class Bridge:
         """What is for a host goes there as each host's sum; a small array as in `allreduce`."""
         me, width = self.members.me, max(how.dtype.itemsize, how.total.itemsize)
         if not call.posted and source.size * width <= self._carried:
-            return self._carry_reduced(call, source, how, out, slice(bounds[me], bounds[me + 1]))
+            rest = self._carry_reduced(call, source, how)
+            return NOTHING, partial(rest, out, slice(bounds[me], bounds[me + 1]))
         places, host = self.several.places, self.several.host
         spans = [[bounds[i + 1] - bounds[i] for i in ranks] for ranks in places]
         step = self._bytes // width // len(places)
@@ -197,11 +198,20 @@ class Bridge:
 
         fill(0)
         if not call.posted and array.nbytes <= self._carried:
+            at = self.several.carried_at[host]
 
-            def unpack(rows: list[memoryview]) -> None:
-                slots[0][: array.size] = np.frombuffer(rows[host], np.uint8)
+            def pack() -> int:
+                if not here:
+                    return 0
+                self.firsts.rows[host][at : at + array.size] = laid(0, array.size).tobytes()
+                return array.size
 
-            call.carry = Carry(lambda: laid(0, array.size) if here else array[:0], unpack)
+            def unpack() -> None:
+                slots[0][: array.size] = np.frombuffer(
+                    self.firsts.rows[host], np.uint8, array.size, at
+                )
+
+            call.carry = Carry(pack, unpack)
             return Offer(array.nbytes), partial(self._taken, take, None)
         chunks = Chunks(-(-array.size // step), fill, post, take)
         return Offer(array.nbytes), passed(self.several, call, chunks, None)

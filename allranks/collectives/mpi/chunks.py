@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.desk import DONE
@@ -20,10 +19,12 @@ _AHEAD = 2
 
 
 class Carry(NamedTuple):
-    """What goes with an agreement: what the first rank of a host adds, and what it does then."""
+    """What goes with an agreement in the rows of first ranks."""
 
-    pack: Callable[[], Array]
-    unpack: Callable[[list[memoryview]], None]
+    pack: Callable[[], int]
+    """Writes what a host adds, and says how many bytes that is."""
+    unpack: Callable[[], None]
+    """Lays out what has come of all of them."""
 
 
 class Chunks(NamedTuple):

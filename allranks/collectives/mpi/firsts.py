@@ -50,33 +50,31 @@ class Firsts:
         group = self._user.Get_group().Incl(list(self.ranks))
         self.comm = MPI.Intracomm(self._user).Create_group(group, (1 << 22) + self._tag)
         self.me = self.comm.Get_rank()
+        self.rows = [bytearray(self._row_bytes) for _ in self.ranks]
+        """What each of them tells; this one's own is written before it is told."""
         others = [index for index in range(len(self.ranks)) if index != self.me]
-        self._rows = [(index, (bytearray(self._row_bytes), MPI.BYTE)) for index in others]
-        self._statuses = [MPI.Status() for _ in 2 * others]
+        self._others = [(index, [self.rows[index], MPI.BYTE]) for index in others]
+        self._telling: list[Any] = []
         self._scratch: dict[int, Array] = {}
 
-    def exchange(self, call: Call, row: bytes) -> Steps[list[memoryview]]:
-        """What each of them tells, in their order; it may be of any length up to the most."""
-        comm, kept = self.comm, self.own.kept
-        requests: list[MPI.Request] = []
-        held = [requests, row]
-        kept[id(held)] = held
-        for index, into in self._rows:
-            requests.append(comm.Irecv(into, index, _TAG))
-        end = (row, MPI.BYTE)
-        for index, _ in self._rows:
-            requests.append(comm.Isend(end, index, _TAG))
-        statuses = self._statuses
-        call.stage += 1
-        while not MPI.Request.Testall(requests, statuses):
-            yield call
-        del kept[id(held)]
-        found = [
-            memoryview(into[0])[: status.Get_count(MPI.BYTE)]
-            for (_, into), status in zip(self._rows, statuses, strict=False)
-        ]
-        found.insert(self.me, memoryview(row))
-        return found
+    def tell(self, nbytes: int) -> None:
+        """Begins to send the others so many bytes of this one's row, and to receive theirs."""
+        comm, requests = self.comm, list[MPI.Request]()
+        held = self._telling = [requests, self.rows]
+        self.own.kept[id(held)] = held
+        for index, row in self._others:
+            requests.append(comm.Irecv(row, index, _TAG))
+        mine = [self.rows[self.me], nbytes, MPI.BYTE]
+        for index, _ in self._others:
+            requests.append(comm.Isend(mine, index, _TAG))
+
+    def told(self) -> bool:
+        """Whether all have sent and received: then `rows` are there."""
+        held = self._telling
+        if held and MPI.Request.Testall(held[0]):
+            self._telling = []
+            del self.own.kept[id(held)]
+        return not self._telling
 
     def gather(self, call: Call, mine: Array, counts: Sequence[int]) -> Steps[Array]:
         """The bytes of all of them, one after the other."""

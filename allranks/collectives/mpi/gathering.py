@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 
@@ -38,22 +38,29 @@ class Gathering:
         """What goes with the agreement where little is gathered on each host."""
         several = self.several
 
-        def pack() -> Array:
-            sizes = [offer.nbytes for offer in several.channel.offers(call)]
-            return self._laid(0, sizes if sum(sizes) <= several.carried else [])
+        host, starts = several.host, several.carried_at
 
-        def unpack(rows: list[memoryview]) -> None:
-            if self._is_carried(several.desk.offers.tolist()):
-                whole = np.frombuffer(b"".join(rows), np.uint8)
-                several.desk.slots[0][: whole.size] = whole
+        def pack() -> int:
+            sizes = several.channel.sizes(call)
+            if sum(sizes) > several.carried:
+                return 0
+            mine = self._laid(0, sizes)
+            several.firsts.rows[host][starts[host] : starts[host] + mine.size] = mine.tobytes()
+            return mine.size
+
+        def unpack() -> None:
+            brought = self._brought(several.desk.offers.tolist())
+            if max(brought) <= several.carried:
+                rows = zip(several.firsts.rows, starts, brought, strict=True)
+                whole = b"".join([row[start : start + size] for row, start, size in rows])
+                several.desk.slots[0][: len(whole)] = np.frombuffer(whole, np.uint8)
 
         return Carry(pack, unpack)
 
-    def _is_carried(self, sizes: Sequence[int]) -> bool:
-        """Whether what members bring, so many bytes, host by host, has gone with the agreement."""
+    def _brought(self, sizes: Sequence[int]) -> list[int]:
+        """How many bytes each host brings, where members bring so many, host by host."""
         left = iter(sizes)
-        brought = [sum(next(left) for _ in ranks) for ranks in self.several.hosts]
-        return max(brought) <= self.several.carried
+        return [sum(islice(left, len(ranks))) for ranks in self.several.hosts]
 
     def _laid(self, chunk: int, sizes: Sequence[int]) -> Array:
         """What the members on this host have laid out, one after the other."""
@@ -73,7 +80,7 @@ class Gathering:
         several, step = self.several, self._share
         sizes = list(lengths) if lengths else [o.nbytes for o in call.agreement.offers(call)]
         told = [sizes[place] for place in several.order]
-        carried = carried and self._is_carried(told) and max(sizes) <= step
+        carried = carried and max(self._brought(told)) <= several.carried and max(sizes) <= step
         me = several.members.me
         if root >= 0 and not carried:
             table = np.zeros((len(sizes), len(sizes)), np.int64)

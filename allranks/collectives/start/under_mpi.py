@@ -108,6 +108,8 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
         world.offset_seconds = clock_offset(base, node, firsts)
     if not world.shared_by_all:
         introduce(world, base)
+        # What comes from another host takes longer than a spin.
+        world.spins, world.spin_seconds = 0, 0.0
     ear.open()
     world.whereabouts = Whereabouts(world.board, rank, world.main_thread)
     world.whereabouts.start()
