@@ -19,28 +19,28 @@ from allranks.collectives.calls.call import NOTHING, Call, Move, Offer, Prepared
 from allranks.collectives.calls.transport import as_bytes
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.shared import keep
-from allranks.collectives.mpi.chunks import Carry, Chunks, passed
-from allranks.collectives.mpi.exchanging import exchanged, overlaps
+from allranks.collectives.mpi.chunks import Carry, Chunks, overlaps, passed
 from allranks.collectives.mpi.gathering import Gathering
 from allranks.collectives.mpi.several import Several
+from allranks.collectives.mpi.transport import Mpi
 
 Carried = tuple[Array, Carry, Callable[..., Any]]
 """This rank's block for a small array, what goes with an agreement, and what makes the result."""
 
 
 class Bridge:
-    """Transport over the channels of several hosts, and MPI between their first ranks."""
+    """Transport over the channels of several hosts, and `Mpi` for what becomes no less there."""
 
     name = "hosts"
 
-    def __init__(self, several: Several) -> None:
-        self.several, self.members = several, several.members
+    def __init__(self, several: Several, flat: Mpi) -> None:
+        self.several, self.flat, self.members = several, flat, several.members
         self.channel, self.desk, self.firsts = several.channel, several.desk, several.firsts
         self._here = self.channel.members.me
         self._carried, self._bytes = several.carried, several.block
         self._known: dict[tuple[Arithmetic, tuple[int, ...]], Carried] = {}
         """How small arrays are carried: making their views takes longer than using them."""
-        self._gathering = Gathering(several)
+        self._gathering = Gathering(several, flat)
         self._little = several.carried // several.most
         """As many bytes of each member go with an agreement in any case."""
 
@@ -222,31 +222,29 @@ class Bridge:
         """Everyone's bytes between the first ranks; few of them go with the agreement."""
         return self._gathering.begin(call, source, lengths, root)
 
-    @prepared
     def alltoall(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
-    ) -> Move[list[Array]]:
-        """How much goes where is told first; little goes along, and with the agreement."""
-        size, me = self.members.size, self.members.me
-        head = np.zeros(size, np.int64)
-        head[: len(lengths)] = lengths
-        told, sizes = as_bytes(head), None
-        if call.posted:
-            sizes = [told.size if root in (-1, index) else 0 for index in range(size)]
-        elif told.size + source.size <= self._little:
+    ) -> Prepared[list[Array]]:
+        """Little goes with the agreement, and how much goes where; the rest as `Mpi` does it."""
+        if call.posted or root >= 0 or 8 * self.members.size > self._little:
+            return self.flat.alltoall(call, source, lengths, root)
+        return self._alltoall(call, source, lengths)
+
+    @prepared
+    def _alltoall(self, call: Call, source: Array, lengths: Sequence[int]) -> Move[list[Array]]:
+        me, head = self.members.me, 8 * self.members.size
+        told = as_bytes(np.array(lengths, np.int64))
+        if head + source.size <= self._little:
             told = np.concatenate([told, source])
-        offer, rest = self._gathering.begin(call, told[: sizes[me] if sizes else None], sizes, -1)
+        offer, rest = self._gathering.begin(call, told, None, -1)
         yield offer
         parts: list[Array] = yield from rest
-        table = np.zeros((size, size), np.int64)
-        for row, part in zip(table, parts, strict=True):
-            row[: part.size // 8] = part[: 8 * size].view(np.int64)
-        ends = np.cumsum(table, 1)
-        if all(part.size == 8 * size + end for part, end in zip(parts, ends[:, -1], strict=True)):
-            lows = (8 * size + ends[:, me] - table[:, me]).tolist()
-            mine = table[:, me].tolist()
-            return [p[low:][:n] for p, low, n in zip(parts, lows, mine, strict=True)]
-        return (yield from exchanged(self.several, call, source, table))
+        table = np.stack([part[:head].view(np.int64) for part in parts])
+        if any(part.size - head != sum(cuts) for part, cuts in zip(parts, table, strict=True)):
+            return (yield from self.flat.exchange(call, source, lengths, table[:, me].tolist()))
+        ends = head + np.cumsum(table, 1)[:, me]
+        spans = zip(parts, (ends - table[:, me]).tolist(), ends.tolist(), strict=True)
+        return [part[low:high] for part, low, high in spans]
 
     def _taken(self, take: Callable[[int], None], result: Any) -> Any:
         """The end of a call whose data has come with the agreement."""

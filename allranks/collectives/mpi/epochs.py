@@ -52,13 +52,15 @@ class Epochs:
         """A group's transport through MPI; ``now``: all members are here, and stay."""
         return Mpi(self.own, members, self.user, now=now)
 
-    def bridge(self, members: Members, hosts: Hosts, memory: mmap) -> tuple[Several, Bridge]:
+    def bridge(
+        self, members: Members, hosts: Hosts, memory: mmap, flat: Mpi
+    ) -> tuple[Several, Bridge]:
         """How members on several hosts agree, and how data goes between them.
 
         ``memory`` is what those on this host share.
         """
         several = Several(self.own, members, hosts, memory, self.user)
-        return several, Bridge(several)
+        return several, Bridge(several, flat)
 
     def renew(self, epoch: int) -> None:
         """Moves this rank to a fresh communicator. Collective over all ranks.

@@ -11,15 +11,15 @@ from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call, Offer
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.mpi.chunks import Carry, Chunks, passed
-from allranks.collectives.mpi.exchanging import exchanged
 from allranks.collectives.mpi.several import Several
+from allranks.collectives.mpi.transport import Mpi
 
 
 class Gathering:
     """allgather and gather over the channels of several hosts."""
 
-    def __init__(self, several: Several) -> None:
-        self.several = several
+    def __init__(self, several: Several, flat: Mpi) -> None:
+        self.several, self._flat = several, flat
         # Bytes of each member's part of a chunk.
         self._share = max(1, several.block // several.members.size // 64 * 64)
 
@@ -83,9 +83,8 @@ class Gathering:
         carried = carried and max(self._brought(told)) <= several.carried and max(sizes) <= step
         me = several.members.me
         if root >= 0 and not carried:
-            table = np.zeros((len(sizes), len(sizes)), np.int64)
-            table[:, root] = sizes
-            return (yield from exchanged(several, call, source, table))
+            # Nothing becomes less on the way: each sends its own, which is measured to be faster.
+            return (yield from self._flat.gather(call, source, sizes, root))
         reads = root in (-1, me)
         outs = [np.empty(size if reads else 0, np.uint8) for size in sizes]
 

@@ -91,10 +91,10 @@ class World(Standing):
         transports: dict[str, Transport] = {}
         agreement: Agreement
         if self.mpi is not None:
-            transports["mpi"] = self.mpi.transport(members, now=now and several)
+            mpi = transports["mpi"] = self.mpi.transport(members, now=now and several)
         if several:
             assert self.mpi is not None
-            agreement, bridge = self.mpi.bridge(members, hosts, memory)
+            agreement, bridge = self.mpi.bridge(members, hosts, memory, mpi)
             transports["shared"] = transports[bridge.name] = bridge
         else:
             agreement = channel = Channel(self, members, memory)

@@ -191,6 +191,8 @@ def test_every_rank_may_be_the_root(count):
 
 @pytest.mark.parametrize("count", [1, 200_000])
 def test_ranks_that_are_not_the_first_of_a_host_send_nothing(monkeypatch, count):
+    """Where what they bring is little, or becomes less on the way."""
+
     def flat(*_):
         raise AssertionError("data goes from each rank to each")
 
@@ -201,14 +203,13 @@ def test_ranks_that_are_not_the_first_of_a_host_send_nothing(monkeypatch, count)
     total = size * np.arange(size * count) + sum(range(size))
     assert (c.allreduce(mine, c.Sum) == total).all()
     assert (c.reducescatter(mine, c.Sum) == total[cut]).all()
-    assert (c.alltoall(mine)[::count] == rank * count + np.arange(size)).all()
-    root = size - 1
-    assert (c.scatter(mine if rank == root else None, root) == mine[cut] - rank + root).all()
     assert len(c.allgather(mine)) == size * mine.size
     assert (c.broadcast(mine, 0) == mine - rank).all()
-    gathered = c.gather(mine, root=root)
-    assert gathered is None or len(gathered) == size * mine.size
-    assert {record.transport for record in c.records()[-7:]} == {"hosts"}
+    assert {record.transport for record in c.records()[-4:]} == {"hosts"}
+    if count == 1:
+        assert (c.alltoall(mine) == rank + np.arange(size)).all()
+        gathered = c.gather(mine, root=size - 1)
+        assert gathered is None or len(gathered) == size * size
 
 
 def test_calls_of_two_process_sets_may_be_under_way_at_once(sets):
