@@ -212,7 +212,7 @@ class Bridge:
                 )
 
             call.carry = Carry(pack, unpack)
-            return Offer(array.nbytes), partial(self._taken, take, None)
+            return Offer(array.nbytes), partial(take, 0)
         chunks = Chunks(-(-array.size // step), fill, post, take)
         return Offer(array.nbytes), passed(self.several, call, chunks, None)
 
@@ -245,8 +245,3 @@ class Bridge:
         ends = head + np.cumsum(table, 1)[:, me]
         spans = zip(parts, (ends - table[:, me]).tolist(), ends.tolist(), strict=True)
         return [part[low:high] for part, low, high in spans]
-
-    def _taken(self, take: Callable[[int], None], result: Any) -> Any:
-        """The end of a call whose data has come with the agreement."""
-        take(0)
-        return result
