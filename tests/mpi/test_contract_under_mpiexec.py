@@ -112,10 +112,11 @@ def test_ranks_of_several_hosts_are_guarded_with_every_mpi(python: str) -> None:
         ("2", ("contract", "property", "misuse")),
         ("2,1", ("hosts", "property", "misuse")),
         ("1", ("hosts", "property", "misuse")),
+        ("%2", ("property",)),
     ],
 )
 def test_ranks_of_several_hosts_keep_the_contract(per_host: str, suites: tuple[str, ...]) -> None:
-    """Two hosts of two ranks; three hosts of two, one and one; two hosts of one."""
+    """Two hosts of two ranks; three hosts of two, one and one; two of one; two that take turns."""
     ended = mpiexec(
         2 if per_host == "1" else 4,
         RUN,

@@ -26,11 +26,11 @@ _WORDS = PAGE // 8
 _DONE = 8
 _HEAD = struct.Struct("=Qd")
 _OFFER = struct.Struct("=QQQQQQ")
-_OFFER_AT, _TEXT_AT = _HEAD.size, _HEAD.size + _OFFER.size
+OFFER_AT, _TEXT_AT = _HEAD.size, _HEAD.size + _OFFER.size
 _TURN = 512, 512 + 1792
 TEXT_BYTES = 1792 - _TEXT_AT
 
-_YIELDS = 200
+YIELDS = 200
 
 
 def block_bytes(members: int) -> int:
@@ -56,7 +56,7 @@ class Channel:
             for rank, page, *heads in zip(members.ranks, self._pages, *self._heads, strict=True)
             if rank != members.rank
         ]
-        starts = [[8 * head + _OFFER_AT for head in heads] for heads in self._heads]
+        starts = [[8 * head + OFFER_AT for head in heads] for heads in self._heads]
         self._offers_at = [[slice(at, at + _OFFER.size) for at in turn] for turn in starts]
         self._laid_out = [_NOTHING, _NOTHING]
         """For each turn the spec, the line and the offer that lie there."""
@@ -100,7 +100,7 @@ class Channel:
         before = self._laid_out[turn]
         self._laid_out[turn] = _NOTHING  # until all of it lies there: an interrupt may come
         nbytes, place, copied, answered = offer
-        _OFFER.pack_into(self.memory, start + _OFFER_AT, nbytes, *place, copied, answered)
+        _OFFER.pack_into(self.memory, start + OFFER_AT, nbytes, *place, copied, answered)
         if call.packed is not before[0] or call.site is not before[1]:
             self.words[head] = call.packed.fingerprint
             if self.own.checks:
@@ -153,7 +153,7 @@ class Channel:
         while words[page] < count:
             tries += 1
             if tries > spins:
-                if spins < 0 or tries > spins + _YIELDS:
+                if spins < 0 or tries > spins + YIELDS:
                     return False
                 yield_core()
         if not ORDERED:

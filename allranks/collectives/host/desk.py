@@ -5,15 +5,16 @@ there by the host's first rank, who alone hears of the others.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call
-from allranks.collectives.host.channel import Channel, block_bytes
-from allranks.collectives.host.memory import rounded
+from allranks.collectives.calls.standing import Standing
+from allranks.collectives.calls.wait import yield_core
+from allranks.collectives.host.channel import OFFER_AT, YIELDS, Channel, block_bytes
+from allranks.collectives.host.memory import fence, rounded
 
 AGREED, DONE, LENGTH, LAST_RANK, LAST = 0, 8, 16, 17, 18
 """Words of the desk: the last call agreed on, the last chunk that is there, and of that call the
@@ -44,6 +45,10 @@ class HostChannel(Channel):
         nbytes = count * dtype.itemsize
         return [pair[turn][:nbytes].view(dtype) for pair in self.blocks]
 
+    def sizes(self, call: Call) -> list[int]:
+        """How many bytes each member offers."""
+        return [self.words[head + OFFER_AT // 8] for head in self._heads[call.number & 1]]
+
     def compared(self, call: Call) -> tuple[bool, float, int]:
         """Whether all members brought the same, and when the last one came, and who that was."""
         heads = self._heads[call.number & 1]
@@ -60,16 +65,23 @@ class Desk:
         self.words = memoryview(memory).cast("Q")[start // 8 : (start + _HEAD) // 8]
         self.times = memoryview(memory).cast("d")[start // 8 : (start + _HEAD) // 8]
         self.offers = np.frombuffer(memory, np.int64, members, start + _HEAD)
-        """Of each member, host by host."""
-        self._bytes = memoryview(memory)[start + _HEAD : start + _HEAD + 8 * members]
+        """Of each member, host by host; and the same as bytes."""
+        self.offered = memoryview(memory)[start + _HEAD : start + _HEAD + 8 * members]
         at = start + rounded(_HEAD + 8 * members)
         self.text = np.frombuffer(memory, np.uint8, TEXT_MOST, at)
         at += TEXT_MOST
         self.slots = [np.frombuffer(memory, np.uint8, slot, at + turn * slot) for turn in (0, 1)]
 
-    def offer(self, offers: Sequence[memoryview]) -> None:
-        """Lays out what the members of each host offer."""
-        self._bytes[:] = b"".join(offers)
+    def comes(self, number: int, own: Standing) -> bool:
+        """Whether a call is agreed on within moments: other hosts are heard of first."""
+        tries = 0
+        while self.words[AGREED] < number:
+            tries += 1
+            if own.pending or tries > YIELDS:
+                return False
+            yield_core()
+        fence()
+        return True
 
 
 def nbytes(hosts: int, here: int, members: int) -> int:

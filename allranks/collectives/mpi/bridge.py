@@ -8,25 +8,28 @@ between the hosts the next one is filled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array
-from allranks.collectives.calls.call import NOTHING, Call, Offer, Prepared
+from allranks.collectives.calls.call import NOTHING, Call, Move, Offer, Prepared, prepared
+from allranks.collectives.calls.transport import as_bytes
 from allranks.collectives.calls.wait import Steps
-from allranks.collectives.mpi.chunks import Carry, Chunks, passed
+from allranks.collectives.host.shared import keep
+from allranks.collectives.mpi.chunks import Carry, Chunks, overlaps, passed
 from allranks.collectives.mpi.gathering import Gathering
 from allranks.collectives.mpi.several import Several
 from allranks.collectives.mpi.transport import Mpi
 
-_KEPT = 256
+Carried = tuple[Array, Carry, Callable[..., Any]]
+"""This rank's block for a small array, what goes with an agreement, and what makes the result."""
 
 
 class Bridge:
-    """Transport over the channels of several hosts, and `Mpi` for the rest."""
+    """Transport over the channels of several hosts, and `Mpi` for what becomes no less there."""
 
     name = "hosts"
 
@@ -35,15 +38,19 @@ class Bridge:
         self.channel, self.desk, self.firsts = several.channel, several.desk, several.firsts
         self._here = self.channel.members.me
         self._carried, self._bytes = several.carried, several.block
-        self._known: dict[tuple[np.dtype[Any], tuple[int, ...]], tuple[list[Array], Array]] = {}
-        self._gathering = Gathering(several)
+        self._known: dict[tuple[Arithmetic, tuple[int, ...]], Carried] = {}
+        """How small arrays are carried: making their views takes longer than using them."""
+        self._gathering = Gathering(several, flat)
+        self._little = several.carried // several.most
+        """As many bytes of each member go with an agreement in any case."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array."""
         return np.empty(shape, dtype)
 
     def renew(self) -> None:
-        """Nothing is left of an epoch here."""
+        """A new epoch has begun, with other rows."""
+        self._known.clear()
 
     def allreduce(
         self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
@@ -51,7 +58,8 @@ class Bridge:
         """A host's sum between the first ranks; that of a small array goes with the agreement."""
         width = max(how.dtype.itemsize, how.total.itemsize)
         if not call.posted and source.size * width <= self._carried:
-            return self._carry_reduced(call, source, how, out)
+            rest = self._carry_reduced(call, source, how)
+            return NOTHING, rest if out is None else partial(rest, out)
         found = np.empty(source.shape, source.dtype) if out is None else out
         flat, into = source.reshape(-1), found.reshape(-1)
         step = self._bytes // width
@@ -77,43 +85,84 @@ class Bridge:
         chunks = Chunks(-(-flat.size // step), fill, post, take)
         return NOTHING, passed(self.several, call, chunks, found)
 
-    def _carry_reduced(
-        self, call: Call, source: Array, how: Arithmetic, out: Array | None
-    ) -> Prepared[Array]:
-        parts, slot = self._views(how.dtype, source.shape)
-        how.staged(source, parts[self._here])
+    def _carry_reduced(self, call: Call, source: Array, how: Arithmetic) -> Callable[..., Any]:
+        """Has the reduction go with the agreement, and returns what makes the result then."""
+        key = how, source.shape
+        mine, call.carry, rest = self._known.get(key) or self._begin_carried(key)
+        how.staged(source, mine)
+        return rest
 
-        def unpack(rows: list[memoryview]) -> None:
-            totals = [np.frombuffer(row, how.total).reshape(source.shape) for row in rows]
+    def _begin_carried(self, key: tuple[Arithmetic, tuple[int, ...]]) -> Carried:
+        how, shape = key
+        count = math.prod(shape)
+        parts = [part.reshape(shape) for part in self.channel.blocks_as(how.dtype, count, 0)]
+        slot = self.desk.slots[0][: count * how.dtype.itemsize].view(how.dtype).reshape(shape)
+        nbytes, totals = count * how.total.itemsize, list[Array]()
+        if self.several.is_first:
+            rows = zip(self.firsts.rows, self.several.carried_at, strict=True)
+            whole = [np.frombuffer(row, how.total, count, at) for row, at in rows]
+            totals = [total.reshape(shape) for total in whole]
+
+        def pack() -> int:
+            how.merged(parts, totals[self.several.host])
+            return nbytes
+
+        def unpack() -> None:
             how.finish(how.merged(totals), slot)
 
-        def rest() -> Array:
+        def rest(out: Array | None = None, part: Any = ...) -> Array:
             if out is None:
                 return slot.copy()
-            out[...] = slot
+            out[...] = slot[part]
             return out
 
-        call.carry = Carry(partial(how.merged, parts), unpack)
-        return NOTHING, rest
-
-    def _views(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[list[Array], Array]:
-        """The first chunk's blocks and slot, seen as arrays; kept, as making them takes long."""
-        key = dtype, shape
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            size = math.prod(shape)
-            parts = [part.reshape(shape) for part in self.channel.blocks_as(dtype, size, 0)]
-            slot = self.desk.slots[0][: size * dtype.itemsize].view(dtype).reshape(shape)
-            known = self._known[key] = parts, slot
-        return known
+        return keep(self._known, key, (parts[self._here], Carry(pack, unpack), rest))
 
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
     ) -> Prepared[None]:
-        """As `Mpi` does it."""
-        return self.flat.reducescatter(call, source, bounds, out, how)
+        """What is for a host goes there as each host's sum; a small array as in `allreduce`."""
+        me, width = self.members.me, max(how.dtype.itemsize, how.total.itemsize)
+        if not call.posted and source.size * width <= self._carried:
+            rest = self._carry_reduced(call, source, how)
+            return NOTHING, partial(rest, out, slice(bounds[me], bounds[me + 1]))
+        places, host = self.several.places, self.several.host
+        spans = [[bounds[i + 1] - bounds[i] for i in ranks] for ranks in places]
+        step = self._bytes // width // len(places)
+        slots = [slot.view(how.dtype) for slot in self.desk.slots]
+
+        def sizes(chunk: int) -> list[int]:
+            return [min(step, max(0, sum(span) - chunk * step)) for span in spans]
+
+        def within(of: int, chunk: int) -> Iterator[tuple[int, slice, slice]]:
+            return overlaps(spans[of], chunk * step, (chunk + 1) * step)
+
+        def fill(chunk: int) -> None:
+            block = self.several.mine(chunk, how.dtype)
+            for of, size in enumerate(sizes(chunk)):
+                for index, piece, where in within(of, chunk):
+                    start = bounds[places[of][index]]
+                    how.staged(source[start:][piece], block[where])
+                block = block[size:]
+
+        def post(chunk: int) -> Steps[None]:
+            told = sizes(chunk)
+            parts = self.channel.blocks_as(how.dtype, sum(told), chunk & 1)
+            mine = how.merged(parts, self.firsts.scratch(chunk & 1, how.total, sum(told)))
+            counts = [size * how.total.itemsize for size in told]
+            coming = [counts[host]] * len(told)
+            whole = yield from self.firsts.alltoall(call, as_bytes(mine), counts, coming)
+            totals = whole.view(how.total).reshape(len(told), told[host])
+            how.finish(how.merged(list(totals)), slots[chunk & 1][: told[host]])
+
+        def take(chunk: int) -> None:
+            for index, piece, where in within(host, chunk):
+                if places[host][index] == me:
+                    out[piece] = slots[chunk & 1][where]
+
+        fill(0)
+        chunks = Chunks(-(-max(map(sum, spans)) // step), fill, post, take)
+        return NOTHING, passed(self.several, call, chunks, None)
 
     def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
         """The root's bytes between the first ranks; few of them go with the agreement."""
@@ -149,12 +198,21 @@ class Bridge:
 
         fill(0)
         if not call.posted and array.nbytes <= self._carried:
+            at = self.several.carried_at[host]
 
-            def unpack(rows: list[memoryview]) -> None:
-                slots[0][: array.size] = np.frombuffer(rows[host], np.uint8)
+            def pack() -> int:
+                if not here:
+                    return 0
+                self.firsts.rows[host][at : at + array.size] = laid(0, array.size).tobytes()
+                return array.size
 
-            call.carry = Carry(lambda: laid(0, array.size) if here else array[:0], unpack)
-            return Offer(array.nbytes), partial(self._taken, take, None)
+            def unpack() -> None:
+                slots[0][: array.size] = np.frombuffer(
+                    self.firsts.rows[host], np.uint8, array.size, at
+                )
+
+            call.carry = Carry(pack, unpack)
+            return Offer(array.nbytes), partial(take, 0)
         chunks = Chunks(-(-array.size // step), fill, post, take)
         return Offer(array.nbytes), passed(self.several, call, chunks, None)
 
@@ -167,10 +225,23 @@ class Bridge:
     def alltoall(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
     ) -> Prepared[list[Array]]:
-        """As `Mpi` does it."""
-        return self.flat.alltoall(call, source, lengths, root)
+        """Little goes with the agreement, and how much goes where; the rest as `Mpi` does it."""
+        if call.posted or root >= 0 or 8 * self.members.size > self._little:
+            return self.flat.alltoall(call, source, lengths, root)
+        return self._alltoall(call, source, lengths)
 
-    def _taken(self, take: Callable[[int], None], result: Any) -> Any:
-        """The end of a call whose data has come with the agreement."""
-        take(0)
-        return result
+    @prepared
+    def _alltoall(self, call: Call, source: Array, lengths: Sequence[int]) -> Move[list[Array]]:
+        me, head = self.members.me, 8 * self.members.size
+        told = as_bytes(np.array(lengths, np.int64))
+        if head + source.size <= self._little:
+            told = np.concatenate([told, source])
+        offer, rest = self._gathering.begin(call, told, None, -1)
+        yield offer
+        parts: list[Array] = yield from rest
+        table = np.stack([part[:head].view(np.int64) for part in parts])
+        if any(part.size - head != sum(cuts) for part, cuts in zip(parts, table, strict=True)):
+            return (yield from self.flat.exchange(call, source, lengths, table[:, me].tolist()))
+        ends = head + np.cumsum(table, 1)[:, me]
+        spans = zip(parts, (ends - table[:, me]).tolist(), ends.tolist(), strict=True)
+        return [part[low:high] for part, low, high in spans]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.desk import DONE
@@ -20,10 +19,12 @@ _AHEAD = 2
 
 
 class Carry(NamedTuple):
-    """What goes with an agreement: what the first rank of a host adds, and what it does then."""
+    """What goes with an agreement in the rows of first ranks."""
 
-    pack: Callable[[], Array]
-    unpack: Callable[[list[memoryview]], None]
+    pack: Callable[[], int]
+    """Writes what a host adds, and says how many bytes that is."""
+    unpack: Callable[[], None]
+    """Lays out what has come of all of them."""
 
 
 class Chunks(NamedTuple):
@@ -36,6 +37,19 @@ class Chunks(NamedTuple):
     """On a first rank: ends when it lies in the slot whose turn it is."""
     take: Callable[[int], None]
     """Reads it there."""
+
+
+def overlaps(lengths: Sequence[int], low: int, high: int) -> Iterator[tuple[int, slice, slice]]:
+    """Of pieces one after the other those that reach into ``low:high``: which, what of it, where.
+
+    The last is counted from ``low``.
+    """
+    at = 0
+    for index, length in enumerate(lengths):
+        first, last = max(at, low), min(at + length, high)
+        if first < last:
+            yield index, slice(first - at, last - at), slice(first - low, last - low)
+        at += length
 
 
 def passed(several: Several, call: Call, chunks: Chunks, result: T) -> Steps[T]:

@@ -13,7 +13,7 @@ from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.mpi.mpi_types import in_place
-from allranks.collectives.mpi.transport import complete
+from allranks.collectives.mpi.transport import complete, offsets
 
 _TAG = 11
 
@@ -50,48 +50,47 @@ class Firsts:
         group = self._user.Get_group().Incl(list(self.ranks))
         self.comm = MPI.Intracomm(self._user).Create_group(group, (1 << 22) + self._tag)
         self.me = self.comm.Get_rank()
+        self.rows = [bytearray(self._row_bytes) for _ in self.ranks]
+        """What each of them tells; this one's own is written before it is told."""
         others = [index for index in range(len(self.ranks)) if index != self.me]
-        self._rows = [(index, (bytearray(self._row_bytes), MPI.BYTE)) for index in others]
-        self._statuses = [MPI.Status() for _ in 2 * others]
+        self._others = [(index, [self.rows[index], MPI.BYTE]) for index in others]
+        self._telling: list[Any] = []
         self._scratch: dict[int, Array] = {}
 
-    def exchange(self, call: Call, row: bytes) -> Steps[list[memoryview]]:
-        """What each of them tells, in their order; it may be of any length up to the most."""
-        comm, kept = self.comm, self.own.kept
-        requests: list[MPI.Request] = []
-        held = [requests, row]
-        kept[id(held)] = held
-        for index, into in self._rows:
-            requests.append(comm.Irecv(into, index, _TAG))
-        end = (row, MPI.BYTE)
-        for index, _ in self._rows:
-            requests.append(comm.Isend(end, index, _TAG))
-        statuses = self._statuses
-        call.stage += 1
-        while not MPI.Request.Testall(requests, statuses):
-            yield call
-        del kept[id(held)]
-        found = [
-            memoryview(into[0])[: status.Get_count(MPI.BYTE)]
-            for (_, into), status in zip(self._rows, statuses, strict=False)
-        ]
-        found.insert(self.me, memoryview(row))
-        return found
+    def tell(self, nbytes: int) -> None:
+        """Begins to send the others so many bytes of this one's row, and to receive theirs."""
+        comm, requests = self.comm, list[MPI.Request]()
+        held = self._telling = [requests, self.rows]
+        self.own.kept[id(held)] = held
+        for index, row in self._others:
+            requests.append(comm.Irecv(row, index, _TAG))
+        mine = [self.rows[self.me], nbytes, MPI.BYTE]
+        for index, _ in self._others:
+            requests.append(comm.Isend(mine, index, _TAG))
 
-    def gather(
-        self, call: Call, mine: Array, counts: Sequence[int], root: int = -1
+    def told(self) -> bool:
+        """Whether all have sent and received: then `rows` are there."""
+        held = self._telling
+        if held and MPI.Request.Testall(held[0]):
+            self._telling = []
+            del self.own.kept[id(held)]
+        return not self._telling
+
+    def gather(self, call: Call, mine: Array, counts: Sequence[int]) -> Steps[Array]:
+        """The bytes of all of them, one after the other."""
+        into = np.empty(sum(counts), np.uint8)
+        end = (into, list(counts), offsets(counts), MPI.BYTE)
+        yield from complete(self.own.kept, call, self.comm.Iallgatherv, [mine, MPI.BYTE], end)
+        return into
+
+    def alltoall(
+        self, call: Call, mine: Array, counts: Sequence[int], theirs: Sequence[int]
     ) -> Steps[Array]:
-        """The bytes of all of them, one after the other; with a root on that one only."""
-        whole = root in (-1, self.me)
-        into = np.empty(sum(counts) if whole else 0, np.uint8)
-        offsets = np.cumsum([0, *counts])[:-1].tolist()
-        end = (into, list(counts), offsets, MPI.BYTE)
-        post, kept = self.comm, self.own.kept
-        if root < 0:
-            yield from complete(kept, call, post.Iallgatherv, [mine, MPI.BYTE], end)
-        else:
-            send = [mine, MPI.BYTE]
-            yield from complete(kept, call, post.Igatherv, send, end if whole else None, root)
+        """The bytes that each of them has for this one: ``theirs``; it has ``counts`` for them."""
+        into = np.empty(sum(theirs), np.uint8)
+        send = (mine, list(counts), offsets(counts), MPI.BYTE)
+        end = (into, list(theirs), offsets(theirs), MPI.BYTE)
+        yield from complete(self.own.kept, call, self.comm.Ialltoallv, send, end)
         return into
 
     def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import mmap
 import struct
-from array import array
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,9 @@ _HEAD = struct.Struct("=QQ?7xdq")
 when the last one came and who; then what each member offers, and what is carried."""
 _CARRIED_BYTES = 64 << 10
 """As much as a first rank sends with an agreement in all: that is one wait instead of two."""
+
+_TRIES = 100
+"""Looks at what other hosts send, in a row; each lets others have the core."""
 
 
 def _came(head: tuple[Any, ...]) -> float:
@@ -78,18 +81,25 @@ class Several:
         self.channel = HostChannel(own, Members(members.number, here, own.rank), memory)
         self.is_first = self.channel.members.me == 0
         self.desk = Desk(memory, len(here), members.size)
-        self.order = [members.ranks.index(rank) for ranks in self.hosts for rank in ranks]
-        """The members' places, host by host."""
-        most = max(map(len, self.hosts))
-        self.block = block_bytes(most)
+        self.places = [[members.ranks.index(rank) for rank in ranks] for ranks in hosts]
+        """The members' places of each host."""
+        self.order = [place for places in self.places for place in places]
+        self.most = max(map(len, self.hosts))
+        """As many members does a host have at most."""
+        self.block = block_bytes(self.most)
         """Bytes of a block, of which every host has as many."""
         self.carried = min(_CARRIED_BYTES // (len(hosts) - 1), self.block // len(hosts))
         """As many bytes of each host go with an agreement at most."""
-        row_bytes = _HEAD.size + 8 * most + self.carried
-        self._heads_end = [_HEAD.size + 8 * len(ranks) for ranks in hosts]
+        row_bytes = _HEAD.size + 8 * self.most + self.carried
+        ends = accumulate((len(ranks) for ranks in hosts), initial=0)
+        self._sizes = struct.Struct(f"={len(here)}q")
+        self.carried_at = [_HEAD.size + 8 * len(ranks) for ranks in hosts]
+        """Where in each host's row that begins which is carried."""
+        self._offers = [slice(8 * low, 8 * high) for low, high in pairwise(ends)]
         firsts = tuple(ranks[0] for ranks in self.hosts)
         self.firsts = Firsts(own, firsts, members.number, user, row_bytes)
-        self._most, self._finished = most, 0
+        self._finished = 0
+        self._telling: Call | None = None
         self.renew()
 
     def renew(self) -> None:
@@ -98,12 +108,28 @@ class Several:
         self.ticks = self.channel.count
         """Counts chunks, as all members do."""
         self.firsts.renew()
+        self._telling = None
 
     def come(self, call: Call, offer: Offer) -> bool:
-        """Lays out what this rank brings; other hosts are not heard of at once."""
-        self.channel.come(call, offer)
+        """Lays out what this rank brings; True where all have come, and agree, within moments."""
+        here = self.channel.come(call, offer)
         self.own.board.note(self.members.number, call.number, self._finished)
-        return False
+        if not self.is_first:
+            if not self.desk.comes(call.number, self.own):
+                return False
+        elif self.own.pending or not here:
+            return False
+        else:
+            self._tell(call)
+            tries = 0
+            while not self.firsts.told():
+                tries += 1
+                if tries > _TRIES:
+                    return False
+            if not self._lay_out(call):
+                return False
+        self._conclude(call)
+        return True
 
     def agree(self, call: Call, offer: Offer) -> Steps[None]:
         """Ends when every member has arrived with the same fingerprint.
@@ -111,15 +137,17 @@ class Several:
         Raises:
             CollectiveMismatch: they brought different things; nothing has moved.
         """
-        desk, number = self.desk, call.number
         if self.is_first:
-            yield from self.channel.wait(call)
             yield from self._between(call)
         else:
             call.stage += 1
-            while desk.words[AGREED] < number:
+            while self.desk.words[AGREED] < call.number:
                 yield call
             fence()
+        self._conclude(call)
+
+    def _conclude(self, call: Call) -> None:
+        desk = self.desk
         if desk.words[LENGTH]:
             # Whoever leaves the cell over this is not one that others wait for in vain.
             self.finish(call)
@@ -128,32 +156,54 @@ class Several:
         call.last_rank = desk.words[LAST_RANK]
 
     def _between(self, call: Call) -> Steps[None]:
-        """What the first rank does for those of its host."""
-        desk, channel = self.desk, self.channel
-        same, last, rank = channel.compared(call)
-        head = _HEAD.pack(
-            call.number, call.packed.fingerprint, same, last + self.own.offset_seconds, rank
-        )
-        offers = array("q", [offer.nbytes for offer in channel.offers(call)])
-        carried = call.carry.pack().tobytes() if call.carry is not None and same else b""
-        rows = yield from self.firsts.exchange(call, b"".join((head, offers, carried)))
-        heads = [_HEAD.unpack_from(row) for row in rows]
-        alike = all(host[:3] == heads[0][:3] and host[2] for host in heads)
-        text = b""
-        if self.own.checks and not alike:
+        """What the first rank does for those of its host, as far as it has not been done."""
+        if self._telling is not call:
+            yield from self.channel.wait(call)
+            self._tell(call)
+        call.stage += 1
+        while not self.firsts.told():
+            yield call
+        if not self._lay_out(call):
             text = (yield from self._differences(call)).encode()[:TEXT_MOST]
-            desk.text[: len(text)] = np.frombuffer(text, np.uint8)
-        else:
-            *_, desk.times[LAST], desk.words[LAST_RANK] = max(heads, key=_came)
-            desk.offer(
-                [row[_HEAD.size : end] for row, end in zip(rows, self._heads_end, strict=True)]
-            )
-            if call.carry is not None:
-                told = [row[end:] for row, end in zip(rows, self._heads_end, strict=True)]
-                call.carry.unpack(told)
-        desk.words[LENGTH] = len(text)
+            self.desk.text[: len(text)] = np.frombuffer(text, np.uint8)
+            self._end(call, len(text))
+
+    def _tell(self, call: Call) -> None:
+        """Tells the other first ranks what those of this host have brought: all have come."""
+        channel, row, offset = self.channel, self.firsts.rows[self.host], self.own.offset_seconds
+        same, last, rank = channel.compared(call)
+        _HEAD.pack_into(row, 0, call.number, call.packed.fingerprint, same, last + offset, rank)
+        self._sizes.pack_into(row, _HEAD.size, *channel.sizes(call))
+        end = self.carried_at[self.host]
+        if call.carry is not None and same:
+            end += call.carry.pack()
+        self._telling = call
+        self.firsts.tell(end)
+
+    def _lay_out(self, call: Call) -> bool:
+        """Lays out what all first ranks have told; False where they have brought different things.
+
+        Where nothing is checked, that is not looked at.
+        """
+        desk, rows = self.desk, self.firsts.rows
+        heads = [_HEAD.unpack_from(row) for row in rows]
+        first = heads[0][:3]
+        if self.own.checks and not (first[2] and all(head[:3] == first for head in heads)):
+            return False
+        *_, desk.times[LAST], desk.words[LAST_RANK] = max(heads, key=_came)
+        for row, end, where in zip(rows, self.carried_at, self._offers, strict=True):
+            desk.offered[where] = row[_HEAD.size : end]
+        if call.carry is not None:
+            call.carry.unpack()
+        self._end(call, 0)
+        return True
+
+    def _end(self, call: Call, length: int) -> None:
+        """Lets the ranks of this host go on; ``length`` is that of what is wrong."""
+        self._telling = None
+        self.desk.words[LENGTH] = length
         fence()
-        desk.words[AGREED] = call.number
+        self.desk.words[AGREED] = call.number
 
     def _differences(self, call: Call) -> Steps[str]:
         """What members of all hosts have brought, in words."""

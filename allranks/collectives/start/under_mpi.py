@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _PER_HOST = "ALLRANKS_RANKS_PER_HOST"
-"""For tests: pretend that each host has so many ranks, the last number given for all others."""
+"""For tests: pretend that each host has so many ranks, the last number given for all others; or,
+as in %2, that there are so many hosts, which take turns."""
 
 _LOOKS = 20
 """Calls of MPI that a waiting rank makes every 20 ms, so that what others wait for moves on."""
@@ -107,6 +108,8 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
         world.offset_seconds = clock_offset(base, node, firsts)
     if not world.shared_by_all:
         introduce(world, base)
+        # What comes from another host takes longer than a spin.
+        world.spins, world.spin_seconds = 0, 0.0
     ear.open()
     world.whereabouts = Whereabouts(world.board, rank, world.main_thread)
     world.whereabouts.start()
@@ -116,6 +119,8 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
 
 def pretended_host(rank: int, per_host: str) -> int:
     """The number of the host that a rank is pretended to be on."""
+    if per_host.startswith("%"):
+        return rank % int(per_host[1:])
     counts = [int(count) for count in per_host.split(",")]
     ends = list(accumulate(counts))
     index = bisect(ends, rank)

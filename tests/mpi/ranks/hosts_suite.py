@@ -13,6 +13,7 @@ from conftest import in_a_cell, next_cell_works, odd
 
 import allranks.collectives as c
 from allranks.collectives.mpi.firsts import Firsts
+from allranks.collectives.mpi.transport import Mpi
 from allranks.errors import CollectiveMismatch, RankLeft
 
 HOSTS = c.world.current().hosts
@@ -94,8 +95,17 @@ def test_a_rank_that_has_done_its_part_and_left_is_not_missed(monkeypatch, call)
     """Every rank has arrived; one host's data comes when the others have left the cell already."""
 
     if HOSTS[c.rank()] == HOSTS[-1]:
-        for name in ("exchange", "gather", "broadcast"):
+        for name in ("gather", "broadcast"):
             monkeypatch.setattr(Firsts, name, slowly(getattr(Firsts, name), 0.5))
+        told, ends = Firsts.told, []
+
+        def told_late(self):
+            """From half a second on after it was true."""
+            if told(self):
+                ends.append(time.monotonic() + 0.5)
+            return bool(ends) and time.monotonic() > ends[0]
+
+        monkeypatch.setattr(Firsts, "told", told_late)
     assert in_a_cell(call) is None
     monkeypatch.undo()
     next_cell_works()
@@ -177,6 +187,29 @@ def test_every_rank_may_be_the_root(count):
         whole = c.gather(np.full(count, float(c.rank())), root=root)
         if c.rank() == root:
             assert (whole == np.repeat(np.arange(c.size()), count)).all()
+
+
+@pytest.mark.parametrize("count", [1, 200_000])
+def test_ranks_that_are_not_the_first_of_a_host_send_nothing(monkeypatch, count):
+    """Where what they bring is little, or becomes less on the way."""
+
+    def flat(*_):
+        raise AssertionError("data goes from each rank to each")
+
+    monkeypatch.setattr(Mpi, "comm", flat)
+    size, rank = c.size(), c.rank()
+    mine = np.arange(size * count, dtype="int32") + rank
+    cut = slice(rank * count, (rank + 1) * count)
+    total = size * np.arange(size * count) + sum(range(size))
+    assert (c.allreduce(mine, c.Sum) == total).all()
+    assert (c.reducescatter(mine, c.Sum) == total[cut]).all()
+    assert len(c.allgather(mine)) == size * mine.size
+    assert (c.broadcast(mine, 0) == mine - rank).all()
+    assert {record.transport for record in c.records()[-4:]} == {"hosts"}
+    if count == 1:
+        assert (c.alltoall(mine) == rank + np.arange(size)).all()
+        gathered = c.gather(mine, root=size - 1)
+        assert gathered is None or len(gathered) == size * size
 
 
 def test_calls_of_two_process_sets_may_be_under_way_at_once(sets):
