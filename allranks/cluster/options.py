@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from allranks.cluster import launchers
 from allranks.cluster.cluster import Cluster
 from allranks.errors import UsageError
+from allranks.records.config import EVERY_GPU
 
 Parsed = TypeVar("Parsed")
 AnyCluster = TypeVar("AnyCluster", bound=Cluster)
@@ -48,7 +49,7 @@ class ClusterOptions:
     def over(self, before: ClusterOptions) -> ClusterOptions:
         """Returns the same, with what was asked ``before`` where nothing is said now."""
         # Other hosts have room for other numbers of ranks.
-        same = self.launcher in (None, before.launcher)
+        same = self.launcher in (None, before.running("launcher"))
         return ClusterOptions(
             before.n if self.n is None and same else self.n,
             self.gpus or before.gpus,
@@ -56,6 +57,15 @@ class ClusterOptions:
             before.preload if self.preload is None else self.preload,
             self.exclusive,
         )
+
+    def running(self, name: str) -> int | str | None:
+        """Returns what an option of :data:`TYPED` comes to where these are the ranks' options."""
+        said: int | str | None = getattr(self, name)
+        if said is None and name == "launcher":
+            return launchers.default()
+        if said is None and name == "gpus":
+            return EVERY_GPU
+        return said
 
     def make(self, kind: type[AnyCluster] = Cluster) -> AnyCluster:  # type: ignore[assignment]
         """Returns such a cluster of this class, not started.

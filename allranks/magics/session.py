@@ -11,7 +11,6 @@ from allranks.ensemble.mapping import Cluster
 from allranks.errors import UsageError
 from allranks.records.ranks import label
 
-_LEFT_AWAY = {"--on": "local", "--gpus": "all", "--preload": "none"}
 _NAMES = "rank, size, local_rank, local_size, comm, MPI, device, allreduce, broadcast, barrier …"
 _NOTHING = ClusterOptions()
 _DEFAULT = ClusterOptions(preload="")
@@ -65,14 +64,13 @@ class Session:
 
     def _check(self, running: Cluster, options: ClusterOptions) -> None:
         for name, option in TYPED.items():
-            asked, have = getattr(options, name), getattr(self._asked, name)
+            asked, have = getattr(options, name), self._asked.running(name)
             if asked is not None and asked != have:
                 # What cannot be started at all is not offered as a restart.
                 replace(options, exclusive=False).make()
-                found = have or _LEFT_AWAY[option]
-                what = f"{have} ranks are" if option == "-n" else f"{option} {found} is"
+                what = f"{have} ranks are" if option == "-n" else f"{option} {have or 'none'} is"
                 raise UsageError(
-                    f"{option} {asked} was asked for, but {what} running. Leave {option} away, or "
+                    f"{option} {asked} was asked for, but {what} running. Leave out {option}, or "
                     f"type: %distributed restart {option} {asked}   (this forgets all variables "
                     "of the ranks)"
                 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 EVERY_GPU = "all"
-"""Instead of devices: those that the host itself finds."""
+"""Instead of devices: all that there are, on another host those that it finds itself."""
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,7 @@ def test_a_host_of_another_user_is_known_by_its_name_alone():
 def test_the_number_of_ranks_that_was_asked_for_holds_on_the_same_hosts_only():
     here = ClusterOptions(n=4)
     assert ClusterOptions(gpus="none").over(here).n == 4
+    assert ClusterOptions(launcher="local").over(here).n == 4
     assert ClusterOptions(launcher="ssh:h1:2").over(here).n is None
     assert ClusterOptions(n=2, launcher="ssh:h1:2").over(here).n == 2
 
@@ -201,7 +202,7 @@ def test_the_gpus_of_another_host_are_what_its_scheduler_or_its_driver_says(monk
 
 
 def test_which_gpus_of_other_hosts_are_used_is_told_by_their_numbers():
-    assert devices.numbers(None) == ()
+    assert devices.numbers(None) == devices.numbers("all") == ()
     assert devices.numbers("0, 2") == ("0", "2")
     with pytest.raises(UsageError, match="expected --gpus with numbers"):
         Cluster(launcher="ssh:h1:2", gpus="GPU-1")
