@@ -79,7 +79,7 @@ class Cluster:
         if exclusive and elsewhere:
             raise UsageError(
                 "--exclusive looks at this machine's GPUs, and the ranks are to run elsewhere. "
-                "Leave it away, and ask for as many GPUs as ranks: --gpus-per-node 4"
+                "Leave it out, and ask for as many GPUs as ranks: --gpus-per-node 4"
             )
         if exclusive:
             devices.check_exclusive(self.gpus, self.size)

@@ -145,6 +145,6 @@ def check_size(n: int | None, size: int) -> int:
     """
     if n is not None and n != size:
         raise UsageError(
-            f"expected as many ranks as the hosts are given, {size}, found -n {n}. Leave -n away"
+            f"expected as many ranks as the hosts are given, {size}, found -n {n}. Leave out -n"
         )
     return size
