@@ -1,6 +1,8 @@
 """What stands behind ``--on``: how it is read, what is refused, and what is listed."""
 
+import os
 import sys
+import tempfile
 
 import pytest
 
@@ -9,6 +11,7 @@ from allranks.cluster.cluster import Cluster
 from allranks.cluster.launchers import listing, lsf, pbs, slurm, spread
 from allranks.cluster.launchers.batch import parse_batch
 from allranks.cluster.launchers.launcher import Host
+from allranks.cluster.launchers.local import LocalLauncher
 from allranks.cluster.launchers.sites import SITES
 from allranks.cluster.launchers.ssh import SshLauncher
 from allranks.cluster.options import ClusterOptions
@@ -55,12 +58,41 @@ def test_a_named_place_is_what_its_file_says(sites):
         ("[pair", "expected named places in"),
         ("[pair]\nwhere = 'x'", "expected a table for every place"),
         ("[pair]\non = 'local'\ncolour = 'red'", "found colour = 'red'"),
+        ("[slurm]\non = 'slurm --nodes 2'", "found .slurm., which is a launcher's"),
     ],
 )
 def test_a_file_of_places_that_cannot_be_read_is_named(sites, text, said):
     sites.write_text(text)
     with pytest.raises(UsageError, match=said):
         launchers.named("pair")
+
+
+def test_what_is_built_in_starts_whatever_is_in_the_files_of_places(sites):
+    sites.write_text("[pair")
+    assert isinstance(launchers.named("local"), LocalLauncher)
+    assert isinstance(launchers.named("ssh:h1:2"), SshLauncher)
+    assert Cluster(2).launcher.name == "local"
+
+
+@pytest.fixture
+def nobody(sites, monkeypatch):
+    """This process may read nothing of root's, nor the folders of the tests."""
+    if os.geteuid() != 0:
+        pytest.skip("root alone can be somebody else: run as root")
+    monkeypatch.setenv("IPYTHONDIR", tempfile.gettempdir())
+    os.seteuid(65534)
+    yield
+    os.seteuid(0)
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_file_of_places_that_this_user_may_not_read_is_passed_over_and_named(sites):
+    assert launchers.takes_options("pair") is True
+    with pytest.raises(UsageError) as refused:
+        launchers.named("pair --nodes 2")
+    assert str(refused.value).startswith("expected a launcher, found 'pair --nodes 2'. There is:")
+    assert str(refused.value).endswith(f"\n{sites} was not read: this user may not")
+    assert listing.text().endswith(f"\n  {sites} was not read: this user may not")
 
 
 def test_the_options_of_a_batch_system_go_with_its_name(sites):

@@ -10,7 +10,7 @@ import os
 import shlex
 
 from allranks.cluster.launchers.launcher import Launcher
-from allranks.cluster.launchers.sites import sites
+from allranks.cluster.launchers.sites import BUILT_IN, Site, closed, sites
 from allranks.errors import UsageError
 
 #: Those that take options of their own, which are the batch system's.
@@ -25,10 +25,15 @@ def default() -> str:
 
 
 def takes_options(name: str | None) -> bool:
-    """Whether a launcher, or a named place, has a batch system's options."""
-    first = (name or "").split()
-    site = sites().get(first[0]) if first else None
-    return bool(first) and (site.on if site else first[0]).split()[0] in _BATCH
+    """Whether a launcher, or a named place, has a batch system's options.
+
+    A name that nobody knows may have any: it is refused by :func:`named`, which tells why.
+    """
+    first = _first(name or "local")
+    if _built_in(first):
+        return first in _BATCH
+    site = sites().get(first)
+    return site is None or _first(site.on) in _BATCH
 
 
 def named(name: str) -> Launcher:
@@ -42,7 +47,8 @@ def named(name: str) -> Launcher:
     from allranks.cluster.launchers.spread import Spread
 
     first, *options = _words(name)
-    site = sites().get(first)
+    # What is built in needs no file, and no file that cannot be read keeps it from starting.
+    site: Site | None = None if _built_in(first) else sites().get(first)
     if site is not None:
         first, *before = _words(site.on)
         options = before + options
@@ -70,10 +76,19 @@ def named(name: str) -> Launcher:
         raise UsageError(
             f"expected a launcher, found {name!r}. There is: --on local, --on ssh:HOST:RANKS,…, "
             "--on slurm, pbs or lsf. To see what can be used here: %distributed launchers"
+            + "".join(f"\n{path} was not read: this user may not" for path in closed())
         )
     if site is not None and isinstance(made, Spread):
         made.site_environment = site.environment
     return made
+
+
+def _first(text: str) -> str:
+    return next(iter(text.split()), "")
+
+
+def _built_in(word: str) -> bool:
+    return word.partition(":")[0] in BUILT_IN
 
 
 def _words(name: str) -> list[str]:

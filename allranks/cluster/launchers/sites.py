@@ -20,6 +20,8 @@ from allranks.errors import UsageError
 
 #: Names another file, instead of all others.
 SITES = "ALLRANKS_SITES"
+#: What ``--on`` knows by itself: no place can have such a name.
+BUILT_IN = ("local", "ssh", "slurm", "pbs", "lsf")
 _FILE = "allranks.toml"
 _KEYS = {"on": str, "about": str, "environment": dict}
 
@@ -45,8 +47,23 @@ def files() -> list[str]:
     return [os.path.join(folder, _FILE) for folder in folders]
 
 
+def closed() -> list[str]:
+    """Returns the files that this user may not read, and that are passed over."""
+    return [path for path in files() if _may_not_read(path)]
+
+
+def _may_not_read(path: str) -> bool:
+    try:
+        open(path, "rb").close()
+    except PermissionError:
+        return True
+    except OSError:
+        pass  # whoever looks for a place in it says so
+    return False
+
+
 def sites() -> dict[str, Site]:
-    """Returns the places by their names.
+    """Returns the places by their names; files that this user may not read are passed over.
 
     Raises:
         UsageError: a file cannot be read, or says what nobody understands.
@@ -58,7 +75,7 @@ def sites() -> dict[str, Site]:
         try:
             with open(path, "rb") as text:
                 tables = tomllib.load(text)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise UsageError(f"expected named places in {path}, found {error}. Mend it") from error
@@ -68,6 +85,11 @@ def sites() -> dict[str, Site]:
 
 
 def _site(path: str, name: str, table: Any) -> Site:
+    if name in BUILT_IN:
+        raise UsageError(
+            f"expected a name of its own for every place in {path}, found [{name}], which is a "
+            "launcher's. Give the place another name"
+        )
     if not isinstance(table, dict) or not isinstance(table.get("on"), str):
         raise UsageError(
             f"expected a table for every place in {path}, found {name}. Write for example: "
