@@ -144,8 +144,9 @@ class Connection:
         patience = _START_SECONDS + self.size + bool(self._config.preload) * _PRELOAD_SECONDS
         deadline = time.monotonic() + patience
         try:
-            nursery = self._nursery()
             with self.inbox.hearing_interrupts():
+                # An interrupt waits until this is known, and can be ended: a job, for example.
+                nursery = self._nursery()
                 while len(self.hellos) < self.size:
                     if isinstance(nursery, Hosts) and (waits := nursery.begin()):
                         deadline = time.monotonic() + patience
@@ -199,10 +200,11 @@ class Connection:
         while time.monotonic() < settle:
             self.step(_POLL_SECONDS / 4)
         missing = set(range(self.size)) - set(self.hellos)
+        on = "".join(each.where(missing) for each in self._nurseries if isinstance(each, Hosts))
         told = deaths.last_lines(self.log_dir, self.ends, self.launcher_text)
         return (
             f"expected {self.size} ranks, found {len(self.hellos)}: {label(missing)} did not come "
-            f"up. {deaths.describe(self.ends)}\n{told}\nThe logs are in {self.log_dir}"
+            f"up{on}. {deaths.describe(self.ends)}\n{told}\nThe logs are in {self.log_dir}"
         )
 
     def close(self, state: str = "stopped", why: str = "") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from allranks.cluster.launchers.launcher import Host, OnSeveralHosts
@@ -45,6 +45,7 @@ class Hosts:
         self._wire = wire
         self._deliver = deliver
         self._hosts: Sequence[Host] = ()
+        self._expected: Sequence[Host] = ()
         self._host_of: dict[int, str] = {}
         self._addresses: dict[str, str] = {}
         self._gone: set[str] = set()
@@ -63,7 +64,7 @@ class Hosts:
         """
         if self._hosts:
             return ""
-        hosts = self.job.hosts()
+        hosts = self._expected = self.job.hosts()
         with self._changed:
             missing = [host.name for host in hosts if host.name not in self._addresses]
         if not hosts or missing:
@@ -92,6 +93,21 @@ class Hosts:
             events_url=f"ipc://{folder}/relay-events",
             wire_key="",
         )
+
+    def where(self, missing: Iterable[int]) -> str:
+        """Returns on which hosts these ranks did not come up, and of which nothing was heard."""
+        if self._host_of:
+            on = list(dict.fromkeys(self._host_of[rank] for rank in sorted(missing)))
+        else:
+            on = [host.name for host in self._expected]
+        silent = [name for name in on if name not in self._addresses]
+        said = f" on {', '.join(on)}" if on else ""
+        if silent:
+            said += (
+                f"; nothing was heard of {', '.join(silent)}. Check that a firewall lets that host "
+                f"reach {self._wire.commands_url}"
+            )
+        return said
 
     def why_ended(self) -> str:
         """Returns what ended the job, where its launcher knows; to be asked before it is ended."""

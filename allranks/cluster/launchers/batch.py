@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -21,6 +23,8 @@ from allranks.cluster.launchers.spread import RELAY, check_size
 from allranks.errors import MissingDependency, StartFailed, UsageError
 from allranks.records.config import Invitation
 
+#: A controller that is started again knows its jobs after that.
+_UNKNOWN_SECONDS = 60.0
 _ASK_SECONDS = 20.0
 _CLOSE_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
@@ -55,22 +59,55 @@ def ask(*words: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def submit(system: str, words: Sequence[str], script: str, invitation: str) -> str:
-    """Submits a script; returns what the batch system answers.
+def submit(
+    system: str, words: Sequence[str], script: str, invitation: str, number: re.Pattern[str]
+) -> re.Match[str]:
+    """Submits a script; returns the job's number, as ``number`` finds it in the answer.
 
     Raises:
-        StartFailed: it refuses; the invitation is removed.
+        StartFailed: there is no answer, or it tells no number; the invitation is removed, so that
+            a job that there is nevertheless ends as soon as it begins.
     """
-    done = subprocess.run(
-        words, input=script, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
-    )
-    if done.returncode:
+    try:
+        said = _answer(system, words, script)
+        found = number.search(said)
+        if found is None:
+            raise StartFailed(
+                f"expected {words[0]} to tell the job's number, found {said.strip()!r}. It is "
+                f"looked for by {number.pattern!r}"
+            )
+    except BaseException:
         os.unlink(invitation)
+        raise
+    return found
+
+
+def _answer(system: str, words: Sequence[str], script: str) -> str:
+    typed = f"What was typed: {shlex.join(words)}"
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        # An interrupt of the kernel goes to its whole process group: a job could be left that
+        # nobody knows the number of.
+        start_new_session=True,
+    ) as asked:
+        try:
+            said, problem = asked.communicate(script, _ASK_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(asked.pid, signal.SIGKILL)
+            raise StartFailed(
+                f"expected {system} to take a job within {_ASK_SECONDS:g} s, found no answer. Try "
+                f"again later; a job that it takes now ends as soon as it begins. {typed}"
+            ) from error
+    if asked.returncode:
         raise StartFailed(
-            f"expected {system} to take a job, found {done.stderr.strip() or done.stdout.strip()}\n"
-            f"What was typed: {shlex.join(words)}"
+            f"expected {system} to take a job, found {problem.strip() or said.strip()}\n{typed}"
         )
-    return done.stdout
+    return said
 
 
 def invite(invitation: Invitation, log_dir: str) -> str:
@@ -149,6 +186,9 @@ def parse_batch(options: Sequence[str], example: str) -> BatchOptions:
     return parsed
 
 
+Look = tuple[Sequence[str], str]
+
+
 class BatchJob:
     """A job in a batch system's queue, and then on its hosts.
 
@@ -159,6 +199,10 @@ class BatchJob:
         cancel: the command that cancels the job.
         invitation: the path of the invitation.
     """
+
+    looked_up_by: Sequence[str] = ()
+    """The command that tells of a job that has ended, up to its number."""
+    _known_at: float | None = None
 
     def __init__(
         self, system: str, number: str, ranks: int, cancel: Sequence[str], invitation: str
@@ -186,18 +230,32 @@ class BatchJob:
         """
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
-            names, self._waits = self.look()
-            self._hosts = [Host(name, self._ranks) for name in names]
+            found = self.look()
+            self._check_known(known=found is not None)
+            if found is not None:
+                names, self._waits = found
+                self._hosts = [Host(name, self._ranks) for name in names]
         return self._hosts
+
+    def _check_known(self, known: bool) -> None:
+        now = time.monotonic()
+        self._known_at = now if known or self._known_at is None else self._known_at
+        if now - self._known_at > _UNKNOWN_SECONDS:
+            raise StartFailed(
+                f"expected {self.system} to tell how job {self.number} is, found that it has told "
+                f"nothing for {_UNKNOWN_SECONDS:g} s: the job was cancelled, or is forgotten. To "
+                f"look it up: {shlex.join([*self.looked_up_by, self.number])}"
+            )
 
     @property
     def submitted(self) -> str:
         """What is said as long as the batch system says nothing."""
         return f"{self.system} job {self.number} is submitted. Interrupt to cancel it."
 
-    def look(self) -> tuple[Sequence[str], str]:
+    def look(self) -> Look | None:
         """Returns the names of its hosts, once it runs, and what it waits for until then.
 
+        None where the batch system tells nothing, because it is busy, or does not know the job.
         It is asked again until all hosts have come.
 
         Raises:

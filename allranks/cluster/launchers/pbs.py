@@ -9,97 +9,55 @@ Source: Altair PBS Professional User's Guide, "Submitting a PBS Job" and "PBS Co
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from allranks.cluster.launchers.batch import (
-    BatchJob,
-    BatchOptions,
-    ask,
-    invite,
-    parse_batch,
-    program,
-    relay_command,
-    submit,
-)
-from allranks.cluster.launchers.launcher import Job, Tell
-from allranks.cluster.launchers.spread import Spread, own_address
-from allranks.records.config import Invitation
+from allranks.cluster.launchers.batch import BatchJob, Look, ask
+from allranks.cluster.launchers.hostfile import HostfileLauncher
 
-_PACKAGE = "see your cluster's documentation"
-_HOST = "ALLRANKS_HOST"
 #: What qstat says in job_state of those that wait.
 _WAITING = {"Q": "queued", "H": "held", "W": "waiting for its time", "T": "being moved"}
-_RUNNING = ("R", "E")
-_EXAMPLE = "--on pbs --nodes 2 --ntasks-per-node 4 -l walltime=1:00:00"
+_RUNNING = ("R", "E", "S", "U")
 
 
-class PbsLauncher(Spread):
-    """Starts ranks on PBS's hosts.
-
-    Args:
-        options: how many hosts and ranks on each, and qsub's own.
-    """
+class PbsLauncher(HostfileLauncher):
+    """Starts ranks on PBS's hosts."""
 
     name = "pbs"
+    system = "PBS"
+    example = "--on pbs --nodes 2 --ntasks-per-node 4 -l walltime=1:00:00"
+    submits = "qsub"
+    #: As qsub answers: ``7.server``
+    number = re.compile(r"\S+")
+    hostfile = "PBS_NODEFILE"
+    runs = "pbs_tmrsh"
 
-    def __init__(self, options: Sequence[str] = ()) -> None:
-        program("qsub", _PACKAGE)
-        self._asked: BatchOptions = parse_batch(options, _EXAMPLE)
-
-    def size(self, n: int | None) -> int:
-        """Returns how many ranks there are to be."""
-        return self._asked.size(n)
-
-    def address(self) -> str:
-        """Returns this machine's address."""
-        return own_address()
-
-    def describe(self) -> str:
-        """Returns the job's hosts, in a few words."""
-        return f"{self._asked.nodes} hosts of PBS"
-
-    def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> Job:
-        """Submits a job that runs the relay on every host."""
-        path = invite(invitation, log_dir)
-        output = os.path.join(log_dir, "pbs.log")
-        nodes, each = self._asked.nodes, self._asked.each
-        words = ["qsub", "-N", "allranks", "-r", "n", "-j", "oe", "-o", output]
+    def options(self, nodes: int, each: int, output: str) -> list[str]:
+        """Returns what asks for so many hosts and ranks on each, and for its output in a file."""
+        words = ["-N", "allranks", "-r", "n", "-j", "oe", "-o", output]
         words += ["-l", f"select={nodes}:ncpus={each}:mpiprocs={each}", "-l", "place=scatter"]
-        number = submit("PBS", [*words, *self._asked.more], _script(path), path).strip()
-        return PbsJob(number, each, path, output)
+        return words
 
-
-def _script(path: str) -> str:
-    """Returns a body that runs the relay on every host of ``$PBS_NODEFILE``, each under its name.
-
-    ``pbs_tmrsh`` does so by PBS's own daemons, which end what they have started with the job.
-    """
-    command = shlex.join(relay_command(path, _HOST))
-    return (
-        "#!/bin/sh\n"
-        'for host in $(sort -u "$PBS_NODEFILE"); do\n'
-        f'  pbs_tmrsh "$host" env {_HOST}="${{host%%.*}}" {command} &\n'
-        "done\n"
-        "wait\n"
-    )
+    def job(self, number: str, each: int, invitation: str, output: str) -> BatchJob:
+        """Returns the job of this number."""
+        return PbsJob(number, each, invitation, output)
 
 
 class PbsJob(BatchJob):
     """A job that qsub has submitted."""
 
+    looked_up_by = ("qstat", "-x", "-f")
+
     def __init__(self, number: str, ranks: int, invitation: str, output: str) -> None:
         super().__init__("PBS", number, ranks, ["qdel", number], invitation)
         self._output = output
 
-    def look(self) -> tuple[Sequence[str], str]:
+    def look(self) -> Look | None:
         """Returns the names of its hosts, once it runs, and what it waits for until then."""
         about = self._about()
         if not about:
-            return (), self._waits
+            return None
         state = str(about.get("job_state", ""))
         if state in _RUNNING:
             return _hosts(str(about.get("exec_host", ""))), ""

@@ -18,10 +18,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from allranks.cluster import profile
 from allranks.cluster.launchers.batch import (
     BatchJob,
+    Look,
     ask,
     invite,
     parse_batch,
@@ -52,6 +54,7 @@ _ENDINGS = {
     "BOOT_FAIL": "lost a node, which did not boot",
     "FAILED": "failed",
     "COMPLETED": "ended",
+    "COMPLETING": "is ending",
 }
 
 
@@ -97,23 +100,18 @@ class SlurmLauncher(Spread):
 
     def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> Job:
         """Submits a job that runs the relay on every node, or runs it in this allocation."""
-        path = invite(invitation, log_dir)
         if self._inside:
-            return SrunJob(path, tell)
+            hosts = _own_hosts(os.environ)
+            return SrunJob(hosts, invite(invitation, log_dir), tell)
+        path = invite(invitation, log_dir)
         output = os.path.join(log_dir, "slurm.log")
         nodes, each = self._asked.nodes, self._asked.each
         words = [*self._settings.submit, "--job-name=allranks", *self._asked.more]
         words += [f"--nodes={nodes}", f"--ntasks-per-node={each}", f"--output={output}"]
         # Its ranks are gone with a node, and what they had: to run it again would be of no use.
         words += ["--no-requeue"]
-        said = submit("Slurm", words, f"#!/bin/sh\nexec {shlex.join(_srun(nodes, path))}\n", path)
-        number = self._settings.job_id.search(said)
-        if number is None:
-            os.unlink(path)
-            raise StartFailed(
-                f"expected {words[0]} to tell the job's number, found {said.strip()!r}. It is "
-                f"looked for by {self._settings.job_id.pattern!r}"
-            )
+        script = f"#!/bin/sh\nexec {shlex.join(_srun(nodes, path))}\n"
+        number = submit("Slurm", words, script, path, self._settings.job_id)
         cancel = self._settings.delete
         return SlurmJob(number[self._settings.group], each, path, output, cancel)
 
@@ -129,24 +127,25 @@ class SlurmJob(BatchJob):
         cancel: the command that cancels it, up to its number.
     """
 
+    looked_up_by = ("sacct", "-j")
+
     def __init__(
         self, number: str, ranks: int, invitation: str, output: str, cancel: Sequence[str]
     ) -> None:
         super().__init__("Slurm", number, ranks, [*cancel, number], invitation)
         self._output = output
 
-    def look(self) -> tuple[Sequence[str], str]:
+    def look(self) -> Look | None:
         """Returns the names of its nodes, once it runs, and its place in the queue until then."""
         said = ask("squeue", "-h", "-t", "all", "-j", self.number, "-o", "%T|%r|%S|%P|%N")
         if not said:
-            return (), self._waits  # the controller is busy, or does not know it yet
+            return None
         state, reason, start, partition, nodes = said.splitlines()[0].split("|")
         if state == "RUNNING":
             return ask("scontrol", "show", "hostnames", nodes).split(), ""
-        if reason == "None":
-            return (), self.submitted
         if state in _PENDING:
-            return (), self._place(reason, start, partition)
+            looked_at = reason != "None"
+            return (), self._place(reason, start, partition) if looked_at else self.submitted
         raise self.refused(_ENDINGS.get(state, f"is {state}"), self._output)
 
     def _place(self, reason: str, start: str, partition: str) -> str:
@@ -168,14 +167,15 @@ class SrunJob:
     """The relay on every node of the allocation that the notebook runs in.
 
     Args:
+        hosts: the nodes.
         invitation: the path of the invitation.
         tell: called with every host when it has ended.
     """
 
-    def __init__(self, invitation: str, tell: Tell) -> None:
+    def __init__(self, hosts: Sequence[Host], invitation: str, tell: Tell) -> None:
+        self._hosts = hosts
         self._invitation = invitation
-        self._names = ask("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
-        words = _srun(len(self._names), invitation)
+        words = _srun(len(hosts), invitation)
         self._running = subprocess.Popen(
             [words[0], "--overlap", *words[1:]],
             stdin=subprocess.DEVNULL,
@@ -188,8 +188,7 @@ class SrunJob:
 
     def hosts(self) -> Sequence[Host]:
         """Returns the nodes, and how many ranks each has."""
-        pairs = zip(self._names, _tasks_per_node(os.environ), strict=True)
-        return [Host(name, ranks) for name, ranks in pairs]
+        return self._hosts
 
     def waits(self) -> str:
         """Returns nothing."""
@@ -201,24 +200,28 @@ class SrunJob:
 
     def all_came(self) -> None:
         """The invitation is needed no longer."""
-        if os.path.exists(self._invitation):
+        with suppress(FileNotFoundError):
             os.unlink(self._invitation)
 
     def _watch(self) -> None:
         assert self._running.stderr is not None
-        said = self._running.stderr.read().decode("utf-8", "replace")
+        with self._running.stderr as written:
+            said = written.read().decode("utf-8", "replace")
         code = self._running.wait()
-        for name in self._names:
-            self._tell(name, f"was left by srun, which ended with exit code {code}: {said.strip()}")
+        for host in self._hosts:
+            self._tell(
+                host.name, f"was left by srun, which ended with exit code {code}: {said.strip()}"
+            )
 
     def close(self) -> None:
         """Ends the relays where they have not ended by themselves."""
         self.all_came()
-        try:
-            self._running.wait(_ENDING_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._running.terminate()
-            self._running.wait()
+        for end in (self._running.terminate, self._running.kill):
+            try:
+                self._running.wait(_ENDING_SECONDS)
+            except subprocess.TimeoutExpired:
+                end()
+        self._running.wait()
 
 
 def in_allocation(environment: Mapping[str, str]) -> bool:
@@ -239,6 +242,23 @@ def _srun(nodes: int, invitation: str) -> list[str]:
         "--kill-on-bad-exit=0",
         *relay_command(invitation, _NODE_NAME),
     ]
+
+
+def _own_hosts(environment: Mapping[str, str]) -> list[Host]:
+    """Returns the nodes of the job that the notebook runs in, and how many ranks each has.
+
+    Raises:
+        StartFailed: Slurm does not tell.
+    """
+    nodes = environment.get("SLURM_JOB_NODELIST", "")
+    names = ask("scontrol", "show", "hostnames", nodes).split()
+    ranks = _tasks_per_node(environment)
+    if not names or len(names) != len(ranks):
+        raise StartFailed(
+            f"expected the nodes of this Slurm job, {nodes!r}, and the ranks of each, found nodes "
+            f"{names} and ranks {ranks}. Type: scontrol show hostnames; echo $SLURM_TASKS_PER_NODE"
+        )
+    return [Host(name, count) for name, count in zip(names, ranks, strict=True)]
 
 
 def _tasks_per_node(environment: Mapping[str, str]) -> list[int]:

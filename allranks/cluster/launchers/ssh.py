@@ -134,7 +134,8 @@ class SshJob:
 
     def _watch(self, host: str, started: subprocess.Popen[bytes]) -> None:
         assert started.stderr is not None
-        said = started.stderr.read().decode("utf-8", "replace")
+        with started.stderr as written:
+            said = written.read().decode("utf-8", "replace")
         code = started.wait()
         lines = "\n".join(said.strip().splitlines()[-_SHOWN_LINES:])
         what = f"was left by ssh, which ended with exit code {code}"
