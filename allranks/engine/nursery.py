@@ -15,6 +15,7 @@ of the others do what the launcher would have ssh do there (see ``allranks.engin
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import json
@@ -32,9 +33,9 @@ from types import MappingProxyType
 from typing import Any
 
 from allranks import launched
-from allranks.engine import doors, filters, processes
+from allranks.engine import doors, filters, pinning, processes
 from allranks.engine.remote_agent import RemoteAgent
-from allranks.records.config import NurseryConfig
+from allranks.records.config import EVERY_GPU, NurseryConfig
 
 _TICK_SECONDS = 0.5
 _TERM_SECONDS = 0.2
@@ -89,6 +90,9 @@ class Nursery:
         try:
             if self.config.head:
                 self._launch(address)
+            if self.config.devices == (EVERY_GPU,):
+                # Here, as the driver may take longer than the relay can be silent.
+                self.config = dataclasses.replace(self.config, devices=pinning.visible())
             processes.share_cores(self.config.ranks_here)
             filters.set_aside()
             for name in _IMPORTS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 
 HIDDEN = "-1"
@@ -32,7 +33,11 @@ def visible() -> tuple[str, ...]:
             timeout=_DRIVER_SECONDS,
             check=True,
         )
-    except (OSError, subprocess.SubprocessError):
+    except FileNotFoundError:
+        return ()
+    except (OSError, subprocess.SubprocessError) as error:
+        problem = f"expected nvidia-smi to name the GPUs, found {error}: ranks are pinned to none"
+        print(problem, file=sys.stderr)
         return ()
     return tuple(asked.stdout.split())
 

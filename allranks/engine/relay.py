@@ -14,7 +14,6 @@ relay closes the nursery's standard input, and nothing of the cluster stays on t
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -29,8 +28,8 @@ from urllib.parse import urlsplit
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from allranks.engine import pinning, processes
-from allranks.records.config import EVERY_GPU, Invitation, NurseryConfig
+from allranks.engine import processes
+from allranks.records.config import Invitation, NurseryConfig
 from allranks.records.lease import BEAT_SECONDS, FIRST_SECONDS, LIMIT_SECONDS
 from allranks.records.version import version
 
@@ -183,8 +182,6 @@ class Relay:
         """
         if not os.path.isdir(config.work_dir):
             raise FileNotFoundError(f"the notebook's folder {config.work_dir} is not there")
-        if config.devices == (EVERY_GPU,):
-            config = dataclasses.replace(config, devices=pinning.visible())
         self._session_dir = config.session_dir
         os.mkdir(config.session_dir, mode=0o700)  # it must not be there: another's could be open
         os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
