@@ -57,7 +57,7 @@ class Hosts:
         self.job = launcher.run(invitation, config.log_dir, self._left)
 
     def begin(self) -> str:
-        """Has the ranks started once every host is there; returns what is waited for till then.
+        """Has the ranks started once every host is there; returns what is waited for until then.
 
         Raises:
             StartFailed: the launcher will not run anything.

@@ -55,10 +55,12 @@ def job(hosts: Hosts) -> str:
 
 
 def test_ranks_run_on_the_nodes_and_stop_ends_the_job(hosts, notebook):
+    notebook.run("import os; os.environ['MINE'] = 'here'  # sbatch passes all of it on")
     cell = notebook.on_ranks("import socket; socket.gethostname()", f"{SLURM} --time 5:00")
     assert "allranks started ranks 0–3 on h1, h2" in cell.text
     assert cell.text.endswith("ranks 0–1 → 'h1'\nranks 2–3 → 'h2'\n")
     assert "5:00" in hosts.on("h0", "squeue", "-h", "-o", "%l")
+    assert notebook.on_ranks("import os; os.environ['MINE']").text == "ranks 0–3 → 'here'\n"
     assert notebook.run("%distributed stop").text == "The ranks are stopped.\n"
     until_idle(hosts)
 
@@ -102,6 +104,19 @@ def test_a_job_that_waits_says_its_place_and_an_interrupt_cancels_it(hosts, note
         notebook.interrupt()
         assert cell.wait(20).error_name == "KeyboardInterrupt"
         assert hosts.on("h0", "squeue", "-h", "-t", "PENDING") == ""
+    finally:
+        hosts.on("h0", "scancel", "--user=root")
+
+
+def test_a_job_that_is_cancelled_while_it_waits_is_named_so(hosts, notebook):
+    hosts.on("h0", "sbatch", "-N2", "--exclusive", "--time=3", "--wrap", "sleep 100")
+    try:
+        cell = notebook.start_on_ranks("rank", SLURM).wait_for("place 1 of 1", 30)
+        number = hosts.on("h0", "squeue", "-h", "-t", "PENDING", "-o", "%i").strip()
+        hosts.on("h0", "scancel", number)
+        assert cell.wait(NAMED_SECONDS).error_name == "StartFailed", cell.text
+        said = f"expected Slurm job {number} to run, found that it was cancelled."
+        assert cell.error_value.startswith(said)
     finally:
         hosts.on("h0", "scancel", "--user=root")
 

@@ -78,7 +78,9 @@ def sites() -> dict[str, Site]:
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
         except (OSError, tomllib.TOMLDecodeError) as error:
-            raise UsageError(f"expected named places in {path}, found {error}. Mend it") from error
+            raise UsageError(
+                f"expected named places in {path}, found {error}. Correct that file"
+            ) from error
         for name, table in tables.items():
             found.setdefault(name, _site(path, name, table))
     return found
@@ -99,7 +101,7 @@ def _site(path: str, name: str, table: Any) -> Site:
         if not isinstance(value, _KEYS.get(key, ())):
             raise UsageError(
                 f"expected {', '.join(_KEYS)} under [{name}] in {path}, found {key} = {value!r}. "
-                "Mend it"
+                "Correct it"
             )
     environment = {key: str(value) for key, value in table.get("environment", {}).items()}
     return Site(name, table["on"], path, table.get("about", ""), environment)

@@ -1,6 +1,7 @@
-"""From a process to a rank: MPI, who is on which host, the shared memory.
+"""From a process to a rank: MPI, who is on which host, the shared memory, the way to other hosts.
 
-The only place where blocking MPI calls are made: every rank of a job starts, or none does.
+The MPI calls of a start block, here and in what it calls (``start.meeting``, ``mpi.introduction``):
+every rank of a job starts, or none does.
 """
 
 from __future__ import annotations
