@@ -49,7 +49,7 @@ class ClusterOptions:
     def over(self, before: ClusterOptions) -> ClusterOptions:
         """Returns the same, with what was asked ``before`` where nothing is said now."""
         # Other hosts have room for other numbers of ranks.
-        same = self.launcher in (None, before.running("launcher"))
+        same = self.launcher in (None, before.effective("launcher"))
         return ClusterOptions(
             before.n if self.n is None and same else self.n,
             self.gpus or before.gpus,
@@ -58,8 +58,8 @@ class ClusterOptions:
             self.exclusive,
         )
 
-    def running(self, name: str) -> int | str | None:
-        """Returns what an option of :data:`TYPED` comes to where these are the ranks' options."""
+    def effective(self, name: str) -> int | str | None:
+        """Returns the value of an option of :data:`TYPED`, or what stands for it if left out."""
         said: int | str | None = getattr(self, name)
         if said is None and name == "launcher":
             return launchers.default()

@@ -64,7 +64,7 @@ class Session:
 
     def _check(self, running: Cluster, options: ClusterOptions) -> None:
         for name, option in TYPED.items():
-            asked, have = getattr(options, name), self._asked.running(name)
+            asked, have = getattr(options, name), self._asked.effective(name)
             if asked is not None and asked != have:
                 # What cannot be started at all is not offered as a restart.
                 replace(options, exclusive=False).make()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import psutil
@@ -134,7 +135,7 @@ def test_an_srun_that_does_not_end_is_killed(commands, tmp_path, monkeypatch):
     put(commands, "srun", f"trap '' TERM; touch {tmp_path}/runs; exec sleep 98764")
     job = slurm.SlurmLauncher().run(INVITATION, str(tmp_path), lambda *_: None)
     while not (tmp_path / "runs").exists():
-        pass
+        time.sleep(0.01)
     job.close()
     assert job._running.returncode == -9
 

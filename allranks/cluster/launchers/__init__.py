@@ -10,7 +10,7 @@ import os
 import shlex
 
 from allranks.cluster.launchers.launcher import Launcher
-from allranks.cluster.launchers.sites import BUILT_IN, Site, closed, sites
+from allranks.cluster.launchers.sites import BUILT_IN, sites, unreadable
 from allranks.errors import UsageError
 
 #: Those that take options of their own, which are the batch system's.
@@ -48,7 +48,7 @@ def named(name: str) -> Launcher:
 
     first, *options = _words(name)
     # What is built in needs no file, and no file that cannot be read keeps it from starting.
-    site: Site | None = None if _built_in(first) else sites().get(first)
+    site = None if _built_in(first) else sites().get(first)
     if site is not None:
         first, *before = _words(site.on)
         options = before + options
@@ -76,7 +76,7 @@ def named(name: str) -> Launcher:
         raise UsageError(
             f"expected a launcher, found {name!r}. There is: --on local, --on ssh:HOST:RANKS,…, "
             "--on slurm, pbs or lsf. To see what can be used here: %distributed launchers"
-            + "".join(f"\n{path} was not read: this user may not" for path in closed())
+            + "".join(f"\n{path} was not read: this user may not" for path in unreadable())
         )
     if site is not None and isinstance(made, Spread):
         made.site_environment = site.environment

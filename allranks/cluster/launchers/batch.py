@@ -23,7 +23,7 @@ from allranks.cluster.launchers.spread import RELAY, check_size
 from allranks.errors import MissingDependency, StartFailed, UsageError
 from allranks.records.config import Invitation
 
-#: A controller that is started again knows its jobs after that.
+#: Longer than a batch system's own controller takes to be started again.
 _UNKNOWN_SECONDS = 60.0
 _ASK_SECONDS = 20.0
 _CLOSE_SECONDS = 10.0
@@ -186,6 +186,7 @@ def parse_batch(options: Sequence[str], example: str) -> BatchOptions:
     return parsed
 
 
+#: The names of a job's hosts, once it runs, and what it waits for until then.
 Look = tuple[Sequence[str], str]
 
 

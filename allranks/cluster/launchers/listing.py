@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from allranks.cluster import launchers
 from allranks.cluster.launchers.launcher import OnSeveralHosts
 from allranks.cluster.launchers.local import is_open_mpi, mpiexec
-from allranks.cluster.launchers.sites import closed, sites
+from allranks.cluster.launchers.sites import sites, unreadable
 from allranks.cluster.launchers.ssh import require_ssh
 from allranks.errors import ClusterError, MissingDependency, UsageError
 
@@ -66,5 +66,5 @@ def text() -> str:
         lines.append(f"{mark} {one.name:<10} {one.about}")
         if one.why_not:
             lines.append(f"             not here: {one.why_not}")
-    lines += [f"  {path} was not read: this user may not" for path in closed()]
+    lines += [f"  {path} was not read: this user may not" for path in unreadable()]
     return "\n".join(lines)

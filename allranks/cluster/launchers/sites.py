@@ -47,7 +47,7 @@ def files() -> list[str]:
     return [os.path.join(folder, _FILE) for folder in folders]
 
 
-def closed() -> list[str]:
+def unreadable() -> list[str]:
     """Returns the files that this user may not read, and that are passed over."""
     return [path for path in files() if _may_not_read(path)]
 
