@@ -109,6 +109,7 @@ CHILD = "from mpi4py import MPI; MPI.Comm.Get_parent().send('here', 0)"
 
 @pytest.mark.parametrize("communicator", ["world", "MPI.COMM_SELF"])
 def test_processes_that_ranks_without_tcp_could_never_reach_are_not_spawned(notebook, communicator):
+    notebook.on_ranks("kept = 10 * rank")
     cell = notebook.on_ranks(f"{START}{communicator}.Spawn('true')", timeout=30)
     assert cell.error_name == "CellFailed"
     assert "raised UsageError" in cell.text
