@@ -129,7 +129,7 @@ class Wire:
         poller.register(self._events, zmq.POLLIN)
         poller.register(self._stop_reader, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll(_LOOK_SECONDS * 1000 if self._heard else None))
+            ready = dict(poller.poll(int(_LOOK_SECONDS * 1000) if self._heard else None))
             try:
                 if self._events in ready:
                     self._take(self._events.recv_multipart())
