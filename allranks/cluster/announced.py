@@ -39,7 +39,7 @@ class Announced:
         self._keeper: Keeper | None = None
 
     def write(self, client: Any, engine: Any, pid: int | None) -> None:
-        """Writes them: all engines are registered.
+        """Writes them, where there is a profile: all engines are registered.
 
         Args:
             client: ipyparallel's connection information for clients.
@@ -49,6 +49,8 @@ class Announced:
         Raises:
             OSError: the folder cannot be written to.
         """
+        if self._profile is None:
+            return
         folder = self._profile / "security"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _sweep(folder)

@@ -1,9 +1,11 @@
 """How the files by which ipyparallel's tools find the ranks are written, and swept."""
 
 import json
+import tempfile
 
 import pytest
 
+from allranks.cluster import profile
 from allranks.cluster.announced import Announced, _set_name
 
 NO_PROCESS = 2**22  # above the largest that Linux gives
@@ -60,3 +62,14 @@ def test_whatever_a_file_of_another_cluster_says_the_files_are_written(security,
     files.close()
     gone = found["engines"] and found["engines"]["sets"][_set_name()]["pid"] == NO_PROCESS
     assert names(security) == ([] if gone else ["cluster-other.json"])
+
+
+def test_where_there_is_no_home_no_temporary_folder_is_made(tmp_path, monkeypatch):
+    monkeypatch.delenv("IPYTHONDIR", raising=False)
+    monkeypatch.setenv("HOME", "/nowhere/home")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    files = Announced(4)
+    files.write({}, {}, None)
+    files.close()
+    assert profile.slurm() == profile.SlurmSettings()
+    assert names(tmp_path) == []
