@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
+import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,11 @@ from typing import Any
 import psutil
 
 from allranks.cluster import profile
+from allranks.cluster.keeper import Keeper
 
 _SET = "allranks on "
-#: Removes the files when its standard input closes: the ranks have ended, or the kernel has died.
-_KEEPER = 'read -r _; rm -f "$@"'
+#: When the ranks have ended, or the kernel has died.
+_REMOVE = 'rm -f "$@"'
 _CLOSE_SECONDS = 10.0
 
 
@@ -36,10 +36,10 @@ class Announced:
     def __init__(self, size: int) -> None:
         self._size = size
         self._profile = profile.folder()
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._keeper: Keeper | None = None
 
     def write(self, client: Any, engine: Any, pid: int | None) -> None:
-        """Writes them: all engines are registered.
+        """Writes them, where there is a profile: all engines are registered.
 
         Args:
             client: ipyparallel's connection information for clients.
@@ -49,30 +49,25 @@ class Announced:
         Raises:
             OSError: the folder cannot be written to.
         """
+        if self._profile is None:
+            return
         folder = self._profile / "security"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _sweep(folder)
         name = next(name for name in _names() if _take(folder, name, client))
         paths = _paths(folder, name)
-        keeper = self._keeper = subprocess.Popen(
-            ["/bin/sh", "-c", _KEEPER, "sh", *map(str, paths)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            # An interrupt of the kernel goes to its whole process group: not to this one.
-            start_new_session=True,
-        )
+        try:
+            keeper = self._keeper = Keeper(_REMOVE, *map(str, paths))
+        except OSError:
+            paths[0].unlink()
+            raise
         _write(paths[1], engine)
         _write(paths[2], _cluster(name, self._profile, self._size, pid or keeper.pid))
 
     def close(self) -> None:
         """Removes them; from any thread, and more than once."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is None:
-            return
-        assert keeper.stdin is not None
-        keeper.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            keeper.wait(_CLOSE_SECONDS)
+        if self._keeper is not None:
+            self._keeper.close(_CLOSE_SECONDS)
 
 
 def _names() -> Iterator[str]:
@@ -100,9 +95,18 @@ def _take(folder: Path, name: str, client: Any) -> bool:
 
 
 def _write(path: Path, content: Any) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(content, file)
+    """Writes a file that is whole as soon as it is there, for this user alone.
+
+    Raises:
+        FileExistsError: there is one already.
+    """
+    descriptor, part = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(content, file)
+        os.link(part, path)  # a rename would take the place of another's
+    finally:
+        os.unlink(part)
 
 
 def _cluster(name: str, place: Path, size: int, pid: int) -> dict[str, Any]:
@@ -134,7 +138,7 @@ def _sweep(folder: Path) -> None:
         try:
             found = json.loads(path.read_text())["engines"]["sets"][_set_name()]
             left = not psutil.pid_exists(found["pid"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # another's, or removed just now
-        for old in _paths(folder, found["cluster_id"]) if left else ():
+        except Exception:  # another's, who may write there what he likes, or removed just now
+            continue
+        for old in _paths(folder, path.stem.removeprefix("cluster-")) if left else ():
             old.unlink(missing_ok=True)

@@ -171,9 +171,9 @@ class Connection:
                 with suppress(OSError):  # a home may be read-only; client() needs no files
                     files.write(told["client"], told["engine"], next(pids, None))
                 return
-            if name == "nursery_exit":
-                files.close()
             inbox.put(FromNursery(name, told))
+            if name == "nursery_exit":  # known first: to remove the files may take a while
+                files.close()
 
         try:
             made: Nursery | Hosts

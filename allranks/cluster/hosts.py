@@ -123,8 +123,10 @@ class Hosts:
 
         A host that is cut off ends its own.
         """
-        self._stopping = True
-        for host in set(self._addresses) - self._gone:
+        with self._changed:
+            self._stopping = True
+            there = set(self._addresses) - self._gone
+        for host in there:
             self._wire.say(host, "stop", "")
         with self._changed:
             self._changed.wait_for(lambda: self._gone >= set(self._addresses), _STOP_SECONDS)
@@ -136,6 +138,9 @@ class Hosts:
         if name == "host_up":
             with self._changed:
                 self._addresses[host] = fields["address"]
+                late = self._stopping
+            if late:
+                self._wire.say(host, "stop", "")
             if fields["version"] != version():
                 why = f"has allranks {fields['version']}, and the notebook {version()}"
                 self._tell(host, why)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -13,11 +14,18 @@ from allranks.errors import UsageError
 _FILE = "ipcluster_config.py"
 
 
-def folder() -> Path:
-    """Returns the folder of IPython's profile: this notebook's, else the default one."""
+def folder() -> Path | None:
+    """Returns the folder of IPython's profile: this notebook's, else the default one.
+
+    None where there can be none: IPython would make a temporary folder, and another for each who
+    asks.
+    """
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None and shell.profile_dir is not None:
         return Path(shell.profile_dir.location)
+    place = Path(os.path.expanduser(os.environ.get("IPYTHONDIR", "~/.ipython")))
+    if not os.access(place if place.exists() else place.parent, os.W_OK):
+        return None
     from IPython.paths import get_ipython_dir
 
     return Path(get_ipython_dir(), "profile_default")
@@ -45,9 +53,10 @@ def slurm() -> SlurmSettings:
     Raises:
         UsageError: that file cannot be read.
     """
-    path = folder() / _FILE
-    if not path.exists():
+    place = folder()
+    if place is None or not (place / _FILE).exists():
         return SlurmSettings()
+    path = place / _FILE
     from ipyparallel.cluster.launcher import SlurmEngineSetLauncher
     from traitlets.config.loader import PyFileConfigLoader
 

@@ -23,7 +23,10 @@ from allranks.records.wire import Record, decode, encode
 Deliver = Callable[[Record, list[bytes]], None]
 DeliverUnread = Callable[[Exception], None]
 DeliverHost = Callable[[str, bytes], None]
-_LOOK_MS = int(BEAT_SECONDS * 500)
+_LOOK_SECONDS = BEAT_SECONDS / 2
+_LOOKS = int(LIMIT_SECONDS / _LOOK_SECONDS)
+"""Without a sign at so many looks a host is silent. This process may have stood still: what was
+sent meanwhile is read between one look and the next."""
 _SILENT = json.dumps({"event": "host_silent"}).encode()
 
 
@@ -49,7 +52,9 @@ class Wire:
         #: Called in the wire's thread with each line that a host's nursery, or its relay, tells.
         self.deliver_host: DeliverHost = lambda host, line: None
         self._host_of: Mapping[int, str] = {}
-        self._heard: dict[str, float] = {}
+        #: At which look each host had last been heard.
+        self._heard: dict[str, int] = {}
+        self._looks, self._next_look = 0, 0.0
         self._context = zmq.Context()
         #: What a widget's view says may come in any thread.
         self._lock = threading.RLock()
@@ -124,17 +129,17 @@ class Wire:
         poller.register(self._events, zmq.POLLIN)
         poller.register(self._stop_reader, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll(_LOOK_MS if self._heard else None))
-            if self._events in ready:
-                try:
+            ready = dict(poller.poll(int(_LOOK_SECONDS * 1000) if self._heard else None))
+            try:
+                if self._events in ready:
                     self._take(self._events.recv_multipart())
-                except Exception as error:
-                    # Without this thread no cell would ever end.
-                    self._unread(error)
-            elif self._stop_reader in ready:
-                return
-            elif self._heard:  # nothing is left to read that a host may have said
-                self._look_for_silence()
+                elif self._stop_reader in ready:
+                    return
+                if self._heard and time.monotonic() >= self._next_look:
+                    self._look_for_silence()
+            except Exception as error:
+                # Without this thread no cell would ever end.
+                self._unread(error)
 
     def _take(self, frames: list[bytes]) -> None:
         if frames[0] == b"beat":
@@ -146,12 +151,13 @@ class Wire:
             self._deliver(*decode(frames))
 
     def _hear(self, host: str) -> None:
-        self._heard[host] = time.monotonic()
+        self._heard[host] = self._looks
 
     def _look_for_silence(self) -> None:
-        now = time.monotonic()
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        self._looks += 1
         for host, at in list(self._heard.items()):  # another thread may forget one meanwhile
-            if now - at > LIMIT_SECONDS:
+            if self._looks - at > _LOOKS:
                 self.forget(host)
                 self.deliver_host(host, _SILENT)
 

@@ -87,13 +87,13 @@ class Relay:
 
     def run(self) -> int:
         """Serves; returns an exit code."""
-        wake, wake_writer = os.pipe()
+        self._wake, wake_writer = os.pipe()
         os.set_blocking(wake_writer, False)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: self._end("was told to end (SIGTERM)"))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._poller = zmq.Poller()
-        for source in (self._notebook, self._monitor, wake, *self._lifelines()):
+        for source in (self._notebook, self._monitor, self._wake, *self._lifelines()):
             self._poller.register(source, zmq.POLLIN)
         if not self._meet():
             return 1
@@ -104,10 +104,7 @@ class Relay:
                 beat = time.monotonic() + BEAT_SECONDS
                 self._events.send_multipart([b"beat", self.host.encode()])
             for source, _ in self._poller.poll(_LOOK_MS):
-                if source == wake:
-                    os.read(wake, 4096)
-                else:
-                    self._serve(source)
+                self._serve(source)
         self._stop()
         return 0
 
@@ -117,9 +114,14 @@ class Relay:
     def _meet(self) -> bool:
         """Returns whether the notebook was reached, and has the key."""
         deadline = time.monotonic() + FIRST_SECONDS
-        while time.monotonic() < deadline and not self._why:
-            if self._monitor.poll(100) and self._monitor_event() == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                return True
+        while time.monotonic() < deadline:
+            for source, _ in self._poller.poll(_LOOK_MS):
+                if source is not self._monitor:
+                    self._serve(source)
+                elif self._monitor_event() == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    return True
+            if self._why:
+                return False
         print(
             f"expected the notebook at {self._url}, found nobody there who has its key within "
             f"{FIRST_SECONDS:g} s. Check that a firewall lets this host reach that port",
@@ -141,6 +143,8 @@ class Relay:
         elif source is self._monitor:
             if self._monitor_event() == zmq.EVENT_DISCONNECTED:
                 self._end(_LOST)
+        elif source == self._wake:
+            os.read(self._wake, 4096)  # a signal: its handler has run
         elif source == self._lifeline:
             if not os.read(self._lifeline, 4096):
                 self._end("was left by the launcher")
@@ -161,7 +165,7 @@ class Relay:
         elif word == b"config":
             try:
                 self._begin(NurseryConfig.from_json(first.decode()))
-            except OSError as error:
+            except (OSError, zmq.ZMQError) as error:
                 self._tell(event="host_refused", problem=str(error))
                 self._end("could not begin")
 
@@ -179,11 +183,12 @@ class Relay:
 
         Raises:
             OSError: a folder is missing, or is another user's.
+            ZMQError: there can be no sockets in it.
         """
         if not os.path.isdir(config.work_dir):
             raise FileNotFoundError(f"the notebook's folder {config.work_dir} is not there")
-        self._session_dir = config.session_dir
         os.mkdir(config.session_dir, mode=0o700)  # it must not be there: another's could be open
+        self._session_dir = config.session_dir
         os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
         self._commands.bind(config.commands_url)
         self._told.bind(config.events_url)
@@ -241,6 +246,8 @@ class Relay:
                 pass  # a process that a cell has started may hold it
         while self._told.poll(0):
             self._events.send_multipart(self._told.recv_multipart())
+        if self._session_dir:
+            shutil.rmtree(self._session_dir, ignore_errors=True)
         self._tell(event="host_down", why=self._why)
         self._events.context.destroy(linger=0 if self._why == _LOST else _LINGER_MS)
 
@@ -254,7 +261,6 @@ class Relay:
         while processes.reap_all():
             processes.kill_children(spare_trackers=time.monotonic() < deadline)
             time.sleep(_POLL_SECONDS)
-        shutil.rmtree(self._session_dir, ignore_errors=True)
 
 
 def _own_address(url: str) -> str:

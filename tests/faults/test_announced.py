@@ -112,3 +112,18 @@ def test_a_cluster_that_somebody_else_has_started_keeps_its_files(notebook, ipyt
         assert client.read_text() == "somebody else's"
     finally:
         client.unlink()
+
+
+def test_the_files_go_with_the_ranks_while_what_the_kernel_has_forked_lives_on(notebook, ipython):
+    notebook.run("%distributed stop")
+    notebook.on_ranks("kept = 10 * rank", "-n 4")
+    files(ipython, 3)
+    notebook.run(
+        "import multiprocessing, time\n"
+        "forked = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\n"
+        "forked.start()"
+    )
+    assert notebook.run("%distributed stop").status == "ok"
+    assert files(ipython, 0, seconds=0) == []
+    assert notebook.value("forked.is_alive()") == "True"
+    notebook.run("forked.kill(); forked.join()")

@@ -77,6 +77,18 @@ def test_what_mpi4py_builds_on_communicators_works_on_them(notebook):
     )
 
 
+def test_ranks_meet_at_a_port_without_tcp(notebook):
+    cell = notebook.on_ranks(
+        f"{START}port = world.bcast(MPI.Open_port() if rank == 0 else None)\n"
+        "if rank < 2:\n"
+        "    met = MPI.COMM_SELF.Connect(port) if rank else MPI.COMM_SELF.Accept(port)\n"
+        "    said = met.sendrecv(rank, 0, source=0)\n"
+        "    met.Disconnect()\n"
+        "    print('heard', said)"
+    )
+    assert cell.text == "rank 0 │ heard 1\nrank 1 │ heard 0\n"
+
+
 #: What MPI alone waits in: there is no form of it that can be polled.
 UNHEARD = {
     "Win.Lock": (
@@ -109,6 +121,7 @@ CHILD = "from mpi4py import MPI; MPI.Comm.Get_parent().send('here', 0)"
 
 @pytest.mark.parametrize("communicator", ["world", "MPI.COMM_SELF"])
 def test_processes_that_ranks_without_tcp_could_never_reach_are_not_spawned(notebook, communicator):
+    notebook.on_ranks("kept = 10 * rank")
     cell = notebook.on_ranks(f"{START}{communicator}.Spawn('true')", timeout=30)
     assert cell.error_name == "CellFailed"
     assert "raised UsageError" in cell.text

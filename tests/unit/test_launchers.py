@@ -169,6 +169,18 @@ def test_the_options_that_are_typed_come_after_those_of_the_profile(ipython):
     assert made._asked.more == ["--mem", "1G", "--mem", "2G"]
 
 
+def test_what_the_user_has_set_for_mpi_reaches_other_hosts(monkeypatch):
+    made = launchers.named("ssh:h1:2,h2:2")
+    needed = {*made.environment(), "OPAL_PREFIX", "MPI4PY_LIBMPI"}
+    assert {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_ALLOW_RUN_AS_ROOT"} <= needed
+    for name in needed:
+        monkeypatch.setenv(name, "the user's")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "7")  # of a job that the notebook runs in
+    found = made.environment()
+    assert {name for name in needed if found.get(name) != "the user's"} == set()
+    assert "OMPI_COMM_WORLD_RANK" not in found
+
+
 def test_what_is_no_number_of_hosts_is_refused_with_an_example():
     with pytest.raises(UsageError, match="Type for example: --on lsf"):
         parse_batch(["--nodes", "two"], "--on lsf")

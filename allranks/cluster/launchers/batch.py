@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from allranks.cluster.keeper import Keeper
 from allranks.cluster.launchers.launcher import Host
 from allranks.cluster.launchers.spread import RELAY, check_size
 from allranks.errors import MissingDependency, StartFailed, UsageError
@@ -29,8 +30,8 @@ _ASK_SECONDS = 20.0
 _CLOSE_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 _SHOWN_LINES = 5
-#: Cancels the job when its standard input closes: when the kernel says so, and when it has died.
-_KEEPER = 'cat > /dev/null; rm -f "$0"; "$@" > /dev/null 2>&1'
+#: When the kernel says so, and when it has died.
+_CANCEL = 'rm -f "$1"; shift; "$@" > /dev/null 2>&1'
 
 
 def program(name: str, package: str) -> str:
@@ -215,13 +216,7 @@ class BatchJob:
         self._next_look = 0.0
         self._hosts: Sequence[Host] = ()
         self._waits = self.submitted
-        self._keeper = subprocess.Popen(
-            ["/bin/sh", "-c", _KEEPER, invitation, *cancel],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            # An interrupt of the kernel goes to its whole process group: not to this one.
-            start_new_session=True,
-        )
+        self._keeper = Keeper(_CANCEL, invitation, *cancel)
 
     def hosts(self) -> Sequence[Host]:
         """Returns where it runs; nothing as long as it waits for hosts.
@@ -289,9 +284,5 @@ class BatchJob:
     def close(self) -> None:
         """Cancels the job where it has not ended by itself."""
         self.all_came()
-        assert self._keeper.stdin is not None
-        self._keeper.stdin.close()
-        try:
-            self._keeper.wait(_CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            pass  # the batch system does not answer; it is asked as long as this takes
+        # Where the batch system does not answer, it is asked as long as this takes.
+        self._keeper.close(_CLOSE_SECONDS)

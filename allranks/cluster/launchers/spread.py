@@ -23,7 +23,8 @@ _PORT = 9
 """Nothing is sent there: a way is chosen for a port as well."""
 #: What is set here is set for the ranks: settings of libraries, and of this one.
 _PASSED_ON = re.compile(
-    r"(ALLRANKS|OMPI_MCA|PMIX_MCA|PRTE_MCA|UCX|NCCL|OMP|TF)_\w+|PYTHONPATH|LD_LIBRARY_PATH"
+    r"(ALLRANKS|(OMPI|PMIX|PRTE)_(MCA|ALLOW)|MPI4PY|UCX|UCC|FI|NCCL|OMP|MKL|OPENBLAS|TF|XLA)_\w+"
+    r"|(OPAL|PMIX|PRTE)_PREFIX|PYTHONPATH|LD_LIBRARY_PATH"
 )
 _NOT_PASSED_ON = (ADDRESS, PORTS, "ALLRANKS_LOG_DIR")
 

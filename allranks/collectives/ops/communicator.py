@@ -109,16 +109,6 @@ class Comm(Collectives):
         _check_reach("Spawn_multiple")
         return self._whole("Spawn_multiple", *arguments, **options)
 
-    def Accept(self, *arguments: Any, **options: Any) -> MPI.Intercomm:
-        """MPI_Comm_accept: MPI's own wait, where it can end."""
-        _check_reach("Accept")
-        return Raw.Accept(self, *arguments, **options)
-
-    def Connect(self, *arguments: Any, **options: Any) -> MPI.Intercomm:
-        """MPI_Comm_connect: MPI's own wait, where it can end."""
-        _check_reach("Connect")
-        return Raw.Connect(self, *arguments, **options)
-
     def _whole(self, op: str, *arguments: Any, **options: Any) -> MPI.Intercomm:
         """MPI's own call, which is certain to end: nobody leaves in between."""
         with deferred():
