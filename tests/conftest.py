@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.kernel import Kernel
+
+# How long an example takes is no property of what it tests.
+settings.register_profile("allranks", deadline=None)
+settings.load_profile("allranks")
 
 # A shell ignores interrupts in what it runs in the background, and so would all that this starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

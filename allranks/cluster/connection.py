@@ -92,9 +92,7 @@ class Connection:
         work_dir = _work_folder()
         self.log_dir = folders.make_log_folder()
         several = isinstance(launcher, OnSeveralHosts)
-        self._session_dir = (
-            folders.name_session_folder() if several else folders.make_session_folder()
-        )
+        self._session_dir = folders.name_session_folder("/tmp" if several else "")
         # The threads behind these must not hold the connection: it ends when nobody else does.
         mirrors = self.mirrors = Mirrors()
 

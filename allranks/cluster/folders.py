@@ -72,13 +72,17 @@ def _sweep_logs(place: Path) -> None:
             continue
 
 
-def make_session_folder() -> str:
-    """Returns a new folder, mode 0700, for sockets and the launcher's own files.
+def name_session_folder(where: str = "") -> str:
+    """Returns the path of a folder that is not there, for sockets and the launcher's own files.
 
-    Its name has this process's id in it. The nursery removes it at the end; what a nursery that
-    was killed has left is removed here.
+    Its name has this process's id in it. The nursery makes it and removes it at the end, whatever
+    becomes of this process; what a nursery that was killed has left is removed here. With several
+    hosts their relays do so, each on its own.
+
+    Args:
+        where: the folder that it is to lie in, where that is the same on every host.
     """
-    place = Path(tempfile.gettempdir())
+    place = Path(where or tempfile.gettempdir())
     if len(os.fsencode(place)) > _LONGEST_NBYTES and os.access("/tmp", os.W_OK):
         place = Path("/tmp")
     for folder in place.glob(f"{_SESSION}*"):
@@ -91,12 +95,7 @@ def make_session_folder() -> str:
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue  # another process has swept it, or it is another user's
-    return tempfile.mkdtemp(prefix=f"{_SESSION}{os.getpid()}-", dir=place)
-
-
-def name_session_folder() -> str:
-    """Returns the path of such a folder that each of several hosts is to make for itself."""
-    return f"/tmp/{_SESSION}{os.getpid()}-{secrets.token_hex(8)}"
+    return str(place / f"{_SESSION}{os.getpid()}-{secrets.token_hex(4)}")
 
 
 def _answers(path: Path) -> bool:

@@ -83,6 +83,8 @@ class Nursery:
 
     def run(self) -> None:
         """Serves until the kernel is gone or says stop; leaves nothing behind."""
+        if not self.config.several_hosts:  # else this host's relay has made it
+            os.mkdir(self.config.session_dir, 0o700)  # that there was none says that it is ours
         address = os.path.join(self.config.session_dir, "nursery")
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(address)

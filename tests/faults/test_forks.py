@@ -61,9 +61,13 @@ def test_the_error_of_a_forked_process_is_shown_and_says_why(notebook):
 
 
 def test_a_fork_that_python_does_not_see_ends_with_the_cell(notebook):
-    # PyDLL keeps Python's lock: a child that another thread's lock came with would wait for ever.
+    # PyDLL keeps Python's lock, and nobody may be asking for it: a child would wait for ever for
+    # the thread that asked, or that has it.
     cell = notebook.on_ranks(
-        "import ctypes, os\npid = ctypes.PyDLL(None).fork()\nif pid: os.waitpid(pid, 0)"
+        "import ctypes, os, sys, time\n"
+        "usual = sys.getswitchinterval()\nsys.setswitchinterval(60)\ntime.sleep(0.1)\n"
+        "pid = ctypes.PyDLL(None).fork()\nif pid: os.waitpid(pid, 0)\n"
+        "sys.setswitchinterval(usual)"
     )
     assert cell.status == "ok", cell.text
 

@@ -3,10 +3,12 @@
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import ipyparallel
@@ -227,6 +229,25 @@ def held():
         len(os.listdir("/proc/self/fd")),
         sorted(sessions),
     )
+
+
+def test_a_notebook_that_is_killed_while_it_starts_ranks_leaves_nothing(tmp_path):
+    script = (
+        "import os, allranks\nfrom allranks.cluster.nursery import Nursery\n"
+        "def killed(nursery, text):\n"
+        "    print(nursery.pid, flush=True)\n    os.kill(os.getpid(), 9)\n"
+        "Nursery._say = killed\nallranks.Cluster(2).start()"
+    )
+    environment = {**os.environ, "ALLRANKS_LOG_DIR": str(tmp_path)}
+    with tempfile.TemporaryDirectory() as temporary:  # of a short name, which sockets need
+        environment["TMPDIR"] = temporary
+        ended = subprocess.run(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert ended.returncode == -signal.SIGKILL
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(int(ended.stdout)).wait(10)
+        assert os.listdir(temporary) == []
 
 
 def test_a_start_without_a_process_leaves_nothing(monkeypatch):

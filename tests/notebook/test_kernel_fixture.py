@@ -4,7 +4,14 @@ import pytest
 
 from tests.kernel import KernelDied
 
-SLEEPER = "import subprocess; subprocess.Popen(['sleep', '100'], start_new_session=True).pid"
+#: It has said a line before it counts: until a new program runs, it has no environment to be seen.
+SLEEPER = """
+import subprocess, sys
+program = [sys.executable, '-c', 'import time; print(flush=True); time.sleep(100)']
+started = subprocess.Popen(program, stdout=subprocess.PIPE, start_new_session=True)
+started.stdout.readline()
+started.pid
+"""
 
 
 def test_a_cell_returns_its_streams_and_its_value(kernel):
@@ -84,7 +91,7 @@ def test_processes_are_found_after_the_kernel_that_started_them_was_killed(kerne
     assert [process.pid for process in kernel.children()] == [pid]
     with pytest.raises(KernelDied):
         cell.wait(5)
-    with pytest.raises(TimeoutError, match="sleep 100"):
+    with pytest.raises(TimeoutError, match=r"time\.sleep\(100\)"):
         kernel.wait_for_no_children(0.2)
 
 

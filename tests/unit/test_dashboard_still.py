@@ -21,22 +21,22 @@ from allranks.widgets.dashboard.tables import text
 from tests.unit.test_dashboard_stores import hello, points, totals
 
 
+def _with(pair):
+    """A record and its payloads, as a view takes them."""
+    record, payload = pair
+    return record, [payload]
+
+
 def figures(ranks: int, names: list[str], count: int) -> Figures:
     made = Figures([hello(rank) for rank in range(ranks)])
     for rank in range(ranks):
         for name in names:
             values = [(i, math.exp(-i / 99) + rank + 1) for i in range(count)]
-            made.take(points(rank, name, values)[0], [points(rank, name, values)[1]])
+            made.take(*_with(points(rank, name, values)))
         made.take(Timings(rank, 1, (totals(50, 0.5 * rank, 0.1, {0: (50, 0.5 * rank)}),)), [])
         made.tiles.left(rank, "ok")
     made.end()
     return made
-
-
-def _with(pair):
-    """A record and its payloads, as a view takes them."""
-    record, payload = pair
-    return record, [payload]
 
 
 def images(html: str) -> list[ElementTree.Element]:
@@ -86,12 +86,10 @@ def test_the_text_names_values_and_the_straggler():
 
 def test_values_that_are_not_finite_are_left_out_of_the_picture():
     made = Figures([hello(0)])
-    record, payload = points(0, "loss", [(0, 1.0), (1, math.nan), (2, 3.0)])
-    made.take(record, [payload])
+    made.take(*_with(points(0, "loss", [(0, 1.0), (1, math.nan), (2, 3.0)])))
     (loss,) = images(bundle(made)["text/html"])
     assert len(loss.find("{*}polyline").get("points").split()) == 3
-    record, payload = points(0, "lost", [(0, math.nan)])
-    made.take(record, [payload])
+    made.take(*_with(points(0, "lost", [(0, math.nan)])))
     assert ">rank 0: nan at step 0<" in svg.curve(made.curves, "lost", 100)
 
 

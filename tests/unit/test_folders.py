@@ -84,13 +84,15 @@ def test_a_folder_for_logs_that_others_have_made_is_not_used(
 
 
 def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    script = "from allranks.cluster import folders; print(folders.make_session_folder())"
+    script = "import os; from allranks.cluster import folders\n"
+    script += "path = folders.name_session_folder(); os.mkdir(path); print(path)"
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True
     )
-    left, mine = Path(done.stdout.strip()), Path(folders.make_session_folder())
+    left, mine = Path(done.stdout.strip()), Path(folders.name_session_folder())
+    mine.mkdir()
     age(left, days=1)
     age(mine, days=1)
-    folders.make_session_folder()
+    folders.name_session_folder()
     assert (left.exists(), mine.exists()) == (False, True)

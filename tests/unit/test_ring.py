@@ -39,7 +39,7 @@ def expected(arrays, op="sum"):
 
 
 @every_allreduce
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     size=st.integers(1, 9),
     length=st.integers(0, 50),
@@ -59,7 +59,7 @@ def test_integers_are_exact(allreduce, size, length, dtype, op, seed):
 
 
 @every_allreduce
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     size=st.integers(1, 9),
     length=st.integers(0, 50),

@@ -49,7 +49,7 @@ def test_a_ring_of_three_is_told_step_by_step():
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(size=st.integers(1, 9), length=st.integers(0, 30))
 def test_replaying_the_steps_gives_the_result(algorithm, size, length):
     inputs = [np.arange(length) * (rank + 1) for rank in range(size)]

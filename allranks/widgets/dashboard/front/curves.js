@@ -119,6 +119,7 @@ class Chart {
     const band = panel.mean.checked ? spread(lines) : [];
     const drawn = band.length ? lines.filter((line) => line.series.rank === selected) : lines;
     const scale = scales(band.length ? drawn : lines, band, width, height, log);
+    this.annotate(list);
     this.describe(list);
     if (!scale) return;
     const grid = style.getPropertyValue("--ar-line"), ink = style.color;
@@ -171,8 +172,8 @@ class Chart {
     this.tip.style.right = at < this.canvas.clientWidth / 2 ? "" : `${this.canvas.clientWidth - at + 10}px`;
   }
 
-  // What a screen reader says; also what tests read.
-  describe(list) {
+  // What stands beside the name.
+  annotate(list) {
     const same = list.length > 1 && list.every((one) => coincide(one, list[0]));
     put(this.note, same ? `${list.length} curves coincide` : "");
     const broken = new Map();
@@ -182,7 +183,11 @@ class Chart {
       broken.set(what, [...(broken.get(what) ?? []), rank]);
     }
     put(this.broken, [...broken].map(([what, who]) =>
-      `${formatRanks(who).replace(/^rank/, this.panel.data.noun)}: ${what}`).join("; "));
+      `${formatRanks(who, this.panel.data.noun)}: ${what}`).join("; "));
+  }
+
+  // What a screen reader says; also what tests read.
+  describe(list) {
     const lasts = list.slice(0, MANY_CURVES).map(({ rank, member, last }) =>
       `${this.panel.data.noun} ${rank} ${member}`.trim() + ` ${formatNumber(last[1])} at step ${formatNumber(last[0])}`);
     this.canvas.setAttribute("aria-label", `${this.name}: ${lasts.join(", ")}`);

@@ -40,7 +40,7 @@ function formatBytes(value) {
 const formatBandwidth = (value) => value === null ? "n/a" : `${formatBytes(value * 1e9)}/s`;
 
 // Ranks as 0, 2–3.
-function formatRanks(ranks) {
+function formatRanks(ranks, noun = "rank") {
   const spans = [];
   for (const rank of [...ranks].sort((a, b) => a - b)) {
     const last = spans[spans.length - 1];
@@ -48,7 +48,7 @@ function formatRanks(ranks) {
     else spans.push([rank, rank]);
   }
   const said = spans.map(([a, b]) => (a === b ? `${a}` : `${a}–${b}`)).join(", ");
-  return `rank${ranks.length === 1 ? "" : "s"} ${said}`;
+  return `${noun}${ranks.length === 1 ? "" : "s"} ${said}`;
 }
 
 // An element with properties, attributes (aria-…, data-…, role) and children.
