@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Running as root is what containers do; JupyterLab wants it said.
 ALLOW_ROOT = $(shell test "$$(id -u)" -ne 0 || echo --allow-root)
 
-.PHONY: help lab demo test test-gpu lint types contract browser soak bench lock clean
+.PHONY: help lab demo test test-gpu lint types contract browser hosts soak bench lock clean
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
@@ -54,7 +54,7 @@ demo: $(VENV)/.lab
 
 test:
 	@$(MAKE) --jobs=3 $(VENV)/.test $(MPICH)/.made $(CUPY)/.made $(TORCH)/.made
-	@$(MAKE) --jobs=3 lint types contract browser
+	@$(MAKE) --jobs=3 lint types contract browser hosts
 	ALLRANKS_TEST_PYTHONS=$(abspath $(MPICH)/bin/python) \
 	    ALLRANKS_TEST_CUPY=$(abspath $(CUPY)/bin/python) \
 	    ALLRANKS_TEST_TORCH=$(abspath $(TORCH)/bin/python) \
@@ -83,6 +83,10 @@ contract: $(VENV)/.test
 # Never fails: without a Chromium the browser tests are skipped, and say what to type.
 browser: $(VENV)/.test
 	@PYTHON=$(BIN)/python sh tests/browser/install.sh
+
+# Never fails: where nothing may be installed the tests on several hosts are skipped.
+hosts:
+	@sh tests/hosts/install.sh
 
 soak: $(VENV)/.test
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

@@ -16,6 +16,7 @@ AllranksError
 └── CollectiveError
     ├── CollectiveMismatch    the ranks of one collective brought different things
     ├── RankLeft              a collective can never complete: a rank it needs has left the cell
+    │   └── RankLost          the host of a rank it needs cannot be reached any more
     ├── StaleHandle           an asynchronous handle outlived its epoch
     ├── TransportFailed       what moves the data has failed: NCCL, or the GPU itself
     └── NotInitialized        a collective was called before ``init()``
@@ -132,6 +133,10 @@ class CollectiveMismatch(CollectiveError):
 
 class RankLeft(CollectiveError):
     """A collective can never complete because a rank that it needs has left the cell."""
+
+
+class RankLost(RankLeft):
+    """The host of a rank that a collective needs cannot be reached any more."""
 
 
 class StaleHandle(CollectiveError):

@@ -13,11 +13,13 @@ from allranks.cluster.cells import Cells
 from allranks.cluster.connection import Answers, Connection
 from allranks.cluster.crew import Crew
 from allranks.cluster.explaining import explain
+from allranks.cluster.launchers.launcher import OnSeveralHosts
 from allranks.cluster.preload import check_preload
 from allranks.cluster.run import Run, View, check_timeout
 from allranks.cluster.status import RankStatus, read_status
-from allranks.errors import ClusterLost
+from allranks.errors import ClusterLost, UsageError
 from allranks.records import requests
+from allranks.records.config import EVERY_GPU
 from allranks.records.explained import Explained
 from allranks.records.ranks import among
 from allranks.records.wire import Answer, Hello, RunCell
@@ -34,7 +36,7 @@ _LEAST_SCREEN_NBYTES = 4096
 #: Attributes by which cells, ensembles and scripts are run and watched.
 _OF_THE_PACKAGE = {
     "ask", "ask_soon", "catch_up", "crew", "failed_first", "gpu_notices", "hellos", "is_up",
-    "submit", "wait", "wait_awaited",
+    "log_end", "submit", "wait", "wait_awaited",
 }  # fmt: skip
 
 
@@ -46,8 +48,11 @@ class Cluster:
 
     Args:
         n: the number of ranks; by default one a visible GPU, else 2 to 4 by this machine's cores.
-        gpus: which GPUs to pin ranks to, as ``"0,2"`` or ``"none"``; by default all visible.
-        launcher: the name of what starts the ranks.
+        gpus: which GPUs of each host to pin ranks to, as ``"0,2"`` or ``"none"``; by default all
+            visible there.
+        launcher: what starts the ranks, as ``"ssh:h1:2,h2:2"``, with its options where it has
+            any, as ``"slurm --nodes 2 --ntasks-per-node 4"``; by default this machine, or the job
+            of several nodes that the notebook runs in.
         preload: modules to import before the ranks are made, as ``("tensorflow",)``: every rank
             has them at once, and the memory they take is shared.
         exclusive: whether each rank needs a GPU of its own; by default they may share.
@@ -62,16 +67,29 @@ class Cluster:
         n: int | None = None,
         *,
         gpus: str | None = None,
-        launcher: str = "local",
+        launcher: str | None = None,
         preload: str | Sequence[str] = (),
         exclusive: bool = False,
     ) -> None:
-        self.gpus = devices.choose(gpus)
-        self._pins = (devices.HIDDEN,) if gpus == "none" else tuple(g.uuid for g in self.gpus)
-        self.size = sizes.chosen(n, self.gpus)
+        self.launcher = launchers.named(launcher or launchers.default())
+        elsewhere = isinstance(self.launcher, OnSeveralHosts)
+        self.gpus = () if elsewhere else devices.choose(gpus)
+        self._pins = tuple(g.uuid for g in self.gpus)
+        if gpus == "none":
+            self._pins = (devices.HIDDEN,)
+        elif elsewhere:
+            self._pins = devices.numbers(gpus) or (EVERY_GPU,)
+        if isinstance(self.launcher, OnSeveralHosts):
+            self.size = self.launcher.size(n)
+        else:
+            self.size = sizes.chosen(n, self.gpus)
+        if exclusive and elsewhere:
+            raise UsageError(
+                "--exclusive looks at this machine's GPUs, and the ranks are to run elsewhere. "
+                "Leave it out, and ask for as many GPUs as ranks: --gpus-per-node 4"
+            )
         if exclusive:
             devices.check_exclusive(self.gpus, self.size)
-        self.launcher = launchers.named(launcher)
         self.preload = check_preload(preload)
         self.failed_first: int | None = None
         """The rank that was the first to fail in the last cell that failed."""
@@ -81,13 +99,19 @@ class Cluster:
     @property
     def gpu_notices(self) -> list[str]:
         """What a user should know about the ranks' GPUs: who shares one, which are not found."""
+        if isinstance(self.launcher, OnSeveralHosts):
+            return []  # they are seen by the ranks alone
         found = (devices.shared(self.gpus, self.size), devices.overlooked())
         return [line for line in found if line]
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────
 
-    def start(self) -> Cluster:
+    def start(self, tell: Callable[[str], None] = lambda waits: None) -> Cluster:
         """Starts the ranks and returns when all of them are up.
+
+        Args:
+            tell: called, again and again, with what is waited for, where hosts are not to be had
+                at once: the place in a queue.
 
         Raises:
             StartFailed: they did not come up; nothing of them is left.
@@ -102,12 +126,12 @@ class Cluster:
         )
         self._cells.begin(self._connection)
 
-        def tell(up: int, module: str) -> None:
+        def progress(up: int, module: str) -> None:
             tail = f", importing {module}" if module else ""
             passing.show(f"starting ranks: {up} of {self.size} up", up, self.size, tail)
 
         try:
-            self._connection.start(tell)
+            self._connection.start(tell, progress)
         finally:
             passing.end()
         return self
@@ -317,6 +341,23 @@ class Cluster:
             self.failed_first = run.failed_first
         run.check()
         return run
+
+    def log_end(self, rank: int, nbytes: int) -> str:
+        """Returns the last bytes of a rank's log, which may lie on another host, as text.
+
+        Raises:
+            UsageError: the rank there does not answer.
+            ClusterLost: the ranks are gone, and with them the way to that host.
+        """
+        path = self.hellos[rank].log
+        try:
+            with open(path, "rb") as log:
+                log.seek(max(0, log.seek(0, 2) - nbytes))
+                return log.read().decode("utf-8", "replace")
+        except FileNotFoundError:
+            asked = {"path": path, "nbytes": nbytes}
+            content, _ = self.ask(requests.LOG, asked, ranks=(rank,))[rank]
+            return str(content["text"])
 
     def interrupt(self) -> bool:
         """Interrupts the cell, or the ensemble, that is running; returns whether one was."""

@@ -9,12 +9,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from allranks.cluster import deaths, folders
+from allranks.cluster.announced import Announced
+from allranks.cluster.hosts import Hosts
 from allranks.cluster.inbox import Event, FromNursery, FromRank, Inbox, Pressed, Unread
-from allranks.cluster.launchers import Launcher
+from allranks.cluster.launchers.launcher import Launcher, OnSeveralHosts
+from allranks.cluster.launchers.spread import ANY_PORTS, LOOPBACK, ports
 from allranks.cluster.nursery import Nursery
 from allranks.cluster.wire import Wire
 from allranks.errors import ClusterLost, StartFailed, UsageError, WireError
@@ -71,17 +74,26 @@ class Connection:
         self._clients: list[ipyparallel.Client] = []
         self.launcher_text = ""
         self._preloading = ""
-        self._ipyparallel: dict[str, Any] | None = None
+        self._cause = ""
+        self._ipyparallel: dict[str, Any] = {}
+        files = self._files = Announced(size)
         self._of_cell = of_cell
         self._offsets: dict[int, int] = {}
         self._requests = 0
         self._answers: dict[int, dict[int, tuple[Answer, list[bytes]]]] = {}
         self._awaited: dict[int, Deliver] = {}
-        command = launcher.command(size)
+        self._launcher = launcher
+        command: list[str] = []
+        address, allowed = LOOPBACK, ANY_PORTS
+        if isinstance(launcher, OnSeveralHosts):
+            address, allowed = launcher.address(), ports()
+        else:
+            command = launcher.command(size)
         environment = launcher.environment()
         work_dir = _work_folder()
         self.log_dir = folders.make_log_folder()
-        self._session_dir = folders.name_session_folder()
+        several = isinstance(launcher, OnSeveralHosts)
+        self._session_dir = folders.name_session_folder("/tmp" if several else "")
         # The threads behind these must not hold the connection: it ends when nobody else does.
         mirrors = self.mirrors = Mirrors()
 
@@ -90,7 +102,7 @@ class Connection:
             if left is not None:
                 inbox.put(FromRank(left, payloads))
 
-        self._wire = Wire(deliver, lambda problem: inbox.put(Unread(problem)))
+        self._wire = Wire(deliver, lambda problem: inbox.put(Unread(problem)), address, allowed)
         mirrors.send = self._wire.send
         self._config = NurseryConfig(
             size=size,
@@ -105,34 +117,44 @@ class Connection:
             wire_key=self._wire.key,
             preload=preload,
         )
-        self._nurseries: list[Nursery] = []
+        self._nurseries: list[Nursery | Hosts] = []
         # Runs when nobody holds the connection any longer, and when the kernel exits.
         self._finalizer = weakref.finalize(
-            self, _end_anywhere, self._clients, self._nurseries, self._wire, self._session_dir
+            self,
+            _end_anywhere,
+            self._clients,
+            self._nurseries,
+            self._wire,
+            files,
+            self._session_dir,
         )
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────
 
-    def start(self, tell: Callable[[int, str], None] = lambda *_: None) -> None:
+    def start(self, tell: Callable[[str], None], progress: Callable[[int, str], None]) -> None:
         """Brings up the ranks.
 
         Args:
-            tell: called several times a second with how many are up, and with the module that is
-                preloaded, if one is.
+            tell: called, again and again, with what is waited for where hosts are to be had later.
+            progress: called several times a second with how many are up, and with the module that
+                is preloaded, if one is.
 
         Raises:
             StartFailed: they did not come up; nothing of them is left but logs.
         """
-        deadline = time.monotonic() + _START_SECONDS + self.size
-        if self._config.preload:
-            deadline += _PRELOAD_SECONDS
+        patience = _START_SECONDS + self.size + bool(self._config.preload) * _PRELOAD_SECONDS
+        deadline = time.monotonic() + patience
         try:
-            nursery = self._nursery()
             with self.inbox.hearing_interrupts():
+                # An interrupt waits until this is known, and can be ended: a job, for example.
+                nursery = self._nursery()
                 while len(self.hellos) < self.size:
+                    if isinstance(nursery, Hosts) and (waits := nursery.begin()):
+                        deadline = time.monotonic() + patience
+                        tell(waits)
                     if Pressed() in self.step(_POLL_SECONDS):
                         raise KeyboardInterrupt
-                    tell(len(self.hellos), self._preloading)
+                    progress(len(self.hellos), self._preloading)
                     if self.ends or time.monotonic() > deadline:
                         raise StartFailed(self._start_problem())
         except BaseException:
@@ -141,10 +163,26 @@ class Connection:
         nursery.all_up()
         self.state = "running"
 
-    def _nursery(self) -> Nursery:
+    def _nursery(self) -> Nursery | Hosts:
+        # The threads behind this must not hold the connection: it ends when nobody else does.
+        inbox, files, nurseries = self.inbox, self._files, self._nurseries
+
+        def deliver(name: str, told: dict[str, Any]) -> None:
+            if name == "registered":
+                pids = (each.pid for each in nurseries if isinstance(each, Nursery))
+                with suppress(OSError):  # a home may be read-only; client() needs no files
+                    files.write(told["client"], told["engine"], next(pids, None))
+                return
+            inbox.put(FromNursery(name, told))
+            if name == "nursery_exit":  # known first: to remove the files may take a while
+                files.close()
+
         try:
-            inbox = self.inbox
-            made = Nursery(self._config, lambda name, told: inbox.put(FromNursery(name, told)))
+            made: Nursery | Hosts
+            if isinstance(self._launcher, OnSeveralHosts):
+                made = Hosts(self._launcher, self._config, self._wire, deliver)
+            else:
+                made = Nursery(self._config, deliver)
         except PermissionError as error:
             raise StartFailed(
                 f"expected to start {sys.executable} for the ranks, found {error}: this user may "
@@ -164,10 +202,11 @@ class Connection:
         while time.monotonic() < settle:
             self.step(_POLL_SECONDS / 4)
         missing = set(range(self.size)) - set(self.hellos)
+        on = "".join(each.where(missing) for each in self._nurseries if isinstance(each, Hosts))
         told = deaths.last_lines(self.log_dir, self.ends, self.launcher_text)
         return (
             f"expected {self.size} ranks, found {len(self.hellos)}: {label(missing)} did not come "
-            f"up. {deaths.describe(self.ends)}\n{told}\nThe logs are in {self.log_dir}"
+            f"up{on}. {deaths.describe(self.ends)}\n{told}\nThe logs are in {self.log_dir}"
         )
 
     def close(self, state: str = "stopped", why: str = "") -> None:
@@ -179,6 +218,9 @@ class Connection:
         """
         self.state, self.lost_because = state, why
         self.mirrors.close()
+        for nursery in self._nurseries if self.ends else ():
+            # As long as it is not ended from here.
+            self._cause = self._cause or nursery.why_ended()
         with self.inbox.hearing_interrupts():  # it ends by itself, and soon
             self._finalizer()
             self.step(0)
@@ -266,7 +308,7 @@ class Connection:
 
         deadline = time.monotonic() + _CLIENT_SECONDS
         while not self._clients:
-            made = ipyparallel.Client(self._ipyparallel)
+            made = ipyparallel.Client(self._ipyparallel["client"])
             try:
                 made.wait_for_engines(self.size, timeout=_CLIENT_TRY_SECONDS, interactive=False)
             except TimeoutError:
@@ -302,7 +344,7 @@ class Connection:
                 self._of_cell(record, event.payloads)
         elif isinstance(event, FromNursery):
             if event.name == "connection":
-                self._ipyparallel = event.fields["info"]
+                self._ipyparallel = event.fields
             elif event.name == "preloading":
                 self._preloading = event.fields["module"]
             elif event.name == "launcher":
@@ -314,7 +356,7 @@ class Connection:
                     "a GPU. Leave it out and import it in a cell, or have it use the GPU in "
                     "functions only."
                 )
-            elif event.name in ("exit", "launcher_exit", "nursery_exit"):
+            elif event.name in ("exit", "launcher_exit", "nursery_exit", "host_left"):
                 self.ends.append(deaths.End.of(event.name, event.fields))
 
     # ── death ────────────────────────────────────────────────────────────────────────────────
@@ -350,7 +392,9 @@ class Connection:
         Args:
             shown: the last lines of the ranks have been shown already.
         """
-        return deaths.loss(self.ends, self.hellos, self.launcher_text, self.size, shown)
+        return deaths.loss(
+            self.ends, self.hellos, self.launcher_text, self.size, shown, self._cause
+        )
 
 
 def _work_folder() -> str:
@@ -380,11 +424,16 @@ def _end_anywhere(*held: Any) -> None:
 
 
 def _end(
-    clients: list[ipyparallel.Client], nurseries: list[Nursery], wire: Wire, session_dir: str
+    clients: list[ipyparallel.Client],
+    nurseries: list[Nursery | Hosts],
+    wire: Wire,
+    files: Announced,
+    session_dir: str,
 ) -> None:
     """Ends what a connection holds; it must not hold the connection itself."""
     with ExitStack() as ends:
         ends.callback(shutil.rmtree, session_dir, ignore_errors=True)
+        ends.callback(files.close)  # once no thread writes them any longer
         ends.callback(wire.close)
         for held in (*nurseries, *clients):
-            ends.callback(held.stop if isinstance(held, Nursery) else held.close)
+            ends.callback(held.stop if isinstance(held, Nursery | Hosts) else held.close)

@@ -21,18 +21,29 @@ _SHOWN_NBYTES = 16 * 1024
 
 @dataclass(frozen=True)
 class End:
-    """The end of a rank, of the launcher (rank -1) or of the nursery (rank -2)."""
+    """The end of a rank, of the launcher (rank -1) or of the nursery (rank -2).
+
+    Of several nurseries, the ``host`` is named, and ``why`` nothing of the cluster is left there.
+    """
 
     rank: int
     code: int
     by_launcher: bool
     at: float = field(default_factory=time.monotonic)
+    host: str = ""
+    why: str = ""
 
     @classmethod
     def of(cls, name: str, fields: Mapping[str, Any]) -> End:
         """Returns the end that a nursery's event tells."""
         rank = {"exit": fields.get("rank", -3), "launcher_exit": -1}.get(name, -2)
-        return cls(rank, fields["code"], fields.get("by_launcher", False))
+        return cls(
+            rank,
+            fields.get("code", 0),
+            fields.get("by_launcher", False),
+            host=fields.get("host", ""),
+            why=fields.get("why", ""),
+        )
 
 
 def culprits(ends: Sequence[End]) -> list[End]:
@@ -53,7 +64,9 @@ def describe(ends: Sequence[End]) -> str:
     """Returns what ended first, in a sentence; empty where nothing has ended."""
     for end in culprits(ends):
         return f"Rank {end.rank} {ending(end.code)}."
-    for end in ends:
+    for end in sorted(ends, key=lambda end: not end.why):
+        if end.why:
+            return f"Host {end.host} {end.why}."
         what = {-1: "The launcher", -2: "The cluster's own process"}.get(
             end.rank, f"Rank {end.rank}"
         )
@@ -73,14 +86,24 @@ def last_lines(log_dir: str, ends: Sequence[End], launcher_text: str) -> str:
 
 
 def loss(
-    ends: Sequence[End], hellos: Mapping[int, Hello], launcher_text: str, size: int, shown: bool
+    ends: Sequence[End],
+    hellos: Mapping[int, Hello],
+    launcher_text: str,
+    size: int,
+    shown: bool,
+    cause: str = "",
 ) -> str:
-    """Returns what died, where, of what, its last lines unless shown, and what is lost with it."""
+    """Returns what died, where, of what, its last lines unless shown, and what is lost with it.
+
+    Where the job of all ranks was ended, that is the ``cause``.
+    """
     found = culprits(ends)
     log_dir = os.path.dirname(next(iter(hellos.values())).log)
     lost = f"the variables of all {size} ranks are" if size > 1 else "its variables are"
     said = ""
-    if found:
+    if cause:
+        what = f"{cause}; the ranks ended with it"
+    elif found:
         hello = hellos[found[0].rank]
         what = f"rank {hello.rank} ({hello.host}, pid {hello.pid}, {hello.device}) "
         what += ending(found[0].code)

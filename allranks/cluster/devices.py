@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from allranks.errors import UsageError
+from allranks.records.config import EVERY_GPU
 
 HIDDEN = "-1"
 """The ``CUDA_VISIBLE_DEVICES`` that shows none."""
@@ -123,7 +124,7 @@ def choose(gpus: str | None) -> tuple[Gpu, ...]:
     """Returns the GPUs that ranks are pinned to, in order of local rank.
 
     Args:
-        gpus: as ``0,2`` (indices among the visible ones), ``none``, or None for all.
+        gpus: as ``0,2`` (indices among the visible ones), ``none``, or ``all``, as is None.
 
     Raises:
         UsageError: one of them is not there.
@@ -131,7 +132,7 @@ def choose(gpus: str | None) -> tuple[Gpu, ...]:
     if gpus == "none":
         return ()
     visible = visible_gpus()
-    if gpus is None:
+    if gpus is None or gpus == EVERY_GPU:
         return visible
     if not visible:
         raise UsageError(
@@ -145,6 +146,23 @@ def choose(gpus: str | None) -> tuple[Gpu, ...]:
             f"found {gpus!r}. Type for example: --gpus none"
         )
     return tuple(visible[int(index)] for index in dict.fromkeys(indices))
+
+
+def numbers(gpus: str | None) -> tuple[str, ...]:
+    """Returns the numbers of GPUs on other hosts, as ``0,2``; nothing for ``all``, as is None.
+
+    Raises:
+        UsageError: it is not that.
+    """
+    if gpus is None or gpus == EVERY_GPU:
+        return ()
+    found = tuple(dict.fromkeys(gpus.replace(" ", "").split(",")))
+    if not all(number.isdecimal() for number in found):
+        raise UsageError(
+            f"expected --gpus with numbers of GPUs, as 0,2, found {gpus!r}. "
+            "Type for example: --gpus none"
+        )
+    return found
 
 
 def why_none() -> str:

@@ -72,13 +72,17 @@ def _sweep_logs(place: Path) -> None:
             continue
 
 
-def name_session_folder() -> str:
+def name_session_folder(where: str = "") -> str:
     """Returns the path of a folder that is not there, for sockets and the launcher's own files.
 
     Its name has this process's id in it. The nursery makes it and removes it at the end, whatever
-    becomes of this process; what a nursery that was killed has left is removed here.
+    becomes of this process; what a nursery that was killed has left is removed here. With several
+    hosts their relays do so, each on its own.
+
+    Args:
+        where: the folder that it is to lie in, where that is the same on every host.
     """
-    place = Path(tempfile.gettempdir())
+    place = Path(where or tempfile.gettempdir())
     if len(os.fsencode(place)) > _LONGEST_NBYTES and os.access("/tmp", os.W_OK):
         place = Path("/tmp")
     for folder in place.glob(f"{_SESSION}*"):

@@ -20,17 +20,17 @@ _IGNORED = {
     "network_interfaces",
 }
 _REFUSED = {
-    "min_num_proc": "the number of ranks stays what it is: leave it away",
-    "max_num_proc": "the number of ranks stays what it is: leave it away",
-    "min_np": "the number of ranks stays what it is: leave it away",
-    "max_np": "the number of ranks stays what it is: leave it away",
-    "slots": "the number of ranks stays what it is: leave it away",
-    "reset_limit": "the number of ranks stays what it is: leave it away",
-    "cooldown_range": "no host is ever blamed and left out: leave it away",
-    "host_discovery_script": "hosts do not come and go: leave it away",
-    "hostfile": "the ranks run on this machine: leave it away",
-    "ssh_port": "the ranks run on this machine: leave it away",
-    "ssh_identity_file": "the ranks run on this machine: leave it away",
+    "min_num_proc": "the number of ranks stays what it is: leave it out",
+    "max_num_proc": "the number of ranks stays what it is: leave it out",
+    "min_np": "the number of ranks stays what it is: leave it out",
+    "max_np": "the number of ranks stays what it is: leave it out",
+    "slots": "the number of ranks stays what it is: leave it out",
+    "reset_limit": "the number of ranks stays what it is: leave it out",
+    "cooldown_range": "no host is ever blamed and left out: leave it out",
+    "host_discovery_script": "hosts do not come and go: leave it out",
+    "hostfile": "the ranks run on this machine: leave it out",
+    "ssh_port": "the ranks run on this machine: leave it out",
+    "ssh_identity_file": "the ranks run on this machine: leave it out",
     "mpi_args": "set OMPI_MCA_… or MPICH's variables in the environment",
     "output_filename": "every rank has a log; see allranks.Cluster.log_dir",
     "executable": "the ranks run this Python: start the notebook with the other one",
@@ -103,9 +103,9 @@ def _size(num_proc: int | None, np: int | None, hosts: str | None) -> int:
         if host not in _HERE or (count and not count.isdecimal()):
             raise UsageError(
                 f"run() starts ranks on this machine, found hosts={hosts!r}. "
-                "Type: hosts='localhost:4', or leave it away"
+                "Type: hosts='localhost:4', or leave it out"
             )
         slots += int(count or 1)
     if hosts and size is not None and size > slots:
-        raise UsageError(f"expected room for {size} ranks, found hosts={hosts!r}. Leave it away.")
+        raise UsageError(f"expected room for {size} ranks, found hosts={hosts!r}. Leave it out.")
     return 1 if size is None else size

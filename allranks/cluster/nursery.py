@@ -61,6 +61,10 @@ class Nursery:
         """The nursery's process id."""
         return self._process.pid
 
+    def why_ended(self) -> str:
+        """Returns nothing: nobody but this process could have ended it without its telling."""
+        return ""
+
     def all_up(self) -> None:
         """Says that every rank is up: time to note what they share."""
         self._say("up")
@@ -90,7 +94,7 @@ class Nursery:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._deliver(*_event(line))
+            self._deliver(*event_of(line))
         code = self._process.wait()
         self._deliver("nursery_exit", {"code": code})
         if code < 0:
@@ -142,7 +146,7 @@ def _session_of(pid: int) -> int:
         return -1  # it is gone
 
 
-def _event(line: bytes) -> tuple[str, dict[str, Any]]:
+def event_of(line: bytes) -> tuple[str, dict[str, Any]]:
     """Returns the event that a line tells; any other line is a module's that was preloaded."""
     try:
         fields = json.loads(line)

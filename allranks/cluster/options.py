@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
+from allranks.cluster import launchers
 from allranks.cluster.cluster import Cluster
 from allranks.errors import UsageError
+from allranks.records.config import EVERY_GPU
 
+Parsed = TypeVar("Parsed")
 AnyCluster = TypeVar("AnyCluster", bound=Cluster)
 
 #: The options that take a value, by their fields.
@@ -44,13 +48,24 @@ class ClusterOptions:
 
     def over(self, before: ClusterOptions) -> ClusterOptions:
         """Returns the same, with what was asked ``before`` where nothing is said now."""
+        # Other hosts have room for other numbers of ranks.
+        same = self.launcher in (None, before.effective("launcher"))
         return ClusterOptions(
-            before.n if self.n is None else self.n,
+            before.n if self.n is None and same else self.n,
             self.gpus or before.gpus,
             self.launcher or before.launcher,
             before.preload if self.preload is None else self.preload,
             self.exclusive,
         )
+
+    def effective(self, name: str) -> int | str | None:
+        """Returns the value of an option of :data:`TYPED`, or what stands for it if left out."""
+        said: int | str | None = getattr(self, name)
+        if said is None and name == "launcher":
+            return launchers.default()
+        if said is None and name == "gpus":
+            return EVERY_GPU
+        return said
 
     def make(self, kind: type[AnyCluster] = Cluster) -> AnyCluster:  # type: ignore[assignment]
         """Returns such a cluster of this class, not started.
@@ -62,10 +77,21 @@ class ClusterOptions:
         return kind(
             self.n,
             gpus=self.gpus,
-            launcher=self.launcher or "local",
+            launcher=self.launcher,
             preload=self.preload or (),
             exclusive=self.exclusive,
         )
+
+    @staticmethod
+    def parse(parser: argparse.ArgumentParser, words: list[str], into: Parsed) -> Parsed:
+        """Parses words; what the launcher among them takes for itself goes with its name."""
+        parsed, more = parser.parse_known_args(words, namespace=into)
+        launcher = getattr(parsed, "launcher", None)
+        if more and not launchers.takes_options(launcher):
+            parser.error(f"unrecognized arguments: {' '.join(more)}")
+        if more:
+            setattr(parsed, "launcher", f"{launcher} {shlex.join(more)}")  # noqa: B010
+        return parsed
 
     @staticmethod
     def add_to(parser: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,11 +34,13 @@ def read_status(hello: Hello, answer: dict[str, Any]) -> RankStatus:
     else:
         rss, state, line = 0, "silent", ""
         try:
+            if hello.host != socket.gethostname():
+                raise psutil.NoSuchProcess(hello.pid)
             process = psutil.Process(hello.pid)
             rss = process.memory_info().rss
             state = "stopped" if process.status() == psutil.STATUS_STOPPED else "silent"
         except psutil.Error:
-            pass  # on another host, or gone
+            pass  # on another host, where that number is another process, or gone
     return RankStatus(hello.rank, hello.host, hello.pid, hello.device, rss, state, line)
 
 

@@ -1,21 +1,33 @@
-"""The notebook's end of the wire: listens for ranks, sends them commands.
+"""The notebook's end of the wire: listens for ranks, or for the hosts that they are on.
 
 Both sockets are encrypted with a key pair made for this cluster. Its public key is handed to the
 ranks through the nursery's standard input only, so that it serves as the shared secret.
+
+Ranks of other hosts are reached through one relay a host (see ``allranks.engine.relay``).
 """
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import zmq
 
+from allranks.errors import StartFailed
 from allranks.records.deferred import deferred
+from allranks.records.lease import BEAT_SECONDS, LIMIT_SECONDS
 from allranks.records.wire import Record, decode, encode
 
 Deliver = Callable[[Record, list[bytes]], None]
 DeliverUnread = Callable[[Exception], None]
+DeliverHost = Callable[[str, bytes], None]
+_LOOK_SECONDS = BEAT_SECONDS / 2
+_LOOKS = int(LIMIT_SECONDS / _LOOK_SECONDS)
+"""Without a sign at so many looks a host is silent. This process may have stood still: what was
+sent meanwhile is read between one look and the next."""
+_SILENT = json.dumps({"event": "host_silent"}).encode()
 
 
 class Wire:
@@ -25,13 +37,24 @@ class Wire:
         deliver: called in that thread with every record and its payloads.
         unread: called in that thread with what kept a message from being read or delivered.
         address: where to listen.
+        ports: the lowest and the highest port to listen on.
     """
 
     def __init__(
-        self, deliver: Deliver, unread: DeliverUnread, address: str = "tcp://127.0.0.1"
+        self,
+        deliver: Deliver,
+        unread: DeliverUnread,
+        address: str,
+        ports: tuple[int, int],
     ) -> None:
         self._deliver = deliver
         self._unread = unread
+        #: Called in the wire's thread with each line that a host's nursery, or its relay, tells.
+        self.deliver_host: DeliverHost = lambda host, line: None
+        self._host_of: Mapping[int, str] = {}
+        #: At which look each host had last been heard.
+        self._heard: dict[str, int] = {}
+        self._looks, self._next_look = 0, 0.0
         self._context = zmq.Context()
         #: What a widget's view says may come in any thread.
         self._lock = threading.RLock()
@@ -53,8 +76,9 @@ class Wire:
             socket.curve_secretkey = secret
         # A rank that is not there any more is an error to raise, not a message to drop.
         self._commands.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.commands_url = f"{address}:{self._commands.bind_to_random_port(address)}"
-        self.events_url = f"{address}:{self._events.bind_to_random_port(address)}"
+        self.commands_url, self.events_url = (
+            _listen(socket, f"tcp://{address}", *ports) for socket in (self._commands, self._events)
+        )
         self._thread = threading.Thread(target=self._read, name="allranks-events", daemon=True)
         self._thread.start()
 
@@ -63,29 +87,79 @@ class Wire:
         frames = encode(record, *payloads)
         # Half a message would swallow the next one.
         with deferred(), self._lock:
-            for rank in ranks if not self._closed else ():
-                try:
-                    self._commands.send_multipart([f"rank-{rank}".encode(), *frames], copy=False)
-                except zmq.ZMQError as error:
-                    if error.errno != zmq.EHOSTUNREACH:
-                        raise
-                    # The rank died; its parent says so, and why, on another channel.
+            for way in self._ways(ranks):
+                self._send([*way, *frames])
+
+    def say(self, host: str, word: str, line: str) -> None:
+        """Says something to a host's relay; nothing where it is gone."""
+        with deferred(), self._lock:
+            self._send([host.encode(), word.encode(), line.encode()])
+
+    def reach(self, host_of: Mapping[int, str]) -> None:
+        """From now on ranks are reached through the relay of the host that each is on."""
+        self._host_of = host_of
+
+    def forget(self, host: str) -> None:
+        """Expects nothing of a host any longer."""
+        self._heard.pop(host, None)
+
+    def _ways(self, ranks: Iterable[int]) -> Iterator[list[bytes]]:
+        """What stands in front of a message to ranks: one of all that are on the same host."""
+        if not self._host_of:
+            yield from ([f"rank-{rank}".encode()] for rank in ranks)
+            return
+        groups: dict[str, list[int]] = {}
+        for rank in ranks:
+            groups.setdefault(self._host_of[rank], []).append(rank)
+        for host, there in groups.items():
+            yield [host.encode(), b"ranks", json.dumps(there).encode()]
+
+    def _send(self, frames: list[bytes]) -> None:
+        if self._closed:
+            return
+        try:
+            self._commands.send_multipart(frames, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            # The rank died; its parent says so, and why, on another channel.
 
     def _read(self) -> None:
         poller = zmq.Poller()
         poller.register(self._events, zmq.POLLIN)
         poller.register(self._stop_reader, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll())
-            if self._events in ready:
-                frames = self._events.recv_multipart()
-                try:
-                    self._deliver(*decode(frames))
-                except Exception as error:
-                    # Without this thread no cell would ever end.
-                    self._unread(error)
-            elif self._stop_reader in ready:
-                return
+            ready = dict(poller.poll(int(_LOOK_SECONDS * 1000) if self._heard else None))
+            try:
+                if self._events in ready:
+                    self._take(self._events.recv_multipart())
+                elif self._stop_reader in ready:
+                    return
+                if self._heard and time.monotonic() >= self._next_look:
+                    self._look_for_silence()
+            except Exception as error:
+                # Without this thread no cell would ever end.
+                self._unread(error)
+
+    def _take(self, frames: list[bytes]) -> None:
+        if frames[0] == b"beat":
+            self._hear(frames[1].decode())
+        elif frames[0] == b"nursery":
+            self._hear(frames[1].decode())
+            self.deliver_host(frames[1].decode(), frames[2])
+        else:
+            self._deliver(*decode(frames))
+
+    def _hear(self, host: str) -> None:
+        self._heard[host] = self._looks
+
+    def _look_for_silence(self) -> None:
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        self._looks += 1
+        for host, at in list(self._heard.items()):  # another thread may forget one meanwhile
+            if self._looks - at > _LOOKS:
+                self.forget(host)
+                self.deliver_host(host, _SILENT)
 
     def close(self) -> None:
         """Ends the thread and closes the sockets."""
@@ -96,3 +170,14 @@ class Wire:
         for socket in (self._commands, self._events, self._stop_reader, self._stop_writer):
             socket.close(0)
         self._context.term()
+
+
+def _listen(socket: zmq.Socket[bytes], address: str, lowest: int, highest: int) -> str:
+    """Returns where a socket listens from now on."""
+    try:
+        return f"{address}:{socket.bind_to_random_port(address, lowest, highest + 1)}"
+    except zmq.error.ZMQBaseError as error:
+        raise StartFailed(
+            f"expected a free port between {lowest} and {highest} at {address}, found {error}. "
+            "Set ALLRANKS_PORTS to others, and ALLRANKS_ADDRESS to an address of this machine"
+        ) from error

@@ -59,7 +59,7 @@ def checked(data: Any, metadata: Any, text_nbytes: int, get_it: str) -> Bundle:
             raise _CannotBeShown(f"expected a dict, found {type(metadata).__name__}")
     except _CannotBeShown as problem:
         told = {}
-        notes.append(f"metadata is left away: {problem}")
+        notes.append(f"metadata is left out: {problem}")
     if notes and not good:
         good, notes = {"text/plain": "\n".join(notes[:_MOST_NOTES])}, []
     return Bundle(good, told, nbytes, notes[:_MOST_NOTES])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
+import zmq
 from ipyparallel.controller.app import IPController
 from ipyparallel.util import select_random_ports
 
@@ -15,21 +17,28 @@ from allranks.engine import processes
 _HEARTBEAT_MS = 200
 _HEARTBEAT_MISSES = 300  # a rank that is stopped for a while stays registered
 _SHARED_PORTS = ("registration",)
+_LOOPBACK = "tcp://127.0.0.1"
 _PAIRED_PORTS = ("control", "mux", "task", "iopub")
 
 
-def connection_info(key: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the connection information for engines and for clients, on free local ports.
+def connection_info(interface: str = "") -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Returns the connection information for engines and for clients, on free ports.
+
+    Every message is signed with a key that both have; beyond loopback it is encrypted as well.
 
     Args:
-        key: the key that every message of this cluster is signed with.
+        interface: where the controller listens, as ``tcp://10.0.0.1``; by default on loopback.
+
+    Returns:
+        Both, and the controller's CURVE secret key; empty on loopback.
     """
+    public, secret = (key.decode() for key in zmq.curve_keypair()) if interface else ("", "")
     ports = iter(select_random_ports(len(_SHARED_PORTS) + 2 * len(_PAIRED_PORTS) + 5))
     base = {
         "ssh": "",
-        "interface": "tcp://127.0.0.1",
-        "key": key,
-        "curve_serverkey": None,
+        "interface": interface or _LOOPBACK,
+        "key": os.urandom(32).hex(),
+        "curve_serverkey": public or None,
         "location": socket.gethostname(),
         "pack": "json",
         "unpack": "json",
@@ -41,11 +50,18 @@ def connection_info(key: str) -> tuple[dict[str, Any], dict[str, Any]]:
     for name in _PAIRED_PORTS:
         engine[name] = next(ports)
         client[name] = next(ports)
-    return engine, client
+    return engine, client, secret
 
 
-def run(engine: dict[str, Any], client: dict[str, Any], session_dir: str) -> None:
-    """Serves the cluster until the process is ended."""
+def run(
+    engine: dict[str, Any],
+    client: dict[str, Any],
+    secret: str,
+    session_dir: str,
+    size: int,
+    complete: Callable[[], object],
+) -> None:
+    """Serves the cluster until the process is ended; ``complete``: all its engines are there."""
     # The heart monitor is a process of its own, which knows nothing of ours.
     own = os.getpid()
     os.register_at_fork(after_in_child=lambda: processes.die_with_parent(own))
@@ -60,6 +76,10 @@ def run(engine: dict[str, Any], client: dict[str, Any], session_dir: str) -> Non
     config = controller.config
     config.ProfileDir.location = os.path.join(session_dir, "controller")
     config.Session.key = engine["key"].encode()
+    if secret:
+        config.IPController.enable_curve = True
+        config.IPController.curve_publickey = engine["curve_serverkey"].encode()
+        config.IPController.curve_secretkey = secret.encode()
     config.HeartMonitor.period = _HEARTBEAT_MS
     config.HeartMonitor.max_heartmonitor_misses = _HEARTBEAT_MISSES
     config.IPController.broadcast_scheduler_depth = 0
@@ -67,4 +87,13 @@ def run(engine: dict[str, Any], client: dict[str, Any], session_dir: str) -> Non
     # initialize() binds the sockets that these name, and would choose others itself.
     controller.engine_info, controller.client_info = engine, client
     controller.initialize([])
+    hub = controller.hub
+    finish = hub.finish_registration
+
+    def finish_registration(heart: bytes) -> None:
+        finish(heart)
+        if len(hub.engines) == size:
+            complete()
+
+    hub.finish_registration = finish_registration
     controller.start()

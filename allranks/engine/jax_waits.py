@@ -103,9 +103,10 @@ class JaxWaits:
     def _why(self) -> str:
         """Which rank will never come, in a sentence; "" while it may."""
         this, gone = world.current(), other_ranks.gone()
+        near = this.local_ranks  # those of other hosts go by another clock
         since = time.monotonic_ns() - int(_FRESH_SECONDS * 1e9)
         if not gone or any(
-            rank not in this.board or this.board.get(rank, fields.IDLE) < since
+            rank not in near or this.board.get(rank, fields.IDLE) < since
             for rank in range(this.size)
         ):
             return ""

@@ -6,11 +6,16 @@ forks ipyparallel's controller and one process for each rank that the launcher c
 reports how each of them ended, exactly, because it is their parent. When its standard input
 closes (the kernel stopped, was restarted, or was killed with -9) nothing of the cluster stays.
 
-Standard output carries one JSON event a line (see ``Nursery._tell``).
+Standard output carries one JSON event a line (see ``Nursery._tell``), standard input one command
+a line (see ``Nursery._obey``).
+
+Where ranks are on several hosts each host has a nursery. That of the first runs the launcher; those
+of the others do what the launcher would have ssh do there (see ``allranks.engine.remote_agent``).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import json
@@ -23,17 +28,20 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from allranks import launched
-from allranks.engine import cuda, doors, filters, processes
-from allranks.records.config import NurseryConfig
+from allranks.engine import cuda, doors, filters, pinning, processes
+from allranks.engine.remote_agent import RemoteAgent
+from allranks.records.config import EVERY_GPU, NurseryConfig
 
 _TICK_SECONDS = 0.5
 _TERM_SECONDS = 0.2
 _MPI_FILES, _MPI_NBYTES = "OMPI_MCA_btl_sm_backing_directory", 16 << 20
 _TRACKER_SECONDS = 1.0
+_NO_MORE: Mapping[str, str] = MappingProxyType({})
 _IMPORTS = (
     "allranks.engine.controller",
     "allranks.engine.rank",
@@ -51,9 +59,10 @@ class Nursery:
 
     Args:
         config: what to bring up.
+        heard: what was said behind it already.
     """
 
-    def __init__(self, config: NurseryConfig) -> None:
+    def __init__(self, config: NurseryConfig, heard: bytes = b"") -> None:
         self.config = config
         self.selector = selectors.DefaultSelector()
         self.ranks: dict[int, int] = {}
@@ -66,23 +75,34 @@ class Nursery:
         self.pid = os.getpid()
         self.parent = os.getppid()
         self.controller = 0
+        self.connection: dict[str, Any] = {}
+        self.launcher: subprocess.Popen[bytes] | None = None
+        self.agent: RemoteAgent | None = None
+        self._heard = heard
         processes.adopt_orphans()
 
     def run(self) -> None:
         """Serves until the kernel is gone or says stop; leaves nothing behind."""
-        os.mkdir(self.config.session_dir, 0o700)  # that there was none says that it is ours
+        if not self.config.several_hosts:  # else this host's relay has made it
+            os.mkdir(self.config.session_dir, 0o700)  # that there was none says that it is ours
         address = os.path.join(self.config.session_dir, "nursery")
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(address)
-        self.door.listen(self.config.size + 8)
+        self.door.listen(self.config.ranks_here + 8)
         try:
-            self._launch(address)
-            processes.share_cores(self.config.size)
+            if self.config.head:
+                self._launch(address)
+            if self.config.devices == (EVERY_GPU,):
+                # Here, as the driver may take longer than the relay can be silent.
+                self.config = dataclasses.replace(self.config, devices=pinning.visible())
+            processes.share_cores(self.config.ranks_here)
             filters.set_aside()
             for name in _IMPORTS:
                 importlib.import_module(name)
             self._preload()
-            self._fork_controller()
+            gc.freeze()  # what is imported by now stays shared between all children
+            if self.config.head:
+                self._fork_controller()
             self._watch()
         finally:
             self._end()
@@ -91,8 +111,14 @@ class Nursery:
         """Starts the launcher, which starts a stub in every rank, which comes to our door."""
         stub = os.path.join(os.path.dirname(os.path.abspath(__file__)), "stub.py")
         command = [*self.config.launch, sys.executable, "-I", "-S", stub, address]
-        environment = {**os.environ, **self.config.environment, "TMPDIR": self.config.session_dir}
-        if processes.shared_memory_left() < self.config.size * _MPI_NBYTES:
+        if self.config.several_hosts:
+            self.agent = RemoteAgent(self.config.session_dir)
+        self._start_launcher(command, self.agent.environment if self.agent else _NO_MORE)
+
+    def _start_launcher(self, command: Sequence[str], more: Mapping[str, str] = _NO_MORE) -> None:
+        environment = {**os.environ, **self.config.environment, **more}
+        environment["TMPDIR"] = self.config.session_dir
+        if processes.shared_memory_left() < self.config.ranks_here * _MPI_NBYTES:
             # Open MPI's ranks meet in a file each; one that does not fit ends them by a signal.
             environment.setdefault(_MPI_FILES, self.config.session_dir)
         self.launcher = subprocess.Popen(
@@ -104,6 +130,13 @@ class Nursery:
         )
         assert self.launcher.stdout is not None
         os.set_blocking(self.launcher.stdout.fileno(), False)
+
+    def _asked(self) -> None:
+        """Something is to be run on another host: the notebook knows the way."""
+        assert self.agent is not None
+        told = self.agent.asked()
+        if told is not None:
+            self._tell("reach", **told)
 
     def _preload(self) -> None:
         """Imports once what the ranks were told to begin with: they share it, and its memory.
@@ -138,16 +171,26 @@ class Nursery:
     def _fork_controller(self) -> None:
         from allranks.engine import controller
 
-        engine, client = controller.connection_info(os.urandom(32).hex())
+        engine, client, secret = controller.connection_info(self.config.interface)
         self.connection = engine
+        complete, told = os.pipe()
+        folder, size = self.config.session_dir, self.config.size
 
-        gc.freeze()  # what is imported by now stays shared between all children
-        self.controller = self._fork(
-            lambda: controller.run(engine, client, self.config.session_dir),
-            dict(os.environ),
-            log=os.path.join(self.config.log_dir, "controller.log"),
-        )
-        self._tell("connection", info=client)
+        def live() -> None:
+            controller.run(engine, client, secret, folder, size, lambda: os.write(told, b"all"))
+
+        log = os.path.join(self.config.log_dir, "controller.log")
+        self.controller = self._fork(live, dict(os.environ), log, keep=[told])
+        os.close(told)
+
+        def tell() -> None:
+            if os.read(complete, 8):
+                self._tell("registered", client=client, engine=engine)
+            self.selector.unregister(complete)
+            os.close(complete)
+
+        self.selector.register(complete, selectors.EVENT_READ, tell)
+        self._tell("connection", client=client, engine=engine)
 
     def _watch(self) -> None:
         """Serves the door, the launcher's output and the kernel until told to stop."""
@@ -156,14 +199,13 @@ class Nursery:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopping", True))
-        assert self.launcher.stdout is not None
-        for source, act in (
-            (0, self._hear),
-            (self.door, self._admit),
-            (self.launcher.stdout, self._relay),
-            (wake, lambda: os.read(wake, 4096)),
-        ):
-            self.selector.register(source, selectors.EVENT_READ, act)
+        self.selector.register(0, selectors.EVENT_READ, self._hear)
+        self.selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
+        if self.config.head:
+            self._open_door()
+        if self.agent is not None:
+            self.selector.register(self.agent.listening, selectors.EVENT_READ, self._asked)
+        self._take(b"")
         while not self.stopping:
             for key, _ in self.selector.select(_TICK_SECONDS):
                 key.data()
@@ -171,15 +213,43 @@ class Nursery:
             if os.getppid() != self.parent:
                 return
 
+    def _open_door(self) -> None:
+        """Lets ranks in, and hears the launcher that sends them."""
+        self.selector.register(self.door, selectors.EVENT_READ, self._admit)
+        if self.launcher is not None and self.launcher.stdout is not None:
+            self.selector.register(self.launcher.stdout, selectors.EVENT_READ, self._relay)
+
     def _hear(self) -> None:
-        said = os.read(0, 4096)
-        if b"up" in said:
+        said = os.read(0, 65536)
+        self._take(said)
+        if not said:
+            self.stopping = True
+
+    def _take(self, said: bytes) -> None:
+        *lines, self._heard = (self._heard + said).split(b"\n")
+        for line in lines:
+            word, _, rest = line.decode().partition(" ")
+            self._obey(word, rest)
+
+    def _obey(self, word: str, rest: str) -> None:
+        """Does what the kernel says: ``up``, ``stop``, and, on other hosts, ``join``, ``serve``."""
+        if word == "up":
             # A rank that dies takes the list of its mappings along: look while all are alive.
             for pid in self.ranks:
                 self.segments |= processes.shared_segments(pid)
-        self.stopping = not said or b"stop" in said
+        elif word == "stop":
+            self.stopping = True
+        elif word == "join":  # where ipyparallel's controller is
+            self.connection = json.loads(rest)
+            if self.launcher is not None:
+                self._open_door()
+        elif word == "serve":  # what the launcher of the first host wants to run here
+            self._start_launcher(["/bin/sh", "-c", json.loads(rest)])
+            if self.connection:
+                self._open_door()
 
     def _relay(self) -> None:
+        assert self.launcher is not None
         assert self.launcher.stdout is not None
         text = os.read(self.launcher.stdout.fileno(), 65536)
         if text:
@@ -201,7 +271,7 @@ class Nursery:
                 os.close(descriptor)
             return
         self.admitted += 1
-        if self.admitted == 1:
+        if self.admitted == 1 and self.launcher and not self.config.several_hosts:
             # The launcher has all that it needs of the network: its ranks are on this host.
             doors.close_to_network(self.launcher.pid)
         told = json.loads(text)
@@ -210,6 +280,8 @@ class Nursery:
         if not environment["TMPDIR"]:
             del environment["TMPDIR"]
         number = launched.rank(environment)
+        if self.config.several_hosts:
+            self._tell("admitted", rank=number)
 
         def live() -> None:
             # While MPI starts its ranks look all the time whether the others are there: more of
@@ -223,7 +295,7 @@ class Nursery:
 
         log = log_path(self.config, number)
         pid = self._fork(live, environment, log, keep=[self.gate, *received, *told["descriptors"]])
-        if self.admitted == self.config.size:
+        if self.admitted == self.config.ranks_here:
             os.close(self._open_gate)
         for descriptor in received:
             os.close(descriptor)
@@ -299,10 +371,11 @@ class Nursery:
                 if not ended_by_launcher:
                     self.places[pid].sendall((code or 1).to_bytes(8, "little", signed=True))
                     self._dismiss(pid)
-            elif pid == self.launcher.pid:
+            elif self.launcher is not None and pid == self.launcher.pid:
                 self.launcher.returncode = code
                 self._relay_rest()
-                self._tell("launcher_exit", code=code)
+                if self.config.head:
+                    self._tell("launcher_exit", code=code)
             elif pid == self.controller:
                 self._tell("controller_exit", code=code)
 
@@ -330,7 +403,9 @@ class Nursery:
             processes.kill(pid)
         for place in self.places.values():
             place.close()
-        if self.launcher.returncode is None:
+        if self.agent is not None:
+            self.agent.close()
+        if self.launcher is not None and self.launcher.returncode is None:
             processes.kill(self.launcher.pid, signal.SIGTERM)
         deadline = time.monotonic() + _TERM_SECONDS
         while processes.reap_all() and time.monotonic() < deadline:
@@ -359,16 +434,28 @@ def _rest(place: socket.socket, head: bytes) -> bytes | None:
     return text
 
 
+def first_line(descriptor: int) -> tuple[bytes, bytes] | None:
+    """Returns the first line that comes, and what has come behind it; None where none comes.
+
+    Another host may be so much faster that what it says has passed through the notebook already.
+    """
+    said = b""
+    while b"\n" not in said:
+        more = os.read(descriptor, 65536)
+        if not more:
+            return None
+        said += more
+    line, _, rest = said.partition(b"\n")
+    return line, rest
+
+
 def main() -> None:
     """Reads the configuration from standard input and serves."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    said = b""
-    while not said.endswith(b"\n"):
-        more = os.read(0, 65536)
-        if not more:
-            return
-        said += more
-    Nursery(NurseryConfig.from_json(said.decode())).run()
+    found = first_line(0)
+    if found is not None:
+        line, rest = found
+        Nursery(NurseryConfig.from_json(line.decode()), rest).run()
 
 
 if __name__ == "__main__":

@@ -6,11 +6,40 @@ finds one GPU, number 0.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 
 HIDDEN = "-1"
 #: A context, and what libraries load, takes memory beside what is limited here.
 _SHARED_PERCENT = 90
+_DRIVER_SECONDS = 20.0
+
+
+def visible() -> tuple[str, ...]:
+    """Returns what a ``CUDA_VISIBLE_DEVICES`` of one GPU can be here; nothing without a driver.
+
+    A scheduler that gives a job some of a host's GPUs says so by that variable.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return tuple(filter(None, (part.strip() for part in given.split(","))))
+    try:
+        asked = subprocess.run(
+            ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=_DRIVER_SECONDS,
+            check=True,
+        )
+    except FileNotFoundError:
+        return ()
+    except (OSError, subprocess.SubprocessError) as error:
+        problem = f"expected nvidia-smi to name the GPUs, found {error}: ranks are pinned to none"
+        print(problem, file=sys.stderr)
+        return ()
+    return tuple(asked.stdout.split())
 
 
 def sharers(devices: Sequence[str], local: int, local_size: int) -> tuple[int, ...]:

@@ -97,7 +97,7 @@ class Rank:
         alias.install()
         tensorflow1.install()
         progress.install()
-        with processes.sleeping_longer(self._config.size):
+        with processes.sleeping_longer(self._config.ranks_here):
             collectives.init()
         if collectives.size() != self._config.size or collectives.rank() != self.rank:
             raise SystemExit(
@@ -202,7 +202,8 @@ class Rank:
     def _who_shares(self) -> dict[int, int]:
         """The other ranks on this rank's GPU, by their pids. Collective, where GPUs are shared."""
         devices, size = self._config.devices, self._config.size
-        if not devices or size <= len(devices):
+        # On several hosts not all ranks may be on hosts with GPUs, and all would have to ask.
+        if not devices or size <= len(devices) or self._config.several_hosts:
             return {}
         from mpi4py import MPI
 
@@ -296,7 +297,7 @@ def log_path(config: NurseryConfig, rank: int) -> str:
 
 def _pin(config: NurseryConfig, rank: int) -> str:
     """Shows this process its own GPU only, before anything can open CUDA; returns its name."""
-    share = processes.share_cores(config.size)
+    share = processes.share_cores(config.ranks_here)
     # TensorFlow's own threads: without these every rank makes one a core, twice.
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", share)
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")

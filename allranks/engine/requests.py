@@ -63,6 +63,8 @@ class Requests:
             return {}, []
         if name == requests.STACK:
             return {"text": _stack()}, []
+        if name == requests.LOG:
+            return {"text": _end_of(arguments["path"], arguments["nbytes"])}, []
         if name == requests.PUSH:
             self.shell.user_ns.update(pickle.loads(payloads[0]))
             return {}, []
@@ -141,6 +143,12 @@ def current_line() -> str:
     for entry in (own or outside)[-1:]:
         return f"{os.path.basename(entry.filename)}:{entry.lineno}  {entry.line or ''}".rstrip()
     return ""
+
+
+def _end_of(path: str, nbytes: int) -> str:
+    with open(path, "rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - nbytes))
+        return log.read().decode("utf-8", "replace")
 
 
 def _stack() -> str:

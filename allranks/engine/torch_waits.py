@@ -147,10 +147,10 @@ class TorchWaits:
     def _has_told(self, rank: int) -> bool:
         """Whether a rank that has left has said how far it had come; it is asked."""
         board = world.current().board
-        if rank not in board:
+        if rank not in world.current().local_ranks:
             return False
         if rank not in self._asked:
-            self._asked[rank] = time.monotonic_ns()
+            self._asked[rank] = time.time_ns()
             board.ask(rank, self._asked[rank], fields.ASKED_ELSE)
         return board.get(rank, fields.TOLD) >= self._asked[rank]
 

@@ -3,6 +3,9 @@
 Two sockets, both encrypted (CURVE) with the notebook's public key, which serves as the shared
 secret: a DEALER that one thread reads commands from, and a PUSH that any thread writes to under a
 lock. The thread also sends the transcript's news, a few times a second.
+
+Where ranks are on several hosts the sockets lead to the host's relay, in a folder that only this
+user may enter, and the relay's to the notebook are encrypted.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ class Wire:
         rank: this process's rank.
         commands_url: where the notebook's ROUTER listens.
         events_url: where the notebook's PULL listens.
-        key: the notebook's CURVE public key.
+        key: the notebook's CURVE public key; empty where a relay of this host listens.
         transcript: whose news are sent.
         teller: what else is told while a cell runs.
         receive: called in the wire's thread with each record and its payloads.
@@ -73,9 +76,10 @@ class Wire:
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.LINGER, _LINGER_MS)
             socket.setsockopt(zmq.RECONNECT_IVL, 20)
-            socket.curve_serverkey = key.encode()
-            socket.curve_publickey = public
-            socket.curve_secretkey = secret
+            if key:
+                socket.curve_serverkey = key.encode()
+                socket.curve_publickey = public
+                socket.curve_secretkey = secret
             socket.connect(url)
         self._thread = threading.Thread(target=self._loop, name="allranks-wire", daemon=True)
 

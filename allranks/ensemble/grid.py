@@ -116,14 +116,14 @@ def parse(words: Iterable[str], variables: Mapping[str, Any]) -> Grid:
             continue
         check_name(name)
         if name in choices:
-            raise UsageError(f"expected {name}= once, found it twice. Leave one of the two away.")
+            raise UsageError(f"expected {name}= once, found it twice. Leave out one of the two.")
         choices[name] = parse_choices(name, text)
     for one in lists:
         both = sorted(set(choices) & {name for values in one for name in values})
         if both:
             raise UsageError(
                 f"expected each parameter in one place, found {both[0]} in the list and in "
-                f"{both[0]}=…. Leave one of the two away."
+                f"{both[0]}=…. Leave out one of the two."
             )
     return Grid(choices, lists)
 

@@ -33,7 +33,7 @@ _TAKEN = {
 }
 _MPI = "--mpi"
 _INSTEAD = {
-    "--gloo": "leave it away: there is MPI",
+    "--gloo": "leave it out: there is MPI",
     "--mpi-args": "set OMPI_MCA_… in the environment",
     "--check-build": "call hvd.mpi_built() and hvd.nccl_built() in Python",
     "--timeline-filename": "call hvd.start_timeline(file) in the script",
@@ -81,7 +81,7 @@ def parse(arguments: list[str]) -> Wanted:
             mpi = True
             continue
         if flag not in _TAKEN:
-            instead = _INSTEAD.get(flag, "leave it away")
+            instead = _INSTEAD.get(flag, "leave it out")
             raise UsageError(
                 "expected -np, -H, --hostfile, --timeout, --log-dir, --report, --mpi or "
                 f"--version, found {flag}. Instead, {instead}. Type for example: {_USAGE}"
@@ -138,8 +138,8 @@ def script_of(wanted: Wanted) -> list[str]:
         if value:
             raise UsageError(
                 f"{flag} is for ranks on this machine, of this Python: found {flag} {value} with "
-                f"another. Leave -H, --hostfile, --mpi and the Python's own flags away, or leave "
-                f"{flag} away. Type for example: {_USAGE}"
+                f"another. Leave out -H, --hostfile, --mpi and the Python's own flags, or {flag}. "
+                f"Type for example: {_USAGE}"
             )
     return []
 

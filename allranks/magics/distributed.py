@@ -135,6 +135,10 @@ class DistributedMagics(Magics):
             session.restart(options.cluster)
         elif name == "stop":
             print("The ranks are stopped." if session.stop() else "No ranks are running.")
+        elif name == "launchers":
+            from allranks.cluster.launchers import listing
+
+            print(listing.text())
         elif name == "on":
             self.toggle.on()
             print("Every following cell runs on the ranks, until: %distributed off")
@@ -193,15 +197,8 @@ class DistributedMagics(Magics):
         elif name == "log":
             for rank in chosen:
                 path = cluster.hellos[rank].log
-                print(f"── rank {rank}: {path}\n{_end_of(path)}")
+                print(f"── rank {rank}: {path}\n{cluster.log_end(rank, _LOG_NBYTES)}")
         return None
 
 
 _LOG_NBYTES = 8192
-
-
-def _end_of(path: str) -> str:
-    with open(path, "rb") as log:
-        end = log.seek(0, 2)
-        log.seek(max(0, end - _LOG_NBYTES))
-        return log.read().decode("utf-8", "replace")

@@ -24,6 +24,7 @@ COMMANDS = {
     "pull": "returns {rank: value} of variables of the ranks",
     "log": "prints the end of the ranks' logs, and where they are",
     "debug": "opens a debugger where the last cell has failed, on the rank that failed first",
+    "launchers": "lists what ranks can be started on, for --on",
 }
 """What each command does; in the order in which they are listed."""
 _START_RANKS = ("start", "restart")
@@ -167,7 +168,7 @@ def parse_cell(line: str) -> CellOptions:
         HelpShown: help was asked for.
     """
     parser = cell_parser()
-    options = parser.parse_args(split(line), namespace=CellOptions())
+    options = ClusterOptions.parse(parser, split(line), CellOptions())
     options.cluster = ClusterOptions.take_from(vars(options))
     check_out(options.out, "values")
     check_timeout(options.timeout, "--timeout", " ")
@@ -192,7 +193,8 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
     command = words[0]
     starts, named = command in _START_RANKS, command in _NAME_VARIABLES
     parser = command_parser(command)
-    options = parser.parse_args(_with_names_first(words[1:]), namespace=CommandOptions())
+    rest = words[1:] if starts else _with_names_first(words[1:])
+    options = ClusterOptions.parse(parser, rest, CommandOptions())
     if starts:
         options.cluster = ClusterOptions.take_from(vars(options))
     options.names = [name for part in options.names for name in part.split(",") if name]

@@ -15,10 +15,10 @@ from allranks.magics.options import CellOptions, HelpShown, Parser, split
 
 _ALWAYS = "a cell's output is always shown while it runs, and the cell waits for its ranks"
 _REFUSED = {
-    "block": f"{_ALWAYS}. Leave --noblock away; for background work start a thread in the cell",
-    "stream": f"{_ALWAYS}. Leave --no-stream away",
-    "signal": "Stop interrupts the ranks, and a second one ends them. Leave --signal-on-interrupt "
-    "away",
+    "block": f"{_ALWAYS}. Leave out --noblock; for background work start a thread in the cell",
+    "stream": f"{_ALWAYS}. Leave out --no-stream",
+    "signal": "Stop interrupts the ranks, and a second one ends them. Leave out "
+    "--signal-on-interrupt",
 }
 
 

@@ -11,10 +11,9 @@ from allranks.ensemble.mapping import Cluster
 from allranks.errors import UsageError
 from allranks.records.ranks import label
 
-_LEFT_AWAY = {"--gpus": "all", "--preload": "none"}
 _NAMES = "rank, size, local_rank, local_size, comm, MPI, device, allreduce, broadcast, barrier …"
 _NOTHING = ClusterOptions()
-_DEFAULT = ClusterOptions(launcher="local", preload="")
+_DEFAULT = ClusterOptions(preload="")
 
 
 class Session:
@@ -52,7 +51,7 @@ class Session:
         # What was asked for holds until it is stopped: after a start that failed, or a loss, too.
         self._asked = replace(wanted, n=cluster.size)
         started = time.monotonic()
-        cluster.start()
+        cluster.start(_Waiting().show)
         self._cluster = cluster
         print(start_text(cluster, time.monotonic() - started, again=lost))
         for line in cluster.gpu_notices:
@@ -65,14 +64,13 @@ class Session:
 
     def _check(self, running: Cluster, options: ClusterOptions) -> None:
         for name, option in TYPED.items():
-            asked, have = getattr(options, name), getattr(self._asked, name)
+            asked, have = getattr(options, name), self._asked.effective(name)
             if asked is not None and asked != have:
                 # What cannot be started at all is not offered as a restart.
                 replace(options, exclusive=False).make()
-                found = have or _LEFT_AWAY[option]
-                what = f"{have} ranks are" if option == "-n" else f"{option} {found} is"
+                what = f"{have} ranks are" if option == "-n" else f"{option} {have or 'none'} is"
                 raise UsageError(
-                    f"{option} {asked} was asked for, but {what} running. Leave {option} away, or "
+                    f"{option} {asked} was asked for, but {what} running. Leave out {option}, or "
                     f"type: %distributed restart {option} {asked}   (this forgets all variables "
                     "of the ranks)"
                 )
@@ -95,11 +93,23 @@ class Session:
         return running is not None
 
 
+class _Waiting:
+    """Prints what is waited for, whenever that is something else."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+
+    def show(self, waits: str) -> None:
+        if waits != self._shown:
+            self._shown = waits
+            print(waits, flush=True)
+
+
 def start_text(cluster: Cluster, seconds: float, again: bool = False) -> str:
     """Returns the lines that say what was started, and which names every rank has."""
     hellos = list(cluster.hellos.values())
     hosts = ", ".join(sorted({hello.host for hello in hellos}))
-    gpus = sorted({hello.device for hello in hellos} - {"cpu"})
+    gpus = {(hello.host, hello.device) for hello in hellos if hello.device != "cpu"}
     where = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}" if gpus else "CPU"
     what = "started again" if again else "started"
     return (

@@ -24,7 +24,10 @@ The answer has the epoch of the rank's part of the world, and whether it must be
 SEND = "send"
 """Send what was written so far, before the answer. Answered while a cell runs."""
 
-ANSWERED_WHILE_BUSY = frozenset({STATUS, STACK, SEND})
+LOG = "log"
+"""Return the last ``nbytes`` of the rank's log at ``path``, as text. Answered while a cell runs."""
+
+ANSWERED_WHILE_BUSY = frozenset({STATUS, STACK, SEND, LOG})
 
 DEBUG = "%debug"
 """The source of a cell that looks at the last failure; where it fails itself, that one stays."""

@@ -35,12 +35,12 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         if fused in (True, None):
             raise ValueError(
                 f"SyncBatchNormalization needs fused=False, found fused={fused}: the moments of "
-                "all ranks are needed before the rest. Leave fused= away."
+                "all ranks are needed before the rest. Leave out fused=."
             )
         if kwargs.get("synchronized"):
             raise UsageError(
                 "SyncBatchNormalization is synchronized by itself, found synchronized=True, which "
-                "is for tf.distribute. Leave it away."
+                "is for tf.distribute. Leave it out."
             )
         super().__init__(**({"fused": False} if LEGACY else {}), **kwargs)
 

@@ -88,6 +88,7 @@ class Notebook(Kernel):
         own = (".", "kernel-")
         mine = [path.name for path in self.cwd.iterdir() if not path.name.startswith(own)]
         state = [path.name for path in self.cwd.glob(".state/**/*") if path.is_file()]
+        state += [path.name for path in self.cwd.glob(".ipython/*/security/*.json")]
         return shared + temporary + mine + [name for name in state if not name.endswith(".log")]
 
     def stop(self) -> None:

@@ -18,7 +18,7 @@ def _nothing_is_lost(notebook):
         ("-n -3", "expected between 1 and"),
         ("-n 100000", "found 100000"),
         ("-n two", "invalid int value: 'two'"),
-        ("-n 3", "Leave -n away, or type: %distributed restart -n 3"),
+        ("-n 3", "Leave out -n, or type: %distributed restart -n 3"),
         ("-r 9", "expected ranks between 0 and 3, found '9'"),
         ("-r 2-9", "expected ranks between 0 and 3"),
         ("-r 3-1", "expected ranks between 0 and 3"),
@@ -38,6 +38,11 @@ def test_a_bad_option_of_a_cell_is_refused(notebook, options, said):
     assert (cell.status, cell.error_name) == ("error", "UsageError")
     assert said in cell.error_value
     assert "Traceback" not in cell.text
+
+
+@pytest.mark.parametrize("options", ["--on local", "--gpus all", "--on local --gpus all -n 4"])
+def test_an_option_that_names_what_runs_is_no_conflict(notebook, options):
+    assert notebook.on_ranks("kept", options).text == KEPT
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import signal
 import psutil
 import pytest
 
-DIE = "import ctypes, os, time\nprint('last words of', rank)\nif rank == 1:\n    {}\ntime.sleep(30)"
+# Whoever dies does so once all have spoken: MPI ends the others soon after, whatever they are at.
+SPEAK = "import ctypes, os, time\nprint('last words of', rank); barrier()\n"
+DIE = SPEAK + "if rank == 1:\n    {}\ntime.sleep(30)"
 NAMED_SECONDS = 10
 
 

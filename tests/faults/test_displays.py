@@ -17,7 +17,7 @@ ROUND = "round = []\nfor _ in range(500): round = [round]\n"
 CANNOT_BE_SHOWN = {
     "metadata that is a number": (
         "Shown(({'text/html': '<b>a</b>', 'text/plain': 'a'}, 7))",
-        "metadata is left away: expected a dict, found int",
+        "metadata is left out: expected a dict, found int",
     ),
     "an object": (
         "display({'application/json': object()}, raw=True)",

@@ -77,6 +77,18 @@ def test_what_mpi4py_builds_on_communicators_works_on_them(notebook):
     )
 
 
+def test_ranks_meet_at_a_port_without_tcp(notebook):
+    cell = notebook.on_ranks(
+        f"{START}port = world.bcast(MPI.Open_port() if rank == 0 else None)\n"
+        "if rank < 2:\n"
+        "    met = MPI.COMM_SELF.Connect(port) if rank else MPI.COMM_SELF.Accept(port)\n"
+        "    said = met.sendrecv(rank, 0, source=0)\n"
+        "    met.Disconnect()\n"
+        "    print('heard', said)"
+    )
+    assert cell.text == "rank 0 │ heard 1\nrank 1 │ heard 0\n"
+
+
 #: What MPI alone waits in: there is no form of it that can be polled.
 UNHEARD = {
     "Win.Lock": (
@@ -102,3 +114,28 @@ def test_a_rank_that_no_interrupt_reaches_is_named_and_ended(notebook, source):
     assert "were ended and their variables are lost" in cell.error_value
     assert notebook.on_ranks("'kept' in globals()").text.endswith("ranks 0–3 → False\n")
     notebook.note_files()
+
+
+CHILD = "from mpi4py import MPI; MPI.Comm.Get_parent().send('here', 0)"
+
+
+@pytest.mark.parametrize("communicator", ["world", "MPI.COMM_SELF"])
+def test_processes_that_ranks_without_tcp_could_never_reach_are_not_spawned(notebook, communicator):
+    notebook.on_ranks("kept = 10 * rank")
+    cell = notebook.on_ranks(f"{START}{communicator}.Spawn('true')", timeout=30)
+    assert cell.error_name == "CellFailed"
+    assert "raised UsageError" in cell.text
+    assert "found OMPI_MCA_btl=self,sm, by which no rank listens" in cell.text
+    assert "%env OMPI_MCA_btl=self,sm,tcp  and  %distributed restart" in cell.text
+    assert notebook.on_ranks("kept").text == KEPT
+
+
+def test_what_is_spawned_is_reached_once_the_ranks_have_tcp(new_notebook):
+    notebook = new_notebook(env={"OMPI_MCA_btl": "self,sm,tcp"})
+    cell = notebook.on_ranks(
+        f"import sys\n{START}"
+        f"spawned = MPI.COMM_SELF.Spawn(sys.executable, ['-c', {CHILD!r}])\n"
+        "spawned.recv(source=0)",
+        "-n 1",
+    )
+    assert cell.text.endswith("rank 0 → 'here'\n"), cell.text

@@ -117,7 +117,30 @@ def test_data_that_moves_in_pieces_is_not_taken_for_a_deadlock() -> None:
     assert "5 passed" in ended.stdout
 
 
-def test_ranks_of_several_hosts_agree_by_messages(python: str) -> None:
+def test_ranks_of_several_hosts_are_guarded_with_every_mpi(python: str) -> None:
     ended = mpiexec(4, RUN, "hosts", python=python, ALLRANKS_RANKS_PER_HOST="2")
     assert ended.returncode == 0, ended.stdout
     assert "skipped" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("per_host", "suites"),
+    [
+        ("2", ("contract", "property", "misuse")),
+        ("2,1", ("hosts", "property", "misuse")),
+        ("1", ("hosts", "property", "misuse")),
+        ("%2", ("property",)),
+    ],
+)
+def test_ranks_of_several_hosts_keep_the_contract(per_host: str, suites: tuple[str, ...]) -> None:
+    """Two hosts of two ranks; three hosts of two, one and one; two of one; two that take turns."""
+    ended = mpiexec(
+        2 if per_host == "1" else 4,
+        RUN,
+        *suites,
+        timeout=570,
+        ALLRANKS_RANKS_PER_HOST=per_host,
+        ALLRANKS_TEST_TIMES="2",
+        ALLRANKS_TEST_TRANSPORTS="shared",
+    )
+    assert ended.returncode == 0, ended.stdout

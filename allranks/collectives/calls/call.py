@@ -135,6 +135,8 @@ class Call:
     """How often, since ranks that it needs were seen to have left."""
     deadlock = ""
     posted = done = False
+    carry: Any = None
+    """What goes between hosts together with what they agree on: of small arrays the values."""
     ready: Any = None
     """For arrays on a GPU an event, which happens when the caller's stream has made them."""
     device_seconds: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from allranks.collectives.calls import board as fields
 from allranks.collectives.calls.board import GONE, Board
@@ -20,12 +20,16 @@ class Scope:
     ranks: frozenset[int] | None
 
 
+_LOST = {
+    fields.SILENT: "its host {} does not answer",
+    fields.ENDED: "the first rank of its host {} has ended",
+}
 PROCESS = Scope("the program", 0, None)
 
 
 @dataclass(slots=True)
 class State:
-    """What is known of a rank, from the board or from its messages."""
+    """What is known of a rank, from the board."""
 
     entered: int = 0
     left: int = 0
@@ -34,8 +38,8 @@ class State:
     reason: str = ""
     where: str = ""
     broke: str = ""
-    finished: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """For each group the last call agreed on and the last one finished; remote ranks only."""
+    lost: int = 0
+    """`SILENT` or `ENDED` where its host cannot be reached any more."""
 
 
 class Peers:
@@ -43,13 +47,12 @@ class Peers:
 
     def __init__(self, board: Board) -> None:
         self.board = board
-        self.remote: dict[int, State] = {}
+        self.host_names: tuple[str, ...] = ()
+        """For every rank the name of its host, where there are several."""
 
     def state(self, rank: int) -> State:
         """What is known of a rank now."""
         board = self.board
-        if rank not in board:
-            return self.remote.get(rank) or State()
         left, broken = board.get(rank, fields.LEFT), board.get(rank, fields.BROKEN)
         return State(
             entered=board.get(rank, fields.ENTERED),
@@ -59,13 +62,16 @@ class Peers:
             reason=board.text(rank, fields.REASON) if left else "",
             where=board.text(rank, fields.WHERE) if left else "",
             broke=board.text(rank, fields.BROKE) if broken else "",
+            lost=board.get(rank, fields.LOST),
         )
 
     def progress(self, rank: int, group: int) -> tuple[int, int]:
         """The last call that a rank has agreed on in a group, and the last that it finished."""
-        if rank in self.board:
-            return self.board.progress(rank, group)
-        return (self.remote.get(rank) or State()).finished.get(group, (0, 0))
+        return self.board.progress(rank, group)
+
+    def lost(self, rank: int) -> bool:
+        """Whether its host cannot be reached any more."""
+        return bool(self.board.get(rank, fields.LOST))
 
     def departure(self, rank: int, scope: Scope, epoch: int) -> tuple[int, str] | None:
         """Why a rank will never come, in words that follow its name; None while it may.
@@ -83,6 +89,8 @@ class Peers:
             return 0 if state.failed else 1, f"has left {scope.name}{where}{reason}"
         if scope.number > 0 and state.entered > here:
             return 1, f"has left {scope.name}"
+        if state.lost:
+            return 0, "cannot be reached: " + _LOST[state.lost].format(self.host_names[rank])
         if state.broken >> 1 == epoch + 1:
             return 2, state.broke
         return None

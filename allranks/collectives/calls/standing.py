@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from allranks.collectives.calls import board as fields
@@ -31,6 +31,8 @@ class Standing:
         """For every rank the number of its host, counted in the order of the ranks."""
         self.board = board
         self.peers = Peers(board)
+        self.shares: tuple[int, ...] = (0,) * len(hosts)
+        """For every rank the first of those with which it shares memory."""
         self.scope: Scope = PROCESS
         self.epoch = 0
         self.checks = True
@@ -43,10 +45,8 @@ class Standing:
         """Requests under way and their buffers, and those that an interrupt left."""
         self.notice: Callable[[str], None] = _to_stderr
         self._hinted: set[str] = set()
-        self.listen: Callable[[], None] | None = None
-        """Reads what ranks of other hosts have written."""
         self.tell: Callable[[], None] | None = None
-        """Lets ranks of other hosts know what this one tells of itself."""
+        """Lets ranks of other hosts know at once what this one tells of itself."""
         self.nudge: Callable[[], object] | None = None
         """Lets MPI go on with what is under way between ranks: it does so within its calls only."""
         self.main_thread = threading.get_ident()
@@ -75,6 +75,35 @@ class Standing:
         if text not in self._hinted:
             self._hinted.add(text)
             self.notice(text)
+
+    @property
+    def shared_by_all(self) -> bool:
+        """Whether all ranks share one memory."""
+        return not any(self.shares)
+
+    def sharing(self, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """These ranks, those together that share memory."""
+        found: dict[int, list[int]] = {}
+        for rank in ranks:
+            found.setdefault(self.shares[rank], []).append(rank)
+        return tuple(map(tuple, found.values()))
+
+    def look(self) -> int:
+        """The number of a look at the board that begins now.
+
+        Among several hosts it is that of the last round in which all have told each other all: a
+        rank whose look has a number has seen what was told before that round.
+        """
+        if self.shared_by_all:
+            return self.board.get(self.rank, fields.BEAT) + 1
+        return self.board.get(self.shares[self.rank], fields.ROUND)
+
+    def seen_at(self, look: int, beat: int) -> int:
+        """The number of a look of another rank that has seen what this one saw in ``look``.
+
+        ``beat`` is that of its last one.
+        """
+        return beat + 2 if self.shared_by_all else look + 3
 
     def enter(self, name: str, ranks: tuple[int, ...] | None, number: int) -> None:
         """This rank starts a scope, together with ``ranks``."""

@@ -10,7 +10,7 @@ from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import list_sites
 from allranks.collectives.calls.interrupts import ear
 from allranks.collectives.calls.standing import Standing
-from allranks.errors import CollectiveMismatch, RankLeft
+from allranks.errors import CollectiveMismatch, RankLeft, RankLost
 from allranks.records.ranks import label
 
 _ASK_BEFORE_SECONDS = 0.6
@@ -32,7 +32,9 @@ class Watch:
         self._ticket = 0
         self._notice_after = 0.0
         self._asked = 0
-        self._suspects: dict[int, list[int]] = {}
+        self._suspects: dict[int, tuple[int, int]] = {}
+        self._due: dict[int, int] = {}
+        """The look of each of them that makes a ring of suspects real."""
         #: The ranks that were last told of as asking a person.
         self._told_asking: tuple[int, ...] = ()
 
@@ -47,12 +49,11 @@ class Watch:
         own = self.own
         if threading.get_ident() != own.main_thread and ear.heard():
             raise KeyboardInterrupt
-        if own.listen is not None:
-            own.listen()
         if own.nudge is not None:
             own.nudge()
+        look = own.look()
         missing = call.missing()
-        self._publish(call, missing, waited)
+        self._publish(call, missing, waited, look)
         wanted = missing or (call.unfinished() if call.moving else ())
         left = self._left(call, wanted)
         # Where any rank may send, one that is still there is enough.
@@ -65,10 +66,14 @@ class Watch:
             call.looked += 1
             if waited - call.left_at >= max(call.grace, arriving) and call.looked >= call.looks:
                 _, rank, why = min(left)
-                raise RankLeft(self._left_text(call, rank, why))
+                kind = RankLost if own.peers.lost(rank) else RankLeft
+                raise kind(self._left_text(call, rank, why))
         if missing:
-            self._look_for_deadlock(call)
+            self._look_for_deadlock(call, look)
             self._tell_late(call, missing, waited)
+        elif wanted and not own.shared_by_all:
+            # Between hosts data may stand still for as long as nobody gives a host up.
+            self._tell_late(call, wanted, waited)
 
     def _left(self, call: Call, missing: tuple[int, ...]) -> list[tuple[int, int, str]]:
         """The missing ranks that will never come: how telling it is, who, why."""
@@ -93,7 +98,7 @@ class Watch:
             self.own.board.put(fields.TICKET, 0)
             self._call = None  # last: a rest that an interrupt ends is taken again
 
-    def _publish(self, call: Call, missing: tuple[int, ...], waited: float) -> None:
+    def _publish(self, call: Call, missing: tuple[int, ...], waited: float, look: int) -> None:
         board = self.own.board
         edge = self._needed(call, missing) if waited >= call.patience() else 0
         if call is not self._call:
@@ -110,15 +115,15 @@ class Watch:
             board.put(fields.TICKET, 0)
             board.put(fields.EDGE, edge)
             board.put(fields.TICKET, self._ticket)
-        board.put(fields.BEAT, board.get(board.rank, fields.BEAT) + 1)
+        board.put(fields.BEAT, look)
 
     def _left_text(self, call: Call, rank: int, why: str) -> str:
-        sites = call.sites()
-        waiting = [r for r in sites if r != rank]
-        lines = [
-            f"{call.spec.title} needs {call.needs}: rank {rank} {why}. "
-            "Make the same calls on every rank, or use a process set of the ranks that do.",
-        ]
+        sites, lost = call.sites(), self.own.peers.lost
+        waiting = [r for r in sites if r != rank and not lost(r)]
+        advice = "Make the same calls on every rank, or use a process set of the ranks that do."
+        if lost(rank):
+            advice = "Look for that host and its network, and start the ranks again."
+        lines = [f"{call.spec.title} needs {call.needs}: rank {rank} {why}. {advice}"]
         if waiting:
             lines.append("Waiting for it:")
             lines += list_sites({r: sites[r] for r in waiting})
@@ -132,7 +137,7 @@ class Watch:
         main = threading.get_ident() == self.own.main_thread
         return _ANYBODY if missing and main else 0
 
-    def _look_for_deadlock(self, call: Call) -> None:
+    def _look_for_deadlock(self, call: Call, look: int) -> None:
         """Follows who waits for whom, as far as it goes.
 
         Where that leads to nobody who can go on, and back to this rank, it is real once all have
@@ -143,7 +148,7 @@ class Watch:
         anybody: list[int] = []
         while ahead:
             rank = ahead.pop()
-            edge = board.get(rank, fields.EDGE) if rank in board else 0
+            edge = board.get(rank, fields.EDGE)
             if not edge or not board.get(rank, fields.TICKET):
                 self._suspects = {}
                 return
@@ -156,13 +161,12 @@ class Watch:
             ahead += [other for other in needed if other not in ring]
         if not returns:
             return
-        told = fields.TICKET, fields.EDGE, fields.BEAT
-        seen = {r: [board.get(r, word) for word in told] for r in ring}
-        before = self._suspects
-        same = before.keys() == seen.keys() and all(before[r][:2] == seen[r][:2] for r in ring)
-        if not same:
+        beats = {r: board.get(r, fields.BEAT) for r in ring}
+        seen = {r: (board.get(r, fields.TICKET), board.get(r, fields.EDGE)) for r in ring}
+        if seen != self._suspects:
             self._suspects = seen
-        elif all(seen[r][2] >= before[r][2] + 2 for r in ring):
+            self._due = {r: self.own.seen_at(look, beat) for r, beat in beats.items()}
+        elif all(beats[r] >= self._due[r] for r in ring):
             lines = [
                 f"{label(sorted(ring))} wait for each other, and none can go on. "
                 "Make the same calls in the same order on every rank.",
@@ -183,14 +187,16 @@ class Watch:
     def _tell_late(self, call: Call, missing: tuple[int, ...], waited: float) -> None:
         own = self.own
         if waited > self._notice_after - _ASK_BEFORE_SECONDS and not self._asked:
-            self._asked = time.monotonic_ns()
+            # By a clock that ranks of other hosts have as well.
+            self._asked = time.time_ns()
             for rank in missing[:_ASKED_AT_ONCE]:
-                if rank in own.board:
-                    own.board.ask(rank, self._asked)
+                own.board.ask(rank, self._asked)
         if waited < self._notice_after:
             return
         asked, self._asked = self._asked, 0
         what = f"has waited {waited:.0f} s for {label(missing)}"
+        if call.moving:
+            what = f"has moved no data for {waited:.0f} s; not done are {label(missing)} as well"
         if all(self._asks_a_person(rank) for rank in missing):
             # Who thinks before typing is not late: that is told once.
             self._notice_after = waited + own.late_seconds
@@ -200,7 +206,7 @@ class Watch:
             what = f"waits for {label(missing)}, where a person is asked"
         else:
             self._notice_after *= 2
-        if not call.speaks():
+        if not self._speaks(call, missing):
             return
         lines = [f"{call.spec.title} at {call.site} {what}:"]
         for rank in missing[:_ASKED_AT_ONCE]:
@@ -209,8 +215,15 @@ class Watch:
             lines.append(f"  and {len(missing) - _ASKED_AT_ONCE} more")
         own.notice("\n".join(lines))
 
+    def _speaks(self, call: Call, missing: tuple[int, ...]) -> bool:
+        """True on the one rank that tells; while data moves on the first of those that wait."""
+        if not call.moving:
+            return call.speaks()
+        waits = [rank for rank in missing if self.own.board.get(rank, fields.TICKET)]
+        return self.own.rank < min(waits, default=self.own.size)
+
     def _asks_a_person(self, rank: int) -> bool:
-        return rank in self.own.board and bool(self.own.board.get(rank, fields.ASKING))
+        return bool(self.own.board.get(rank, fields.ASKING))
 
     def _whereabouts(self, rank: int, asked: int) -> str:
         own = self.own
@@ -218,8 +231,6 @@ class Watch:
         if state.entered <= own.scope.number:
             return f"has not started {own.scope.name} yet"
         board = own.board
-        if rank not in board:
-            return "is on another host and has not arrived"
         if board.get(rank, fields.TICKET):
             return f"waits in {board.text(rank, fields.WAITING)}"
         if board.get(rank, fields.ANSWERED) < asked:

@@ -41,7 +41,7 @@ class Whereabouts(threading.Thread):
             return
         frame = frames.of_threads().get(self.thread)
         self.board.write(fields.LINE, str(of_frame(frame)))
-        self.board.put(fields.ANSWERED, asked or time.monotonic_ns())
+        self.board.put(fields.ANSWERED, asked or time.time_ns())
 
     def stop(self) -> None:
         """Ends the thread."""

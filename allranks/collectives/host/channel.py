@@ -26,11 +26,11 @@ _WORDS = PAGE // 8
 _DONE = 8
 _HEAD = struct.Struct("=Qd")
 _OFFER = struct.Struct("=QQQQQQ")
-_OFFER_AT, _TEXT_AT = _HEAD.size, _HEAD.size + _OFFER.size
+OFFER_AT, _TEXT_AT = _HEAD.size, _HEAD.size + _OFFER.size
 _TURN = 512, 512 + 1792
-_TEXT_BYTES = 1792 - _TEXT_AT
+TEXT_BYTES = 1792 - _TEXT_AT
 
-_YIELDS = 200
+YIELDS = 200
 
 
 def block_bytes(members: int) -> int:
@@ -56,7 +56,7 @@ class Channel:
             for rank, page, *heads in zip(members.ranks, self._pages, *self._heads, strict=True)
             if rank != members.rank
         ]
-        starts = [[8 * head + _OFFER_AT for head in heads] for heads in self._heads]
+        starts = [[8 * head + OFFER_AT for head in heads] for heads in self._heads]
         self._offers_at = [[slice(at, at + _OFFER.size) for at in turn] for turn in starts]
         self._laid_out = [_NOTHING, _NOTHING]
         """For each turn the spec, the line and the offer that lie there."""
@@ -100,11 +100,11 @@ class Channel:
         before = self._laid_out[turn]
         self._laid_out[turn] = _NOTHING  # until all of it lies there: an interrupt may come
         nbytes, place, copied, answered = offer
-        _OFFER.pack_into(self.memory, start + _OFFER_AT, nbytes, *place, copied, answered)
+        _OFFER.pack_into(self.memory, start + OFFER_AT, nbytes, *place, copied, answered)
         if call.packed is not before[0] or call.site is not before[1]:
             self.words[head] = call.packed.fingerprint
             if self.own.checks:
-                text = guard.pack_text(call.packed.text, call.site)[:_TEXT_BYTES]
+                text = guard.pack_text(call.packed.text, call.site)[:TEXT_BYTES]
                 self.memory[start + _TEXT_AT : start + _TEXT_AT + len(text)] = text
         self._laid_out[turn] = call.packed, call.site, offer
 
@@ -153,7 +153,7 @@ class Channel:
         while words[page] < count:
             tries += 1
             if tries > spins:
-                if spins < 0 or tries > spins + _YIELDS:
+                if spins < 0 or tries > spins + YIELDS:
                     return False
                 yield_core()
         if not ORDERED:
@@ -199,11 +199,13 @@ class Channel:
 
     def brought(self, call: Call) -> dict[int, tuple[Spec, Site]]:
         """What every member has laid out for a call, and from which line."""
+        texts = map(guard.unpack_text, self.texts(call))
+        return dict(zip(self.members.ranks, texts, strict=True))
+
+    def texts(self, call: Call) -> list[bytes]:
+        """The same, as it lies there."""
         starts = [8 * head + _TEXT_AT for head in self._heads[call.number & 1]]
-        return {
-            rank: guard.unpack_text(self.memory[start : start + _TEXT_BYTES])
-            for rank, start in zip(self.members.ranks, starts, strict=True)
-        }
+        return [self.memory[start : start + TEXT_BYTES] for start in starts]
 
     def missing(self, call: Call) -> tuple[int, ...]:
         """The ranks that have arrived less often than this one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from mmap import mmap
 from typing import Any
 
 from mpi4py import MPI
@@ -11,8 +12,8 @@ from mpi4py import MPI
 from allranks.collectives.calls.call import Members
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.wait import Pause, Steps
-from allranks.collectives.mpi.agreement import MessageAgreement
-from allranks.collectives.mpi.letters import Letters
+from allranks.collectives.mpi.bridge import Bridge
+from allranks.collectives.mpi.several import Hosts, Several
 from allranks.collectives.mpi.transport import Mpi, complete
 from allranks.records.deferred import deferred
 
@@ -30,7 +31,6 @@ class Epochs:
     Args:
         user: what users are given, guarded; it stands for each epoch's communicator in turn.
         alone: the same for this rank by itself.
-        letters: None where all ranks share memory.
         renewed: called with the epoch's number once it has begun.
     """
 
@@ -40,11 +40,10 @@ class Epochs:
         user: Any,
         alone: Any,
         pristine: MPI.Intracomm,
-        letters: Letters | None,
         renewed: Callable[[int], None],
     ) -> None:
         self.own, self.user, self.alone = own, user, alone
-        self.pristine, self.letters = pristine, letters
+        self.pristine = pristine
         self._renewed = renewed
         self._renewing: tuple[int, Steps[MPI.Intracomm]] | None = None
         self._retired: list[MPI.Intracomm] = []
@@ -53,10 +52,15 @@ class Epochs:
         """A group's transport through MPI; ``now``: all members are here, and stay."""
         return Mpi(self.own, members, self.user, now=now)
 
-    def agreement(self, members: Members, transport: Mpi) -> MessageAgreement:
-        """How members that share no memory agree."""
-        assert self.letters is not None
-        return MessageAgreement(self.own, members, transport, self.letters)
+    def bridge(
+        self, members: Members, hosts: Hosts, memory: mmap, flat: Mpi
+    ) -> tuple[Several, Bridge]:
+        """How members on several hosts agree, and how data goes between them.
+
+        ``memory`` is what those on this host share.
+        """
+        several = Several(self.own, members, hosts, memory, self.user)
+        return several, Bridge(several, flat)
 
     def renew(self, epoch: int) -> None:
         """Moves this rank to a fresh communicator. Collective over all ranks.

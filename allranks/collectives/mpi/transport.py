@@ -118,7 +118,7 @@ class Mpi:
     ) -> Steps[None]:
         """Gathers everybody's values and reduces this rank's part of them here."""
         data = how.prescaled(source).view(np.uint8)
-        parts = yield from self._gather(call, data, [data.nbytes] * self.members.size)
+        parts = yield from self.gather(call, data, [data.nbytes] * self.members.size)
         how.combine([part.view(how.dtype)[mine] for part in parts], out)
 
     @prepared
@@ -151,16 +151,17 @@ class Mpi:
         """MPI_Iallgatherv, or MPI_Igatherv, of bytes."""
         yield Offer(source.nbytes)
         sizes = lengths or [offer.nbytes for offer in call.agreement.offers(call)]
-        return (yield from self._gather(call, source, sizes, root))
+        return (yield from self.gather(call, source, sizes, root))
 
-    def _gather(
+    def gather(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
     ) -> Steps[list[Array]]:
+        """The same, once all have agreed and know the lengths."""
         comm = yield from self.comm(call)
         counts = list(lengths)
         reads = root in (-1, self.members.me)
         out = np.empty(sum(counts) if reads else 0, np.uint8)
-        into = (out, counts, _offsets(counts), MPI.BYTE)
+        into = (out, counts, offsets(counts), MPI.BYTE)
         if root < 0:
             yield from self._do(call, comm.Iallgatherv, source, into)
         else:
@@ -180,18 +181,25 @@ class Mpi:
             got = np.zeros(1, np.int64)
             yield from self._do(call, comm.Iscatter, mine if me == root else None, got, root)
             out = np.empty(int(got[0]), np.uint8)
-            pieces = (source, list(lengths), _offsets(lengths), MPI.BYTE)
+            pieces = (source, list(lengths), offsets(lengths), MPI.BYTE)
             yield from self._do(call, comm.Iscatterv, pieces if me == root else None, out, root)
             return [out if index == root else out[:0] for index in range(size)]
         theirs = np.empty(size, np.int64)
         yield from self._do(call, comm.Ialltoall, mine, theirs)
-        counts = [int(count) for count in theirs]
-        out = np.empty(sum(counts), np.uint8)
-        send = (source, list(lengths), _offsets(lengths), MPI.BYTE)
-        receive = (out, counts, _offsets(counts), MPI.BYTE)
+        return (yield from self.exchange(call, source, lengths, theirs.tolist()))
+
+    def exchange(
+        self, call: Call, source: Array, lengths: Sequence[int], theirs: Sequence[int]
+    ) -> Steps[list[Array]]:
+        """MPI_Ialltoallv, once all have agreed and know how much is for them."""
+        comm = yield from self.comm(call)
+        counts, out = list(theirs), np.empty(sum(theirs), np.uint8)
+        send = (source, list(lengths), offsets(lengths), MPI.BYTE)
+        receive = (out, counts, offsets(counts), MPI.BYTE)
         yield from self._do(call, comm.Ialltoallv, send, receive)
         return cut(out, counts)
 
 
-def _offsets(counts: Sequence[int]) -> list[int]:
+def offsets(counts: Sequence[int]) -> list[int]:
+    """Where pieces of these lengths begin that lie one after the other."""
     return list(accumulate(counts, initial=0))[:-1]

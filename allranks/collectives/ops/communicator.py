@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -26,6 +27,24 @@ Made = TypeVar("Made", bound=MPI.Comm)
 _OF_THE_WORLD = (MPI.TAG_UB, MPI.IO, MPI.WTIME_IS_GLOBAL, MPI.UNIVERSE_SIZE, MPI.APPNUM)
 """Attributes that only MPI's own communicator of all ranks has, and its duplicates have not."""
 _WHOLE = MPI.COMM_WORLD
+_TRANSPORTS = "OMPI_MCA_btl"
+
+
+def _check_reach(op: str) -> None:
+    """Checks that processes of another job can be reached, for which Open MPI would wait for ever.
+
+    It does not reach them in shared memory.
+
+    Raises:
+        UsageError: they cannot.
+    """
+    chosen = os.environ.get(_TRANSPORTS, "")
+    if chosen and not chosen.startswith("^") and "tcp" not in chosen.split(","):
+        raise UsageError(
+            f"comm.{op} needs tcp to the processes that are not of these ranks: found "
+            f"{_TRANSPORTS}={chosen}, by which no rank listens on a network. Set it before the "
+            f"ranks start: %env {_TRANSPORTS}={chosen},tcp  and  %distributed restart"
+        )
 
 
 class Comm(Collectives):
@@ -74,19 +93,24 @@ class Comm(Collectives):
         if self.rank == local_leader and isinstance(peer_comm, Comm):
             # MPI itself sends with this tag between the two leaders.
             peer_comm.sendrecv(None, remote_leader, tag, None, remote_leader, tag)
+        self.agree("comm.Create_intercomm")
         arguments = local_leader, peer_comm, remote_leader, tag
-        return self._once_all_came("Create_intercomm", *arguments)
+        return self._whole("Create_intercomm", *arguments)
 
     def Spawn(self, *arguments: Any, **options: Any) -> MPI.Intercomm:
         """MPI_Comm_spawn, once all ranks have come."""
-        return self._once_all_came("Spawn", *arguments, **options)
+        self.agree("comm.Spawn")
+        _check_reach("Spawn")
+        return self._whole("Spawn", *arguments, **options)
 
     def Spawn_multiple(self, *arguments: Any, **options: Any) -> MPI.Intercomm:
         """MPI_Comm_spawn_multiple, once all ranks have come."""
-        return self._once_all_came("Spawn_multiple", *arguments, **options)
+        self.agree("comm.Spawn_multiple")
+        _check_reach("Spawn_multiple")
+        return self._whole("Spawn_multiple", *arguments, **options)
 
-    def _once_all_came(self, op: str, *arguments: Any, **options: Any) -> MPI.Intercomm:
-        self.agree(f"comm.{op}")
+    def _whole(self, op: str, *arguments: Any, **options: Any) -> MPI.Intercomm:
+        """MPI's own call, which is certain to end: nobody leaves in between."""
         with deferred():
             made: MPI.Intercomm = getattr(Raw, op)(self, *arguments, **options)
         return made

@@ -12,6 +12,7 @@ from types import TracebackType
 from allranks import launched
 from allranks.collectives.calls import board as fields
 from allranks.collectives.calls.callsite import of_traceback
+from allranks.collectives.calls.peers import State
 from allranks.collectives.calls.wait import Pause
 from allranks.collectives.host import memory
 from allranks.collectives.world import World
@@ -82,13 +83,14 @@ def _meet(world: World) -> bool:
         if world.notebook and waited > _NOTEBOOK_SECONDS:
             return False
         states = map(world.peers.state, range(world.size))
-        if waited > _AFTER_FAILURE_SECONDS and (
-            world.failed or any(state.failed and state.left >= fields.GONE for state in states)
-        ):
+        if waited > _AFTER_FAILURE_SECONDS and (world.failed or any(map(_never_comes, states))):
             return False
-        if world.listen is not None:
-            world.listen()
     return True
+
+
+def _never_comes(state: State) -> bool:
+    """Whether a rank has failed for good, or its host cannot be reached."""
+    return bool(state.lost) or (state.failed and state.left >= fields.GONE)
 
 
 def _flush() -> None:

@@ -1,6 +1,7 @@
-"""From a process to a rank: MPI, who is on which host, the shared memory.
+"""From a process to a rank: MPI, who is on which host, the shared memory, the way to other hosts.
 
-The only place where blocking MPI calls are made: every rank of a job starts, or none does.
+The MPI calls of a start block, here and in what it calls (``start.meeting``, ``mpi.introduction``):
+every rank of a job starts, or none does.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+from bisect import bisect
 from collections.abc import Sequence
+from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,7 @@ from allranks.collectives.calls.interrupts import ear
 from allranks.collectives.calls.whereabouts import Whereabouts
 from allranks.collectives.host import memory
 from allranks.collectives.host.channel import Channel
+from allranks.collectives.host.desk import nbytes
 from allranks.collectives.host.window import Window
 from allranks.collectives.start.meeting import Meeting
 from allranks.collectives.world.world import ALONE, World
@@ -27,7 +31,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _PER_HOST = "ALLRANKS_RANKS_PER_HOST"
-"""For tests: pretend that each host has so many ranks."""
+"""For tests: pretend that each host has so many ranks, the last number given for all others; or,
+as in %2, that there are so many hosts, which take turns."""
 
 _LOOKS = 20
 """Calls of MPI that a waiting rank makes every 20 ms, so that what others wait for moves on."""
@@ -52,7 +57,7 @@ def load_mpi() -> Any:
 def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
     """This rank's world. Collective over the ranks of ``comm``."""
     from allranks.collectives.mpi.epochs import NAME, Epochs
-    from allranks.collectives.mpi.letters import Letters
+    from allranks.collectives.mpi.introduction import introduce
     from allranks.collectives.ops.communicator import KINDS, Comm
     from allranks.collectives.ops.topologies import TOPOLOGIES
 
@@ -64,9 +69,9 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
     elif comm is not None:
         base = comm
     rank = base.Get_rank()
-    pretended = int(os.environ.get(_PER_HOST, "0"))
+    pretended = os.environ.get(_PER_HOST)
     node: MPI.Intracomm = (
-        mpi.Intracomm(base.Split(rank // pretended, rank))
+        mpi.Intracomm(base.Split(pretended_host(rank, pretended), rank))
         if pretended
         else mpi.Intracomm(base.Split_type(mpi.COMM_TYPE_SHARED, key=rank))
     )
@@ -76,39 +81,51 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
     local = tuple(r for r, host in enumerate(hosts) if host == hosts[rank])
     if node.Get_rank() == 0:
         memory.sweep()
-    # Whether there is any is the same on every rank: `share` agrees on it.
-    shared = share(node, Board.nbytes(len(local)))
-    if shared is None:
-        world = World(rank, hosts, Board(mmap.mmap(-1, Board.nbytes(1)), (rank,), rank))
-    else:
-        world = World(rank, hosts, Board(shared, local, rank))
-        if all(node.allgather(can_attach(node))):
-            world.window = Window(world.board)
-    everybody = tuple(range(world.size))
-    one = len(order) == 1 and shared is not None
-    block = share(node, Channel.nbytes(world.size)) if one else None
+    # Whether there is any is the same on every rank of a host: `share` agrees on it.
+    shared = share(node, Board.nbytes(len(hosts)))
+    block = share(node, nbytes(len(order), len(local), len(hosts))) if shared is not None else None
+    everybody = tuple(range(len(hosts)))
+    if shared is None or block is None:
+        shared, block = mmap.mmap(-1, Board.nbytes(len(hosts))), None
+    world = World(rank, hosts, Board(shared, everybody, rank))
+    world.shares = tuple(base.allgather(rank if block is None else local[0]))
+    if block is not None and all(node.allgather(can_attach(node))):
+        world.window = Window(world.board)
     KINDS.update(TOPOLOGIES)
     pristine, user = base.Dup(), Comm(base.Dup())
     user.Set_name(NAME)
     user.bind(world, 0)
     alone = Comm(mpi.Intracomm(mpi.COMM_SELF).Dup())
     alone.bind(world, ALONE)
-    letters = Letters(world, base.Dup()) if block is None else None
-    if letters is not None:
-        world.tell, world.listen = letters.tell, letters.receive
     world.nudge = lambda: [pristine.Iprobe() for _ in range(_LOOKS)]
-    world.mpi = Epochs(world, user, alone, pristine, letters, world.renewed)
+    world.mpi = Epochs(world, user, alone, pristine, world.renewed)
+    if block is None:
+        block = mmap.mmap(-1, nbytes(len(set(world.shares)), 1, world.size))
     world.open(0, everybody, block, now=False)
     own = mmap.mmap(-1, memory.rounded(Channel.nbytes(1)))
     world.open(ALONE, (rank,), own, now=False)
     world.meeting = Meeting(base, hosts)
     if len(order) > 1:
         world.offset_seconds = clock_offset(base, node, firsts)
+    if not world.shared_by_all:
+        introduce(world, base)
+        # What comes from another host takes longer than a spin.
+        world.spins, world.spin_seconds = 0, 0.0
     ear.open()
     world.whereabouts = Whereabouts(world.board, rank, world.main_thread)
     world.whereabouts.start()
     node.Free()
     return world
+
+
+def pretended_host(rank: int, per_host: str) -> int:
+    """The number of the host that a rank is pretended to be on."""
+    if per_host.startswith("%"):
+        return rank % int(per_host[1:])
+    counts = [int(count) for count in per_host.split(",")]
+    ends = list(accumulate(counts))
+    index = bisect(ends, rank)
+    return index if index < len(ends) else len(ends) + (rank - ends[-1]) // counts[-1]
 
 
 def check_launched(size: int, library: str) -> None:

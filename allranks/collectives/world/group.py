@@ -99,5 +99,6 @@ class Group:
                 f"transport={name!r} must reach every rank of the process set; here there is "
                 f"{', '.join(sorted(self.transports))}. Leave transport= out."
             )
-        call.transport = name
-        return self.transports[name]
+        found = self.transports[name]
+        call.transport = found.name
+        return found

@@ -11,8 +11,7 @@ from allranks.collectives import world
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import Spec
 from allranks.collectives.calls.wait import Steps
-from allranks.collectives.host import memory
-from allranks.collectives.host.channel import Channel
+from allranks.collectives.host import desk, memory
 from allranks.collectives.world.group import Group
 from allranks.collectives.world.world import World
 from allranks.errors import UsageError
@@ -177,16 +176,18 @@ def open_group(parent: Group, spec: Spec, this: World, number: int, ranks: tuple
 
     Several groups that have no rank in common can be opened at once: each rank names its own.
     """
-    nbytes = memory.rounded(Channel.nbytes(max(1, len(ranks))))
     member = this.rank in ranks
+    hosts = this.sharing(ranks)
+    here = next((own for own in hosts if this.rank in own), (this.rank,))
+    nbytes = memory.rounded(desk.nbytes(len(hosts), len(here), len(ranks)))
 
     def steps(call: Call) -> Steps[None]:
         transport, made = parent.choose(call), None
-        if member and this.rank == ranks[0] and all(rank in this.board for rank in ranks):
+        if member and this.rank == here[0]:
             made = memory.segment(nbytes) or memory.segment(nbytes, named=True)
         address = np.frombuffer(made.address.encode() if made else b"", np.uint8)
         addresses = yield from call.moved(transport.allgather, address)
-        at = addresses[parent.ranks.index(ranks[0])].tobytes().decode() if member else ""
+        at = addresses[parent.ranks.index(here[0])].tobytes().decode() if member else ""
         mapped = memory.attempt(at, nbytes)
         word = np.array([mapped is not None or not member], np.uint8)
         everyone = yield from call.moved(transport.allgather, word, [1] * parent.size)

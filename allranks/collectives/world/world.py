@@ -22,6 +22,7 @@ from allranks.collectives.calls.wait import Steps, drive
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.calls.whereabouts import Whereabouts
 from allranks.collectives.gpu.device import Device
+from allranks.collectives.host import desk
 from allranks.collectives.host.channel import Channel
 from allranks.collectives.host.shared import Shared
 from allranks.collectives.host.window import Window
@@ -78,20 +79,26 @@ class World(Standing):
     ) -> None:
         """A group is there that this rank is in, with its way to agree and its transports.
 
-        ``memory`` is what the members share, for a `Channel`; None where they share none. ``now``
-        is False while the world itself is made.
+        ``memory`` is what those on this host share, as `desk.nbytes` says; None where members can
+        share none. ``now`` is False while the world itself is made.
         """
         members = Members(number, ranks, self.rank)
+        hosts = self.sharing(ranks)
+        if memory is None:
+            hosts = tuple((rank,) for rank in ranks)
+            memory = mmap(-1, desk.nbytes(len(hosts), 1, len(ranks)))
+        several = len(hosts) > 1
         transports: dict[str, Transport] = {}
         agreement: Agreement
         if self.mpi is not None:
-            mpi = transports["mpi"] = self.mpi.transport(members, now=now and memory is None)
-        if memory is not None:
+            mpi = transports["mpi"] = self.mpi.transport(members, now=now and several)
+        if several:
+            assert self.mpi is not None
+            agreement, bridge = self.mpi.bridge(members, hosts, memory, mpi)
+            transports["shared"] = transports[bridge.name] = bridge
+        else:
             agreement = channel = Channel(self, members, memory)
             transports["shared"] = Shared(channel, self.window)
-        else:
-            assert self.mpi is not None
-            agreement = self.mpi.agreement(members, mpi)
         self.groups[number] = Group(self, agreement, transports)
 
     def close(self, number: int) -> None:

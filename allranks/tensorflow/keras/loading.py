@@ -32,7 +32,7 @@ def load_model(
     """
     if legacy_opts and not LEGACY:
         raise UsageError(
-            "Keras 3 has no legacy optimizers, found legacy_opts=True. Leave it away; a model that "
+            "Keras 3 has no legacy optimizers, found legacy_opts=True. Leave it out; a model that "
             "was saved with one loads with TF_USE_LEGACY_KERAS=1 and: "
             "pip install 'allranks[legacy-keras]'"
         )

@@ -154,7 +154,7 @@ MODULES: dict[str, tuple[Row, ...]] = {
         Row(
             "LearningRateScheduleCallback LearningRateWarmupCallback",
             TWO,
-            "`initial_lr` may be left away",
+            "`initial_lr` may be left out",
         ),
         Row("BestModelCheckpoint", TWO, "needs a `filepath`; the first rank writes", True),
         Row("LiveCurvesCallback", TWO, "not Horovod's: metrics as [live curves](dashboard.md)"),
@@ -198,7 +198,7 @@ MODULES: dict[str, tuple[Row, ...]] = {
         Row(
             "State ObjectState run_fn",
             (EAGER,),
-            "`bcast_object` and `get_rank` may be left away",
+            "`bcast_object` and `get_rank` may be left out",
             True,
         ),
     ),

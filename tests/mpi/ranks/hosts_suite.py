@@ -1,11 +1,10 @@
-"""Several hosts, pretended: agreement by messages, data through MPI.
+"""Several hosts, pretended: memory on each, messages between their first ranks.
 
 Run with ALLRANKS_RANKS_PER_HOST set.
 """
 
 from __future__ import annotations
 
-import os
 import time
 
 import numpy as np
@@ -13,20 +12,24 @@ import pytest
 from conftest import in_a_cell, next_cell_works, odd
 
 import allranks.collectives as c
+from allranks.collectives.mpi.firsts import Firsts
 from allranks.collectives.mpi.transport import Mpi
 from allranks.errors import CollectiveMismatch, RankLeft
 
-PER_HOST = int(os.environ.get("ALLRANKS_RANKS_PER_HOST", "0"))
+HOSTS = c.world.current().hosts
 pytestmark = pytest.mark.skipif(
-    not 0 < PER_HOST < c.size(), reason="ALLRANKS_RANKS_PER_HOST does not make two hosts"
+    len(set(HOSTS)) < 2, reason="ALLRANKS_RANKS_PER_HOST does not make two hosts"
 )
 
 
 def test_ranks_know_their_hosts():
-    assert c.local_rank() == c.rank() % PER_HOST
-    assert c.local_size() == min(PER_HOST, c.size() - c.rank() // PER_HOST * PER_HOST)
-    assert c.cross_rank() == c.rank() // PER_HOST
-    assert c.is_homogeneous() == (c.size() % PER_HOST == 0)
+    here = HOSTS[c.rank()]
+    first = HOSTS.index(here)
+    assert c.local_rank() == c.rank() - first
+    assert c.local_size() == HOSTS.count(here)
+    if c.local_rank() == 0:
+        assert c.cross_rank() == here
+    assert c.is_homogeneous() == (len({HOSTS.count(host) for host in HOSTS}) == 1)
 
 
 def test_a_difference_is_named_across_hosts():
@@ -65,20 +68,159 @@ def test_a_rank_of_another_host_that_left_is_named():
         next_cell_works()
 
 
-def test_a_rank_that_has_done_its_part_and_left_is_not_missed(monkeypatch):
-    """Every rank has arrived; the slowest sends when the others have left the cell already."""
-    move = Mpi._do
+def slowly(move, seconds):
+    """The same, with a pause at its end that the others wait in as well."""
 
-    def slowly(self, call, *arguments):
-        time.sleep(1)
-        yield from move(self, call, *arguments)
+    def moved(self, call, *arguments):
+        result = yield from move(self, call, *arguments)
+        began = time.monotonic()
+        while time.monotonic() < began + seconds:
+            yield call
+        return result
 
-    if c.rank() == c.size() - 1:
-        monkeypatch.setattr(Mpi, "_do", slowly)
-    assert in_a_cell(lambda: c.gather(np.ones(3), root=0)) is None
-    assert in_a_cell(lambda: c.comm.allreduce(1)) is None
+    return moved
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: c.broadcast(np.ones(300_000), 0),
+        lambda: c.gather(np.ones(30_000), root=0),
+        lambda: c.comm.allreduce(b"x" * 100_000),
+        lambda: c.comm.allreduce(1),
+    ],
+    ids=["broadcast", "gather", "an object", "a number"],
+)
+def test_a_rank_that_has_done_its_part_and_left_is_not_missed(monkeypatch, call):
+    """Every rank has arrived; one host's data comes when the others have left the cell already."""
+
+    if HOSTS[c.rank()] == HOSTS[-1]:
+        for name in ("gather", "broadcast"):
+            monkeypatch.setattr(Firsts, name, slowly(getattr(Firsts, name), 0.5))
+        told, ends = Firsts.told, []
+
+        def told_late(self):
+            """From half a second on after it was true."""
+            if told(self):
+                ends.append(time.monotonic() + 0.5)
+            return bool(ends) and time.monotonic() > ends[0]
+
+        monkeypatch.setattr(Firsts, "told", told_late)
+    assert in_a_cell(call) is None
     monkeypatch.undo()
     next_cell_works()
+
+
+def test_ranks_of_two_hosts_that_wait_for_each_other_are_told_so():
+    last = c.size() - 1
+
+    def crossed():
+        if c.rank() == 0:
+            c.comm.recv(source=last)
+        else:
+            c.allreduce(np.ones(3))
+
+    error = in_a_cell(crossed)
+    assert isinstance(error, CollectiveMismatch)
+    assert "wait for each other" in str(error)
+    assert ": c.comm.recv(source=last)" in str(error)
+    next_cell_works()
+
+
+def test_a_late_rank_of_another_host_is_told_of_with_its_line(monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr(c.world.current(), "late_seconds", 1.0)
+    c.on_notice(told.append)
+
+    def late():
+        if c.rank() == c.size() - 1:
+            time.sleep(2)  # the line to be found
+        c.allreduce(np.ones(3))
+
+    assert in_a_cell(late) is None
+    assert len(told) == (c.rank() == 0)
+    for text in told:
+        assert f"has waited 1 s for rank {c.size() - 1}" in text
+        assert "time.sleep(2)  # the line to be found" in text
+
+
+def test_data_that_does_not_move_is_told_of(monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr(c.world.current(), "late_seconds", 1.0)
+    c.on_notice(told.append)
+    for name in ("gather", "reduce"):
+        monkeypatch.setattr(Firsts, name, slowly(getattr(Firsts, name), 1.5))
+    assert in_a_cell(lambda: c.allreduce(np.ones(30_000), c.Sum)) is None
+    assert len(told) == (c.rank() == 0)
+    for text in told:
+        assert "has moved no data for 1 s" in text
+        assert f"rank {c.size() - 1} waits in allreduce(Sum) at " in text
+
+
+def test_ranks_of_other_hosts_that_wait_are_named_with_their_line():
+    def fails():
+        if c.rank() == 0:
+            time.sleep(0.5)
+            raise ValueError("bad batch")
+        c.allreduce(np.ones(3))
+
+    error = in_a_cell(fails)
+    if c.rank():
+        assert isinstance(error, RankLeft)
+        others = "rank 1" if c.size() == 2 else f"ranks 1–{c.size() - 1}"
+        assert f"{others} at " in str(error)
+    next_cell_works()
+
+
+@pytest.mark.parametrize("count", [0, 1, 8192, 20_000, 70_000, 600_000])
+def test_every_host_gets_the_same_bits(count):
+    mine = np.random.default_rng(c.rank()).standard_normal(count).astype("float32")
+    found = c.allreduce(mine, c.Sum)
+    assert len({data.tobytes() for data in c.allgather_object(found)}) == 1
+
+
+@pytest.mark.parametrize("count", [3, 100_000])
+def test_every_rank_may_be_the_root(count):
+    for root in range(c.size()):
+        found = c.broadcast(np.full(count, float(c.rank())), root)
+        assert (found == root).all()
+        whole = c.gather(np.full(count, float(c.rank())), root=root)
+        if c.rank() == root:
+            assert (whole == np.repeat(np.arange(c.size()), count)).all()
+
+
+@pytest.mark.parametrize("count", [1, 200_000])
+def test_ranks_that_are_not_the_first_of_a_host_send_nothing(monkeypatch, count):
+    """Where what they bring is little, or becomes less on the way."""
+
+    def flat(*_):
+        raise AssertionError("data goes from each rank to each")
+
+    monkeypatch.setattr(Mpi, "comm", flat)
+    size, rank = c.size(), c.rank()
+    mine = np.arange(size * count, dtype="int32") + rank
+    cut = slice(rank * count, (rank + 1) * count)
+    total = size * np.arange(size * count) + sum(range(size))
+    assert (c.allreduce(mine, c.Sum) == total).all()
+    assert (c.reducescatter(mine, c.Sum) == total[cut]).all()
+    assert len(c.allgather(mine)) == size * mine.size
+    assert (c.broadcast(mine, 0) == mine - rank).all()
+    assert {record.transport for record in c.records()[-4:]} == {"hosts"}
+    if count == 1:
+        assert (c.alltoall(mine) == rank + np.arange(size)).all()
+        gathered = c.gather(mine, root=size - 1)
+        assert gathered is None or len(gathered) == size * size
+
+
+def test_calls_of_two_process_sets_may_be_under_way_at_once(sets):
+    half = sets["half"]
+    for count in (3, 100_000):
+        handles = [
+            c.allreduce_async(np.full(count, float(i)), c.Sum, process_set=[None, half][i % 2])
+            for i in range(6)
+        ]
+        for i, handle in reversed(list(enumerate(handles))):
+            assert handle.synchronize()[0] == i * (half.size() if i % 2 else c.size())
 
 
 def test_a_late_rank_of_another_host_is_awaited():

@@ -46,7 +46,7 @@ def test_allgather_of_any_rows(counts, tail, dtype, transport):
 
 
 @drawn
-@given(data=st.data(), width=st.integers(1, 300), transport=transports)
+@given(data=st.data(), width=st.integers(1, 300) | st.just(20_000), transport=transports)
 def test_alltoall_with_any_splits(data, width, transport):
     table = [data.draw(rows) for _ in range(c.size())]
     mine = values(c.rank(), (sum(table[c.rank()]), width), np.dtype("int32"))
@@ -58,6 +58,21 @@ def test_alltoall_with_any_splits(data, width, transport):
         start = sum(table[r][: c.rank()])
         wanted.append(whole[start : start + table[r][c.rank()]])
     same(found, np.concatenate(wanted))
+
+
+@drawn
+@given(
+    splits=rows,
+    width=st.integers(0, 300) | st.just(20_000),
+    root=st.integers(0, c.size() - 1),
+    transport=transports,
+)
+def test_scatter_with_any_splits_and_root(splits, width, root, transport):
+    whole = values(root, (sum(splits), width), np.dtype("int32"))
+    mine = whole if c.rank() == root else None
+    found = c.scatter(mine, root, splits, transport=transport)
+    start = sum(splits[: c.rank()])
+    same(found, whole[start : start + splits[c.rank()]])
 
 
 @drawn

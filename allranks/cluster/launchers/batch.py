@@ -1,0 +1,288 @@
+"""What batch systems share: a job that is submitted, waits, runs the relay on every host, and ends.
+
+The invitation, with its key, lies in a file that only this user may read, in the folder of the
+cluster's logs, which the hosts have to see. It is removed as soon as all hosts have come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from allranks.cluster.keeper import Keeper
+from allranks.cluster.launchers.launcher import Host
+from allranks.cluster.launchers.spread import RELAY, check_size
+from allranks.errors import MissingDependency, StartFailed, UsageError
+from allranks.records.config import Invitation
+
+#: Longer than a batch system's own controller takes to be started again.
+_UNKNOWN_SECONDS = 60.0
+_ASK_SECONDS = 20.0
+_CLOSE_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
+_SHOWN_LINES = 5
+#: When the kernel says so, and when it has died.
+_CANCEL = 'rm -f "$1"; shift; "$@" > /dev/null 2>&1'
+
+
+def program(name: str, package: str) -> str:
+    """Returns a batch system's program.
+
+    Raises:
+        MissingDependency: it is not here.
+    """
+    found = shutil.which(name)
+    if found is None:
+        raise MissingDependency(
+            f"expected {name}, found no such program on this machine. Start the notebook on the "
+            f"cluster's login node, or install it: {package}"
+        )
+    return found
+
+
+def ask(*words: str) -> str:
+    """Returns what a batch system's program says; nothing where it fails."""
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def submit(
+    system: str, words: Sequence[str], script: str, invitation: str, number: re.Pattern[str]
+) -> re.Match[str]:
+    """Submits a script; returns the job's number, as ``number`` finds it in the answer.
+
+    Raises:
+        StartFailed: there is no answer, or it tells no number; the invitation is removed, so that
+            a job that there is nevertheless ends as soon as it begins.
+    """
+    try:
+        said = _answer(system, words, script)
+        found = number.search(said)
+        if found is None:
+            raise StartFailed(
+                f"expected {words[0]} to tell the job's number, found {said.strip()!r}. It is "
+                f"looked for by {number.pattern!r}"
+            )
+    except BaseException:
+        os.unlink(invitation)
+        raise
+    return found
+
+
+def _answer(system: str, words: Sequence[str], script: str) -> str:
+    typed = f"What was typed: {shlex.join(words)}"
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        # An interrupt of the kernel goes to its whole process group: a job could be left that
+        # nobody knows the number of.
+        start_new_session=True,
+    ) as asked:
+        try:
+            said, problem = asked.communicate(script, _ASK_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(asked.pid, signal.SIGKILL)
+            raise StartFailed(
+                f"expected {system} to take a job within {_ASK_SECONDS:g} s, found no answer. Try "
+                f"again later; a job that it takes now ends as soon as it begins. {typed}"
+            ) from error
+    if asked.returncode:
+        raise StartFailed(
+            f"expected {system} to take a job, found {problem.strip() or said.strip()}\n{typed}"
+        )
+    return said
+
+
+def invite(invitation: Invitation, log_dir: str) -> str:
+    """Returns the path of a new file with the invitation, mode 0600."""
+    path = os.path.join(log_dir, "invitation")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as kept:
+        kept.write(invitation.to_json())
+    return path
+
+
+def relay_command(path: str, name: str) -> list[str]:
+    """Returns the command that a job runs once on every host.
+
+    Args:
+        path: where the invitation is.
+        name: the environment variable that has the name of the host.
+    """
+    return [*RELAY, "--join", path, name]
+
+
+class BatchOptions(argparse.Namespace):
+    """How many hosts and ranks are asked for, and what else is the batch system's alone."""
+
+    nodes: int = 1
+    ntasks_per_node: int | None = None
+    ntasks: int | None = None
+    more: Sequence[str] = ()
+
+    @property
+    def each(self) -> int:
+        """How many ranks each host is to have."""
+        if self.ntasks_per_node is not None:
+            return self.ntasks_per_node
+        return (self.ntasks or self.nodes) // self.nodes
+
+    def size(self, n: int | None) -> int:
+        """Returns how many ranks there are to be.
+
+        Raises:
+            UsageError: ``n`` is another number, or no multiple of the number of hosts.
+        """
+        if self.ntasks is None:
+            self.ntasks = n
+        if self.ntasks is not None and self.ntasks % self.nodes:
+            raise UsageError(
+                f"expected as many ranks on each of {self.nodes} hosts, found {self.ntasks} "
+                "in all. Type for example: --nodes 2 --ntasks-per-node 4"
+            )
+        return check_size(self.ntasks, self.nodes * self.each)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"expected the options of a job, found: {message}. {self.epilog}")
+
+
+def parse_batch(options: Sequence[str], example: str) -> BatchOptions:
+    """Returns what is asked for.
+
+    Args:
+        options: as they were typed.
+        example: what an error suggests.
+
+    Raises:
+        UsageError: they do not tell how many hosts and ranks there are to be.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False, epilog=f"Type for example: {example}")
+    parser.add_argument("-N", "--nodes", type=int)
+    parser.add_argument("--ntasks-per-node", type=int)
+    parser.add_argument("--ntasks", type=int)
+    parsed, more = parser.parse_known_args(list(options), namespace=BatchOptions())
+    parsed.more = more
+    if parsed.nodes < 1 or parsed.each < 1:
+        parser.error("no host, or no rank")
+    return parsed
+
+
+#: The names of a job's hosts, once it runs, and what it waits for until then.
+Look = tuple[Sequence[str], str]
+
+
+class BatchJob:
+    """A job in a batch system's queue, and then on its hosts.
+
+    Args:
+        system: what the batch system is called.
+        number: what it calls the job.
+        ranks: how many ranks each host is to have.
+        cancel: the command that cancels the job.
+        invitation: the path of the invitation.
+    """
+
+    looked_up_by: Sequence[str] = ()
+    """The command that tells of a job that has ended, up to its number."""
+    _known_at: float | None = None
+
+    def __init__(
+        self, system: str, number: str, ranks: int, cancel: Sequence[str], invitation: str
+    ) -> None:
+        self.system = system
+        self.number = number
+        self._ranks = ranks
+        self._invitation = invitation
+        self._next_look = 0.0
+        self._hosts: Sequence[Host] = ()
+        self._waits = self.submitted
+        self._keeper = Keeper(_CANCEL, invitation, *cancel)
+
+    def hosts(self) -> Sequence[Host]:
+        """Returns where it runs; nothing as long as it waits for hosts.
+
+        Raises:
+            StartFailed: it has ended.
+        """
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            found = self.look()
+            self._check_known(known=found is not None)
+            if found is not None:
+                names, self._waits = found
+                self._hosts = [Host(name, self._ranks) for name in names]
+        return self._hosts
+
+    def _check_known(self, known: bool) -> None:
+        now = time.monotonic()
+        self._known_at = now if known or self._known_at is None else self._known_at
+        if now - self._known_at > _UNKNOWN_SECONDS:
+            raise StartFailed(
+                f"expected {self.system} to tell how job {self.number} is, found that it has told "
+                f"nothing for {_UNKNOWN_SECONDS:g} s: the job was cancelled, or is forgotten. To "
+                f"look it up: {shlex.join([*self.looked_up_by, self.number])}"
+            )
+
+    @property
+    def submitted(self) -> str:
+        """What is said as long as the batch system says nothing."""
+        return f"{self.system} job {self.number} is submitted. Interrupt to cancel it."
+
+    def look(self) -> Look | None:
+        """Returns the names of its hosts, once it runs, and what it waits for until then.
+
+        None where the batch system tells nothing, because it is busy, or does not know the job.
+        It is asked again until all hosts have come.
+
+        Raises:
+            StartFailed: it has ended.
+        """
+        raise NotImplementedError
+
+    def waits(self) -> str:
+        """Returns what it waits for, in a line."""
+        return self._waits
+
+    def why_ended(self) -> str:
+        """Returns what ended it, where the batch system tells."""
+        return ""
+
+    def all_came(self) -> None:
+        """The invitation is needed no longer."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._invitation)
+
+    def refused(self, what: str, output: str) -> StartFailed:
+        """Returns the error that says how the job has ended, with the last lines it wrote."""
+        said = ""
+        with suppress(OSError), open(output, errors="replace") as log:
+            said = "\n" + "\n".join(log.read().strip().splitlines()[-_SHOWN_LINES:])
+        return StartFailed(
+            f"expected {self.system} job {self.number} to run, found that it {what}.{said.rstrip()}"
+        )
+
+    def close(self) -> None:
+        """Cancels the job where it has not ended by itself."""
+        self.all_came()
+        # Where the batch system does not answer, it is asked as long as this takes.
+        self._keeper.close(_CLOSE_SECONDS)

@@ -1,0 +1,296 @@
+"""Ranks on hosts that Slurm gives: ``--on slurm --nodes 2 --ntasks-per-node 4 --time 1:00:00``.
+
+The options are sbatch's own, behind those that the user's profile of ipyparallel has for Slurm. A
+notebook that runs in a job of several nodes itself has its ranks there: ``--on slurm`` without
+options.
+
+As a notebook in a job of two nodes has it: SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=2
+SLURM_JOB_NODELIST=h[1-2] SLURM_TASKS_PER_NODE=4(x2)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from allranks.cluster import profile
+from allranks.cluster.launchers.batch import (
+    BatchJob,
+    Look,
+    ask,
+    invite,
+    parse_batch,
+    program,
+    relay_command,
+    submit,
+)
+from allranks.cluster.launchers.launcher import Host, Job, Tell
+from allranks.cluster.launchers.spread import Spread, address_towards, check_size
+from allranks.errors import StartFailed
+from allranks.records.config import Invitation
+
+_EXAMPLE = "--on slurm --nodes 2 --ntasks-per-node 4 --time 1:00:00"
+_PACKAGE = "apt-get install slurm-client"
+_NODE_NAME = "SLURMD_NODENAME"
+#: One of them may be this machine itself.
+_ASKED_NODES = 2
+_ENDING_SECONDS = 5.0
+_POLL_SECONDS = 0.2
+_PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SUSPENDED")
+_ENDINGS = {
+    "TIMEOUT": "ran into its time limit",
+    "CANCELLED": "was cancelled",
+    "NODE_FAIL": "lost a node",
+    "OUT_OF_MEMORY": "ran out of memory",
+    "PREEMPTED": "was preempted by another job",
+    "DEADLINE": "ran into its deadline",
+    "BOOT_FAIL": "lost a node, which did not boot",
+    "FAILED": "failed",
+    "COMPLETED": "ended",
+    "COMPLETING": "is ending",
+}
+
+
+class SlurmLauncher(Spread):
+    """Starts ranks on Slurm's nodes.
+
+    Args:
+        options: sbatch's; none for the allocation that the notebook runs in.
+
+    Raises:
+        UsageError: they do not tell how many nodes and ranks there are to be.
+        MissingDependency: Slurm is not here.
+    """
+
+    name = "slurm"
+
+    def __init__(self, options: Sequence[str] = ()) -> None:
+        self._settings = profile.slurm()
+        program(self._settings.submit[0], _PACKAGE)
+        self._inside = not options and in_allocation(os.environ)
+        self._asked = parse_batch([*self._settings.options, *options], _EXAMPLE)
+
+    def size(self, n: int | None) -> int:
+        """Returns how many ranks there are to be: nodes, times ranks a node."""
+        if self._inside:
+            return check_size(n, sum(_tasks_per_node(os.environ)))
+        return self._asked.size(n)
+
+    def address(self) -> str:
+        """Returns this machine's address on the way to the nodes."""
+        where = _partition(self._asked.more)
+        nodes = list(dict.fromkeys(ask("sinfo", "-h", "-N", "-o", "%N", *where).split()))
+        if not nodes:
+            raise StartFailed(
+                f"expected nodes of Slurm, found that sinfo {shlex.join(where)} tells none. "
+                "Check the partition's name: sinfo"
+            )
+        return address_towards(*nodes[:_ASKED_NODES])
+
+    def describe(self) -> str:
+        """Returns the job's nodes, in a few words."""
+        return "this Slurm job" if self._inside else f"{self._asked.nodes} nodes of Slurm"
+
+    def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> Job:
+        """Submits a job that runs the relay on every node, or runs it in this allocation."""
+        if self._inside:
+            hosts = _own_hosts(os.environ)
+            return SrunJob(hosts, invite(invitation, log_dir), tell)
+        path = invite(invitation, log_dir)
+        output = os.path.join(log_dir, "slurm.log")
+        nodes, each = self._asked.nodes, self._asked.each
+        words = [*self._settings.submit, "--job-name=allranks", *self._asked.more]
+        words += [f"--nodes={nodes}", f"--ntasks-per-node={each}", f"--output={output}"]
+        # Its ranks are gone with a node, and what they had: to run it again would be of no use.
+        words += ["--no-requeue"]
+        script = f"#!/bin/sh\nexec {shlex.join(_srun(nodes, path))}\n"
+        number = submit("Slurm", words, script, path, self._settings.job_id)
+        cancel = self._settings.delete
+        return SlurmJob(number[self._settings.group], each, path, output, cancel)
+
+
+class SlurmJob(BatchJob):
+    """A job that sbatch has submitted.
+
+    Args:
+        number: its number.
+        ranks: how many ranks each node has.
+        invitation: the path of the invitation.
+        output: the path of what it writes.
+        cancel: the command that cancels it, up to its number.
+    """
+
+    looked_up_by = ("sacct", "-j")
+
+    def __init__(
+        self, number: str, ranks: int, invitation: str, output: str, cancel: Sequence[str]
+    ) -> None:
+        super().__init__("Slurm", number, ranks, [*cancel, number], invitation)
+        self._output = output
+
+    def look(self) -> Look | None:
+        """Returns the names of its nodes, once it runs, and its place in the queue until then."""
+        said = ask("squeue", "-h", "-t", "all", "-j", self.number, "-o", "%T|%r|%S|%P|%N")
+        if not said:
+            return None
+        state, reason, start, partition, nodes = said.splitlines()[0].split("|")
+        if state == "RUNNING":
+            return ask("scontrol", "show", "hostnames", nodes).split(), ""
+        if state in _PENDING:
+            looked_at = reason != "None"
+            return (), self._place(reason, start, partition) if looked_at else self.submitted
+        raise self.refused(_ENDINGS.get(state, f"is {state}"), self._output)
+
+    def _place(self, reason: str, start: str, partition: str) -> str:
+        queue = ask("squeue", "-h", "-t", "PENDING", "-p", partition, "--sort=-p,i", "-o", "%i")
+        waiting = queue.split()
+        place = waiting.index(self.number) + 1 if self.number in waiting else len(waiting) + 1
+        when = "" if start in ("", "N/A") else f", expected to start {start.replace('T', ' ')}"
+        return (
+            f"Slurm job {self.number} waits in partition {partition}: place {place} of "
+            f"{max(place, len(waiting))} ({reason}){when}. Interrupt to cancel it."
+        )
+
+    def why_ended(self) -> str:
+        """Returns what ended it, as ``Slurm job 7 ran into its time limit (0:01:00)``."""
+        return _why_ended(self.number)
+
+
+class SrunJob:
+    """The relay on every node of the allocation that the notebook runs in.
+
+    Args:
+        hosts: the nodes.
+        invitation: the path of the invitation.
+        tell: called with every host when it has ended.
+    """
+
+    def __init__(self, hosts: Sequence[Host], invitation: str, tell: Tell) -> None:
+        self._hosts = hosts
+        self._invitation = invitation
+        words = _srun(len(hosts), invitation)
+        self._running = subprocess.Popen(
+            [words[0], "--overlap", *words[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._tell = tell
+        threading.Thread(target=self._watch, name="allranks-srun", daemon=True).start()
+
+    def hosts(self) -> Sequence[Host]:
+        """Returns the nodes, and how many ranks each has."""
+        return self._hosts
+
+    def waits(self) -> str:
+        """Returns nothing."""
+        return ""
+
+    def why_ended(self) -> str:
+        """Returns what ended the allocation, if it has ended."""
+        return _why_ended(os.environ["SLURM_JOB_ID"])
+
+    def all_came(self) -> None:
+        """The invitation is needed no longer."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._invitation)
+
+    def _watch(self) -> None:
+        assert self._running.stderr is not None
+        with self._running.stderr as written:
+            said = written.read().decode("utf-8", "replace")
+        code = self._running.wait()
+        for host in self._hosts:
+            self._tell(
+                host.name, f"was left by srun, which ended with exit code {code}: {said.strip()}"
+            )
+
+    def close(self) -> None:
+        """Ends the relays where they have not ended by themselves."""
+        self.all_came()
+        for end in (self._running.terminate, self._running.kill):
+            try:
+                self._running.wait(_ENDING_SECONDS)
+            except subprocess.TimeoutExpired:
+                end()
+        self._running.wait()
+
+
+def in_allocation(environment: Mapping[str, str]) -> bool:
+    """Whether the notebook runs in a job of several nodes."""
+    nodes = environment.get("SLURM_JOB_NUM_NODES", "")
+    return "SLURM_JOB_ID" in environment and nodes.isdecimal() and int(nodes) > 1
+
+
+def _srun(nodes: int, invitation: str) -> list[str]:
+    return [
+        "srun",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        "--mpi=none",
+        # One task a node, whose ranks are to have all that the job has there.
+        "--cpu-bind=none",
+        "--kill-on-bad-exit=0",
+        *relay_command(invitation, _NODE_NAME),
+    ]
+
+
+def _own_hosts(environment: Mapping[str, str]) -> list[Host]:
+    """Returns the nodes of the job that the notebook runs in, and how many ranks each has.
+
+    Raises:
+        StartFailed: Slurm does not tell.
+    """
+    nodes = environment.get("SLURM_JOB_NODELIST", "")
+    names = ask("scontrol", "show", "hostnames", nodes).split()
+    ranks = _tasks_per_node(environment)
+    if not names or len(names) != len(ranks):
+        raise StartFailed(
+            f"expected the nodes of this Slurm job, {nodes!r}, and the ranks of each, found nodes "
+            f"{names} and ranks {ranks}. Type: scontrol show hostnames; echo $SLURM_TASKS_PER_NODE"
+        )
+    return [Host(name, count) for name, count in zip(names, ranks, strict=True)]
+
+
+def _tasks_per_node(environment: Mapping[str, str]) -> list[int]:
+    """Returns how many ranks each node has, of ``4(x2),1``."""
+    counts: list[int] = []
+    for part in environment.get("SLURM_TASKS_PER_NODE", "1").split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if found:
+            counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
+def _why_ended(number: str) -> str:
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while True:
+        said = ask("scontrol", "-o", "show", "job", number)
+        found = dict(re.findall(r"(\w+)=(\S+)", said))
+        state, reason = found.get("JobState", ""), found.get("Reason", "")
+        if state == "COMPLETING" and reason == "TimeLimit":
+            state = "TIMEOUT"
+        if state != "COMPLETING" or time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_SECONDS)
+    if state in ("", "RUNNING", "COMPLETED", "COMPLETING"):
+        return ""
+    limit = f" of {found.get('TimeLimit')}" if state == "TIMEOUT" else ""
+    return f"Slurm job {number} {_ENDINGS.get(state, f'is {state}')}{limit}"
+
+
+def _partition(options: Sequence[str]) -> list[str]:
+    """Returns the option that names a partition, as sinfo takes it too."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-p", "--partition")
+    found = parser.parse_known_args(list(options))[0].partition
+    return [f"--partition={found}"] if found else []

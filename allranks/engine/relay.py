@@ -1,0 +1,291 @@
+"""What a launcher runs once on every host: one connection to the notebook, a nursery behind it.
+
+Where ranks are on several hosts, all that a host says and hears crosses the network here, and is
+encrypted (CURVE) with the notebook's public key, which serves as the shared secret. Ranks reach
+the relay by sockets in a folder that only this user may enter.
+
+Both sides hold a lease of each other. The notebook hears a beat every second. Its own connection
+answers pings even while its Python is busy: where it does not for ten seconds, or is closed, the
+relay closes the nursery's standard input, and nothing of the cluster stays on this host.
+
+    python -m allranks.engine.relay                      an invitation on standard input
+    python -m allranks.engine.relay --join FILE NAME     one in a file; NAME holds the host's name
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from allranks.engine import processes
+from allranks.records.config import Invitation, NurseryConfig
+from allranks.records.lease import BEAT_SECONDS, FIRST_SECONDS, LIMIT_SECONDS
+from allranks.records.version import version
+
+_STOP_SECONDS = 8.0
+_LOST = "has lost the notebook"
+_LAUNCHER_SECONDS = 4.0
+_TRACKER_SECONDS = 1.0
+_POLL_SECONDS = 0.1
+_LINGER_MS = 1000
+#: From a ping on; the first one comes up to a beat later.
+_PATIENCE_MS = int((LIMIT_SECONDS - BEAT_SECONDS) * 1000)
+_LOOK_MS = int(BEAT_SECONDS * 500)
+
+
+class Relay:
+    """Carries what one host and the notebook say to each other, until one of them is gone.
+
+    Args:
+        invitation: where the notebook listens.
+        host: what the launcher calls this host.
+        lifeline: a descriptor that closes when this is to end; -1 for none.
+    """
+
+    def __init__(self, invitation: Invitation, host: str, lifeline: int = -1) -> None:
+        self.host = host
+        self._lifeline = lifeline
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._heard = b""
+        self._session_dir = ""
+        processes.adopt_orphans()
+        self._why = ""
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._notebook = context.socket(zmq.DEALER)
+        self._notebook.setsockopt(zmq.IDENTITY, host.encode())
+        self._events = context.socket(zmq.PUSH)
+        #: The ranks' own sockets, once there is a folder for them.
+        self._commands, self._told = context.socket(zmq.ROUTER), context.socket(zmq.PULL)
+        for one in (self._notebook, self._events, self._commands, self._told):
+            one.setsockopt(zmq.SNDHWM, 0)
+            one.setsockopt(zmq.RCVHWM, 0)
+            one.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._monitor = self._notebook.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
+        public, secret = zmq.curve_keypair()
+        urls = (self._notebook, invitation.commands_url), (self._events, invitation.events_url)
+        for one, url in urls:
+            one.setsockopt(zmq.HEARTBEAT_IVL, int(BEAT_SECONDS * 1000))
+            one.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PATIENCE_MS)
+            one.curve_serverkey = invitation.wire_key.encode()
+            one.curve_publickey = public
+            one.curve_secretkey = secret
+            one.connect(url)
+        self._url = invitation.commands_url
+
+    def run(self) -> int:
+        """Serves; returns an exit code."""
+        self._wake, wake_writer = os.pipe()
+        os.set_blocking(wake_writer, False)
+        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, lambda *_: self._end("was told to end (SIGTERM)"))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._poller = zmq.Poller()
+        for source in (self._notebook, self._monitor, self._wake, *self._lifelines()):
+            self._poller.register(source, zmq.POLLIN)
+        if not self._meet():
+            return 1
+        self._tell(event="host_up", address=_own_address(self._url), version=version())
+        beat = 0.0
+        while not self._why:
+            if time.monotonic() >= beat:
+                beat = time.monotonic() + BEAT_SECONDS
+                self._events.send_multipart([b"beat", self.host.encode()])
+            for source, _ in self._poller.poll(_LOOK_MS):
+                self._serve(source)
+        self._stop()
+        return 0
+
+    def _lifelines(self) -> list[int]:
+        return [self._lifeline] if self._lifeline >= 0 else []
+
+    def _meet(self) -> bool:
+        """Returns whether the notebook was reached, and has the key."""
+        deadline = time.monotonic() + FIRST_SECONDS
+        while time.monotonic() < deadline:
+            for source, _ in self._poller.poll(_LOOK_MS):
+                if source is not self._monitor:
+                    self._serve(source)
+                elif self._monitor_event() == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    return True
+            if self._why:
+                return False
+        print(
+            f"expected the notebook at {self._url}, found nobody there who has its key within "
+            f"{FIRST_SECONDS:g} s. Check that a firewall lets this host reach that port",
+            file=sys.stderr,
+        )
+        return False
+
+    def _monitor_event(self) -> int:
+        return int(recv_monitor_message(self._monitor)["event"])
+
+    def _end(self, why: str) -> None:
+        self._why = self._why or why
+
+    def _serve(self, source: Any) -> None:
+        if source is self._notebook:
+            self._obey(self._notebook.recv_multipart())
+        elif source is self._told:
+            self._events.send_multipart(self._told.recv_multipart(copy=False), copy=False)
+        elif source is self._monitor:
+            if self._monitor_event() == zmq.EVENT_DISCONNECTED:
+                self._end(_LOST)
+        elif source == self._wake:
+            os.read(self._wake, 4096)  # a signal: its handler has run
+        elif source == self._lifeline:
+            if not os.read(self._lifeline, 4096):
+                self._end("was left by the launcher")
+        elif not self._pass_on(source):
+            self._poller.unregister(source)
+            self._end("has no nursery any longer")
+
+    def _obey(self, frames: list[bytes]) -> None:
+        """Does what the notebook says: ``config``, ``say`` to the nursery, ``ranks``, ``stop``."""
+        word, first, *rest = frames
+        if word == b"ranks":
+            for rank in json.loads(first):
+                self._commands.send_multipart([f"rank-{rank}".encode(), *rest])
+        elif word == b"stop":
+            self._end("was told to stop")
+        elif word == b"say" and self._nursery is not None:
+            self._say(first)
+        elif word == b"config":
+            try:
+                self._begin(NurseryConfig.from_json(first.decode()))
+            except (OSError, zmq.ZMQError) as error:
+                self._tell(event="host_refused", problem=str(error))
+                self._end("could not begin")
+
+    def _say(self, line: bytes) -> None:
+        assert self._nursery is not None
+        assert self._nursery.stdin is not None
+        try:
+            self._nursery.stdin.write(line + b"\n")
+            self._nursery.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended: its standard output tells
+
+    def _begin(self, config: NurseryConfig) -> None:
+        """Starts the nursery, in folders of its own.
+
+        Raises:
+            OSError: a folder is missing, or is another user's.
+            ZMQError: there can be no sockets in it.
+        """
+        if not os.path.isdir(config.work_dir):
+            raise FileNotFoundError(f"the notebook's folder {config.work_dir} is not there")
+        os.mkdir(config.session_dir, mode=0o700)  # it must not be there: another's could be open
+        self._session_dir = config.session_dir
+        os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
+        self._commands.bind(config.commands_url)
+        self._told.bind(config.events_url)
+        log = os.path.join(config.log_dir, f"nursery-{self.host}.log")
+        with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as kept:
+            self._nursery = subprocess.Popen(
+                [sys.executable, "-P", "-m", "allranks.engine.nursery"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=kept,
+                env={**os.environ, **config.environment},
+            )
+        assert self._nursery.stdout is not None
+        self._poller.register(self._nursery.stdout.fileno(), zmq.POLLIN)
+        self._poller.register(self._told, zmq.POLLIN)
+        self._say(config.to_json().encode())
+
+    def _pass_on(self, descriptor: int) -> bool:
+        """Hands the nursery's events to the notebook; returns whether there may be more."""
+        said = os.read(descriptor, 65536)
+        *lines, self._heard = (self._heard + said).split(b"\n")
+        for line in lines:
+            self._events.send_multipart([b"nursery", self.host.encode(), line])
+        return bool(said)
+
+    def _tell(self, **fields: Any) -> None:
+        line = json.dumps(fields).encode()
+        self._events.send_multipart([b"nursery", self.host.encode(), line])
+
+    def _stop(self) -> None:
+        """Ends the nursery, and tells the notebook that nothing is left here."""
+        # First of all, as the ranks' ends will come after it.
+        self._tell(event="host_ends", why=self._why)
+        code = 0
+        if self._nursery is not None:
+            nursery = self._nursery
+            assert nursery.stdin is not None
+            assert nursery.stdout is not None
+            try:
+                nursery.stdin.close()
+            except BrokenPipeError:
+                pass  # it has ended
+            try:
+                code = nursery.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                nursery.kill()  # its children die with it
+                code = nursery.wait()
+            if code < 0:
+                self._tidy_up()
+            os.set_blocking(nursery.stdout.fileno(), False)
+            try:
+                while self._pass_on(nursery.stdout.fileno()):
+                    pass
+            except BlockingIOError:
+                pass  # a process that a cell has started may hold it
+        while self._told.poll(0):
+            self._events.send_multipart(self._told.recv_multipart())
+        if self._session_dir:
+            shutil.rmtree(self._session_dir, ignore_errors=True)
+        self._tell(event="host_down", why=self._why)
+        self._events.context.destroy(linger=0 if self._why == _LOST else _LINGER_MS)
+
+    def _tidy_up(self) -> None:
+        """Does what a nursery that was killed has left undone: its descendants are ours now."""
+        deadline = time.monotonic() + _LAUNCHER_SECONDS
+        # The launcher's helper ends by itself, and removes what MPI had in shared memory.
+        while processes.reap_all() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        deadline = time.monotonic() + _TRACKER_SECONDS
+        while processes.reap_all():
+            processes.kill_children(spare_trackers=time.monotonic() < deadline)
+            time.sleep(_POLL_SECONDS)
+
+
+def _own_address(url: str) -> str:
+    """Returns this host's address on the way to the notebook."""
+    found = urlsplit(url)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((found.hostname, found.port))
+        return str(way.getsockname()[0])
+
+
+def main(words: list[str]) -> int:
+    """Reads the invitation and serves."""
+    if words:
+        _, path, name = words
+        with open(path) as kept:
+            return Relay(Invitation.from_json(kept.read()), os.environ[name]).run()
+    said = b""
+    while not said.endswith(b"\n"):
+        more = os.read(0, 65536)
+        if not more:
+            return 1
+        said += more
+    invitation = Invitation.from_json(said.decode())
+    return Relay(invitation, invitation.host, lifeline=0).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

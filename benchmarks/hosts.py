@@ -1,0 +1,117 @@
+"""allreduce among ranks of two hosts against mpi4py's, on the same TCP: python -m benchmarks hosts
+
+Two hosts of two ranks, made of namespaces of this machine (root; tests/hosts says what else), by
+the speed of its memory and by 1 Gbit/s. The two take turns within each repetition; of each the
+slowest rank's time counts, and a figure is the median over repetitions. Prints a table in Markdown
+and writes benchmarks/results/hosts.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "mpi")]
+
+from benchmarks import machine, results  # noqa: E402
+from benchmarks.collectives import BYTES, interleaved  # noqa: E402
+
+WHERE = "h0:2,h1:2"
+ON_RANKS = "--on-ranks"
+
+
+def on_ranks(nbytes: list[int], quick: bool) -> None:
+    import allranks.collectives as c
+
+    c.init()
+    from mpi4py import MPI
+
+    comm, rows = MPI.COMM_WORLD.Dup(), []
+    for size in nbytes:
+        mine = np.ones(size // 4, np.float32)
+        out = np.empty_like(mine)
+        calls = 50 if size <= 64 << 10 else 4 if size <= 1 << 20 else 1
+        repeats = 20 if size <= 1 << 20 else 7
+        peers = {
+            "mpi4py": lambda mine=mine, out=out: comm.Allreduce(mine, out),
+            "ours": lambda mine=mine: c.allreduce(mine, c.Sum),
+        }
+        rows.append([size, interleaved(comm, peers, repeats // (4 if quick else 1) + 1, calls)])
+    if c.rank() == 0:
+        sys.stdout.write("\n@" + json.dumps(rows) + "\n")
+        sys.stdout.flush()
+
+
+def launch(hosts: Any, nbytes: list[int], quick: bool) -> list[Any]:
+    """Runs this file on the hosts and returns its rows."""
+    from launch import OPEN_MPI
+
+    more = {
+        "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
+        "OMPI_MCA_btl_tcp_if_include": "eth0",
+        "PYTHONPATH": str(ROOT),
+    }
+    words = [str(Path(sys.executable).parent / "mpiexec"), "--host", WHERE, "-n", "4"]
+    words += [sys.executable, __file__, ON_RANKS, *(["--quick"] if quick else [])]
+    words += ["--bytes", *map(str, nbytes)]
+    done = subprocess.run(
+        hosts.command("h0", words),
+        env=os.environ | OPEN_MPI | more,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=1800,
+        check=True,
+    )
+    line = next(line for line in done.stdout.splitlines() if line.startswith("@"))
+    rows: list[Any] = json.loads(line[1:])
+    return rows
+
+
+def table(runs: dict[str, list[Any]]) -> str:
+    """All runs as Markdown."""
+    head = ["bytes", *(f"{link}: {who}" for link in runs for who in ("mpi4py µs", "ours µs", "÷"))]
+    lines = []
+    for place, (nbytes, _) in enumerate(next(iter(runs.values()))):
+        line = [f"{nbytes:,}"]
+        for rows in runs.values():
+            theirs, ours = rows[place][1]["mpi4py"], rows[place][1]["ours"]
+            line += [f"{theirs * 1e6:,.1f}", f"{ours * 1e6:,.1f}", f"{ours / theirs:.2f}"]
+        lines.append(line)
+    return results.markdown(head, lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the repetitions")
+    parser.add_argument("--bytes", type=int, nargs="+", default=BYTES)
+    parser.add_argument(ON_RANKS, action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.on_ranks:
+        on_ranks(options.bytes, options.quick)
+        return
+    from tests.hosts.hosts import Hosts, missing
+
+    if why := missing():
+        print(why)
+        return
+    described, runs = machine.describe(), {}
+    with Hosts(2) as hosts:
+        for link, rate in (("veth", "off"), ("1 Gbit/s", "1gbit")):
+            for name in hosts.names:
+                script = str(ROOT / "tests" / "hosts" / "hosts.sh")
+                subprocess.run([script, "rate", name, rate], env=hosts.environment, check=True)
+            runs[link] = launch(hosts, options.bytes, options.quick)
+    results.write("hosts", described, {"ranks": WHERE, "runs": runs})
+    print(table(runs))
+
+
+if __name__ == "__main__":
+    main()

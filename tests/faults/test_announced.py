@@ -1,0 +1,129 @@
+"""ipyparallel's own tools find the ranks by the files that they look for."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def ipython(notebook):
+    return notebook.cwd / ".ipython"
+
+
+def files(ipython, count, seconds=20):
+    """Waits until there are so many files, and returns them."""
+    deadline = time.monotonic() + seconds
+    while len(found := sorted(ipython.glob("profile_*/security/*.json"))) != count:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+    return found
+
+
+def listed(ipython):
+    """Runs ``ipcluster list``, and returns what it found."""
+    ipcluster = Path(sys.executable).with_name("ipcluster")
+    done = subprocess.run(
+        [ipcluster, "list", "-o", "json"],
+        env={"IPYTHONDIR": str(ipython)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_a_client_of_this_notebook_or_of_another_finds_the_ranks(notebook, ipython):
+    notebook.run("import ipyparallel as ipp")
+    assert notebook.value("(found := ipp.Client()).ids") == "[0, 1, 2, 3]"
+    assert notebook.value("found[:].pull('kept', block=True)") == "[0, 10, 20, 30]"
+    notebook.run("found.close()")
+    other = "import ipyparallel as ipp; print(ipp.Client()[3].pull('kept', block=True))"
+    done = subprocess.run(
+        [sys.executable, "-c", other], env={"IPYTHONDIR": str(ipython)}, capture_output=True
+    )
+    assert done.stdout == b"30\n", done.stderr
+
+
+def test_ipyparallel_lists_the_cluster_and_connects_to_it_by_its_file(notebook, ipython):
+    (found,) = listed(ipython)
+    (ranks,) = found["engines"]["sets"].values()
+    assert (ranks["n"], found["controller"]["state"]["state"]) == (4, "running")
+    notebook.run("import ipyparallel as ipp; file = ipp.Cluster.from_file()")
+    assert notebook.value("(found := file.connect_client_sync()).ids") == "[0, 1, 2, 3]"
+    notebook.run("found.close()")
+
+
+def test_what_these_files_tell_is_for_this_user_alone(ipython):
+    found = files(ipython, 3)
+    assert [file.name for file in found] == [
+        "cluster-.json",
+        "ipcontroller-client.json",
+        "ipcontroller-engine.json",
+    ]
+    assert {file.stat().st_mode & 0o777 for file in found} == {0o600}
+
+
+def test_a_second_cluster_has_a_name_of_its_own_and_leaves_the_first(notebook, ipython):
+    notebook.run("import allranks; second = allranks.Cluster(1).start()")
+    files(ipython, 6)
+    first, second = sorted(listed(ipython), key=lambda found: found["cluster"]["cluster_id"])
+    assert (first["cluster"]["cluster_id"], second["cluster"]["n"]) == ("", 1)
+    name = second["cluster"]["cluster_id"]
+    assert notebook.value(f"(found := ipp.Client(cluster_id={name!r})).ids") == "[0]"
+    notebook.run("found.close(); second.stop()")
+    assert len(listed(ipython)) == 1
+
+
+def test_what_a_killed_kernel_of_this_host_has_left_is_swept(notebook, ipython):
+    assert notebook.run("%distributed stop").status == "ok"
+    security = ipython / "profile_default" / "security"
+    assert files(ipython, 0) == []
+    notebook.on_ranks("kept = 10 * rank", "-n 4")
+    files(ipython, 3)
+    old = json.loads((security / "cluster-.json").read_text())
+    notebook.run("%distributed stop")
+    (ranks,) = old["engines"]["sets"].values()
+    ranks["pid"] = 2**22  # above the largest that Linux gives
+    (security / "cluster-.json").write_text(json.dumps(old))
+    (security / "ipcontroller-client.json").write_text("left")
+    notebook.on_ranks("kept = 10 * rank", "-n 4")
+    client = security / "ipcontroller-client.json"
+    notebook.pump(lambda: client.exists() and client.read_text() != "left", 20, "new files")
+    cell = notebook.run(
+        "import ipyparallel as ipp; (found := ipp.Client()).wait_for_engines(4, timeout=20)"
+    )
+    assert cell.status == "ok", cell.text
+    notebook.run("found.close()")
+
+
+def test_a_cluster_that_somebody_else_has_started_keeps_its_files(notebook, ipython):
+    notebook.run("%distributed stop")
+    client = ipython / "profile_default" / "security" / "ipcontroller-client.json"
+    client.write_text("somebody else's")
+    try:
+        notebook.on_ranks("kept = 10 * rank", "-n 4")
+        assert client.read_text() == "somebody else's"
+        files(ipython, 4)
+        assert listed(ipython)[0]["cluster"]["cluster_id"].startswith("allranks-")
+        notebook.run("%distributed stop")
+        assert client.read_text() == "somebody else's"
+    finally:
+        client.unlink()
+
+
+def test_the_files_go_with_the_ranks_while_what_the_kernel_has_forked_lives_on(notebook, ipython):
+    notebook.run("%distributed stop")
+    notebook.on_ranks("kept = 10 * rank", "-n 4")
+    files(ipython, 3)
+    notebook.run(
+        "import multiprocessing, time\n"
+        "forked = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\n"
+        "forked.start()"
+    )
+    assert notebook.run("%distributed stop").status == "ok"
+    assert files(ipython, 0, seconds=0) == []
+    assert notebook.value("forked.is_alive()") == "True"
+    notebook.run("forked.kill(); forked.join()")

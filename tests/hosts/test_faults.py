@@ -1,0 +1,88 @@
+"""What happens to hosts is said soon, with the host's name."""
+
+import re
+import time
+
+import pytest
+
+from tests.hosts.conftest import SSH
+
+#: A lease is ten seconds; it is told at most two later.
+NAMED_SECONDS = 12
+#: For the machine that runs these tests to come to it.
+SLACK_SECONDS = 3
+SLEEP = "import time\nprint('here')\ntime.sleep(60)"
+H2_FIRST = "--on ssh:h2:2,h1:2"
+ALLREDUCE = "import numpy as np\nprint('here')\nwhile True: allreduce(np.ones(9))"
+
+
+@pytest.fixture(autouse=True)
+def _ranks_are_up(notebook):
+    started = notebook.on_ranks("kept = 10 * rank")
+    assert started.status == "ok", started.text
+
+
+def test_a_rank_that_is_killed_is_named_with_its_host_and_signal(notebook):
+    cell = notebook.on_ranks(
+        "import os, time\nprint('last words of', rank)\n"
+        "if rank == 3: os.kill(os.getpid(), 9)\ntime.sleep(30)"
+    )
+    assert cell.error_name == "ClusterLost"
+    assert re.match(r"rank 3 \(h2, pid \d+, cpu\) was killed by signal 9", cell.error_value)
+    assert "last words of 3" in cell.text
+    again = notebook.on_ranks("size")
+    assert "allranks started again ranks 0–3 on h1, h2" in again.text
+
+
+def test_a_host_that_is_cut_off_is_named_within_its_lease(hosts, notebook, new_notebook):
+    reducing, idle = new_notebook(), new_notebook()
+    assert reducing.on_ranks("rank", SSH).status == "ok"
+    assert idle.on_ranks("kept = rank", H2_FIRST).status == "ok"
+    cells = [notebook.start_on_ranks(SLEEP), reducing.start_on_ranks(ALLREDUCE)]
+    for cell in cells:
+        cell.wait_for("here")
+    hosts.cut("h2")
+    cut = time.monotonic()
+    try:
+        for cell in cells:
+            cell.wait(cut + NAMED_SECONDS + SLACK_SECONDS - time.monotonic())
+        assert hosts.processes("h2") == []
+    finally:
+        hosts.mend("h2")
+    for cell in cells:
+        assert cell.error_name == "ClusterLost", cell.text
+        assert cell.error_value.startswith("Host h2 is cut off, or has crashed: nothing was heard")
+        assert "the variables of all 4 ranks are lost" in cell.error_value
+    assert "size" in notebook.on_ranks("'size'").text
+    told = idle.on_ranks("'kept' in globals()")
+    assert told.text.startswith("Host h2 is cut off, or has crashed"), told.text
+    assert "allranks started again" in told.text
+    assert "ranks 0–3 → False" in told.text
+
+
+def test_a_host_that_is_frozen_for_eight_seconds_goes_on(hosts, notebook):
+    hosts.freeze("h2")
+    try:
+        cell = notebook.start_on_ranks("kept").wait_for("rank 1 → 10")
+        notebook.drain(8)
+        assert cell.status == "running"
+    finally:
+        hosts.thaw("h2")
+    assert cell.wait().text.endswith("rank 3 → 30\n")
+    assert notebook.on_ranks("kept", "-r 0").text == "rank 0 → 0\n"
+
+
+@pytest.mark.parametrize("name", ["relay", "nursery"])
+def test_the_end_of_what_a_host_runs_for_its_ranks_is_named_with_the_host(hosts, notebook, name):
+    cell = notebook.start_on_ranks(SLEEP).wait_for("here")
+    found = next(line for line in hosts.processes("h2") if f"allranks.engine.{name}" in line)
+    hosts.on("h2", "kill", "-9", found.split()[1])
+    assert cell.wait(NAMED_SECONDS + SLACK_SECONDS).error_name == "ClusterLost"
+    assert cell.error_value.startswith("Host h2 "), cell.error_value
+
+
+def test_a_host_that_crashes_is_named_within_its_lease(hosts, notebook):
+    cell = notebook.start_on_ranks(SLEEP).wait_for("here")
+    hosts.crash("h2")
+    cell.wait(NAMED_SECONDS + SLACK_SECONDS)
+    assert cell.error_value.startswith("Host h2 is cut off, or has crashed"), cell.text

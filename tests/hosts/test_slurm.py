@@ -1,0 +1,198 @@
+"""Ranks on the nodes that a real Slurm gives: its queue, its limits, and its nodes' ends."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.hosts.conftest import folder_in
+from tests.hosts.hosts import Hosts, missing
+from tests.hosts.notebook import NotebookOnAHost
+
+SLURM = "--on slurm --nodes 2 --ntasks-per-node 2"
+SLEEP = "import time\nprint('here')\ntime.sleep(100)"
+NAMED_SECONDS = 15
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    """A login node, ``h0``, and two nodes."""
+    if why := missing(slurm=True):
+        pytest.skip(why)
+    with Hosts(3, slurm=True) as up:
+        yield up
+
+
+@pytest.fixture
+def notebook(hosts: Hosts) -> Iterator[NotebookOnAHost]:
+    """A notebook on the login node; afterwards nothing is left, nor in Slurm's queue."""
+    with NotebookOnAHost(hosts, folder_in(hosts.shared)) as opened:
+        yield opened
+        opened.shutdown()
+        until_idle(hosts)
+        opened.check_nothing_left()
+        assert list(opened.cwd.rglob("invitation")) == []
+
+
+def until_idle(hosts: Hosts) -> None:
+    # A node that is lost keeps its job until Slurm gives the node up.
+    deadline = time.monotonic() + 60
+    while left := hosts.on("h0", "squeue", "-h"):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+
+
+def begin(notebook: NotebookOnAHost, options: str = "") -> None:
+    started = notebook.on_ranks("kept = rank", f"{SLURM} {options}")
+    assert started.status == "ok", started.text
+
+
+def job(hosts: Hosts) -> str:
+    return hosts.on("h0", "squeue", "-h", "-o", "%i").split()[0]
+
+
+def test_ranks_run_on_the_nodes_and_stop_ends_the_job(hosts, notebook):
+    notebook.run("import os; os.environ['MINE'] = 'here'  # sbatch passes all of it on")
+    cell = notebook.on_ranks("import socket; socket.gethostname()", f"{SLURM} --time 5:00")
+    assert "allranks started ranks 0–3 on h1, h2" in cell.text
+    assert cell.text.endswith("ranks 0–1 → 'h1'\nranks 2–3 → 'h2'\n")
+    assert "5:00" in hosts.on("h0", "squeue", "-h", "-o", "%l")
+    assert notebook.on_ranks("import os; os.environ['MINE']").text == "ranks 0–3 → 'here'\n"
+    assert notebook.run("%distributed stop").text == "The ranks are stopped.\n"
+    until_idle(hosts)
+
+
+PROFILE = """
+c.SlurmLauncher.timelimit = "7:00"
+c.SlurmLauncher.options = "--comment={word}"
+c.SlurmLauncher.namespace = {"word": "from-a-profile"}
+c.SlurmLauncher.delete_command = ["scancel", "--quiet"]
+c.SlurmLauncher.job_id_regexp = r"batch job (\\d+)"
+c.SlurmLauncher.job_id_regexp_group = 1
+"""
+
+
+def test_a_profile_of_ipyparallel_says_how_jobs_are_submitted_here(hosts, notebook):
+    notebook.cwd.joinpath(".ipython/profile_default/ipcluster_config.py").write_text(PROFILE)
+    begin(notebook)
+    assert hosts.on("h0", "squeue", "-h", "-o", "%k %l") == "from-a-profile 7:00\n"
+    notebook.run("%distributed stop")
+
+
+def test_the_key_is_in_no_argument_environment_or_file_once_the_ranks_are_up(hosts, notebook):
+    begin(notebook)
+    notebook.run("from allranks.widgets import offered")
+    key = notebook.value("offered.session.running._connection._wire.key").strip("'")
+    (hosts.shared / "key").write_text(key)
+    told = "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null"
+    search = f"{told} | grep -a -c -F -f key || :"
+    found = [hosts.on(name, "bash", "-c", search).strip() for name in hosts.names]
+    assert found == ["0", "0", "0"]
+    assert list(notebook.cwd.rglob("invitation")) == []
+
+
+def test_a_job_that_waits_says_its_place_and_an_interrupt_cancels_it(hosts, notebook):
+    hosts.on("h0", "sbatch", "-N2", "--exclusive", "--time=3", "--wrap", "sleep 100")
+    try:
+        cell = notebook.start_on_ranks("rank", SLURM)
+        cell.wait_for("place 1 of 1", 30)
+        said = r"Slurm job \d+ waits in partition main: place 1 of 1 \(\w+\)"
+        assert re.search(said, cell.text), cell.text
+        notebook.interrupt()
+        assert cell.wait(20).error_name == "KeyboardInterrupt"
+        assert hosts.on("h0", "squeue", "-h", "-t", "PENDING") == ""
+    finally:
+        hosts.on("h0", "scancel", "--user=root")
+
+
+def test_a_job_that_is_cancelled_while_it_waits_is_named_so(hosts, notebook):
+    hosts.on("h0", "sbatch", "-N2", "--exclusive", "--time=3", "--wrap", "sleep 100")
+    try:
+        cell = notebook.start_on_ranks("rank", SLURM).wait_for("place 1 of 1", 30)
+        number = hosts.on("h0", "squeue", "-h", "-t", "PENDING", "-o", "%i").strip()
+        hosts.on("h0", "scancel", number)
+        assert cell.wait(NAMED_SECONDS).error_name == "StartFailed", cell.text
+        said = f"expected Slurm job {number} to run, found that it was cancelled."
+        assert cell.error_value.startswith(said)
+    finally:
+        hosts.on("h0", "scancel", "--user=root")
+
+
+def test_a_kernel_killed_with_9_while_its_job_waits_cancels_it(hosts, notebook):
+    hosts.on("h0", "sbatch", "-N2", "--exclusive", "--time=3", "--wrap", "sleep 100")
+    try:
+        notebook.start_on_ranks("rank", SLURM).wait_for("place 1 of 1", 30)
+        notebook.kill9()
+        deadline = time.monotonic() + 10
+        while hosts.on("h0", "squeue", "-h", "-t", "PENDING"):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    finally:
+        hosts.on("h0", "scancel", "--user=root")
+
+
+def test_a_kernel_killed_with_9_ends_its_job(hosts, notebook):
+    begin(notebook)
+    notebook.start_on_ranks(SLEEP).wait_for("here")
+    notebook.kill9()
+    until_idle(hosts)
+
+
+def test_a_job_that_is_cancelled_is_named_so(hosts, notebook):
+    begin(notebook)
+    cell = notebook.start_on_ranks(SLEEP).wait_for("here")
+    number = job(hosts)
+    hosts.on("h0", "scancel", number)
+    assert cell.wait(NAMED_SECONDS).error_name == "ClusterLost"
+    assert cell.error_value.startswith(f"Slurm job {number} was cancelled; the ranks ended with")
+
+
+def test_a_rank_that_is_killed_is_named_with_its_node_and_signal(notebook):
+    begin(notebook)
+    cell = notebook.on_ranks("import os, time\nif rank == 3: os.abort()\ntime.sleep(9)")
+    assert re.match(r"rank 3 \(h2, pid \d+, cpu\) was killed by signal 6", cell.error_value)
+
+
+def test_what_slurm_refuses_is_said_in_its_words(notebook):
+    cell = notebook.run("%distributed start --on slurm --nodes 2 --ntasks-per-node 2 -p nowhere")
+    assert (cell.error_name, "partition" in cell.error_value) == ("StartFailed", True), cell.text
+    cell = notebook.run("%distributed start --on slurm --nodes 1 --constraint warp")
+    assert cell.error_name == "StartFailed"
+    assert "Invalid feature specification" in cell.error_value
+
+
+def test_a_notebook_in_a_job_of_two_nodes_has_its_ranks_there(hosts, notebook):
+    hosts.on("h0", "salloc", "--no-shell", "-N2", "--ntasks-per-node=2", "--time=3")
+    number = job(hosts)
+    told = {
+        "SLURM_JOB_ID": number,
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_NODELIST": "h[1-2]",
+        "SLURM_TASKS_PER_NODE": "2(x2)",
+    }
+    try:
+        notebook.run(f"import os; os.environ |= {told}")
+        cell = notebook.on_ranks("import socket; socket.gethostname()")
+        assert cell.text.endswith("ranks 0–1 → 'h1'\nranks 2–3 → 'h2'\n"), cell.text
+        notebook.run("%distributed stop")
+        assert job(hosts) == number
+    finally:
+        hosts.on("h0", "scancel", number)
+
+
+def test_a_job_that_runs_into_its_time_limit_is_named_so(notebook):
+    begin(notebook, "--time 1")
+    cell = notebook.start_on_ranks(SLEEP).wait_for("here")
+    assert cell.wait(100).error_name == "ClusterLost"
+    assert re.match(r"Slurm job \d+ ran into its time limit of 00:01:00; ", cell.error_value)
+
+
+def test_a_node_that_is_lost_is_named(hosts, notebook):
+    begin(notebook)
+    cell = notebook.start_on_ranks(SLEEP).wait_for("here")
+    hosts.crash("h2")
+    assert cell.wait(NAMED_SECONDS).error_name == "ClusterLost"
+    assert cell.error_value.startswith("Host h2 is cut off, or has crashed")

@@ -1,0 +1,97 @@
+"""Ranks on two hosts that ssh reaches: the same cell, by one more word."""
+
+import re
+
+import pytest
+
+SSH = "--on ssh:h1:2,h2:2"
+
+
+def test_ranks_run_on_the_hosts_that_are_named_and_know_their_places(notebook):
+    cell = notebook.on_ranks("import socket; socket.gethostname(), local_rank, cross_rank")
+    assert re.findall(r"rank (\d) → (.+)", cell.text) == [
+        ("0", "('h1', 0, 0)"),
+        ("1", "('h1', 1, 0)"),
+        ("2", "('h2', 0, 1)"),
+        ("3", "('h2', 1, 1)"),
+    ]
+
+
+def test_status_tells_the_host_of_every_rank(notebook):
+    text = notebook.run("%distributed status").text
+    assert text.index("h1") < text.index("rank 1") < text.index("h2") < text.index("rank 2")
+
+
+def test_what_ranks_can_be_started_on_is_listed_with_why_what_cannot(notebook):
+    text = notebook.run("%distributed launchers").text
+    assert text.startswith("→ local      ranks on this machine\n  ssh        --on ssh:h1:2,h2:2")
+    assert re.search(r"reaches without asking\n  slurm ", text), text
+    assert re.search(r"  pbs .*\n +not here: expected qsub, found no such program", text), text
+
+
+def test_the_logs_of_ranks_can_be_read_where_hosts_share_no_folder(hosts, new_notebook):
+    notebook = new_notebook({"ALLRANKS_LOG_DIR": "/tmp/logs"})
+    try:
+        assert notebook.on_ranks("print('said by', rank)", SSH).status == "ok"
+        text = notebook.run("%distributed log -r 3").text
+        assert "── rank 3: /tmp/logs/" in text
+        assert text.endswith("said by 3\n\n"), text
+    finally:
+        notebook.shutdown()
+        for name in hosts.names:
+            hosts.on(name, "rm", "-r", "/tmp/logs")
+
+
+def test_ranks_of_all_hosts_add_up(notebook):
+    cell = notebook.on_ranks("import numpy as np\nfloat(allreduce(np.full(9, rank), op=Sum)[0])")
+    assert cell.text == "ranks 0–3 → 6.0\n"
+
+
+def test_a_cell_for_some_ranks_reaches_those_of_both_hosts(notebook):
+    assert notebook.on_ranks("rank * 2", "-r 1-2").text == "rank 1 → 2\nrank 2 → 4\n"
+
+
+def test_what_the_ranks_have_and_say_goes_both_ways(notebook):
+    notebook.run("import numpy as np\nweights = np.arange(300_000.0)")
+    notebook.run("%distributed push weights")
+    cell = notebook.on_ranks("total = weights.sum() + rank\nfor n in range(3): print(n)\ntotal")
+    assert cell.status == "ok", cell.text
+    assert "ranks 0–3 │ 0\n          │ 1\n          │ 2\n" in cell.text
+    pulled = notebook.value("%distributed pull total")
+    assert re.findall(r"\d: .*?(\d)\.0", pulled) == ["0", "1", "2", "3"]
+
+
+def test_the_rank_that_fails_is_named_with_its_host_and_the_others_are_waiting(notebook):
+    cell = notebook.on_ranks("import numpy as np\nif rank == 3: 1 / 0\nallreduce(np.ones(9))")
+    assert cell.error_name == "CellFailed"
+    assert "rank 3 (h2, cpu) raised ZeroDivisionError at line 3" in cell.text
+    assert "ranks 0–2 were waiting" in cell.text
+
+
+def test_an_interrupt_reaches_the_ranks_of_all_hosts(notebook):
+    cell = notebook.start_on_ranks("import time; print('here'); time.sleep(60)").wait_for("here")
+    notebook.interrupt()
+    assert cell.wait(20).error_name == "CellInterrupted", cell.text
+    assert notebook.on_ranks("kept", "-r 3").text == "rank 3 → 30\n"
+
+
+def test_ipyparallel_reaches_the_ranks_of_all_hosts(notebook):
+    notebook.run("import allranks, socket\nfrom allranks.widgets import offered")
+    asked = "sorted(set(offered.session.running.client()[:].apply_sync(socket.gethostname)))"
+    assert notebook.value(asked) == "['h1', 'h2']"
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("ssh:", "expected hosts and how many ranks each has, found ssh:."),
+        ("ssh:h1:0", "Type for example: --on ssh:h1:2,h2:2"),
+        ("ssh:-oProxyCommand=x:2", "expected hosts and how many ranks each has"),
+        ("ssh:h1,h1", "expected each host once"),
+        ("ssh:h1:2,h2:2 -n 3", "expected as many ranks as the hosts are given, 4, found -n 3"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_the_ranks_live_on(notebook, where, said):
+    cell = notebook.run(f"%distributed restart --on {where}")
+    assert (cell.error_name, said in cell.error_value) == ("UsageError", True), cell.text
+    assert notebook.on_ranks("kept", "-r 0").text == "rank 0 → 0\n"

@@ -1,0 +1,136 @@
+"""What a host runs for the notebook leaves nothing there, however soon it is over."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.cluster.hosts import Hosts
+from allranks.cluster.launchers.spread import ANY_PORTS, LOOPBACK, RELAY
+from allranks.cluster.wire import Wire
+from allranks.records.config import Invitation, NurseryConfig
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the relay needs Linux")
+SECONDS = 20
+
+
+class Notebook:
+    """A wire, the relays that were started on it, and what they tell."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.wire = Wire(lambda *_: None, lambda _: None, LOOPBACK, ANY_PORTS)
+        self.wire.deliver_host = lambda host, line: self.told.append(json.loads(line))
+        self.relays: list[subprocess.Popen[bytes]] = []
+
+    def invitation(self, host: str) -> Invitation:
+        return Invitation(self.wire.commands_url, self.wire.events_url, self.wire.key, host)
+
+    def relay(self, invitation: Invitation) -> subprocess.Popen[bytes]:
+        self.relays.append(subprocess.Popen(RELAY, stdin=subprocess.PIPE))
+        stdin = self.relays[-1].stdin
+        assert stdin is not None
+        stdin.write(invitation.to_json().encode() + b"\n")
+        stdin.flush()
+        return self.relays[-1]
+
+    def wait_for(self, event: str) -> dict[str, Any]:
+        until(lambda: event in [told["event"] for told in self.told])
+        return next(told for told in self.told if told["event"] == event)
+
+
+def until(ready: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def notebook() -> Iterator[Notebook]:
+    made = Notebook()
+    yield made
+    made.wire.close()
+    for relay in made.relays:
+        assert relay.stdin is not None
+        relay.stdin.close()
+        relay.wait(SECONDS)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> NurseryConfig:
+    session, work = str(tmp_path / "session"), str(tmp_path)
+    urls = f"ipc://{session}/commands", f"ipc://{session}/events", ""
+    return NurseryConfig(2, ("false",), {}, session, f"{work}/logs", work, (), *urls)
+
+
+@pytest.mark.parametrize(
+    ("instead", "said"),
+    [
+        ({"log_dir": "/proc/logs"}, "/proc/logs"),
+        ({"commands_url": "ipc:///nowhere/commands"}, "/nowhere/commands"),
+        ({"work_dir": "/nowhere"}, "the notebook's folder /nowhere is not there"),
+    ],
+)
+def test_a_host_that_cannot_begin_says_why_and_leaves_no_folder(notebook, config, instead, said):
+    relay = notebook.relay(notebook.invitation("h1"))
+    notebook.wait_for("host_up")
+    notebook.wire.say("h1", "config", dataclasses.replace(config, **instead).to_json())
+    assert said in notebook.wait_for("host_refused")["problem"]
+    assert notebook.wait_for("host_down")["why"] == "could not begin"
+    assert relay.wait(SECONDS) == 0
+    assert not Path(config.session_dir).exists()
+
+
+def test_a_folder_that_was_there_already_is_left(notebook, config):
+    Path(config.session_dir).mkdir()
+    notebook.relay(notebook.invitation("h1"))
+    notebook.wait_for("host_up")
+    notebook.wire.say("h1", "config", config.to_json())
+    assert "File exists" in notebook.wait_for("host_refused")["problem"]
+    notebook.wait_for("host_down")
+    assert Path(config.session_dir).exists()
+
+
+def test_a_relay_that_looks_for_the_notebook_ends_with_its_launcher(notebook):
+    gone = dataclasses.replace(notebook.invitation("h1"), commands_url="tcp://127.0.0.1:9")
+    relay = notebook.relay(gone)
+    assert relay.stdin is not None
+    relay.stdin.close()
+    assert relay.wait(10) == 1  # before it gives up by itself
+
+
+class Late:
+    """A launcher of two hosts, and its job, which has no say in when they come and go."""
+
+    def run(self, *_: object) -> Late:
+        return self
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_host_that_comes_while_another_is_still_stopping_is_stopped_too(notebook, config):
+    hosts = Hosts(Late(), config, notebook.wire, lambda *_: None)
+    first = notebook.relay(notebook.invitation("h1"))
+    until(lambda: "h1" in hosts._addresses)
+    first.send_signal(signal.SIGSTOP)
+    stop = threading.Thread(target=hosts.stop)
+    stop.start()
+    until(lambda: hosts._stopping)
+    try:
+        assert notebook.relay(notebook.invitation("h2")).wait(SECONDS) == 0
+    finally:
+        first.send_signal(signal.SIGCONT)
+        stop.join()
+    assert first.wait(SECONDS) == 0

@@ -1,0 +1,95 @@
+"""A host that says nothing any longer is noticed, whatever else the notebook hears or does."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+
+from allranks.cluster import wire
+from allranks.cluster.launchers.spread import ANY_PORTS, LOOPBACK
+
+SECONDS = 20
+Talk = Callable[..., threading.Event]
+
+
+class Told:
+    """A wire, and what it tells of hosts."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+        self.wire = wire.Wire(lambda *_: None, lambda _: None, LOOPBACK, ANY_PORTS)
+        self.wire.deliver_host = self.deliver
+
+    def deliver(self, host: str, line: bytes) -> None:
+        self.lines.append((host, json.loads(line)["event"]))
+
+    def wait_for(self, *line: str) -> None:
+        deadline = time.monotonic() + SECONDS
+        while line not in self.lines:
+            assert time.monotonic() < deadline, self.lines[-3:]
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def told(monkeypatch) -> Iterator[Told]:
+    monkeypatch.setattr(wire, "_LOOK_SECONDS", 0.05)
+    heard = Told()
+    yield heard
+    heard.wire.close()
+
+
+@pytest.fixture
+def host(told) -> Iterator[Talk]:
+    """Makes hosts that talk for ever: ``host(name)``; what is returned makes one silent."""
+    ends: list[tuple[threading.Event, threading.Thread]] = []
+
+    def talk(name: str, end: threading.Event) -> None:
+        with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+            socket.linger = 0
+            socket.curve_serverkey = told.wire.key.encode()
+            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+            socket.connect(told.wire.events_url)
+            while not end.wait(0.01):
+                socket.send_multipart([b"nursery", name.encode(), b'{"event": "talks"}'])
+
+    def make(name: str) -> threading.Event:
+        end = threading.Event()
+        ends.append((end, threading.Thread(target=talk, args=(name, end))))
+        ends[-1][1].start()
+        told.wait_for(name, "talks")
+        return end
+
+    yield make
+    for end, thread in ends:
+        end.set()
+        thread.join()
+
+
+def test_a_silent_host_is_noticed_while_another_talks_without_end(told, host):
+    host("h1")
+    host("h2").set()
+    told.wait_for("h2", "host_silent")
+    assert ("h1", "host_silent") not in told.lines
+
+
+def test_no_host_is_taken_for_silent_because_the_notebook_has_stood_still(told, host):
+    host("h1")
+    host("h2")
+    stood = threading.Event()
+
+    def stand_still(name: str, line: bytes) -> None:
+        time.sleep(1.5 * wire._LOOKS * wire._LOOK_SECONDS)
+        told.wire.deliver_host = told.deliver
+        stood.set()
+
+    told.wire.deliver_host = stand_still
+    assert stood.wait(SECONDS)
+    looks = told.wire._looks
+    while told.wire._looks < looks + wire._LOOKS + 2:
+        time.sleep(0.01)
+    assert {event for _, event in told.lines} == {"talks"}
