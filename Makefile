@@ -105,7 +105,7 @@ COMPILE = $(UV) pip compile pyproject.toml tests/mpi/requirements.txt --quiet --
 lock: $(VENV)/.made
 	@test -x "$(UV)" || $(PIP) install --quiet uv
 	@set -e; trap 'rm -f .constraints.*' EXIT; \
-	$(COMPILE) --extra cuda12 --output-file .constraints.12; \
+	$(COMPILE) tests/fakes/requirements.txt --extra cuda12 --output-file .constraints.12; \
 	$(COMPILE) --extra cuda13 --output-file .constraints.13; \
 	{ \
 	    echo '# Every version that the labs and the tests run with, for all extras together: Linux on'; \
