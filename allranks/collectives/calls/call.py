@@ -139,6 +139,8 @@ class Call:
     """What goes between hosts together with what they agree on: of small arrays the values."""
     ready: Any = None
     """For arrays on a GPU an event, which happens when the caller's stream has made them."""
+    behind: Call | None = None
+    """A call of another process set that has to end before this one goes on."""
     device_seconds: float | None = None
     """How long a GPU was at it, by its own clock; None where no GPU was."""
     result: Any = None

@@ -40,11 +40,14 @@ class Turns:
         self._calls[number] = mine, _ = (chosen, number), call
         call.stage += 1
         # What has only been proposed here gets that number or a larger one.
-        while min(place for place, _ in self._calls.values()) < mine:
+        while (ahead := min(self._calls.values()))[0] < mine:
+            call.behind = ahead[1]
             yield call
+        call.behind = None
 
     def leave(self, call: Call) -> None:
         """A call is over, or has been left."""
+        call.behind = None
         found = self._calls.get(call.members.number)
         if found is not None and found[1] is call:
             del self._calls[call.members.number]

@@ -263,7 +263,9 @@ class World(Standing):
             self.progress()
             if call.done:
                 break
-            yield self.groups[call.members.number].queue[0]
+            first = self.groups[call.members.number].queue[0]
+            # What holds it up may be a rank that its own group does not have.
+            yield first.behind or first
         if call.error is not None:
             raise call.error
         return call.result

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,15 @@ def until(true: Callable[[], bool]) -> None:
 def pair() -> c.ProcessSet:
     """The first two ranks, where they are not all."""
     return c.add_process_set([0, 1])
+
+
+@pytest.fixture
+def tail() -> Iterator[c.ProcessSet]:
+    """Two ranks, one of which is in `pair` as well."""
+    chosen = c.add_process_set([1, 2])
+    yield chosen
+    if chosen.process_set_id is not None:
+        in_a_cell(lambda: c.remove_process_set(chosen))
 
 
 def leaves_before_launching(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +155,32 @@ def test_sets_that_are_used_in_opposite_orders_do_not_wait_for_each_other(pair):
     wanted = [c.size(), 2] if pair.included() else [c.size()]
     for index, array in enumerate(found):
         np.testing.assert_array_equal(array, wanted[index % len(wanted)])
+
+
+@three
+def test_a_rank_that_leaves_a_set_frees_those_that_wait_behind_its_call(pair, tail):
+    """Also those that are in no set with it."""
+
+    def cell() -> None:
+        for each in (pair, tail):
+            if each.included():
+                summed(process_set=each)
+        posted = None
+        if tail.included():
+            posted = c.allreduce_async(ones(), c.Sum, process_set=tail, transport="nccl")
+        if c.rank() == 2:
+            raise ValueError("before synchronize")
+        if pair.included():
+            summed(process_set=pair)
+        if posted is not None:
+            posted.synchronize()
+
+    error = in_a_cell(cell)
+    kinds = {0: RankLeft, 1: RankLeft, 2: ValueError}
+    assert isinstance(error, kinds.get(c.rank(), type(None)))
+    if odd():
+        assert "rank 2 has left this cell" in str(error)
+    next_cell_works()
 
 
 def test_a_group_that_is_dropped_after_a_broadcast_has_served_the_others(request):
