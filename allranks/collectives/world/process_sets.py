@@ -134,6 +134,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | MPI.Comm) -> Proce
         this.run(open_group(this.groups[0], spec, this, number, ranks))
         this.sets[number] = ranks
         chosen.process_set_id = number
+        this.end_closed()
     return chosen
 
 
@@ -167,6 +168,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         this.run(this.groups[0].call(Spec("remove_process_set", root=number)))
         del this.sets[number]
         this.close(number)
+        this.end_closed()
         process_set.process_set_id = None
     return True
 

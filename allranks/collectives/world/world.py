@@ -104,14 +104,22 @@ class World(Standing):
     def close(self, number: int) -> None:
         """Forgets a group, if there is one of that number.
 
-        What it has on the GPU stays until the epoch ends, for all ranks at once: a garbage
-        collector may have called this while other members still wait for what this rank sends.
+        Its communicator of NCCL stays until `end_closed`, or the end of the epoch: other members
+        may still wait for what this rank sends.
         """
         gone = self.groups.pop(number, None)
         if gone is not None:
             gone.abandon()
             if self.gpu is not None:
                 self.gpu.forget(number)
+
+    def end_closed(self) -> None:
+        """Ends the communicators of NCCL of groups that are closed, once all ranks have come.
+
+        Whoever has come is through with the calls of the groups that it closed before.
+        """
+        if self.gpu is not None:
+            self.gpu.ending.abort()
 
     def run(
         self,

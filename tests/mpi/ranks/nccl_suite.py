@@ -205,6 +205,23 @@ def test_a_group_that_is_dropped_after_a_broadcast_has_served_the_others(request
 
 
 @fake_only
+@three
+def test_a_set_that_is_removed_leaves_no_communicator(tail):
+    from cupy.cuda import nccl
+
+    def cell() -> None:
+        if tail.included():
+            summed(process_set=tail)
+        before = len(nccl.aborted)
+        c.remove_process_set(tail)
+        world.current().gpu.ending.wait(PATIENCE_SECONDS)
+        assert len(nccl.aborted) == before + (c.rank() in (1, 2))
+        summed()
+
+    assert in_a_cell(cell) is None
+
+
+@fake_only
 def test_no_call_connects_on_the_main_thread():
     from cupy.cuda import nccl
 
