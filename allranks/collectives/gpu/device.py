@@ -114,12 +114,9 @@ class Device:
 
     def _let_go(self) -> None:
         """Forgets what was held, and unpins what was kept, once the GPU is through with it."""
-        through: set[int] = set()
         # Where the GPU has failed, or no event could be recorded, it is kept for ever.
         with suppress(TransportFailed):
-            through = {id(h) for h in self._held if h[0] and all(map(self.happened, h[0]))}
-        # Asked for once more: a garbage collector may have held another call meanwhile.
-        self._held = [held for held in self._held if id(held) not in through]
+            self._held = [h for h in self._held if not (h[0] and all(map(self.happened, h[0])))]
         if self._held:
             return
         kept, self._kept = self._kept, []

@@ -31,8 +31,8 @@ class Ending:
         self._use_gpu = use_gpu
         self._parked: list[_Parked] = []
         self._threads: list[threading.Thread] = []
-        # A garbage collector may park another one while this thread holds it.
-        self._lock = threading.RLock()
+        # The threads that make communicators park those that nobody waits for any more.
+        self._lock = threading.Lock()
 
     def park(self, communicator: Communicator, user: threading.Thread | None = None) -> None:
         """Keeps it until the next `abort`: other members may still be served by this rank's end.

@@ -128,8 +128,7 @@ class _Making(threading.Thread):
         super().__init__(name="allranks-nccl", daemon=True)
         self._members, self._unique, self._me = members, unique, me
         self._device = device
-        # A garbage collector may call `leave` while this thread holds it.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._left = False
         self.comm: Communicator | None = None
         self.problem: Exception | None = None

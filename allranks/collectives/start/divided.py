@@ -42,10 +42,11 @@ def inside(part: World) -> Iterator[None]:
         with part.meeting.held() if part.meeting is not None else nullcontext():
             yield
     finally:
-        # What was registered inside is gone with it.
+        # What was registered inside is gone with it. Its communicators of NCCL are not ended here:
+        # neighbours may still be inside, and be served by this rank's end of them.
         part.sets.clear()
-        part.groups = {
-            number: group for number, group in list(part.groups.items()) if number in (0, ALONE)
-        }
+        for number in [*part.groups]:
+            if number not in (0, ALONE):
+                part.close(number)
         world.set_process(whole)
         stand_in(whole)

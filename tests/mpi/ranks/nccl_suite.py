@@ -19,6 +19,7 @@ from conftest import everybody, in_a_cell, interrupted_after, odd
 import allranks.collectives as c
 from allranks.collectives import world
 from allranks.collectives.gpu import nccl as transport
+from allranks.collectives.start import divided
 from allranks.errors import RankLeft, TransportFailed, UsageError
 
 cupy = pytest.importorskip("cupy", reason="the package cupy is missing: pip install cupy-cuda12x")
@@ -184,7 +185,7 @@ def test_a_rank_that_leaves_a_set_frees_those_that_wait_behind_its_call(pair, ta
 
 
 def test_a_group_that_is_dropped_after_a_broadcast_has_served_the_others(request):
-    """A garbage collector drops it in the middle of a cell."""
+    """It may be closed while other members still wait for what this rank sends."""
     next_cell_works()
     if FAKE:
         from cupy.cuda import nccl
@@ -219,6 +220,31 @@ def test_a_set_that_is_removed_leaves_no_communicator(tail):
         summed()
 
     assert in_a_cell(cell) is None
+
+
+@fake_only
+def test_process_sets_of_an_ensemble_leave_nothing_on_the_gpu():
+    """Their communicators end when all neighbours have come to make their next set."""
+    from cupy.cuda import nccl, runtime
+
+    part, before, ended = divided.divide(c.size()), list(runtime.registered), len(nccl.aborted)
+
+    def member(number: int) -> None:
+        with divided.inside(part):
+            c.scope.enter("this member", None, number)
+            few = c.add_process_set([0])
+            if few.included():
+                summed(process_set=few)
+                c.allreduce(ones(), transport="staged", process_set=few)
+            c.scope.leave("it ended")
+
+    for number in (1, 2):
+        member(number)
+    if c.rank() == 0:
+        assert part.gpu is not None
+        part.gpu.ending.wait(PATIENCE_SECONDS)
+    assert len(nccl.aborted) == ended + (c.rank() == 0)
+    assert runtime.registered == before
 
 
 @fake_only
