@@ -159,8 +159,9 @@ class Nursery:
                 importlib.import_module(name)
             except Exception:
                 traceback.print_exc()
-            if cuda.is_open():
-                # Before the first fork: in what is forked from here all of CUDA would fail.
+            if set(self.config.devices) != {pinning.HIDDEN} and cuda.is_open():
+                # Before the first fork: in what is forked from here all of CUDA would fail, which
+                # matters to none who are shown no GPU.
                 self._tell("opened_cuda", module=name)
                 break
         if self.config.preload:

@@ -118,3 +118,7 @@ def test_a_module_that_opens_cuda_is_refused_before_anything_is_forked(kernel):
     assert kernel.children() == []
     cell = kernel.run("%%distributed -n 1 --preload loads_cuda,loads_a_stub\n'started'")
     assert "rank 0 → 'started'" in cell.text
+    kernel.run("%distributed stop")
+    # Who is shown no GPU can lose none.
+    cell = kernel.run("%%distributed -n 1 --gpus none --preload opens_cuda\n'started'")
+    assert "rank 0 → 'started'" in cell.text
