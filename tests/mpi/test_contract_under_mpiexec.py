@@ -144,3 +144,11 @@ def test_ranks_of_several_hosts_keep_the_contract(per_host: str, suites: tuple[s
         ALLRANKS_TEST_TRANSPORTS="shared",
     )
     assert ended.returncode == 0, ended.stdout
+
+
+def test_a_name_that_no_test_has_is_a_failure() -> None:
+    """A module that skips as a whole, as without its library, is none."""
+    named = mpiexec(1, RUN, "divided", "-kno_test_has_this_name")
+    assert named.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, named.stdout
+    skipped = mpiexec(1, RUN, "nccl")
+    assert skipped.returncode == 0, skipped.stdout
