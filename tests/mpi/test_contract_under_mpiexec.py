@@ -110,6 +110,37 @@ def test_ranks_end_in_silence_where_no_thread_can_be_started_any_more() -> None:
     assert (ended.returncode, ended.stdout) == (0, "")
 
 
+ENDS = """
+import ctypes, time
+from types import SimpleNamespace
+from mpi4py import MPI
+import allranks.collectives as c
+from allranks.collectives import world
+from allranks.collectives.start import exit as start_exit
+c.init()
+start_exit._FINALIZE_SCRIPT_SECONDS = 0.5
+"""
+GPU_ENDS_LATE = f"""{ENDS}
+ending = SimpleNamespace(wait=lambda seconds: time.sleep(1.0))
+world.current().gpu = SimpleNamespace(end=lambda: None, ending=ending)
+"""
+FINALIZE_HANGS = f"""{ENDS}
+# As the real one, which holds Python's lock until it returns.
+MPI.Finalize = lambda: ctypes.PyDLL(None).sleep(100)
+"""
+
+
+def test_a_rank_whose_gpu_ends_late_has_all_the_time_for_the_end_of_mpi() -> None:
+    ended = mpiexec(1, "-c", GPU_ENDS_LATE)
+    assert (ended.returncode, ended.stdout) == (0, "")
+
+
+def test_a_rank_whose_end_of_mpi_hangs_says_where_and_ends() -> None:
+    ended = mpiexec(1, "-c", FINALIZE_HANGS, timeout=60)
+    assert ended.returncode != 0
+    assert "in finish" in ended.stdout
+
+
 def test_data_that_moves_in_pieces_is_not_taken_for_a_deadlock() -> None:
     """As where processes may not read each other's memory, in many containers."""
     ended = mpiexec(2, RUN, "communicator", "-kunder_way", OMPI_MCA_smsc="^cma,xpmem")

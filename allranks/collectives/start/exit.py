@@ -55,16 +55,18 @@ def finish() -> None:
         if world.notebook:
             os._exit(code)
         MPI.COMM_WORLD.Abort(code or 1)
-    patience = _FINALIZE_SECONDS if world.notebook else _FINALIZE_SCRIPT_SECONDS
-    _flush()
-    # No thread of Python's: from 3.12 on none can be started while the interpreter ends.
-    faulthandler.dump_traceback_later(patience, exit=True, file=2)
     # Not before everybody is through: what this rank has sent may still be on its way.
     for group in list(world.groups.values()):
         group.abandon()
     if world.gpu is not None:
         world.gpu.end()
         world.gpu.ending.wait(_FINALIZE_SECONDS)
+    _flush()
+    patience = _FINALIZE_SECONDS if world.notebook else _FINALIZE_SCRIPT_SECONDS
+    # No thread of Python's: MPI.Finalize lets none run until it returns, and from 3.12 on none can
+    # be started any more. It tells where the rank was, and ends it with 1: mpiexec calls the job of
+    # a rank that ends without MPI_Finalize failed, whatever that rank ends with.
+    faulthandler.dump_traceback_later(patience, exit=True, file=2)
     left = [] if launched.size(os.environ)[1] else memory.of_open_mpi()
     MPI.Finalize()
     for path in left:
