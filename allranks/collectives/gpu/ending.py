@@ -51,7 +51,12 @@ class Ending:
         thread = threading.Thread(
             target=self._abort, args=[ended], name="allranks-nccl-abort", daemon=True
         )
-        begin(thread)
+        try:
+            begin(thread)
+        except RuntimeError:  # there is no room for one: the next time
+            with self._lock:
+                self._parked = [*ended, *self._parked]
+            return
         with self._lock:
             self._threads = [each for each in [*self._threads, thread] if each.is_alive()]
 
@@ -88,10 +93,16 @@ def begin(thread: threading.Thread) -> None:
     """Starts a thread; while the interpreter ends, does here what it would have done.
 
     Source: Python 3.12, "What's New": no thread can be started from then on.
+
+    Raises:
+        RuntimeError: the system allows no further thread.
     """
     try:
         thread.start()
-    except RuntimeError:
+    except RuntimeError as error:
+        # Python has no other word for it: sys.is_finalizing() is not true yet.
+        if "interpreter shutdown" not in str(error):
+            raise
         thread.run()
 
 

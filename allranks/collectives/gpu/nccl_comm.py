@@ -47,7 +47,13 @@ class Connection:
         if self._comm is None:
             unique = yield from self._unique(call)
             making = self._making = _Making(self.device, self.members.size, unique, self.members.me)
-            begin(making)
+            try:
+                begin(making)
+            except RuntimeError as error:
+                raise TransportFailed(
+                    f"NCCL needs a thread to connect {label(self.members.ranks)}: {error}. "
+                    "ulimit -u shows how many this user may have; in a container --pids-limit=-1."
+                ) from error
             call.stage += 1
             began, told = time.monotonic(), False
             while making.is_alive():

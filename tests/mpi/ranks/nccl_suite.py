@@ -282,6 +282,34 @@ def test_communicators_are_made_and_end_where_no_thread_can_be_started(monkeypat
 
 
 @fake_only
+def test_without_room_for_a_thread_calls_fail_and_aborts_wait(monkeypatch):
+    from cupy.cuda import nccl
+
+    next_cell_works()
+    before, start = len(nccl.aborted), threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("allranks-nccl"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    c.renew()
+    assert len(nccl.aborted) == before
+    error = in_a_cell(summed)
+    assert isinstance(error, TransportFailed)
+    assert "NCCL needs a thread to connect ranks 0" in str(error)
+    assert "can't start new thread" in str(error)
+    monkeypatch.undo()
+    c.renew()
+    gpu = world.current().gpu
+    assert gpu is not None
+    gpu.ending.wait(PATIENCE_SECONDS)
+    assert len(nccl.aborted) == before + 1
+    next_cell_works()
+
+
+@fake_only
 def test_a_launch_that_is_refused_says_so():
     from cupy.cuda import nccl
 
