@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -34,10 +33,12 @@ _PENDING = 600
 class Device:
     """One GPU of this process."""
 
-    def __init__(self, number: int, sets: Collection[int] = ()) -> None:
+    def __init__(self, number: int, sets: Collection[int], notice: Callable[[str], None]) -> None:
         self.cupy = load()
         self.number, self.sets = number, sets
         """Its number, and those of the process sets beside the whole world."""
+        self.notice = notice
+        """Tells the user. A warning may be an error, on one rank of several that have agreed."""
         self.runtime = self.cupy.cuda.runtime
         with self.cupy.cuda.Device(number):
             self.packing = self.new_stream()
@@ -218,11 +219,9 @@ class Device:
             with self.cupy.cuda.Device(self.number):
                 self.runtime.hostRegister(at, memory.nbytes, 0)
         except RuntimeError as error:
-            warnings.warn(
+            self.notice(
                 f"arrays are staged through memory that this rank has alone, which is slower: the "
-                f"memory that the ranks share cannot be pinned ({error}).",
-                RuntimeWarning,
-                stacklevel=2,
+                f"memory that the ranks share cannot be pinned ({error})."
             )
             return False
         self._registered.add(at)

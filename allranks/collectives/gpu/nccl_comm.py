@@ -10,7 +10,6 @@ import ctypes
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -61,7 +60,7 @@ class Connection:
                 waited = time.monotonic() - began
                 if waited > _TOLD_SECONDS and not told:
                     told = True
-                    warnings.warn(f"{self._late(waited)} It waits on.", stacklevel=2)
+                    self.device.notice(f"{self._late(waited)} It waits on.")
                 if waited > _LIMIT_SECONDS:
                     raise TransportFailed(self._late(waited))
             if making.problem is not None:

@@ -121,7 +121,7 @@ def device_of(this: world.World, kind: str, arrays: list[Any]) -> Device:
     """
     numbers = {int(array.device.id) for array in arrays}
     if this.gpu is None and len(numbers) == 1:
-        this.gpu = Device(min(numbers), this.sets)
+        this.gpu = Device(min(numbers), this.sets, lambda text: this.notice(text))
     if this.gpu is None or numbers != {this.gpu.number}:
         found = sorted(numbers | ({this.gpu.number} if this.gpu is not None else set()))
         raise UsageError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from conftest import everybody, in_a_cell, interrupted_after, odd
 import allranks.collectives as c
 from allranks.collectives import world
 from allranks.collectives.gpu import nccl as transport
+from allranks.collectives.gpu import nccl_comm
 from allranks.collectives.start import divided
 from allranks.errors import RankLeft, TransportFailed, UsageError
 
@@ -279,6 +281,23 @@ def test_communicators_are_made_and_end_where_no_thread_can_be_started(monkeypat
     c.renew()
     assert len(nccl.aborted) > before
     next_cell_works()
+
+
+@fake_only
+def test_who_connects_for_long_says_so_where_warnings_are_errors(monkeypatch):
+    from cupy.cuda import nccl
+
+    c.renew()
+    said: list[str] = []
+    monkeypatch.setattr(world.current(), "notice", said.append)
+    monkeypatch.setattr(nccl_comm, "_TOLD_SECONDS", 0.1)
+    if odd():
+        nccl.slow_seconds.append(0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert in_a_cell(summed) is None
+    assert len(said) == 1
+    assert "NCCL has not connected ranks 0" in said[0]
 
 
 @fake_only
