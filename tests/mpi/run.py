@@ -62,7 +62,7 @@ def main() -> int:
     # a rank whose pytest tidies up for longer would be left, and mpiexec report a failed job.
     MPI.COMM_WORLD.Barrier()
     finish()
-    # A module that skips as a whole has said why. What was chosen by name, and is not there, has not.
+    # A module that skips as a whole has said why; a -k that selects nothing has not.
     named = any(option.startswith("-k") for option in options)
     return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED and not named else int(code)
 
