@@ -29,7 +29,7 @@ class Turns:
         """For each group the number of its call, or the least that it can get."""
 
     def take(self, call: Call, host: Transport) -> Steps[None]:
-        """Ends when it is this call's turn. Collective over its group, whose members have come."""
+        """Ends when it is this call's turn on all members, which have come. Collective over them."""
         number, size = call.members.number, call.members.size
         self._last += 1
         self._calls[number] = (self._last, number), call
@@ -44,6 +44,10 @@ class Turns:
             call.behind = ahead[1]
             yield call
         call.behind = None
+        # A member whose turn has not come may need this rank's host first, and what is launched by
+        # then could keep the host: whatever waits for the whole GPU waits for the other members.
+        yield from call.moved(host.allgather, proposed[:1], [1] * size)
+        call.stage += 1
 
     def leave(self, call: Call) -> None:
         """A call is over, or has been left."""

@@ -21,6 +21,7 @@ import allranks.collectives as c
 from allranks.collectives import world
 from allranks.collectives.gpu import nccl as transport
 from allranks.collectives.gpu import nccl_comm
+from allranks.collectives.gpu.turns import Turns
 from allranks.collectives.start import divided
 from allranks.errors import RankLeft, TransportFailed, UsageError
 
@@ -160,6 +161,42 @@ def test_sets_that_are_used_in_opposite_orders_do_not_wait_for_each_other(pair):
         np.testing.assert_array_equal(array, wanted[index % len(wanted)])
 
 
+@fake_only
+@three
+def test_nothing_is_launched_before_it_is_its_turn_on_all_members(pair, monkeypatch):
+    """On rank 0, while rank 1 still needs it for a call of another set."""
+    from cupy.cuda import nccl
+
+    come, launched_early, take = [False], [False], Turns.take
+
+    def late(turns: Turns, call: Any, host: Any) -> Any:
+        while call.members.size == 2 and not come[0]:
+            yield call
+        yield from take(turns, call, host)
+
+    def cell() -> None:
+        for each in [None, pair] if pair.included() else [None]:
+            summed(process_set=each)
+        before, posted = len(nccl.launched), []
+        if c.rank() == 0:
+            monkeypatch.setattr(Turns, "take", late)
+            posted.append(c.allreduce_async(ones(), c.Sum, process_set=pair, transport="nccl"))
+        c.barrier()
+        if c.rank() == 1:
+            posted.append(c.allreduce_async(ones(), c.Sum, process_set=pair, transport="nccl"))
+        posted.append(c.allreduce_async(ones(), c.Sum, transport="nccl"))
+        for _ in range(100 if c.rank() == 0 else 0):
+            posted[-1].poll()
+            time.sleep(0.005)
+            launched_early[0] |= len(nccl.launched) > before
+        come[0] = True
+        for handle in posted:
+            handle.synchronize()
+
+    assert in_a_cell(cell) is None
+    assert not launched_early[0]
+
+
 @three
 def test_a_rank_that_leaves_a_set_frees_those_that_wait_behind_its_call(pair, tail):
     """Also those that are in no set with it."""
@@ -168,15 +205,20 @@ def test_a_rank_that_leaves_a_set_frees_those_that_wait_behind_its_call(pair, ta
         for each in (pair, tail):
             if each.included():
                 summed(process_set=each)
-        posted = None
-        if tail.included():
-            posted = c.allreduce_async(ones(), c.Sum, process_set=tail, transport="nccl")
+
+        def post() -> c.Handle:
+            return c.allreduce_async(ones(), c.Sum, process_set=tail, transport="nccl")
+
+        if c.rank() == 2:
+            post()
+        c.barrier()
         if c.rank() == 2:
             raise ValueError("before synchronize")
+        if odd():
+            posted, turns = post(), world.current().gpu.turns
+            until(lambda: posted.poll() or tail.process_set_id in turns._calls)
         if pair.included():
             summed(process_set=pair)
-        if posted is not None:
-            posted.synchronize()
 
     error = in_a_cell(cell)
     kinds = {0: RankLeft, 1: RankLeft, 2: ValueError}
