@@ -7,7 +7,7 @@ what comes back waits, in a thread, until the GPU is through with all that it ha
 Source: cupy 14, ``cupy/cuda/memory.pyx`` (an arena for each stream); CUDA runtime API,
 cudaDeviceSynchronize, the one wait that covers streams which are not known. It is refused while a
 stream is captured for a graph, and the capture fails: CUDA programming guide, "Prohibited and
-Unhandled Operations".
+Unhandled Operations". So fails one that begins soon after an array has come back.
 """
 
 from __future__ import annotations
