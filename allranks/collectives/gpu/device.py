@@ -150,6 +150,12 @@ class Device:
                 yield stream
 
     @contextmanager
+    def on(self, stream: Stream) -> Iterator[Stream]:
+        """What is queued inside goes to one of our streams; nothing may yield here either."""
+        with self.cupy.cuda.Device(self.number), stream:
+            yield stream
+
+    @contextmanager
     def copying(self, call: Call) -> Iterator[None]:
         """What is copied within goes behind what made the arrays, and before what follows."""
         with self.behind_caller(call) as stream:

@@ -204,31 +204,33 @@ class Nccl:
                 ready, total = how.prescaled(source), out
                 if form.wider is not None:
                     ready, total = ready.astype(form.wider), np.empty_like(out, dtype=form.wider)
+                call.held = [call.held, ready, total]
                 began = self._event(stream)
                 with self.connection.launching():
                     launch(form.view(ready), form.view(total), form, stream)
+            yield from self.connection.launched(call)
+            with self.device.on(self.stream) as stream:
                 ended = self._event(stream)
                 how.finish(total, out)
                 done = self._event(stream)
-            yield from self._wait(call, began, ended, done, ready, total)
+            yield from self._wait(call, began, ended, done)
 
     def _move(self, call: Call, launch: Callable[[Stream], None], *held: object) -> Steps[None]:
         """Has NCCL move bytes, between arrays that are held until the call has ended."""
         with self.device.behind_caller(call, self.stream) as stream:
+            call.held = [call.held, *held]
             began = self._event(stream)
             with self.connection.launching():
                 launch(stream)
-            ended = self._event(stream)
-        yield from self._wait(call, began, ended, ended, *held)
+        yield from self.connection.launched(call)
+        ended = self._event(self.stream)
+        yield from self._wait(call, began, ended, ended)
 
     def _event(self, stream: Stream) -> Event:
         return self.device.event(stream, timed=True)
 
-    def _wait(
-        self, call: Call, began: Event, ended: Event, done: Event, *held: object
-    ) -> Steps[None]:
+    def _wait(self, call: Call, began: Event, ended: Event, done: Event) -> Steps[None]:
         """Ends when ``done`` has happened; notes how long the GPU was at the transfer."""
-        call.held = [call.held, *held]
         yield from self.device.wait(done, call, self.connection.check)
         milliseconds = self.device.runtime.eventElapsedTime(began.ptr, ended.ptr)
         call.device_seconds = (call.device_seconds or 0.0) + milliseconds / 1e3

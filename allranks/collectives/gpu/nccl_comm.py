@@ -110,11 +110,17 @@ class Connection:
         """Raises `TransportFailed` where NCCL refuses what is launched within."""
         try:
             yield
-            if self._comm is not None and binding() != "cupy":
-                # Until then nothing may be put behind it in its stream.
-                settle(self._comm)
         except RuntimeError as error:
             raise _failed(error) from error
+
+    def launched(self, call: Call) -> Steps[None]:
+        """Ends when what was launched is in its stream: before, nothing may be put behind it."""
+        if binding() == "cupy":
+            return
+        call.stage += 1
+        with self.launching():
+            while self._comm is not None and is_in_progress(self._comm):
+                yield call
 
     def abandon(self) -> None:
         """Gives the communicator to those that end. Freeing one that hangs would hang."""
@@ -188,7 +194,7 @@ class _Making(threading.Thread):
             self._device.ending.park(comm, self)
 
 
-def settle(comm: Communicator, left: Callable[[], bool] = bool) -> None:
+def settle(comm: Communicator, left: Callable[[], bool]) -> None:
     """Returns once nothing is being launched any more, or it is left."""
     pause = Pause()
     while not left() and is_in_progress(comm):

@@ -29,7 +29,7 @@ class Turns:
         """For each group the number of its call, or the least that it can get."""
 
     def take(self, call: Call, host: Transport) -> Steps[None]:
-        """Ends when it is this call's turn on all members, which have come. Collective over them."""
+        """Ends when it is this call's turn on all of its members. They have come to the call."""
         number, size = call.members.number, call.members.size
         self._last += 1
         self._calls[number] = (self._last, number), call

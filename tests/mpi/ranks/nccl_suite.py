@@ -326,6 +326,28 @@ def test_communicators_are_made_and_end_where_no_thread_can_be_started(monkeypat
 
 
 @fake_only
+@pytest.mark.skipif(
+    os.environ.get("ALLRANKS_NCCL") != "nccl4py", reason="by cupy a launch is over when it returns"
+)
+def test_a_launch_that_goes_on_keeps_nobody():
+    from cupy.cuda import nccl as fake
+    from nccl.bindings import nccl
+
+    def cell() -> None:
+        summed()
+        before, gate = len(fake.launched), threading.Event()
+        nccl.gates.append(gate)
+        posted = c.allreduce_async(ones(), c.Sum, transport="nccl")
+        until(lambda: posted.poll() or not nccl.gates)
+        posted.poll()
+        assert len(fake.launched) == before
+        gate.set()
+        assert (host(posted.synchronize()) == c.size()).all()
+
+    assert in_a_cell(cell) is None
+
+
+@fake_only
 def test_who_connects_for_long_says_so_where_warnings_are_errors(monkeypatch):
     from cupy.cuda import nccl
 

@@ -3,6 +3,8 @@
 What would block goes on in a thread, and the communicator is in progress until then: so NCCL's user
 guide has it for communicators with ``blocking=0``, "Fault Tolerance" and "Nonblocking Group
 Operation". An error that comes there is told by comm_get_async_error.
+
+``gates`` holds what goes on next back until it is opened, for some seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import numpy as np
 from cupy.cuda import _queue
 from cupy.cuda import nccl as _nccl
 
+gates: list[threading.Event] = []
+_GATE_SECONDS = 10
 unique_id_dtype = np.dtype([("internal", "i1", (128,))])
 NCCLError = _nccl.NcclError
 
@@ -37,6 +41,8 @@ class _Comm:
 
         def done():
             _queue.use()  # NCCL's own threads do
+            if gates:
+                gates.pop().wait(_GATE_SECONDS)
             try:
                 do()
             except (NCCLError, AssertionError) as error:
