@@ -5,7 +5,7 @@
 Names are beginnings of parts' names, as ``contract`` or ``"gpu, 2"``; without one all parts run.
 The Python that runs this needs cupy, mpi4py, an mpiexec, pytest and numpy. What is missing is said,
 and the part that needs it is skipped. The report is benchmarks/results/gpu_tests.json: a part that
-did not run this time stays in it, as long as the machine is the same.
+did not run this time stays in it, as long as the machine is known to be the same.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Part(NamedTuple):
     needs: tuple[str, ...] = ("mpi4py", "pytest", "ml_dtypes")
     seconds: int = 300
     gpus: int = 1
+    tells: bool = False
+    """Whether it tells what there is, and passes nothing."""
 
     @property
     def name(self) -> str:
@@ -63,7 +65,7 @@ def _contract(transports: str) -> dict[str, str]:
 
 
 PARTS = [
-    Part(1, (), program=ROOT / "tests" / "gpu" / "probe.py", needs=(), seconds=120),
+    Part(1, (), program=ROOT / "tests" / "gpu" / "probe.py", needs=(), seconds=120, tells=True),
     Part(1, ("gpu",)),
     Part(1, ("contract",), _contract("nccl,staged")),
     Part(1, ("hardware",)),
@@ -152,9 +154,12 @@ def run(part: Part) -> dict[str, Any]:
         own = Path(folder) / "rank0.xml"
         counts = described(own) if own.exists() else {}
     seconds = round(time.monotonic() - began, 1)
-    ran = not counts or counts["passed"] or counts["failed"]
-    state = "failed" if ended.returncode else "passed" if ran else "skipped"
-    kept = ended.stdout[-4000:] if ended.returncode or part.program else ""
+    state = "said" if part.tells else "passed"
+    if ended.returncode or (part.suites and not counts):
+        state = "failed"  # also where the first rank has left no report
+    elif counts and not counts["passed"] and not counts["failed"]:
+        state = "skipped"
+    kept = ended.stdout[-4000:] if state == "failed" or part.program else ""
     return {**about, "state": state, "seconds": seconds, **counts, "said": kept}
 
 
@@ -185,7 +190,8 @@ def note(results: list[dict[str, Any]]) -> None:
 
         about = machine()
     before = json.loads(REPORT.read_text()) if REPORT.exists() else {}
-    kept = before.get("runs", []) if all(before.get(key) == about[key] for key in about) else []
+    same = bool(about) and all(before.get(key) == about[key] for key in about)
+    kept = before.get("runs", []) if same else []
     runs = {each["part"]: each for each in [*kept, *results]}
     ordered = [runs[part.name] for part in PARTS if part.name in runs]
     today = date.today().isoformat()

