@@ -37,7 +37,8 @@ class Turns:
         every: list[Any] = yield from call.moved(host.allgather, proposed, [8] * size)
         chosen = max(int(each.view(np.int64)[0]) for each in every)
         self._last = max(self._last, chosen)
-        self._calls[number] = mine, _ = (chosen, number), call
+        mine = chosen, number
+        self._calls[number] = mine, call
         call.stage += 1
         # What has only been proposed here gets that number or a larger one.
         while (ahead := min(self._calls.values()))[0] < mine:
