@@ -48,7 +48,7 @@ def test_every_rank_and_the_notebook_draw(lab):
     ("cell", "name", "told"),
     [
         ("one-raises", "CellFailed", "rank 2"),
-        ("one-raises", "CellFailed", "were waiting at line 5: allreduce(share)"),
+        ("one-raises", "CellFailed", "were waiting at line 5: allreduce(share, op=Sum)"),
         ("syntax-error", "InvalidCell", "nothing has run, on any rank"),
         ("timeout", "CellTimeout", "time.sleep(60)"),
         ("death", "ClusterLost", "ended with exit code 3"),
