@@ -167,6 +167,6 @@ def test_a_start_that_takes_too_long_names_the_hosts_that_nothing_was_heard_of(
     monkeypatch.setattr(connection, "_START_SECONDS", -4.0)
     made = Connection(4, (), Nowhere(), (), lambda *_: None)
     with pytest.raises(StartFailed) as failed:
-        made.start(lambda waits: None)
+        made.start(lambda waits: None, lambda up, module: None)
     assert "ranks 0–3 did not come up on h1, h2; nothing was heard of h1, h2." in str(failed.value)
     assert "that host reach tcp://127.0.0.1:" in str(failed.value)
