@@ -21,6 +21,7 @@ from allranks.errors import ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.config import EVERY_GPU
 from allranks.records.explained import Explained
+from allranks.records.log import end_of
 from allranks.records.ranks import among
 from allranks.records.wire import Answer, Hello, RunCell
 from allranks.widgets import text_view
@@ -72,24 +73,22 @@ class Cluster:
         exclusive: bool = False,
     ) -> None:
         self.launcher = launchers.named(launcher or launchers.default())
-        elsewhere = isinstance(self.launcher, OnSeveralHosts)
-        self.gpus = () if elsewhere else devices.choose(gpus)
-        self._pins = tuple(g.uuid for g in self.gpus)
-        if gpus == "none":
-            self._pins = (devices.HIDDEN,)
-        elif elsewhere:
-            self._pins = devices.numbers(gpus) or (EVERY_GPU,)
+        hidden = (devices.HIDDEN,) if gpus == "none" else ()
         if isinstance(self.launcher, OnSeveralHosts):
+            self.gpus: tuple[devices.Gpu, ...] = ()
+            self._pins = hidden or devices.numbers(gpus) or (EVERY_GPU,)
             self.size = self.launcher.size(n)
+            if exclusive:
+                raise UsageError(
+                    "--exclusive looks at this machine's GPUs, and the ranks are to run elsewhere. "
+                    "Leave it out, and ask for as many GPUs as ranks: --gpus-per-node 4"
+                )
         else:
+            self.gpus = devices.choose(gpus)
+            self._pins = hidden or tuple(g.uuid for g in self.gpus)
             self.size = sizes.chosen(n, self.gpus)
-        if exclusive and elsewhere:
-            raise UsageError(
-                "--exclusive looks at this machine's GPUs, and the ranks are to run elsewhere. "
-                "Leave it out, and ask for as many GPUs as ranks: --gpus-per-node 4"
-            )
-        if exclusive:
-            devices.check_exclusive(self.gpus, self.size)
+            if exclusive:
+                devices.check_exclusive(self.gpus, self.size)
         self.preload = check_preload(preload)
         self.failed_first: int | None = None
         """The rank that was the first to fail in the last cell that failed."""
@@ -351,9 +350,7 @@ class Cluster:
         """
         path = self.hellos[rank].log
         try:
-            with open(path, "rb") as log:
-                log.seek(max(0, log.seek(0, 2) - nbytes))
-                return log.read().decode("utf-8", "replace")
+            return end_of(path, nbytes)
         except FileNotFoundError:
             asked = {"path": path, "nbytes": nbytes}
             content, _ = self.ask(requests.LOG, asked, ranks=(rank,))[rank]

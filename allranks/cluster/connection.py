@@ -84,16 +84,15 @@ class Connection:
         self._awaited: dict[int, Deliver] = {}
         self._launcher = launcher
         command: list[str] = []
-        address, allowed = LOOPBACK, ANY_PORTS
+        address, allowed, place = LOOPBACK, ANY_PORTS, ""
         if isinstance(launcher, OnSeveralHosts):
-            address, allowed = launcher.address(), ports()
+            address, allowed, place = launcher.address(), ports(), "/tmp"
         else:
             command = launcher.command(size)
         environment = launcher.environment()
         work_dir = _work_folder()
         self.log_dir = folders.make_log_folder()
-        several = isinstance(launcher, OnSeveralHosts)
-        self._session_dir = folders.name_session_folder("/tmp" if several else "")
+        self._session_dir = folders.name_session_folder(place)
         # The threads behind these must not hold the connection: it ends when nobody else does.
         mirrors = self.mirrors = Mirrors()
 

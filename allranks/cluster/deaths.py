@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.cluster.failures import ending
+from allranks.records.log import end_of
 from allranks.records.ranks import label
 from allranks.records.wire import Hello
 
@@ -121,10 +122,7 @@ def loss(
 def unseen(path: str, offset: int) -> str:
     """Returns what a rank wrote and did not get to send, at most its last 16 KiB."""
     try:
-        with open(path, "rb") as log:
-            end = log.seek(0, os.SEEK_END)
-            log.seek(max(offset, end - _SHOWN_NBYTES))
-            return log.read().decode("utf-8", "replace")
+        return end_of(path, _SHOWN_NBYTES, offset)
     except OSError:
         return ""  # the log is on another host
 

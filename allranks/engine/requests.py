@@ -20,6 +20,7 @@ from allranks.engine.ipengine import CELL_FILE
 from allranks.engine.report import PACKAGE, text_of
 from allranks.errors import UsageError
 from allranks.records import requests
+from allranks.records.log import end_of
 
 Answered = tuple[dict[str, Any], list[bytes]]
 
@@ -64,7 +65,7 @@ class Requests:
         if name == requests.STACK:
             return {"text": _stack()}, []
         if name == requests.LOG:
-            return {"text": _end_of(arguments["path"], arguments["nbytes"])}, []
+            return {"text": end_of(arguments["path"], arguments["nbytes"])}, []
         if name == requests.PUSH:
             self.shell.user_ns.update(pickle.loads(payloads[0]))
             return {}, []
@@ -143,12 +144,6 @@ def current_line() -> str:
     for entry in (own or outside)[-1:]:
         return f"{os.path.basename(entry.filename)}:{entry.lineno}  {entry.line or ''}".rstrip()
     return ""
-
-
-def _end_of(path: str, nbytes: int) -> str:
-    with open(path, "rb") as log:
-        log.seek(max(0, log.seek(0, os.SEEK_END) - nbytes))
-        return log.read().decode("utf-8", "replace")
 
 
 def _stack() -> str:

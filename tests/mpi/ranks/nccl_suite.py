@@ -59,6 +59,18 @@ def next_cell_works() -> None:
     assert in_a_cell(lambda: np.testing.assert_array_equal(host(summed()), c.size())) is None
 
 
+def refuse_threads(monkeypatch: pytest.MonkeyPatch, name: str, why: str) -> None:
+    """From now on no thread starts whose name begins so."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith(name):
+            raise RuntimeError(why)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
 def until(true: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE_SECONDS
     while not true():
@@ -312,14 +324,8 @@ def test_communicators_are_made_and_end_where_no_thread_can_be_started(monkeypat
     from cupy.cuda import nccl
 
     next_cell_works()
-    before, start = len(nccl.aborted), threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name.startswith("allranks"):
-            raise RuntimeError("can't create new thread at interpreter shutdown")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    before = len(nccl.aborted)
+    refuse_threads(monkeypatch, "allranks", "can't create new thread at interpreter shutdown")
     c.renew()
     assert len(nccl.aborted) > before
     next_cell_works()
@@ -369,14 +375,8 @@ def test_without_room_for_a_thread_calls_fail_and_aborts_wait(monkeypatch):
     from cupy.cuda import nccl
 
     next_cell_works()
-    before, start = len(nccl.aborted), threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name.startswith("allranks-nccl"):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    before = len(nccl.aborted)
+    refuse_threads(monkeypatch, "allranks-nccl", "can't start new thread")
     c.renew()
     assert len(nccl.aborted) == before
     error = in_a_cell(summed)
