@@ -17,6 +17,7 @@ from allranks.collectives.arrays.reductions import (
 )
 from allranks.collectives.ops.handles import Handle, poll, synchronize
 from allranks.collectives.ops.joining import join
+from allranks.collectives.ops.keeping import keep
 from allranks.collectives.ops.operations import (
     allgather,
     allgather_async,
@@ -132,6 +133,7 @@ __all__ = [
     "is_homogeneous",
     "is_initialized",
     "join",
+    "keep",
     "local_rank",
     "local_size",
     "on_notice",

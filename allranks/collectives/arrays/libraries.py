@@ -80,8 +80,8 @@ def _own(out: Array) -> Array:
 def _plain(array: Array, value: Any = None) -> Array:
     if value is not None and array.dtype == object:
         raise TypeError(
-            f"a collective needs an array of numbers or bool, and this {type(value).__name__} "
-            "is none. Send other things with broadcast_object or allgather_object."
+            f"a collective needs an array of numbers or bool, found {type(value).__name__}. "
+            "Send other things with broadcast_object or allgather_object."
         )
     array = np.asarray(array)
     if not array.dtype.isnative:

@@ -79,7 +79,7 @@ def check(op: ReduceOp, dtype: np.dtype[Any]) -> None:
     if dtype.kind == "c" and op in (Min, Max, Adasum):
         raise TypeError(
             f"{op.name} needs an order, and complex numbers have none. "
-            "Reduce the real and imaginary parts apart."
+            "Reduce the real and imaginary parts separately."
         )
     if op is Adasum and not is_float(dtype):
         raise TypeError(f"Adasum needs floating point, and this array is {dtype.name}. Use Sum.")

@@ -54,6 +54,12 @@ class Board:
         """Bytes that a board for so many ranks needs."""
         return PAGE * ranks
 
+    def move(self, memory: mmap.mmap) -> None:
+        """From now on the pages are elsewhere, and this rank's is empty."""
+        self.memory, self.words = memory, memoryview(memory).cast("Q")
+        self._places = {}
+        self.put(PID, os.getpid())
+
     def __contains__(self, rank: int) -> bool:
         return rank in self._page
 

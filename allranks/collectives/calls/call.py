@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from allranks.collectives.calls.callsite import SITES, Site, find
 from allranks.collectives.calls.guard import Packed, Spec, pack
-from allranks.collectives.calls.wait import Steps
+from allranks.collectives.calls.wait import LONGEST_SLEEP, Steps
 from allranks.records.ranks import label
 
 T = TypeVar("T")
@@ -122,6 +122,7 @@ class Call:
     # What most calls never set stands here: making a call is on the shortest path there is.
     steps: Steps[Any]
     transport = ""
+    longest_sleep = LONGEST_SLEEP
     number = stage = 0
     """``number`` is its place among its group's calls, unique over epochs."""
     last = ended = 0.0
@@ -201,7 +202,7 @@ class Call:
     @property
     def needs(self) -> str:
         """Whom it cannot do without."""
-        return f"every one of {label(self.members.ranks)}"
+        return f"all of {label(self.members.ranks)}"
 
     def missing(self) -> tuple[int, ...]:
         """The ranks that this call still waits for."""

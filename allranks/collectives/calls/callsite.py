@@ -6,6 +6,7 @@ import linecache
 import os
 import sysconfig
 import threading
+from contextlib import suppress
 from types import CodeType, FrameType, TracebackType
 from typing import NamedTuple
 
@@ -35,7 +36,10 @@ class Site(NamedTuple):
         if len(source) > _WIDTH:
             source = source[: _WIDTH - 1] + "…"
         # A name short enough to be read in a message: relative to the working directory.
-        where = f"{self.filename.removeprefix(os.getcwd() + os.sep)}:{self.lineno}"
+        name = self.filename
+        with suppress(OSError):  # a cell may have removed that directory
+            name = name.removeprefix(os.getcwd() + os.sep)
+        where = f"{name}:{self.lineno}"
         return f"{where}: {source}" if source else where
 
 

@@ -164,8 +164,9 @@ _ADVICE = {
     "shape": "Check the last batch, or drop the remainder",
     "root": "Pass the same root on every rank; it is a rank of the world, in a process set too",
     **dict.fromkeys(_FACTORS, "Pass the same factors and options on every rank"),
-    "elements": "Pass as many tensors on every rank",
-    "transport": "Pass the same transport= on every rank, and set ALLRANKS_ALLREDUCE alike",
+    "elements": "Pass the same number of tensors on every rank",
+    "transport": "Pass the same transport= on every rank, and set ALLRANKS_ALLREDUCE to the same "
+    "value",
     "device": "Move the array first (cupy.asarray(x), x.get()), or pass device='/cpu:0'",
 }
 

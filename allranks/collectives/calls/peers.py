@@ -9,6 +9,8 @@ from allranks.collectives.calls.board import GONE, Board
 from allranks.records.ranks import compact
 
 NEWLINE = "\n"
+FINISHED = "finished the cell"
+"""Why a rank has left a cell in which nothing went wrong for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Peers:
         self.board = board
         self.host_names: tuple[str, ...] = ()
         """For every rank the name of its host, where there are several."""
+        self.died: dict[int, str] = {}
+        """How ranks died that were not replaced yet, in words that follow the name."""
 
     def state(self, rank: int) -> State:
         """What is known of a rank now."""
@@ -70,20 +74,25 @@ class Peers:
         return self.board.progress(rank, group)
 
     def lost(self, rank: int) -> bool:
-        """Whether its host cannot be reached any more."""
-        return bool(self.board.get(rank, fields.LOST))
+        """Whether it has died, or its host cannot be reached any more."""
+        return rank in self.died or bool(self.board.get(rank, fields.LOST))
 
     def departure(self, rank: int, scope: Scope, epoch: int) -> tuple[int, str] | None:
         """Why a rank will never come, in words that follow its name; None while it may.
 
         The number orders reasons: a rank that raised tells more than one that gave up after it.
         """
+        if rank in self.died:
+            return -1, self.died[rank]
         if scope.ranks is not None and rank not in scope.ranks:
             return 1, f"does not run {scope.name} (-r {compact(scope.ranks, '-').replace(' ', '')})"
         state = self.state(rank)
         # Numbers on the board are one higher than the scope's: 0 says "never".
         here = scope.number + 1
         if state.left >= (here if scope.number else GONE):
+            if state.reason == FINISHED:
+                cell = scope.name.removeprefix("cell ")
+                return 1, FINISHED if cell == "cell" else f"finished {cell}"
             reason = f" ({state.reason.partition(NEWLINE)[0]})" if state.reason else ""
             where = f" at {state.where}" if state.where else ""
             return 0 if state.failed else 1, f"has left {scope.name}{where}{reason}"

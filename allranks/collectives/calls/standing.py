@@ -38,6 +38,8 @@ class Standing:
         self.checks = True
         self.late_seconds = 5.0
         self.doing = ""
+        self.waits: tuple[float, int] | None = None
+        """Since when this rank waits, by `perf_counter`, and for which one of those missing."""
         self.failed = False
         self.offset_seconds = 0.0
         """What this host's clock lacks to the first rank's host's."""

@@ -7,7 +7,7 @@ contiguous; ``out`` never overlaps ``source`` unless it is the same array.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
@@ -60,6 +60,15 @@ def as_bytes(array: Any) -> Any:
     return array.reshape(-1).view(np.uint8)
 
 
-def cut(array: Any, lengths: Sequence[int]) -> list[Any]:
-    """Views of an array's pieces, one after the other."""
-    return [array[low:high] for low, high in pairwise(accumulate(lengths, initial=0))]
+class Cut(list[Any]):
+    """Pieces that lie one after the other, and the array that they make up."""
+
+    def __init__(self, whole: Any, pieces: Iterable[Any]) -> None:
+        super().__init__(pieces)
+        self.whole = whole
+
+
+def cut(array: Any, lengths: Sequence[int]) -> Cut:
+    """Views of an array's pieces, one after the other; their lengths add up to its own."""
+    bounds = accumulate(lengths, initial=0)
+    return Cut(array, [array[low:high] for low, high in pairwise(bounds)])

@@ -29,6 +29,8 @@ class Awaited(Protocol):
 
     stage: int
     """Changes with every wait that begins: each is given its own spin."""
+    longest_sleep: float
+    """Seconds; short where MPI moves data meanwhile, which it does only while it is called."""
 
 
 Steps = Generator[Awaited, None, T]
@@ -48,11 +50,11 @@ class Pause:
         self._spin_seconds = spin_seconds
         self._began = perf_counter()
 
-    def __call__(self) -> float:
+    def __call__(self, longest_sleep: float = LONGEST_SLEEP) -> float:
         """Spins, yields the core or sleeps; returns the seconds waited before."""
         waited = perf_counter() - self._began
         if waited > YIELD_SECONDS:
-            sleep(min(LONGEST_SLEEP, max(SHORTEST_SLEEP, waited * SHARE)))
+            sleep(min(longest_sleep, max(SHORTEST_SLEEP, waited * SHARE)))
         elif waited > self._spin_seconds:
             yield_core()
         return waited
@@ -65,7 +67,7 @@ def drive(steps: Steps[T], attend: Attend, spin_seconds: float = SPIN_SECONDS) -
         while True:
             stage, attended, pause = awaited.stage, 0.0, Pause(spin_seconds)
             while awaited.stage == stage:
-                waited = pause()
+                waited = pause(awaited.longest_sleep)
                 if waited - attended > ATTEND_SECONDS:
                     attended = waited
                     attend(awaited, waited)

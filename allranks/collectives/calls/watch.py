@@ -12,6 +12,7 @@ from allranks.collectives.calls.interrupts import ear
 from allranks.collectives.calls.standing import Standing
 from allranks.errors import CollectiveMismatch, RankLeft, RankLost
 from allranks.records.ranks import label
+from allranks.records.report import WAITING
 
 _ASK_BEFORE_SECONDS = 0.6
 _ASKED_AT_ONCE = 8
@@ -95,6 +96,7 @@ class Watch:
             self._edge = (0, 0)
             self._suspects = {}
             self.own.doing = ""
+            self.own.waits = None
             self.own.board.put(fields.TICKET, 0)
             self._call = None  # last: a rest that an interrupt ends is taken again
 
@@ -108,6 +110,7 @@ class Watch:
             board.write(fields.WAITING, f"{call.spec.title} at {call.site}")
         if missing:
             self.own.doing = f"waiting in {call.spec.title} for {label(missing)}"
+            self.own.waits = call.started, missing[0]
         if (edge, call.stage) != self._edge:
             self._edge = edge, call.stage
             self._ticket += 1
@@ -121,11 +124,20 @@ class Watch:
         sites, lost = call.sites(), self.own.peers.lost
         waiting = [r for r in sites if r != rank and not lost(r)]
         advice = "Make the same calls on every rank, or use a process set of the ranks that do."
-        if lost(rank):
-            advice = "Look for that host and its network, and start the ranks again."
-        lines = [f"{call.spec.title} needs {call.needs}: rank {rank} {why}. {advice}"]
+        if rank in self.own.peers.died:
+            advice = "A new rank can take its place once the others have left the cell."
+        elif lost(rank):
+            advice = "Check that host and its network, and start the ranks again."
+        said = f"{call.spec.title} needs {call.needs}: rank {rank} {why}."
+        if why.startswith("finished ") and call.every and rank not in sites and waiting:
+            verb = "waits" if len(waiting) == 1 else "wait"
+            said = (
+                f"rank {rank} {why} without calling {call.spec.title}; "
+                f"{label(waiting)} {verb} for it."
+            )
+        lines = [f"{said} {advice}"]
         if waiting:
-            lines.append("Waiting for it:")
+            lines.append(WAITING)
             lines += list_sites({r: sites[r] for r in waiting})
         return "\n".join(lines)
 
@@ -196,14 +208,18 @@ class Watch:
         asked, self._asked = self._asked, 0
         what = f"has waited {waited:.0f} s for {label(missing)}"
         if call.moving:
-            what = f"has moved no data for {waited:.0f} s; not done are {label(missing)} as well"
+            have = "has" if len(missing) == 1 else "have"
+            what = (
+                f"has moved no data for {waited:.0f} s; {label(missing)} {have} not finished either"
+            )
         if all(self._asks_a_person(rank) for rank in missing):
             # Who thinks before typing is not late: that is told once.
             self._notice_after = waited + own.late_seconds
             if missing == self._told_asking:
                 return
             self._told_asking = missing
-            what = f"waits for {label(missing)}, where a person is asked"
+            are = "is" if len(missing) == 1 else "are"
+            what = f"waits for {label(missing)}, which {are} waiting for input"
         else:
             self._notice_after *= 2
         if not self._speaks(call, missing):

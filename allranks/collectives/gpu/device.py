@@ -13,19 +13,21 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.wait import Awaited, Steps
+from allranks.collectives.calls.wait import Awaited, Pause, Steps
 from allranks.collectives.gpu.api import Event, Stream, load, load_nccl
 from allranks.collectives.gpu.ending import Ending
+from allranks.collectives.gpu.events import Events
 from allranks.collectives.gpu.seats import MULTI_RANK, SHARES_FROM, Seat
 from allranks.collectives.gpu.turns import Turns
 from allranks.errors import MissingDependency, TransportFailed
 
+T = TypeVar("T")
 TO_GPU, FROM_GPU = 1, 2
 _PENDING = 600
 
@@ -49,6 +51,7 @@ class Device:
             """Copies to the GPU: they run beside those from it."""
             self.collectives = self.new_stream()
             """NCCL's work, of all groups: it starts in the order of `turns`."""
+        self.events = Events(self._new_event)
         self.turns = Turns()
         self.ending = Ending(self.use)
         """Communicators that are to be aborted."""
@@ -131,9 +134,29 @@ class Device:
         """An event behind all that the caller's stream holds now."""
         if self._held:
             self._let_go()
-        event: Event = self.cupy.cuda.Event(disable_timing=True)
-        event.record(self.cupy.cuda.get_current_stream())
-        return event
+        return self.event(self.cupy.cuda.get_current_stream())
+
+    def marked(self, call: Call) -> Call:
+        """The call, behind all that the caller's stream holds now."""
+        with self.cupy.cuda.Device(self.number):
+            call.ready = self.mark()
+        call.steps = self._unmarked(call, call.steps)
+        return call
+
+    def _unmarked(self, call: Call, steps: Steps[T]) -> Steps[T]:
+        """A call's steps, at whose end nobody asks for its mark any more."""
+        result = yield from steps
+        self.events.give_back(call.ready)
+        return result
+
+    def settle(self) -> None:
+        """Waits for the caller's stream. Nothing there waits for another rank."""
+        with self.cupy.cuda.Device(self.number):
+            event = self.mark()
+        pause = Pause()
+        while not self.happened(event):
+            pause()
+        self.events.give_back(event)
 
     @contextmanager
     def behind_caller(self, call: Call, stream: Stream | None = None) -> Iterator[Stream]:
@@ -143,7 +166,9 @@ class Device:
         """
         stream = stream or self.packing
         with self.cupy.cuda.Device(self.number):
-            stream.wait_event(self.mark())
+            mark = self.mark()
+            stream.wait_event(mark)
+            self.events.give_back(mark)
             if call.ready is not None:
                 stream.wait_event(call.ready)
             with stream:
@@ -160,13 +185,20 @@ class Device:
         """What is copied within goes behind what made the arrays, and before what follows."""
         with self.behind_caller(call) as stream:
             yield
-            call.ready = self.event(stream)
+            before, call.ready = call.ready, self.event(stream)
+            if before is not None:
+                self.events.give_back(before)
 
     def event(self, stream: Stream, *, timed: bool = False) -> Event:
-        """An event behind all that a stream holds now."""
-        event: Event = self.cupy.cuda.Event(disable_timing=not timed)
+        """An event behind all that a stream holds now; whoever has done with it gives it back."""
+        event = self.events.take(timed=timed)
         event.record(stream)
         return event
+
+    def _new_event(self, timed: bool) -> Event:
+        with self.cupy.cuda.Device(self.number):
+            event: Event = self.cupy.cuda.Event(disable_timing=not timed)
+            return event
 
     def wait(
         self, event: Event, awaited: Awaited, check: Callable[[], None] | None = None

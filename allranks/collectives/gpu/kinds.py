@@ -16,14 +16,13 @@ import numpy as np
 
 from allranks.collectives.arrays.libraries import Restore, bfloat16, library_of
 from allranks.collectives.arrays.reductions import Array, name_of
-from allranks.collectives.calls.wait import Pause
 from allranks.collectives.gpu import api
 from allranks.collectives.gpu.lending import lent
 from allranks.errors import MissingDependency
 
 _CUDA = (2, 13)
 """DLPack's numbers for memory of a GPU, and for memory that CUDA moves by itself."""
-_ALIGNED = 256
+ALIGNED = 256
 """Bytes: what JAX and TensorFlow ask of memory that they take over."""
 
 
@@ -117,7 +116,7 @@ def _jax(value: Any) -> tuple[Array, Restore]:
     jax = sys.modules["jax"]
 
     def restore(out: Array) -> Any:
-        return jax.dlpack.from_dlpack(lent(_aligned(out)))
+        return jax.dlpack.from_dlpack(lent(aligned(out)))
 
     return api.installed().from_dlpack(value), restore
 
@@ -128,10 +127,8 @@ def _tensorflow(value: Any) -> tuple[Array, Restore]:
     tensor = tensorflow.convert_to_tensor(value)
 
     def restore(out: Array) -> Any:
-        # TensorFlow knows nothing of streams here: the memory has to be ready.
-        whole = lent(_aligned(out))
-        _settle()
-        return dlpack.from_dlpack(whole.__dlpack__(stream=-1))
+        # TensorFlow knows nothing of streams here: see `reads_at_once`.
+        return dlpack.from_dlpack(lent(out).__dlpack__(stream=-1))
 
     # Given the tensor itself, cupy names a stream, which TensorFlow refuses; not so a capsule.
     return api.installed().from_dlpack(dlpack.to_dlpack(tensor)), restore
@@ -147,18 +144,14 @@ def _standard(value: Any) -> tuple[Array, Restore]:
     return source, lambda out: namespace().from_dlpack(lent(out))
 
 
-def _aligned(out: Any) -> Any:
-    return out if out.data.ptr % _ALIGNED == 0 else out.copy()
+def aligned(out: Any) -> Any:
+    """The same where JAX and TensorFlow take it over: a copy, if it does not lie so."""
+    return out if out.data.ptr % ALIGNED == 0 else out.copy()
 
 
-def _settle() -> None:
-    """Waits for the caller's stream. Nothing there waits for another rank."""
-    cupy = api.installed()
-    event = cupy.cuda.Event(disable_timing=True)
-    event.record(cupy.cuda.get_current_stream())
-    pause = Pause()
-    while cupy.cuda.runtime.eventQuery(event.ptr):
-        pause()
+def reads_at_once(value: Any) -> bool:
+    """Whether a result that becomes what this is has to be `aligned`, and there by then."""
+    return library_of(value) == "tensorflow"
 
 
 _KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], tuple[Array, Restore]]]] = {

@@ -168,6 +168,7 @@ class Nccl:
                 how.combine(theirs, out)
                 done = self._event(stream)
             yield from self.device.wait(done, call, self.connection.check)
+            self.device.events.give_back(done, timed=True)
 
     def _exchange(
         self, call: Call, comm: Communicator, sends: Pieces, receives: Pieces
@@ -234,6 +235,7 @@ class Nccl:
         yield from self.device.wait(done, call, self.connection.check)
         milliseconds = self.device.runtime.eventElapsedTime(began.ptr, ended.ptr)
         call.device_seconds = (call.device_seconds or 0.0) + milliseconds / 1e3
+        self.device.events.give_back(*{began, ended, done}, timed=True)
 
 
 @contextmanager

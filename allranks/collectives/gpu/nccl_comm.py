@@ -30,7 +30,7 @@ _ENDING_SECONDS = 10.0
 """For so long a new communicator waits for the ends of the former ones."""
 _TOLD_SECONDS, _LIMIT_SECONDS = 30.0, 300.0
 """Connecting takes 0.7 to 4 s; after so long a rank says what to look at, and gives up."""
-_ADVICE = "NCCL_DEBUG=WARN in the ranks' environment makes NCCL say more."
+_ADVICE = "NCCL_DEBUG=WARN in the ranks' environment makes NCCL print more."
 
 
 class Connection:
@@ -60,7 +60,7 @@ class Connection:
                 waited = time.monotonic() - began
                 if waited > _TOLD_SECONDS and not told:
                     told = True
-                    self.device.notice(f"{self._late(waited)} It waits on.")
+                    self.device.notice(f"{self._late(waited)} It keeps waiting.")
                 if waited > _LIMIT_SECONDS:
                     raise TransportFailed(self._late(waited))
             if making.problem is not None:
@@ -93,7 +93,7 @@ class Connection:
         if not word[0]:
             why = str(problem) if problem is not None else "see its own error"
             raise TransportFailed(
-                f"NCCL could not begin on rank {self.members.ranks[0]}: {why}. {_ADVICE}"
+                f"NCCL could not start on rank {self.members.ranks[0]}: {why}. {_ADVICE}"
             ) from problem
         return word[1:].tobytes()
 

@@ -134,3 +134,4 @@ class Pipeline:
     def _until(self, call: Call, event: Event | None) -> Steps[None]:
         if event is not None:
             yield from self.device.wait(event, call)
+            self.device.events.give_back(event)

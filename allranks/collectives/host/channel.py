@@ -32,17 +32,14 @@ TEXT_BYTES = 1792 - _TEXT_AT
 
 YIELDS = 200
 
-
-def block_bytes(members: int) -> int:
-    """Bytes of one block: as much as stays in the caches, less where many share the memory."""
-    return min(256 << 10, max(16 << 10, (32 << 20) // (2 * members) // PAGE * PAGE))
-
-
 _NOTHING: tuple[Packed | None, Site | None, Offer | None] = (None, None, None)
 
 
 class Channel:
     """`Agreement` of ranks that share memory, and the blocks through which their data goes."""
+
+    most_block_bytes, most_bytes = 256 << 10, 32 << 20
+    """Of a block as much as stays in the caches, and of all of them."""
 
     def __init__(self, own: Standing, members: Members, memory: mmap.mmap) -> None:
         self.own, self.members, self.memory = own, members, memory
@@ -60,15 +57,21 @@ class Channel:
         self._offers_at = [[slice(at, at + _OFFER.size) for at in turn] for turn in starts]
         self._laid_out = [_NOTHING, _NOTHING]
         """For each turn the spec, the line and the offer that lie there."""
-        self.block = block_bytes(members.size)
+        self.block = self.block_bytes(members.size)
         data = np.frombuffer(memory, np.uint8, 2 * members.size * self.block, members.size * PAGE)
         self.blocks = [list(pair) for pair in data.reshape(members.size, 2, self.block)]
         self.renew()
 
-    @staticmethod
-    def nbytes(members: int) -> int:
+    @classmethod
+    def block_bytes(cls, members: int) -> int:
+        """Bytes of one block: less where many share the memory."""
+        share = cls.most_bytes // (2 * members) // PAGE * PAGE
+        return min(cls.most_block_bytes, max(16 << 10, share))
+
+    @classmethod
+    def nbytes(cls, members: int) -> int:
         """Bytes that a channel for so many members needs."""
-        return members * (PAGE + 2 * block_bytes(members))
+        return members * (PAGE + 2 * cls.block_bytes(members))
 
     def renew(self) -> None:
         """A new epoch has begun: every member starts counting anew before any arrives again."""

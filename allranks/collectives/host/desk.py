@@ -13,7 +13,7 @@ from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.wait import yield_core
-from allranks.collectives.host.channel import OFFER_AT, YIELDS, Channel, block_bytes
+from allranks.collectives.host.channel import OFFER_AT, YIELDS, Channel
 from allranks.collectives.host.memory import fence, rounded
 
 AGREED, DONE, LENGTH, LAST_RANK, LAST = 0, 8, 16, 17, 18
@@ -24,6 +24,9 @@ _HEAD, TEXT_MOST = 256, 16 << 10
 
 class HostChannel(Channel):
     """The channel of one host's members, which tells whether they agree and ends nothing."""
+
+    most_block_bytes, most_bytes = 512 << 10, 16 << 20
+    """What goes between hosts takes longer than what the caches save."""
 
     def _agree(self, call: Call) -> bool:
         # Only the first rank waits for the others; these wait for it.
@@ -61,7 +64,7 @@ class Desk:
     """What a host's first rank lays out for the others: verdicts, and what other hosts sent."""
 
     def __init__(self, memory: mmap.mmap, here: int, members: int) -> None:
-        start, slot = rounded(Channel.nbytes(here)), block_bytes(here)
+        start, slot = rounded(HostChannel.nbytes(here)), HostChannel.block_bytes(here)
         self.words = memoryview(memory).cast("Q")[start // 8 : (start + _HEAD) // 8]
         self.times = memoryview(memory).cast("d")[start // 8 : (start + _HEAD) // 8]
         self.offers = np.frombuffer(memory, np.int64, members, start + _HEAD)
@@ -86,7 +89,7 @@ class Desk:
 
 def nbytes(hosts: int, here: int, members: int) -> int:
     """Bytes of memory of a group on so many hosts, with so many of its members on this one."""
-    own = rounded(Channel.nbytes(here))
     if hosts == 1:
-        return own
-    return own + rounded(_HEAD + 8 * members) + TEXT_MOST + 2 * block_bytes(here)
+        return rounded(Channel.nbytes(here))
+    desk = rounded(_HEAD + 8 * members) + TEXT_MOST + 2 * HostChannel.block_bytes(here)
+    return rounded(HostChannel.nbytes(here)) + desk

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 from weakref import ref
 
@@ -101,6 +102,12 @@ class Window:
             mapped = np.frombuffer(attach(address, size, populate=True), np.uint8)
             self._mapped[(rank, segment)] = mapped
         return mapped[offset : offset + nbytes]
+
+    def show_again(self, replaced: Collection[int]) -> None:
+        """Shows this rank's segments on a board that is new, as are some of the ranks."""
+        self._mapped = {at: view for at, view in self._mapped.items() if at[0] not in replaced}
+        for index, own in enumerate(self._segments):
+            self.board.publish(index, own.fd, own.nbytes)
 
     def _allocate(self, nbytes: int) -> Region | None:
         while self._ended:

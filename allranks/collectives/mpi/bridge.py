@@ -41,7 +41,7 @@ class Bridge:
         self._known: dict[tuple[Arithmetic, tuple[int, ...]], Carried] = {}
         """How small arrays are carried: making their views takes longer than using them."""
         self._gathering = Gathering(several, flat)
-        self._little = several.carried // several.most
+        self._little = several.spread // several.most
         """As many bytes of each member go with an agreement in any case."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -73,7 +73,7 @@ class Bridge:
             size = min(step, flat.size - chunk * step)
             parts = self.channel.blocks_as(how.dtype, size, chunk & 1)
             mine = how.merged(parts, self.firsts.scratch(chunk & 1, how.total, size))
-            whole = yield from self.firsts.reduce(call, mine, how)
+            whole = yield from self.firsts.reduce(call, mine, how, chunk & 1)
             how.finish(whole, slots[chunk & 1][:size])
 
         def take(chunk: int) -> None:
@@ -108,7 +108,7 @@ class Bridge:
             return nbytes
 
         def unpack() -> None:
-            how.finish(how.merged(totals), slot)
+            how.finish(how.merged(totals, totals[0]), slot)
 
         def rest(out: Array | None = None, part: Any = ...) -> Array:
             if out is None:
@@ -123,7 +123,7 @@ class Bridge:
     ) -> Prepared[None]:
         """What is for a host goes there as each host's sum; a small array as in `allreduce`."""
         me, width = self.members.me, max(how.dtype.itemsize, how.total.itemsize)
-        if not call.posted and source.size * width <= self._carried:
+        if not call.posted and source.size * width <= self.several.spread:
             rest = self._carry_reduced(call, source, how)
             return NOTHING, partial(rest, out, slice(bounds[me], bounds[me + 1]))
         places, host = self.several.places, self.several.host
@@ -151,7 +151,7 @@ class Bridge:
             mine = how.merged(parts, self.firsts.scratch(chunk & 1, how.total, sum(told)))
             counts = [size * how.total.itemsize for size in told]
             coming = [counts[host]] * len(told)
-            whole = yield from self.firsts.alltoall(call, as_bytes(mine), counts, coming)
+            whole = yield from self.firsts.alltoall(call, as_bytes(mine), counts, coming, chunk & 1)
             totals = whole.view(how.total).reshape(len(told), told[host])
             how.finish(how.merged(list(totals)), slots[chunk & 1][: told[host]])
 

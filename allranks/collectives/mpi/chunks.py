@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.wait import Steps
+from allranks.collectives.calls.wait import LONGEST_SLEEP, SHORTEST_SLEEP, Steps
 from allranks.collectives.host.desk import DONE
 from allranks.collectives.host.memory import fence
 from allranks.collectives.mpi.several import Several
@@ -58,6 +58,8 @@ def passed(several: Several, call: Call, chunks: Chunks, result: T) -> Steps[T]:
     before = several.ticks
     several.ticks += chunks.many
     under_way: deque[Steps[None]] = deque()
+    if several.is_first:
+        call.longest_sleep = SHORTEST_SLEEP
 
     def advance() -> None:
         """On a first rank: takes what is between the hosts further, and tells what is there."""
@@ -95,4 +97,5 @@ def passed(several: Several, call: Call, chunks: Chunks, result: T) -> Steps[T]:
             fence()
             under_way.append(chunks.post(chunk))
             advance()
+    call.longest_sleep = LONGEST_SLEEP
     return result

@@ -11,12 +11,20 @@ from mpi4py import MPI
 
 from allranks.collectives.calls.call import Members
 from allranks.collectives.calls.standing import Standing
-from allranks.collectives.calls.wait import Pause, Steps
+from allranks.collectives.calls.wait import LONGEST_SLEEP, Pause, Steps
 from allranks.collectives.mpi.bridge import Bridge
 from allranks.collectives.mpi.several import Hosts, Several
 from allranks.collectives.mpi.transport import Mpi, complete
+from allranks.errors import RankLost
 from allranks.records.deferred import deferred
 
+_LOOKS = 20
+"""Calls of MPI that a waiting rank makes every 20 ms, so that what others wait for moves on."""
+_TOLD_SECONDS = 5.0
+_DEATHS = {
+    getattr(MPI, name, MPI.ERR_LASTCODE)
+    for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+}
 NAME = "MPI_COMM_WORLD"
 """What MPI calls the communicator of all ranks, which `user` stands for."""
 
@@ -86,6 +94,36 @@ class Epochs:
             rebind(self.user, fresh)
             self._renewed(epoch)
 
+    def take_over(self, pristine: MPI.Intracomm, fresh: MPI.Intracomm) -> None:
+        """From now on these stand for all ranks, some of which are new; the old ones are kept."""
+        self._retired += [self.pristine, MPI.Intracomm(self.user)]
+        self._renewing = None
+        self.pristine = pristine
+        fresh.Set_name(NAME)
+        rebind(self.user, fresh)
+
+    def lost_by(self, error: Exception) -> RankLost | None:
+        """What MPI means by an error that tells of a rank's death; None where it is another.
+
+        MPI may know earlier than the rank is told how the other one died.
+        """
+        if not tells_of_death(error):
+            return None
+        pause, died = Pause(), self.own.peers.died
+        while not died and pause() < _TOLD_SECONDS:
+            pass
+        how = "; ".join(f"rank {rank} {how}" for rank, how in sorted(died.items()))
+        return RankLost(f"MPI cannot continue without a rank that has died: {how or error}")
+
+    def nudge(self) -> None:
+        """Lets MPI go on with what is under way between ranks."""
+        try:
+            for _ in range(_LOOKS):
+                self.pristine.Iprobe()
+        except MPI.Exception as error:
+            if not tells_of_death(error):
+                raise
+
     def _renew_steps(self) -> Steps[MPI.Intracomm]:
         kept, awaited = self.own.kept, _Renewal()
         fresh, request = self.pristine.Idup()
@@ -97,10 +135,16 @@ class Epochs:
         return fresh
 
 
+def tells_of_death(error: BaseException) -> bool:
+    """Whether MPI says with this error that a rank has died."""
+    return isinstance(error, MPI.Exception) and error.Get_error_class() in _DEATHS
+
+
 class _Renewal:
     """What a renewal waits for."""
 
     stage = 0
+    longest_sleep = LONGEST_SLEEP
 
 
 def rebind(comm: MPI.Comm, fresh: MPI.Comm) -> None:

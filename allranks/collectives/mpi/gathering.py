@@ -42,7 +42,7 @@ class Gathering:
 
         def pack() -> int:
             sizes = several.channel.sizes(call)
-            if sum(sizes) > several.carried:
+            if sum(sizes) > several.carried or max(sizes) > self._share:
                 return 0
             mine = self._laid(0, sizes)
             several.firsts.rows[host][starts[host] : starts[host] + mine.size] = mine.tobytes()
@@ -101,7 +101,7 @@ class Gathering:
         def post(chunk: int) -> Steps[None]:
             brought = cut(chunk)
             mine = self._laid(chunk, brought[several.host])
-            whole = yield from several.firsts.gather(call, mine, list(map(sum, brought)))
+            whole = yield from several.firsts.gather(call, mine, list(map(sum, brought)), chunk & 1)
             several.desk.slots[chunk & 1][: whole.size] = whole
 
         def take(chunk: int) -> None:

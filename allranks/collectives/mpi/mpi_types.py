@@ -46,17 +46,6 @@ def prepare(source: Array, out: Array, how: Arithmetic) -> tuple[Array, Array, M
     return ready.astype(kind, copy=False), total, _OPS[how.op]
 
 
-def in_place(total: Array, how: Arithmetic) -> tuple[Array, MPI.Op] | None:
-    """What MPI reduces where it lies, and its operation; None where that is left to numpy."""
-    if is_foreign(how) or _is_ordered(how):
-        return None
-    if how.dtype.kind == "b":
-        return total.view(np.uint8), _BOOL_OPS[how.op]
-    if total.dtype.kind in "iu" and total.itemsize < 4:
-        return None
-    return total, _OPS[how.op]
-
-
 def finish(total: Array, out: Array, how: Arithmetic) -> None:
     """Writes what MPI has written to ``total`` as the result."""
     if _is_ordered(how):

@@ -22,7 +22,7 @@ from allranks.collectives.calls.call import Call, Members, Offer
 from allranks.collectives.calls.callsite import Site
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.wait import Steps
-from allranks.collectives.host.channel import TEXT_BYTES, block_bytes
+from allranks.collectives.host.channel import TEXT_BYTES
 from allranks.collectives.host.desk import (
     AGREED,
     LAST,
@@ -40,8 +40,9 @@ Hosts = tuple[tuple[int, ...], ...]
 _HEAD = struct.Struct("=QQ?7xdq")
 """A row of a host: the call's number, its fingerprint, whether all there have brought the same,
 when the last one came and who; then what each member offers, and what is carried."""
-_CARRIED_BYTES = 64 << 10
-"""As much as a first rank sends with an agreement in all: that is one wait instead of two."""
+_CARRIED_BYTES, _NEEDED_BYTES = 64 << 10, 256 << 10
+"""As much as a first rank sends with an agreement in all: that is one wait instead of two. The
+latter where it would have to send as much anyway."""
 
 _TRIES = 100
 """Looks at what other hosts send, in a row; each lets others have the core."""
@@ -86,10 +87,13 @@ class Several:
         self.order = [place for places in self.places for place in places]
         self.most = max(map(len, self.hosts))
         """As many members does a host have at most."""
-        self.block = block_bytes(self.most)
+        self.block = HostChannel.block_bytes(self.most)
         """Bytes of a block, of which every host has as many."""
-        self.carried = min(_CARRIED_BYTES // (len(hosts) - 1), self.block // len(hosts))
-        """As many bytes of each host go with an agreement at most."""
+        self.spread = min(_CARRIED_BYTES // (len(hosts) - 1), self.block // len(hosts))
+        """As many bytes of each host go with an agreement at most, where not all need all of it."""
+        two = min(_NEEDED_BYTES, self.block // 2)
+        self.carried = two if len(hosts) == 2 else self.spread
+        """As many do where all need all of it: more than two hosts would send each other less."""
         row_bytes = _HEAD.size + 8 * self.most + self.carried
         ends = accumulate((len(ranks) for ranks in hosts), initial=0)
         self._sizes = struct.Struct(f"={len(here)}q")

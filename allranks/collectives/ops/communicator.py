@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from mpi4py import MPI
 
@@ -150,6 +152,15 @@ class Comm(Collectives):
             rebind(self, MPI.COMM_NULL)
         else:
             super().Free()
+
+    def Abort(self, errorcode: int = 0) -> NoReturn:
+        """MPI_Abort; in a notebook it ends this rank alone, which can be replaced then."""
+        if self._world.notebook:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(Exception):
+                    stream.flush()
+            os._exit(errorcode & 255 or 1)
+        super().Abort(errorcode)
 
     def free(self) -> None:
         """`Free`, where there is something to free."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from allranks.collectives import world
 from allranks.collectives.calls.call import Call
-from allranks.errors import StaleHandle
+from allranks.errors import StaleHandle, UsageError
 
 
 class Handle:
@@ -41,8 +41,8 @@ class Handle:
 
         Raises:
             StaleHandle: the epoch of the call has ended.
-            CollectiveMismatch: the ranks brought different things.
-            RankLeft: a rank will never bring anything.
+            CollectiveMismatch: the ranks passed different arguments.
+            RankLeft: a rank will never make this call.
         """
         self._check()
         result = self._world.join(self._call)
@@ -69,9 +69,18 @@ def first(results: Sequence[Any]) -> Any:
 
 def poll(handle: Handle) -> bool:
     """True when the result of an ``_async`` call is there; never waits."""
-    return handle.poll()
+    return _checked(handle, "poll").poll()
 
 
 def synchronize(handle: Handle) -> Any:
     """Waits for an ``_async`` call and returns its result."""
-    return handle.synchronize()
+    return _checked(handle, "synchronize").synchronize()
+
+
+def _checked(handle: Any, op: str) -> Handle:
+    if isinstance(handle, Handle):
+        return handle
+    raise UsageError(
+        f"{op} expected the handle of one call, as allreduce_async returns it, found "
+        f"{handle!r:.60}. Type: {op}(allreduce_async(x))"
+    )

@@ -21,9 +21,9 @@ from allranks.errors import UsageError
 
 
 def join() -> int:
-    """This rank has no more data: until all ranks have joined, it brings zeros to their allreduces.
+    """This rank has no more data: until all ranks have joined, it adds zeros to their allreduces.
 
-    Average still divides by the number of all ranks. Only allreduce with Sum or Average goes on;
+    Average still divides by the number of all ranks. Only allreduce with Sum or Average continues;
     any other operation of a rank that has not joined raises `CollectiveMismatch` on all.
 
     Returns:
@@ -40,7 +40,7 @@ def join() -> int:
         raise UsageError(
             "join() needs ranks that share a host's memory, and checks: found "
             f"{len(set(this.hosts))} hosts, checks {'on' if this.checks else 'off'}. "
-            "Give every rank as many batches instead: drop the remainder."
+            "Give every rank the same number of batches instead: drop the remainder."
         )
     answered = 0
     while True:

@@ -13,7 +13,7 @@ from allranks.collectives.arrays.libraries import to_dtype, to_numpy
 from allranks.collectives.arrays.reductions import Array, ReduceOp, check, name_of
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import Spec, describe_group
-from allranks.collectives.calls.transport import Transport, as_bytes
+from allranks.collectives.calls.transport import Cut, Transport, as_bytes
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.ops.taking import Taken, take, take_none
 from allranks.collectives.world.group import Group
@@ -45,7 +45,7 @@ def _rows(array: Array, op: str) -> None:
 def begin_broadcast(array: Any, root: int, **options: Any) -> Call:
     """A broadcast."""
     group, taken, name = _open("broadcast", [array], **options)
-    source, restore = taken.sources[0], taken.restores[0]
+    source = taken.sources[0]
     check(ReduceOp.Sum, source.dtype)
     index = group.index(root, "broadcast")
     spec = taken.spec("broadcast", name_of(source.dtype), source.shape, root)
@@ -57,9 +57,9 @@ def begin_broadcast(array: Any, root: int, **options: Any) -> Call:
             with taken.copying(call):
                 np.copyto(out, source)
         yield from call.moved(transport.broadcast, as_bytes(out), index)
-        return restore(out)
+        return taken.restored_alone(out)
 
-    return group.call(spec, name, source.nbytes, steps, taken.mark())
+    return taken.marked(group.call(spec, name, source.nbytes, steps))
 
 
 def begin_allgather(
@@ -100,10 +100,10 @@ def begin_allgather(
                 wholes = [_join(parts, sources[0])]
         if not reads:
             return [None] * len(sources)
-        return [restore(whole) for restore, whole in zip(taken.restores, wholes, strict=True)]
+        return taken.restored(wholes)
 
     nbytes = sum(source.nbytes for source in sources) * group.size
-    return group.call(spec, name, nbytes, steps, taken.mark())
+    return taken.marked(group.call(spec, name, nbytes, steps))
 
 
 def _gather_on_gpu(
@@ -131,7 +131,11 @@ def _tabled(sources: Sequence[Array]) -> Array:
 
 
 def _join(parts: Sequence[Array], like: Array, rows: int = -1) -> Array:
-    whole = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    whole: Array
+    if isinstance(parts, Cut):
+        whole = parts.whole
+    else:
+        whole = np.concatenate(parts) if len(parts) > 1 else parts[0]
     return whole.view(like.dtype).reshape(rows, *like.shape[1:])
 
 
@@ -164,7 +168,7 @@ def _exchanged(
 def begin_alltoall(array: Any, splits: Any = None, **options: Any) -> Call:
     """An alltoall; ends with (array, received splits)."""
     group, taken, name = _open("alltoall", [array], **options)
-    source, restore = taken.sources[0], taken.restores[0]
+    source = taken.sources[0]
     _rows(source, "alltoall")
     rows = _splits("alltoall", source, splits, group.size)
     spec = taken.spec("alltoall", name_of(source.dtype), (None, *source.shape[1:]))
@@ -172,9 +176,9 @@ def begin_alltoall(array: Any, splits: Any = None, **options: Any) -> Call:
     def steps(call: Call) -> Steps[tuple[Any, list[int]]]:
         transport = group.choose(call, taken.transport, taken.gpu)
         parts, received = yield from _exchanged(call, transport, source, rows, source)
-        return restore(_join(parts, source, sum(received))), received
+        return taken.restored_alone(_join(parts, source, sum(received))), received
 
-    return group.call(spec, name, source.nbytes, steps, taken.mark())
+    return taken.marked(group.call(spec, name, source.nbytes, steps))
 
 
 def begin_scatter(array: Any, root: int, splits: Any = None, **options: Any) -> Call:
@@ -191,7 +195,7 @@ def begin_scatter(array: Any, root: int, splits: Any = None, **options: Any) -> 
         source = source.reshape(-1)[:0].view(np.uint8)
 
     def steps(call: Call) -> Steps[Any]:
-        data, restore = source, taken.restores[0]
+        data, back = source, taken
         transport = group.choose(call, "" if taken.device else taken.transport)
         # What it is goes ahead of it: the others bring nothing to tell it from.
         mine = Head(name_of(source.dtype), source.shape[1:]) if rows else Head()
@@ -206,11 +210,12 @@ def begin_scatter(array: Any, root: int, splits: Any = None, **options: Any) -> 
             # Somebody has no array on a GPU: it goes through the host.
             brought, restore = to_numpy(array)
             data = brought if rows else brought.reshape(-1)[:0].view(np.uint8)
+            back = Taken([brought], [restore])
         parts, received = yield from _exchanged(call, transport, data, rows, like, index)
-        return restore(_join([parts[index]], like, received[index]))
+        return back.restored_alone(_join([parts[index]], like, received[index]))
 
     spec = Spec("scatter", root=root, transport=taken.transport)
-    return group.call(spec, name, source.nbytes, steps, taken.mark())
+    return taken.marked(group.call(spec, name, source.nbytes, steps))
 
 
 def _splits(kind: str, source: Array, splits: Any, size: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""mpi4py's own collectives, of arrays and of objects, whose every wait can be left."""
+"""mpi4py's own collectives, of arrays and of objects, whose waits can be interrupted."""
 
 from __future__ import annotations
 

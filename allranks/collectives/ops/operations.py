@@ -11,7 +11,7 @@ from allranks.collectives.world.process_sets import ProcessSet, group_of
 
 
 def barrier(process_set: ProcessSet | None = None, name: str | None = None) -> None:
-    """Ends on every rank once every rank has come here. Collective over the process set."""
+    """Returns on every rank once every rank has called it. Collective over the process set."""
     run(moving.begin_barrier(process_set, name))
 
 

@@ -18,6 +18,7 @@ from allranks.collectives.arrays.reductions import (
     name_of,
 )
 from allranks.collectives.calls.guard import Spec, describe_group, pack
+from allranks.collectives.gpu.kinds import ALIGNED
 from allranks.collectives.host.shared import keep
 from allranks.collectives.world.group import Group
 from allranks.errors import UsageError
@@ -26,9 +27,11 @@ Looks = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
 """The dtype and the shape of each array."""
 _LINE = 64
 """Bytes: arrays of a group begin on such a boundary, so that TensorFlow can take their memory."""
+_FEW = 8
+"""Arrays on a GPU that are copied one by one, as cupy's ``concatenate`` does as well."""
 _CUT = (
-    "{} averages where no op is given, and the average of integers is cut towards zero. For the "
-    "sum, pass op=Sum; for the average itself, pass floats."
+    "{} averages by default, and the average of integers is truncated towards zero. For the "
+    "sum, pass op=Sum; for the exact average, pass floats."
 )
 
 
@@ -67,10 +70,8 @@ class Plan:
         for index, dtype in enumerate(dtypes if op is not Adasum else ()):
             found.setdefault(dtype, []).append(index)
             self.hows.append(Arithmetic(op, dtype, group.size, *factors))
-        # On a GPU nothing is taken over that has to be aligned.
-        line = 1 if device else _LINE
         self.batches = [
-            Batch(where, [shapes[index] for index in where], self.hows[where[0]], line)
+            Batch(where, [shapes[index] for index in where], self.hows[where[0]], device)
             for where in found.values()
         ]
         """The arrays of each dtype, which move as one."""
@@ -88,9 +89,12 @@ class Batch:
     """Arrays of one dtype, laid out one after the other."""
 
     def __init__(
-        self, where: list[int], shapes: list[tuple[int, ...]], how: Arithmetic, line: int
+        self, where: list[int], shapes: list[tuple[int, ...]], how: Arithmetic, device: str
     ) -> None:
         self.where, self.shapes, self.dtype = where, shapes, how.dtype
+        self.in_one_copy = bool(device) and len(where) > _FEW
+        # On a GPU what lies between a few of them costs more to fill than it saves later.
+        line = _LINE if not device else ALIGNED if self.in_one_copy else 1
         step = max(1, line // how.dtype.itemsize) if len(where) > 1 else 1
         self.spans: list[tuple[int, int]] = []
         self.size = 0
@@ -117,6 +121,21 @@ class Batch:
             self.staging.staged(source, part)
             if end < after:
                 flat[end:after] = 0
+
+    def fill_in_one_copy(self, flat: Array, sources: Sequence[Array]) -> None:
+        """The same for many arrays on a GPU: a launch for all of them, and not one for each.
+
+        Source: cupy, cupy/_core/_routines_manipulation.pyx, _concatenate: one kernel for more than
+        8 arrays of less than 2 MiB on average, otherwise a copy each.
+        """
+        ends = [start for start, _ in self.spans[1:]] + [self.size]
+        gaps = [after - end for (_, end), after in zip(self.spans, ends, strict=True)]
+        zeros = np.zeros_like(flat, shape=(max(gaps),))
+        pairs = zip(sources, gaps, strict=True)
+        pieces = [piece for source, gap in pairs for piece in (source.reshape(-1), zeros[:gap])]
+        np.concatenate([piece for piece in pieces if piece.size] or [zeros], out=flat)
+        if not self.staging.copies:
+            self.staging.staged(flat, flat)
 
 
 def plan_of(group: Group, kind: str, op: ReduceOp, looks: Looks, *options: Any) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,14 @@ from allranks.collectives.ops.taking import Taken, take
 from allranks.collectives.world import world as worlds
 from allranks.collectives.world.group import Group
 from allranks.collectives.world.process_sets import ProcessSet, group_of
+from allranks.errors import UsageError
+
+_MEANT = {
+    **{op.name.lower(): op.name for op in ReduceOp},
+    **{"mean": "Average", "avg": "Average", "prod": "Product", "multiply": "Product"},
+    **{"amin": "Min", "minimum": "Min", "amax": "Max", "maximum": "Max"},
+}
+"""The reductions by what other libraries call them."""
 
 
 def _begin(
@@ -40,20 +48,20 @@ def _begin(
 ) -> Call:
     """A call of this module, ready to be driven; its result is a list."""
     group = group_of(process_set, kind)
-    op = ReduceOp(op)
+    op = _op_of(kind, op)
     if kind == "reduce":
         group.index(root, kind)
-    factors = float(prescale_factor), float(postscale_factor)
+    factors = _factor(kind, prescale_factor), _factor(kind, postscale_factor)
+    compress, compressed = _compressor(kind, compression)
     taken = take(kind, arrays, transport, device, host=op is Adasum)
-    pairs = [compression.compress(source) for source in taken.sources]
+    pairs = [compress(source) for source in taken.sources]
     sources: list[Array] = [source for source, _ in pairs]
     looks = tuple([(source.dtype, source.shape) for source in sources])
     plan = plan_of(
-        group, kind, op, looks, factors, root, compression.name, labels,
+        group, kind, op, looks, factors, root, compressed, labels,
         taken.transport, taken.device,
     )  # fmt: skip
     call = Call(group.agreement, plan.packed, name, plan.nbytes)
-    call.ready = taken.mark()
 
     def steps() -> Steps[list[Any]]:
         way = group.choose(call, taken.transport, taken.gpu)
@@ -61,13 +69,45 @@ def _begin(
             yield from call.agreed()
         move = _scatter_steps if "reducescatter" in kind else _reduce_steps
         outs = yield from move(group, call, way, taken, sources, plan)
-        return [
-            restore(compression.decompress(out, context))
-            for out, restore, (_, context) in zip(outs, taken.restores, pairs, strict=True)
-        ]
+        if compression is not Compression.none:
+            given = zip(outs, pairs, strict=True)
+            outs = [compression.decompress(out, context) for out, (_, context) in given]
+        return taken.restored(outs)
 
     call.steps = steps()
-    return call
+    return taken.marked(call)
+
+
+def _op_of(kind: str, op: Any) -> ReduceOp:
+    try:
+        return ReduceOp(op)
+    except (ValueError, TypeError):
+        meant = str(op if isinstance(op, str) else getattr(op, "__name__", "")).lower()
+        raise UsageError(
+            f"{kind} expected op Sum, Average, Min, Max or Product, found {op!r:.60}. "
+            f"Type: {kind}(x, op={_MEANT.get(meant, 'Sum')})"
+        ) from None
+
+
+def _factor(kind: str, factor: Any) -> float:
+    try:
+        return float(factor)
+    except (ValueError, TypeError):
+        raise UsageError(
+            f"{kind} expected a number for prescale_factor and postscale_factor, found "
+            f"{factor!r:.60}. Type for example: {kind}(x, prescale_factor=0.5)"
+        ) from None
+
+
+def _compressor(kind: str, compression: Any) -> tuple[Callable[[Array], Any], str]:
+    """What compresses an array, and by which name the ranks compare it."""
+    try:
+        return compression.compress, compression.name
+    except AttributeError:
+        raise UsageError(
+            f"{kind} expected compression Compression.none or Compression.fp16, found "
+            f"{compression!r:.60}. Type: {kind}(x, compression=Compression.fp16)"
+        ) from None
 
 
 def _reduce_steps(
@@ -89,8 +129,12 @@ def _reduce_steps(
             continue
         flat = transport.empty((batch.size,), batch.dtype)
         parts = batch.parts(flat)
+        mine = [sources[index] for index in batch.where]
         with taken.copying(call):
-            batch.fill(flat, parts, [sources[index] for index in batch.where])
+            if batch.in_one_copy:
+                batch.fill_in_one_copy(flat, mine)
+            else:
+                batch.fill(flat, parts, mine)
         yield from call.moved(transport.allreduce, flat, batch.how, flat)
         for index, part in zip(batch.where, parts, strict=True):
             outs[index] = part
@@ -128,9 +172,9 @@ def allreduce(
     """Every rank gets the element-wise reduction of all ranks' arrays.
 
     Integers: Sum and Product wrap around as numpy's do; Average does not up to 32 bits. It, and
-    prescale and postscale factors, are computed in float64 and cut towards zero: the average of 1
-    and 2 is 1. float16 and bfloat16 are scaled and accumulated in float32. bool: Sum and Max are
-    "any", Product and Min are "all".
+    prescale and postscale factors, are computed in float64 and truncated towards zero: the average
+    of 1 and 2 is 1. float16 and bfloat16 are scaled and accumulated in float32. bool: Sum and Max
+    are "any", Product and Min are "all".
 
     Args:
         array: any shape and dtype, the same on every rank; numpy, a number, or any library's
@@ -150,7 +194,7 @@ def allreduce(
         A new array of the kind, dtype, shape and device of the input.
 
     Raises:
-        CollectiveMismatch: the ranks brought different things; nothing has moved.
+        CollectiveMismatch: the ranks passed different arguments; no data was moved.
         RankLeft: a rank will never call this.
 
     Collective over the process set: all of its ranks call this, with the same arguments but for
@@ -188,7 +232,8 @@ def _plan_of_one(
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
         key = (key[0], array.dtype, *key[2:])
-    looks, factors = ((array.dtype, array.shape),), (float(key[-2]), float(key[-1]))
+    looks = ((array.dtype, array.shape),)
+    factors = _factor("allreduce", key[-2]), _factor("allreduce", key[-1])
     plan: Plan | None = group.plans.get(key)
     return array, plan or keep(group.plans, key, Plan(group, "allreduce", op, looks, factors))
 

@@ -1,4 +1,4 @@
-"""Non-blocking calls of `comm`, and their requests, whose every wait can be left."""
+"""Non-blocking calls of `comm`, and their requests, whose waits can be interrupted."""
 
 from __future__ import annotations
 

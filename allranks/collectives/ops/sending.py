@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -97,9 +98,14 @@ def _world(peer: int, tag: int) -> World:
     this = world.current()
     if this.mpi is None:
         raise UsageError("send and recv need MPI, and the loopback has none. Use broadcast.")
-    if not 0 <= peer < this.size or peer == this.rank or not 0 <= tag < _TAGS:
+    try:
+        peer, tag = index(peer), index(tag)
+        fits = 0 <= peer < this.size and peer != this.rank and 0 <= tag < _TAGS
+    except TypeError:
+        fits = False
+    if not fits:
         raise UsageError(
             f"send and recv need another rank, from 0 to {this.size - 1}, and a tag below {_TAGS}: "
-            f"found rank {peer} (this is rank {this.rank}), tag {tag}."
+            f"found rank {peer!r:.60} (this is rank {this.rank}), tag {tag!r:.60}."
         )
     return this

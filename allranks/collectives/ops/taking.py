@@ -15,7 +15,6 @@ from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import Spec
 from allranks.collectives.gpu import kinds, wanted
-from allranks.collectives.gpu.api import Event
 from allranks.collectives.gpu.device import Device
 from allranks.errors import UsageError
 
@@ -31,6 +30,8 @@ class Taken:
     transport: str = ""
     gpu: Device | None = None
     """This rank's GPU, where the arrays are on it."""
+    at_once: bool = False
+    """Whether a result's memory has to be ready when it becomes what its input was."""
 
     def spec(self, op: str, dtype: str, shape: tuple[object, ...], root: int = -1) -> Spec:
         """What must be the same on every rank of a call that moves them."""
@@ -40,9 +41,21 @@ class Taken:
         """Where they are copied before they move: on a GPU, behind what made them."""
         return nullcontext() if self.gpu is None else self.gpu.copying(call)
 
-    def mark(self) -> Event | None:
-        """For arrays on a GPU, an event behind what has made them on the caller's stream."""
-        return self.gpu.mark() if self.gpu is not None else None
+    def marked(self, call: Call) -> Call:
+        """The call that moves them: on a GPU, behind what has made them on the caller's stream."""
+        return call if self.gpu is None else self.gpu.marked(call)
+
+    def restored(self, outs: list[Array]) -> list[Any]:
+        """The results, each as what its input was."""
+        if self.at_once and self.gpu is not None:
+            # One wait for all of them.
+            outs = [kinds.aligned(out) for out in outs]
+            self.gpu.settle()
+        return [restore(out) for restore, out in zip(self.restores, outs, strict=True)]
+
+    def restored_alone(self, out: Array) -> Any:
+        """The only result, as what its input was."""
+        return self.restored([out])[0] if self.at_once else self.restores[0](out)
 
 
 def take(
@@ -92,6 +105,7 @@ def _on_gpu(kind: str, values: Sequence[Any], on_gpu: list[bool], transport: str
     for value, there in zip(values, on_gpu, strict=True):
         if there:
             source, restore = kinds.take(value)
+            taken.at_once = taken.at_once or kinds.reads_at_once(value)
         else:
             # One of a group that is on the GPU otherwise, or all where the call says so.
             source, back = to_numpy(value)

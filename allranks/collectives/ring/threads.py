@@ -51,7 +51,7 @@ class LoopbackLinks:
             self.mailboxes[rank, receiver].put(
                 RankLeft(
                     f"rank {receiver} expected an array from rank {rank}: rank {rank} raised "
-                    f"{type(error).__name__}: {error}. Mend rank {rank} first."
+                    f"{type(error).__name__}: {error}. Fix rank {rank} first."
                 )
             )
 

@@ -59,6 +59,14 @@ class Meeting:
         if one_host:
             self._where[for_jax.BIND] = f"{_LOOPBACK}:{jax_port}"
 
+    def withdraw(self) -> None:
+        """This place is announced no longer, where it is, and its ports are given back."""
+        for name, value in self._where.items():
+            if os.environ.get(name) == str(value):
+                del os.environ[name]
+        for held in self._held:
+            held.close()
+
     def announce(self) -> None:
         """From now on this process's environment says so; a place that the user has named stays."""
         for name, value in (self._who | (_ON_ITS_OWN if _sees_one_gpu() else {})).items():

@@ -43,12 +43,12 @@ def init(
         comm: None for all processes of the job, a list of their ranks, or a communicator.
         process_sets: sets to register, the same on every rank, or of communicators; "dynamic" is
             accepted, as sets can always be added. One that is registered already gets its number.
-        checks: "on", or "off" to let ranks disagree unseen: for benchmarks. ALLRANKS_CHECKS.
-        late_seconds: after how long a late rank is told of. ALLRANKS_LATE_SECONDS, or 5.
+        checks: "on", or "off" to skip comparing the ranks' calls, for benchmarks. ALLRANKS_CHECKS.
+        late_seconds: after how long a late rank is reported. ALLRANKS_LATE_SECONDS, or 5.
 
     Raises:
         MissingDependency: there is no mpi4py, or no MPI library.
-        UsageError: the environment says what is not known, or two process sets are the same.
+        UsageError: a variable of the environment is invalid, or two process sets are the same.
 
     Collective over the ranks of ``comm``.
     """
@@ -107,7 +107,7 @@ def _register(process_sets: Sequence[ProcessSet | Sequence[int] | MPI.Comm]) -> 
 
 
 def shutdown() -> None:
-    """Collectives are over for this rank; the others hear that it has left. MPI ends at exit.
+    """Ends collectives on this rank; the others are told that it has left. MPI ends at exit.
 
     In a notebook's cell it does nothing, as `init` does: the ranks are the notebook's, and the
     next cell needs them.
@@ -164,9 +164,9 @@ def is_homogeneous() -> bool:
 
 
 def communicator() -> Comm:
-    """A communicator of all ranks for mpi4py's own calls, whose every wait can be left.
+    """A communicator of all ranks for mpi4py's own calls, whose waits can be interrupted.
 
-    It stays the same object for good and always stands for the current epoch's communicator.
+    It stays the same object and always stands for the current epoch's communicator.
 
     Raises:
         UsageError: this world has no MPI (the loopback).
@@ -199,13 +199,13 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> NDArray[Any]:
 
 
 def renew(epoch: int | None = None) -> None:
-    """Everybody moves to a fresh communicator: what was left unfinished is forgotten.
+    """All ranks move to a fresh communicator: unfinished calls are dropped.
 
     Args:
         epoch: the new epoch's number, higher than before and the same on every rank; one more
             than the current one where it is None.
 
-    Collective over all ranks. An interrupt is heard; then call it again with the same number.
+    Collective over all ranks. If it is interrupted, call it again with the same number.
     """
     this = world.current()
     number = this.epoch + 1 if epoch is None else epoch
@@ -235,6 +235,11 @@ def activity() -> str:
     May be asked from another thread.
     """
     return world.current().doing
+
+
+def died(rank: int, how: str) -> None:
+    """A rank has died: who waits for it raises `RankLost`, which says how. From any thread."""
+    world.current().peers.died[rank] = how
 
 
 def on_notice(callback: Callable[[str], None]) -> None:

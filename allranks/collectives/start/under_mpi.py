@@ -13,7 +13,7 @@ from bisect import bisect
 from collections.abc import Sequence
 from itertools import accumulate
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allranks import launched
 from allranks.collectives.calls.board import Board
@@ -34,9 +34,6 @@ _PER_HOST = "ALLRANKS_RANKS_PER_HOST"
 """For tests: pretend that each host has so many ranks, the last number given for all others; or,
 as in %2, that there are so many hosts, which take turns."""
 
-_LOOKS = 20
-"""Calls of MPI that a waiting rank makes every 20 ms, so that what others wait for moves on."""
-
 
 def load_mpi() -> Any:
     """The module mpi4py.MPI, with MPI initialised and its end left to us."""
@@ -54,28 +51,32 @@ def load_mpi() -> Any:
     return MPI
 
 
-def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
-    """This rank's world. Collective over the ranks of ``comm``."""
-    from allranks.collectives.mpi.epochs import NAME, Epochs
-    from allranks.collectives.mpi.introduction import introduce
-    from allranks.collectives.ops.communicator import KINDS, Comm
-    from allranks.collectives.ops.topologies import TOPOLOGIES
+class Met(NamedTuple):
+    """What the ranks of a communicator have found out about their hosts, and what they share."""
 
-    mpi = load_mpi()
-    base: MPI.Intracomm = mpi.COMM_WORLD
-    check_launched(base.Get_size(), mpi.Get_library_version())
-    if isinstance(comm, Sequence):
-        base = base.Create_group(base.Get_group().Incl(list(comm)))
-    elif comm is not None:
-        base = comm
-    rank = base.Get_rank()
+    hosts: tuple[int, ...]
+    """For every rank the number of its host, counted in the order of the ranks."""
+    firsts: tuple[int, ...]
+    """For every rank the first rank of its host."""
+    node: MPI.Intracomm
+    board: mmap.mmap
+    block: mmap.mmap | None
+    """The memory of the group of all ranks; None where they can share none."""
+    shares: tuple[int, ...]
+    attaches: bool
+    """Whether this rank can map what the others of its host allocate later on."""
+
+
+def meet(base: MPI.Intracomm) -> Met:
+    """Has ranks find out who shares a host, and gives these their memory. Collective over all."""
+    mpi, rank = load_mpi(), base.Get_rank()
     pretended = os.environ.get(_PER_HOST)
     node: MPI.Intracomm = (
         mpi.Intracomm(base.Split(pretended_host(rank, pretended), rank))
         if pretended
         else mpi.Intracomm(base.Split_type(mpi.COMM_TYPE_SHARED, key=rank))
     )
-    firsts = base.allgather(node.bcast(rank))
+    firsts = tuple(base.allgather(node.bcast(rank)))
     order = sorted(set(firsts))
     hosts = tuple(order.index(first) for first in firsts)
     local = tuple(r for r, host in enumerate(hosts) if host == hosts[rank])
@@ -84,12 +85,40 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
     # Whether there is any is the same on every rank of a host: `share` agrees on it.
     shared = share(node, Board.nbytes(len(hosts)))
     block = share(node, nbytes(len(order), len(local), len(hosts))) if shared is not None else None
-    everybody = tuple(range(len(hosts)))
     if shared is None or block is None:
         shared, block = mmap.mmap(-1, Board.nbytes(len(hosts))), None
-    world = World(rank, hosts, Board(shared, everybody, rank))
-    world.shares = tuple(base.allgather(rank if block is None else local[0]))
-    if block is not None and all(node.allgather(can_attach(node))):
+    shares = tuple(base.allgather(rank if block is None else local[0]))
+    attaches = block is not None and all(node.allgather(can_attach(node)))
+    return Met(hosts, firsts, node, shared, block, shares, attaches)
+
+
+def start(comm: MPI.Intracomm | Sequence[int] | None, *, sharing: bool = False) -> World:
+    """This rank's world. Collective over the ranks of ``comm``.
+
+    Raises:
+        UsageError: they share no memory, and have to be ``sharing`` some.
+    """
+    from allranks.collectives.mpi.epochs import NAME, Epochs
+    from allranks.collectives.mpi.introduction import introduce
+    from allranks.collectives.ops.communicator import KINDS, Comm
+    from allranks.collectives.ops.topologies import TOPOLOGIES
+
+    mpi = load_mpi()
+    base: MPI.Intracomm = mpi.COMM_WORLD
+    if comm is None or isinstance(comm, Sequence):
+        check_launched(base.Get_size(), mpi.Get_library_version())
+    if isinstance(comm, Sequence):
+        base = base.Create_group(base.Get_group().Incl(list(comm)))
+    elif comm is not None:
+        base = comm
+    rank = base.Get_rank()
+    met = meet(base)
+    if sharing:
+        found(met.block)
+    everybody = tuple(range(len(met.hosts)))
+    world = World(rank, met.hosts, Board(met.board, everybody, rank))
+    world.shares = met.shares
+    if met.attaches:
         world.window = Window(world.board)
     KINDS.update(TOPOLOGIES)
     pristine, user = base.Dup(), Comm(base.Dup())
@@ -97,16 +126,15 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
     user.bind(world, 0)
     alone = Comm(mpi.Intracomm(mpi.COMM_SELF).Dup())
     alone.bind(world, ALONE)
-    world.nudge = lambda: [pristine.Iprobe() for _ in range(_LOOKS)]
     world.mpi = Epochs(world, user, alone, pristine, world.renewed)
-    if block is None:
-        block = mmap.mmap(-1, nbytes(len(set(world.shares)), 1, world.size))
+    world.nudge = world.mpi.nudge
+    block = met.block or mmap.mmap(-1, nbytes(len(set(world.shares)), 1, world.size))
     world.open(0, everybody, block, now=False)
     own = mmap.mmap(-1, memory.rounded(Channel.nbytes(1)))
     world.open(ALONE, (rank,), own, now=False)
-    world.meeting = Meeting(base, hosts)
-    if len(order) > 1:
-        world.offset_seconds = clock_offset(base, node, firsts)
+    world.meeting = Meeting(base, met.hosts)
+    if len(set(met.hosts)) > 1:
+        world.offset_seconds = clock_offset(base, met.node, met.firsts)
     if not world.shared_by_all:
         introduce(world, base)
         # What comes from another host takes longer than a spin.
@@ -114,7 +142,7 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
     ear.open()
     world.whereabouts = Whereabouts(world.board, rank, world.main_thread)
     world.whereabouts.start()
-    node.Free()
+    met.node.Free()
     return world
 
 
@@ -172,6 +200,17 @@ def share(node: MPI.Intracomm, nbytes: int) -> mmap.mmap | None:
         if agreed:
             return mapped
     return None
+
+
+def found(block: mmap.mmap | None) -> mmap.mmap:
+    """Memory that was asked for.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if block is None:
+        raise UsageError("expected memory for all ranks to share, found too little of it")
+    return block
 
 
 def clock_offset(base: MPI.Intracomm, node: MPI.Intracomm, firsts: Sequence[int]) -> float:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from time import perf_counter
+
 from allranks.collectives import world
 from allranks.collectives.calls.journal import Journal, named
+from allranks.collectives.timings.spans import Spans
 from allranks.records.collective import CallRecord
 from allranks.records.telemetry import CallTotals
 
@@ -56,6 +59,7 @@ class Totals:
         """Forgets what has been counted."""
         self._journal.take()
         self._sums.clear()
+        self.spans = Spans(perf_counter())
 
     def changed(self) -> list[CallTotals]:
         """The kinds of calls that have been made since the last time, with all their sums.
@@ -63,6 +67,7 @@ class Totals:
         May be asked from another thread while calls are made.
         """
         touched: dict[_Key, _Sums] = {}
+        now, spans = perf_counter(), self.spans
         for call in self._journal.take():
             if isinstance(call, CallRecord):
                 op, name, dtype, ranks = call.op, call.name, call.dtype, call.ranks
@@ -78,4 +83,6 @@ class Totals:
                 key = (op, _OTHERS, "", 0, ranks, "")
             sums = touched[key] = self._sums.get(key) or self._sums.setdefault(key, _Sums())
             sums.add(wait, transfer, moving, call.last_rank)
+            if spans.origin <= call.ended <= now:
+                spans.call(call.ended, wait, transfer, call.last_rank)
         return [sums.told(key) for key, sums in touched.items()]

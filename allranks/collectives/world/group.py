@@ -11,7 +11,6 @@ from allranks.collectives.calls.guard import Spec, pack
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps
-from allranks.collectives.gpu.api import Event
 from allranks.collectives.gpu.device import Device
 from allranks.collectives.gpu.gpus import Gpus
 from allranks.collectives.host.channel import Channel
@@ -48,11 +47,10 @@ class Group:
         name: str | None = None,
         nbytes: int = 0,
         steps: Callable[[Call], Steps[Any]] = Call.agreed,
-        ready: Event | None = None,
     ) -> Call:
         """A call of this group, ready to be driven."""
         call = Call(self.agreement, pack(spec), name, nbytes)
-        call.steps, call.ready = steps(call), ready
+        call.steps = steps(call)
         return call
 
     def index(self, root: int, op: str) -> int:

@@ -124,7 +124,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | MPI.Comm) -> Proce
     taken = number_of(ranks)
     if taken is not None:
         raise UsageError(
-            f"add_process_set needs a set that is not there yet: found {label(ranks)}, which "
+            f"add_process_set needs a new set of ranks: found {label(ranks)}, which "
             f"process set {taken} has. Use that one."
         )
     number = next(n for n in range(1, len(this.sets) + 2) if n not in this.sets)

@@ -27,6 +27,7 @@ from allranks.collectives.host.channel import Channel
 from allranks.collectives.host.shared import Shared
 from allranks.collectives.host.window import Window
 from allranks.collectives.world.group import Group
+from allranks.collectives.world.kept import Kept
 from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, UsageError
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ class Meeting(Protocol):
     def announce(self) -> None:
         """From now on this process's environment says so."""
 
+    def withdraw(self) -> None:
+        """It says so no longer."""
+
     def held(self) -> AbstractContextManager[None]:
         """Within, the environment tells of this world only."""
 
@@ -58,6 +62,8 @@ class World(Standing):
         """This rank's GPU, from the first array on one on."""
         self.mpi: Epochs | None = None
         self.meeting: Meeting | None = None
+        self.keeps: Kept | None = None
+        """What this rank keeps, where another process may take its place."""
         self.groups: dict[int, Group] = {}
         self.sets: dict[int, tuple[int, ...]] = {}
         """The process sets by number, those that this rank is not in as well."""
@@ -70,6 +76,10 @@ class World(Standing):
         self.journal = Journal(self)
         self.presence = Presence()
         self.watch = Watch(self)
+        self.within: Call | None = None
+        """The call that a thread of this rank makes, but for those that handles stand for."""
+        self._told_of_threads = -1
+        """The number of the cell that was told last that its threads call at once."""
         self.whereabouts: Whereabouts | None = None
         self.notebook = False
         """True once an engine has entered a cell: then the scope is not the process."""
@@ -134,12 +144,18 @@ class World(Standing):
             call: with its steps, or without where it is one move of a transport and no more.
             move: that move, which is given the call, ``source`` and ``how``.
         """
+        if self.within is not None:
+            self._look_at_threads(call)
         with self.lock:
             if self.dirty or self.pending:
                 self.check_clean(call)
+                self.within = call
                 if move is not None:
                     call.steps = call.moved(move, source, how)
-                return self._among_others(call, self._alongside(call))
+                result = self._among_others(call, self._alongside(call))
+                self.within = None
+                return result
+            self.within = call
             try:
                 if move is None:
                     result = self._drive(call.steps)
@@ -163,7 +179,29 @@ class World(Standing):
                 self.journal.keep(call)
             else:
                 self.journal.add(call)
+            self.within = None
             return result
+
+    def _look_at_threads(self, call: Call) -> None:
+        """Gives a notice, once a cell, where another thread is in a call of the same group."""
+        other, cell = self.within, self.scope.number
+        if self.lock.acquire(blocking=False):
+            # It is this thread's own, or has ended just now.
+            self.within = None
+            self.lock.release()
+        elif (
+            other is not None
+            and other.ordered
+            and call.ordered
+            and other.members.number == call.members.number
+            and self._told_of_threads != cell
+        ):
+            self._told_of_threads = cell
+            self.notice(
+                f"{call.spec.op} is called from several threads at once: ranks match calls by "
+                "their order, which threads do not keep, so that a result may be another call's. "
+                "Call collectives from one thread."
+            )
 
     def join(self, call: Call) -> Any:
         """Waits for a call that was submitted and returns its result."""
@@ -186,6 +224,11 @@ class World(Standing):
     def _drive(self, steps: Steps[Any]) -> Any:
         try:
             return drive(steps, self.watch.attend, self.spin_seconds)  # type: ignore[arg-type]
+        except Exception as error:
+            lost = self.mpi.lost_by(error) if self.mpi is not None else None
+            if lost is None:
+                raise
+            raise lost from None
         finally:
             self.watch.rest()
 
@@ -282,13 +325,14 @@ class World(Standing):
         """Lets no call begin in an epoch that is over for this rank."""
         if self.dirty:
             raise RankLeft(
-                f"{call.spec.title} needs an epoch that is whole: this rank has left an earlier "
+                f"{call.spec.title} needs an intact epoch: this rank has left an earlier "
                 "collective of it unfinished. The next cell starts a fresh one; in a script call "
                 "allranks.collectives.renew() on every rank."
             )
 
     def fail(self, call: Call, error: BaseException) -> None:
         """Says on the board that this rank has left a collective, if it has."""
+        self.within = None
         # A usage error that comes after all have agreed comes on all: the epoch is whole.
         if isinstance(error, (CollectiveMismatch, UsageError)) and not call.deadlock:
             return

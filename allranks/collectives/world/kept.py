@@ -1,0 +1,237 @@
+"""What a rank has kept of its variables: files that outlive it, for whoever takes its place.
+
+A version is valid once every rank's file of it is there. Each is moved into place when it is whole,
+so that the last one makes the version valid for all ranks at once; a rank that dies before it has
+written its own leaves the version before, which is removed by no sooner.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from allranks.errors import UsageError
+from allranks.records import packing
+
+_MEMORY = "/dev/shm/"
+_SPARED_NBYTES = 64 << 20
+"""So much shared memory is left to others: a rank that finds none of it free ends by a signal."""
+_WAITED_FOR_NBYTES = 1 << 20
+"""What is written before the call returns: it takes less than a millisecond."""
+_POLL_SECONDS = 0.1
+
+
+class Series:
+    """One rank's versions of one thing.
+
+    Args:
+        folders: where, the first that has room.
+        name: what the series is called.
+        rank, size: whose files these are, and how many ranks make a version whole.
+    """
+
+    def __init__(self, folders: Sequence[str], name: str, rank: int, size: int) -> None:
+        self._folders, self._name = folders, name
+        self._rank, self._size = rank, size
+        self._file = re.compile(rf"{name}-(\d+)-(\d+)-of-{size}")
+        self._writer: threading.Thread | None = None
+        self._problem = ""
+        self.number = max(self._found(), default=0)
+        """The last version that this rank has begun, or found."""
+
+    def wait(self) -> None:
+        """Waits until nothing is being written."""
+        while self._writer is not None and self._writer.is_alive():
+            self._writer.join(_POLL_SECONDS)
+        self._writer = None
+
+    def settle(self) -> str:
+        """Waits until nothing is being written; returns why the last version was not, if so."""
+        self.wait()
+        problem, self._problem = self._problem, ""
+        return problem
+
+    def write(self, version: int, parts: Sequence[memoryview | bytes]) -> None:
+        """Writes this rank's file of a version, in the background; waits for a small one."""
+        self.number = version
+        self._writer = threading.Thread(
+            target=self._write, args=(version, parts), name="allranks-keep", daemon=True
+        )
+        self._writer.start()
+        if sum(memoryview(part).nbytes for part in parts) <= _WAITED_FOR_NBYTES:
+            self.wait()
+
+    def newest(self) -> int:
+        """The newest version that is valid; 0 where there is none."""
+        whole = (number for number, files in self._found().items() if len(files) == self._size)
+        return max(whole, default=0)
+
+    def load(self) -> tuple[float, Any] | None:
+        """When this rank's part of the newest version was kept, and its value; None without one.
+
+        Raises:
+            Exception: what unpickling it raises.
+        """
+        version = self.newest()
+        if not version:
+            return None
+        path = self._found()[version][self._rank]
+        data = bytearray(os.path.getsize(path))
+        with open(path, "rb") as file:
+            file.readinto(data)
+        kept: tuple[float, Any] = packing.unpack(data)
+        return kept
+
+    def drop(self) -> None:
+        """Forgets this rank's part of all versions, and with it the versions."""
+        self.settle()
+        for files in self._found().values():
+            if self._rank in files:
+                _remove(files[self._rank])
+
+    def _write(self, version: int, parts: Sequence[memoryview | bytes]) -> None:
+        head, starts, nbytes = packing.lay_out(parts)
+        for folder in self._with_room(nbytes):
+            path = os.path.join(folder, f"{self._name}-{version}-{self._rank}-of-{self._size}")
+            try:
+                with open(f"{path}.part", "wb", opener=_private) as file:
+                    file.write(head)
+                    for start, part in zip(starts, parts, strict=True):
+                        file.seek(start)
+                        file.write(part)
+                os.replace(f"{path}.part", path)
+            except OSError as error:
+                self._problem = str(error)
+                _remove(f"{path}.part")
+                continue
+            self._problem = ""
+            break
+        newest = self.newest()
+        for number, files in self._found().items():
+            for path in files.values() if number < newest else ():
+                _remove(path)
+
+    def _with_room(self, nbytes: int) -> Iterator[str]:
+        """The folders to try, those in memory only where all ranks' files would fit."""
+        for folder in self._folders:
+            if folder.startswith(_MEMORY):
+                found = os.statvfs(folder)
+                if found.f_bavail * found.f_frsize < nbytes * self._size + _SPARED_NBYTES:
+                    continue
+            yield folder
+
+    def _found(self) -> dict[int, dict[int, str]]:
+        """The files that are there, by version and rank."""
+        found: dict[int, dict[int, str]] = {}
+        for folder in self._folders:
+            for name in _names(folder):
+                if match := self._file.fullmatch(name):
+                    number, rank = map(int, match.groups())
+                    found.setdefault(number, {})[rank] = os.path.join(folder, name)
+        return found
+
+
+class Kept:
+    """What one rank keeps: variables of its cells, and the state of a training that goes on.
+
+    Args:
+        folders: where.
+        rank, size: of how many ranks it is which.
+        namespace: the cells' variables.
+        name: whose cells they are, where they are not the notebook's.
+    """
+
+    def __init__(
+        self,
+        folders: Sequence[str],
+        rank: int,
+        size: int,
+        namespace: Mapping[str, Any],
+        name: str = "",
+    ) -> None:
+        self.rank, self.namespace, self.folders = rank, namespace, folders
+        self.of_cells = Series(folders, f"{name}cells", rank, size)
+        self.of_training = Series(folders, f"{name}training", rank, size)
+        self._cut_off = False
+
+    def drop(self) -> None:
+        """Forgets all that this rank has kept."""
+        self.of_cells.drop()
+        self.of_training.drop()
+
+    def drop_others(self, prefix: str) -> None:
+        """Removes what others have kept, of any rank, under names that begin so."""
+        for folder in self.folders:
+            for name in _names(folder):
+                if name.startswith(prefix):
+                    _remove(os.path.join(folder, name))
+
+    def cut_off(self) -> None:
+        """A training has ended because a rank has left it: who starts it again goes on with it."""
+        self._cut_off = True
+
+    def settled(self) -> int:
+        """Waits until nothing is being written.
+
+        Returns:
+            The version that a training which was cut off goes on from, told once; else 0.
+        """
+        self.of_cells.wait()
+        self.of_training.wait()
+        told, self._cut_off = self._cut_off, False
+        return self.of_training.newest() if told else 0
+
+
+def snapshot(values: dict[str, Any], rank: int, *, copy: bool) -> list[memoryview | bytes]:
+    """Values as they are now, with the time, as `Series.write` takes them; arrays may be copied.
+
+    Raises:
+        UsageError: one of them cannot be pickled.
+    """
+    try:
+        return _packed((time.time(), values), copy)
+    except Exception as error:  # an object's own way to be pickled may do anything
+        name, why = next(_unpicklable(values), (", ".join(values), error))
+    raise UsageError(
+        f"keep() needs variables that can be pickled: {name} on rank {rank} cannot be "
+        f"({type(why).__name__}: {why}). Leave it out, and keep what it is made from."
+    )
+
+
+def _packed(value: Any, copy: bool) -> list[memoryview | bytes]:
+    from cloudpickle import dumps
+
+    buffers: list[pickle.PickleBuffer] = []
+    head = dumps(value, protocol=5, buffer_callback=buffers.append)
+    return [head, *(bytes(raw) if copy else raw for raw in (b.raw() for b in buffers))]
+
+
+def _unpicklable(values: dict[str, Any]) -> Iterator[tuple[str, Exception]]:
+    for name, value in values.items():
+        try:
+            _packed(value, False)
+        except Exception as error:  # as above
+            yield name, error
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []  # somebody has removed it
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass  # another rank has done so
