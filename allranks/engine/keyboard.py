@@ -20,15 +20,15 @@ from IPython.core import debugger
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.collectives import scope
-from allranks.engine.forks import in_rank
+from allranks.engine.cells.forks import in_rank
 from allranks.engine.ipengine import CELL_FILE
 from allranks.errors import UsageError
 from allranks.records.wire import Prompt, Typed
 
 #: So often a waiting cell looks whether it was interrupted: one that awaits hears it only here.
 _LOOK_SECONDS = 0.05
-_FORKED = "a process that a cell has forked has no prompt: ask in the rank, before the fork."
-_NO_CELL = "input() needs a running cell: between two cells nobody is asked."
+_FORKED = "a forked process cannot ask for input: call input() in the rank, before the fork."
+_NO_CELL = "input() needs a running cell."
 
 
 class Keyboard:
@@ -126,7 +126,7 @@ class Keyboard:
             typed = self._typed
         assert typed is not None
         if typed.problem == EOFError.__name__:
-            raise EOFError("the end of what can be typed has come")
+            raise EOFError("end of input")
         if typed.problem:
             raise UsageError(f"input({prompt!r}) {typed.problem}")
         return typed.text

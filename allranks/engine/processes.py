@@ -53,14 +53,16 @@ def sleeping_longer(ranks: int) -> Iterator[None]:
         _prctl(_PR_SET_TIMERSLACK, 0)  # what it was
 
 
-def share_cores(ranks: int) -> str:
-    """Limits numeric libraries to one rank's share of this host's cores; returns the number.
+def share_cores(ranks: int) -> None:
+    """Limits numeric libraries to one rank's share of this host's cores.
 
     They read ``OMP_NUM_THREADS`` as they are loaded: what is loaded before a fork needs it there.
     """
     share = str(max(1, _cores() // ranks))
     os.environ.setdefault("OMP_NUM_THREADS", share)
-    return share
+    # TensorFlow's own threads: without these every rank makes one a core, twice.
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", share)
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
 
 
 def _cores() -> int:
@@ -77,6 +79,12 @@ def close_all_but(kept: set[int]) -> None:
                 os.close(descriptor)
             except OSError:
                 pass
+
+
+def stub(address: str) -> list[str]:
+    """Returns what starts a stub, which hands its place over to the nursery at that address."""
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "host", "stub.py")
+    return [sys.executable, "-I", "-S", program, address]
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

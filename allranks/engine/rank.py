@@ -10,38 +10,46 @@ import signal
 import socket
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
 from allranks import collectives, launched
 from allranks.collectives import world
-from allranks.collectives.start import runtime
+from allranks.collectives.start import healing, runtime, under_mpi
 from allranks.collectives.start.stand_in import stand_in
 from allranks.collectives.timings.totals import Totals
-from allranks.engine import filters, forks, metrics, namespace, pinning, processes, progress
-from allranks.engine.cell import CellRunner, ignore_interrupt
-from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
+from allranks.collectives.world.kept import Kept
+from allranks.engine import filters, processes
+from allranks.engine.attaching import Attaching
+from allranks.engine.cells import forks, metrics, namespace
+from allranks.engine.cells.cell import CellRunner, ignore_interrupt
+from allranks.engine.cells.member import MemberRunner
+from allranks.engine.cells.mending import Mender
+from allranks.engine.devices import pinning
 from allranks.engine.ipengine import RankEngine
 from allranks.engine.keyboard import Keyboard
-from allranks.engine.member import MemberRunner
-from allranks.engine.mending import Mender
-from allranks.engine.noise import held_back
+from allranks.engine.libraries.waits import Waits
+from allranks.engine.output import progress
+from allranks.engine.output.display import RankDisplayHook, RankDisplayPublisher
+from allranks.engine.output.noise import QUIET, QUIET_TORCH, held_back
+from allranks.engine.output.transcript import Transcript
 from allranks.engine.report import text_of
 from allranks.engine.requests import Requests
+from allranks.engine.sampling import Sampler
 from allranks.engine.telemetry import Teller
-from allranks.engine.transcript import Transcript
-from allranks.engine.waits import Waits
 from allranks.engine.widgets import Widgets
 from allranks.engine.wire import Wire, give_up
 from allranks.errors import UsageError
 from allranks.horovod import alias, tensorflow1
+from allranks.launched import doors
 from allranks.records import settings
-from allranks.records.config import NurseryConfig
-from allranks.records.requests import ANSWERED_WHILE_BUSY
+from allranks.records.config import SLOW_START_SECONDS, NurseryConfig
+from allranks.records.requests import ABOUT_NOTEBOOKS, ANSWERED_WHILE_BUSY
 from allranks.records.wire import (
     Answer,
     Ask,
+    Died,
     Hello,
     Interrupt,
     Prompt,
@@ -54,17 +62,13 @@ from allranks.records.wire import (
     Widget,
 )
 
+_TRANSPORTS = "OMPI_MCA_btl"
 LOG_LIMIT = "ALLRANKS_LOG_LIMIT"
 _LOG_NBYTES = 10**9
 _LEAST_LOG_NBYTES = 10**6
 #: Twenty times a second; the notebook's server passes on a thousand messages a second.
 _STATES_AT_A_TIME = 24
-_LIVES_ON = "the rank lives on with its variables."
-
-QUIET = "3"
-"""TensorFlow looks for CUDA where there is none, and says so at length: only fatal errors show."""
-QUIET_TORCH = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-"""torch warns of each connection that ends, with a stack of C++: what it means is told by us."""
+_LIVES_ON = "the rank keeps running, with its variables."
 
 
 class Rank:
@@ -74,10 +78,25 @@ class Rank:
         config: what the nursery was told.
         connection: ipyparallel's connection information for engines.
         rank: the rank that the launcher gave this process.
+        dead: the ranks that have died, where it takes the place of the first of them.
+        running: of each rank, the number of the cell that it runs, for the nursery; 0 for none.
+        stays: whether it waits for another notebook when its own goes.
     """
 
-    def __init__(self, config: NurseryConfig, connection: dict[str, Any], rank: int) -> None:
+    def __init__(
+        self,
+        config: NurseryConfig,
+        connection: dict[str, Any],
+        rank: int,
+        *,
+        dead: Sequence[int] = (),
+        running: memoryview[int] | None = None,
+        stays: bool = False,
+    ) -> None:
         self._config = config
+        self._running: memoryview[int] | list[int] = running or [0] * config.size
+        self._stays = stays
+        self._dead = dead
         self._connection = connection
         self.rank = rank
         self.device = _pin(config, rank)
@@ -89,6 +108,8 @@ class Rank:
     def run(self) -> None:
         """Serves cells until the process is ended."""
         signal.signal(signal.SIGINT, ignore_interrupt)
+        self._log = os.dup(2)  # a start that does not end tells where, and no thread is needed
+        faulthandler.dump_traceback_later(SLOW_START_SECONDS, file=self._log)
         self.transcript.capture()
         faulthandler.enable(all_threads=False)
         _fresh_main_module()
@@ -98,7 +119,16 @@ class Rank:
         tensorflow1.install()
         progress.install()
         with processes.sleeping_longer(self._config.ranks_here):
-            collectives.init()
+            if self._config.heals:
+                # Nobody needs to reach it but who takes a dead rank's place, and they it.
+                under_mpi.load_mpi()
+                doors.close_own(but_to_this_host=bool(self._dead))
+                # What a cell starts, or spawns, is none of them.
+                os.environ[_TRANSPORTS] = "self,sm"
+            if self._dead:
+                healing.join(self._dead)
+            else:
+                collectives.init()
         if collectives.size() != self._config.size or collectives.rank() != self.rank:
             raise SystemExit(
                 f"expected to be rank {self.rank} of {self._config.size}, but MPI says rank "
@@ -109,16 +139,24 @@ class Rank:
         runtime.announce()
         collectives.on_notice(self._notice)
         self._sharers = self._who_shares()
+        self._teller = Teller(self.rank, metrics.process, Totals(), self.device)
         self.wire = Wire(
             self.rank,
             self._config.commands_url,
             self._config.events_url,
             self._config.wire_key,
             self.transcript,
-            Teller(self.rank, metrics.process, Totals(), self.device),
+            self._teller,
             self._receive,
         )
-        engine = RankEngine(self._connection, self.rank, self._config.session_dir, self._ready)
+        engine = RankEngine(
+            self._connection,
+            self.rank,
+            self._config.size,
+            self._config.session_dir,
+            self._ready,
+            replaces=bool(self._dead),
+        )
         engine.initialize([])
         self._serve(engine)
 
@@ -135,6 +173,11 @@ class Rank:
                 if self._loop is None:
                     raise
                 print(f"{type(end).__name__} in the event loop: {_LIVES_ON}", file=sys.stderr)
+            except RuntimeError:
+                # The engine's start takes it for a failure of its own that the loop was stopped.
+                ended = self._loop is None or engine.kernel._shutdown_message is not None
+                if ended or run != engine.start:
+                    raise
             if self._loop is None or engine.kernel._shutdown_message is not None:
                 return
             run = self._loop.run_forever
@@ -148,6 +191,14 @@ class Rank:
         shell.set_hook("show_in_pager", _print_page, 1)
         setattr(shell, "enable_gui", _no_windows)  # noqa: B010  a method, to mypy
         shell.user_ns.update(namespace.names(self.device))
+        fresh = shell.init_user_ns
+
+        def init_user_ns() -> None:
+            """Has ``%reset`` leave what every rank has."""
+            fresh()
+            shell.user_ns.update(namespace.names(self.device))
+
+        setattr(shell, "init_user_ns", init_user_ns)  # noqa: B010
         self._loop = asyncio.get_running_loop()
         forks.watch(self.transcript, self._loop.call_soon)
         self._mender = Mender(self.transcript)
@@ -174,36 +225,53 @@ class Rank:
         # What a widget for output asks for, which takes what is written meanwhile.
         engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
         self._waits.start()
-        # Its own asks time.monotonic, which a cell may replace.
-        setattr(self._loop, "time", monotonic)  # noqa: B010  a method, to mypy
-        self._members = MemberRunner(shell, self._runner, self.rank)
+        # The loops of the rank's threads ask time.monotonic, which a cell may replace.
+        setattr(asyncio.BaseEventLoop, "time", staticmethod(monotonic))  # noqa: B010
+        kept_dirs = tuple(filter(os.path.isdir, self._config.kept_dirs))
+        if kept_dirs:
+            this = world.current()
+            this.keeps = Kept(kept_dirs, self.rank, this.size, shell.user_ns)
+        self._members = MemberRunner(shell, self._runner, self.rank, self._notice)
+        self._sampler = Sampler(self.rank, CellRunner._call.__code__)
         self._requests = Requests(
-            shell, self.rank, self._members.make_ready, self._waits.renew, self.wire.send_output
+            shell,
+            self.rank,
+            self._members.make_ready,
+            self._waits.renew,
+            self._heal,
+            self.wire.send_output,
+            self._sampler,
+            self._teller.watch,
         )
         signal.signal(signal.SIGINT, ignore_interrupt)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         filters.restore()
-        self.wire.start()
-        self.wire.send(
-            Hello(
-                rank=self.rank,
-                size=collectives.size(),
-                local_rank=collectives.local_rank(),
-                local_size=collectives.local_size(),
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                device=self.device,
-                engine=engine.ident,
-                mpi=_library(),
-                log=self.transcript.path,
-            )
+        faulthandler.cancel_dump_traceback_later()
+        os.close(self._log)
+        hello = Hello(
+            rank=self.rank,
+            size=collectives.size(),
+            local_rank=collectives.local_rank(),
+            local_size=collectives.local_size(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            device=self.device,
+            engine=engine.ident,
+            mpi=_library(),
+            log=self.transcript.path,
         )
+        self._attaching = Attaching(self.wire, hello)
+        if self._stays:
+            self.wire.stay(self._config.session_dir)
+        self.wire.start()
+        self.wire.send(hello)
 
     def _who_shares(self) -> dict[int, int]:
         """The other ranks on this rank's GPU, by their pids. Collective, where GPUs are shared."""
         devices, size = self._config.devices, self._config.size
         # On several hosts not all ranks may be on hosts with GPUs, and all would have to ask.
-        if not devices or size <= len(devices) or self._config.several_hosts:
+        alone = not devices or size <= len(devices) or self._config.several_hosts
+        if alone or self._config.heals:  # which is so where no rank has a GPU
             return {}
         from mpi4py import MPI
 
@@ -213,6 +281,18 @@ class Rank:
             for rank, (*where, pid) in enumerate(pids)
             if where == [socket.gethostname(), self.device] and rank != self.rank
         }
+
+    def _heal(self, dead: list[int], epoch: int) -> str:
+        """Takes in new processes for ranks that have died, together with all others.
+
+        Returns:
+            What is to be known of this rank from now on; "" for nothing.
+        """
+        address = os.path.join(self._config.session_dir, "nursery")
+        doors.close_own(but_to_this_host=True)
+        healing.heal(dead, processes.stub(address), epoch)
+        self._members.healed()
+        return self._waits.after_death()
 
     def _notice(self, text: str) -> None:
         self.transcript.place(["notice", text])
@@ -225,15 +305,22 @@ class Rank:
         """Takes a command in the wire's thread; what needs the main thread goes there."""
         assert self._loop is not None
         if isinstance(record, RunCell | RunMember):
+            self._attaching.sent(record)
             self._loop.call_soon_threadsafe(self._start_cell, record, payloads)
         elif isinstance(record, Interrupt):
             self._runner.interrupt(record.cell)
+        elif isinstance(record, Died):
+            runtime.died(record.rank, record.how)
         elif isinstance(record, Typed):
+            if self.wire.unseen is not None:
+                self.wire.unseen.answered()
             self._keyboard.take(record)
         elif isinstance(record, Widget):
             self._widgets.take(record, payloads)
         elif isinstance(record, Ask):
-            if record.name in ANSWERED_WHILE_BUSY:
+            if record.name in ABOUT_NOTEBOOKS:
+                self._attaching.answer(record)
+            elif record.name in ANSWERED_WHILE_BUSY:
                 self._answer(record, payloads)
             elif self.wire.busy:
                 self._refuse(record, f"rank {self.rank} is running a cell")
@@ -244,9 +331,11 @@ class Rank:
         self._task = asyncio.ensure_future(self._run_cell(cell, payloads))
 
     async def _run_cell(self, cell: RunCell | RunMember, payloads: list[bytes]) -> None:
+        self._running[self.rank] = cell.number
         try:
             self.wire.begin_cell(cell.cell, cell.limit_nbytes)
             self._requests.busy = True
+            self._sampler.begin_cell()
             if isinstance(cell, RunMember):
                 reply, result, value = await self._members.run(cell, payloads)
                 self._end_cell((result, value), (reply, []))
@@ -254,6 +343,9 @@ class Rank:
                 self._end_cell(await self._runner.run(cell, payloads))
         except BaseException as error:
             self._tell_failure(cell.cell, error)
+        finally:
+            self._running[self.rank] = 0
+            self._attaching.ended()
 
     def _tell_failure(self, cell: int, error: BaseException) -> None:
         """Replies to a cell whose end went wrong: a rank that did not would hang it."""
@@ -265,12 +357,14 @@ class Rank:
                 self._requests.busy = self.wire.busy = False
                 self.wire.send(told)
         except BaseException:
-            give_up(self.rank, "cannot tell the notebook how its cell has ended")
+            give_up(self.rank, "cannot report the end of its cell to the notebook")
 
     def _end_cell(self, *told: tuple[Reply | Result, list[bytes]]) -> None:
+        self.wire.end_where_closed()
         for said in self._mender.rest():
             self._notice(said)
         self._requests.busy = False
+        self._sampler.end_cell()
         self.wire.send_output(final=True)
         self.wire.busy = False
         for record, values in told:
@@ -297,10 +391,7 @@ def log_path(config: NurseryConfig, rank: int) -> str:
 
 def _pin(config: NurseryConfig, rank: int) -> str:
     """Shows this process its own GPU only, before anything can open CUDA; returns its name."""
-    share = processes.share_cores(config.ranks_here)
-    # TensorFlow's own threads: without these every rank makes one a core, twice.
-    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", share)
-    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+    processes.share_cores(config.ranks_here)
     for name, value in QUIET_TORCH.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")

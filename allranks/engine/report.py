@@ -6,6 +6,7 @@ import linecache
 import os
 import socket
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import cast
 
@@ -17,6 +18,8 @@ _MESSAGE_CHARACTERS = 2000
 _TRACEBACK_CHARACTERS = 20_000
 _KEPT_FRAMES = 10
 _MOST_CHAINED = 30
+#: Stands for what an exception says where it takes too long to say it.
+INTERRUPTED_TEXT = "<str() of it was interrupted>"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -94,14 +97,49 @@ def _chain(error: BaseException, by_cause: bool) -> list[BaseException]:
 
 def plain(error: BaseException, cell_file: str) -> list[str]:
     """Returns a traceback as Python prints it, from the cell on."""
-    raised_at = tb = traceback_of(error)
-    while tb is not None and tb.tb_frame.f_code.co_filename != cell_file:
-        tb = tb.tb_next
     try:
-        lines = traceback.format_exception(type(error), error, tb or raised_at)
+        lines = traceback.format_exception(type(error), error, from_cell(error, cell_file.__eq__))
     except Exception:
         lines = [f"{type(error).__name__}: {text_of(error)}"]
     return "".join(lines).splitlines()
+
+
+def shown_with(error: BaseException) -> list[BaseException]:
+    """Returns an exception and those that a traceback of it shows too, the first dozens of them."""
+    found, new = [error], [error]
+    while new and len(found) <= _MOST_CHAINED:
+        one = new.pop(0)
+        try:
+            behind = [one.__cause__, one.__context__]
+            behind += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        except Exception:  # a class may have a ``__cause__`` of its own
+            continue
+        for other in behind:
+            if is_a(other, BaseException) and not any(other is known for known in found):
+                found.append(cast(BaseException, other))
+                new.append(found[-1])
+    return found
+
+
+def without_text(error: BaseException, cell_file: str, text: str) -> list[str]:
+    """Returns a traceback as Python prints it, from the cell on, and asks no exception anything.
+
+    Args:
+        error: what was raised.
+        cell_file: the file name that IPython compiled the cell under.
+        text: what stands for its own text.
+    """
+    frames = traceback.format_tb(from_cell(error, cell_file.__eq__))
+    lines = ["Traceback (most recent call last):\n", *frames, f"{type(error).__name__}: {text}"]
+    return "".join(lines).splitlines()
+
+
+def from_cell(error: BaseException, is_cell: Callable[[str], bool]) -> TracebackType | None:
+    """Returns where an exception was raised, from the first frame whose file is a cell's on."""
+    raised_at = tb = traceback_of(error)
+    while tb is not None and not is_cell(tb.tb_frame.f_code.co_filename):
+        tb = tb.tb_next
+    return tb or raised_at
 
 
 def report(
@@ -111,6 +149,7 @@ def report(
     device: str,
     cell_file: str,
     more: str = "",
+    text: str | None = None,
 ) -> Report:
     """Returns the report of an exception that ended a cell.
 
@@ -121,6 +160,7 @@ def report(
         device: what the rank computes on.
         cell_file: the file name that IPython compiled the cell under.
         more: what this rank knows beside what the exception says.
+        text: what the exception says; it is asked where this is None.
     """
     line, source = cell_line(traceback_of(error), cell_file)
     if is_a(error, SyntaxError):
@@ -132,7 +172,7 @@ def report(
         host=socket.gethostname(),
         device=device,
         etype=_bounded(type(error).__name__, _NAME_CHARACTERS),
-        message=text_of(error) + (f"\n{more}" if more else ""),
+        message=(text_of(error) if text is None else text) + (f"\n{more}" if more else ""),
         traceback=(
             _bounded("\n".join([*formatted, more] if more else formatted), _TRACEBACK_CHARACTERS),
         ),
@@ -147,6 +187,8 @@ def text_of(error: BaseException) -> str:
     """Returns what an exception says, within bounds; a user's ``__str__`` may do anything."""
     try:
         return _bounded(str(error), _MESSAGE_CHARACTERS)
+    except KeyboardInterrupt:
+        return INTERRUPTED_TEXT
     except BaseException as problem:
         return f"<its text cannot be shown: {type(problem).__name__}>"
 

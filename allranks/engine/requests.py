@@ -5,24 +5,28 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 import psutil
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks import collectives
+from allranks.collectives import world
 from allranks.collectives.calls import frames
-from allranks.engine import namespace
+from allranks.engine.cells import namespace
 from allranks.engine.ipengine import CELL_FILE
 from allranks.engine.report import PACKAGE, text_of
+from allranks.engine.sampling import Sampler
 from allranks.errors import UsageError
 from allranks.records import requests
 from allranks.records.log import end_of
 
 Answered = tuple[dict[str, Any], list[bytes]]
+T = TypeVar("T")
 
 
 class Requests:
@@ -33,7 +37,11 @@ class Requests:
         rank: this process's rank.
         make_ready: makes ready for members of an ensemble.
         renewed: called with the number of the epoch that has ended.
+        heal: takes in new processes for ranks that have died, in an epoch of that number, and
+            says what is to be known of this rank from then on.
         send_output: sends what was written so far.
+        sampler: looks where the rank spends its time.
+        watch: tells of that while a cell runs, in so many bins.
     """
 
     def __init__(
@@ -42,12 +50,15 @@ class Requests:
         rank: int,
         make_ready: Callable[[int], dict[str, Any]],
         renewed: Callable[[int], None],
+        heal: Callable[[list[int], int], str],
         send_output: Callable[[], None],
+        sampler: Sampler,
+        watch: Callable[[int], None],
     ) -> None:
         self.shell = shell
         self.rank = rank
-        self._make_ready, self._renewed = make_ready, renewed
-        self._send_output = send_output
+        self._make_ready, self._renewed, self._heal = make_ready, renewed, heal
+        self._send_output, self._sampler, self._watch = send_output, sampler, watch
         self.busy = False
         self._process = psutil.Process()
 
@@ -66,6 +77,14 @@ class Requests:
             return {"text": _stack()}, []
         if name == requests.LOG:
             return {"text": end_of(arguments["path"], arguments["nbytes"])}, []
+        if name == requests.PROFILE:
+            self._sampler.start(arguments["seconds"])
+            return {}, []
+        if name == requests.PROFILED:
+            return self._sampler.take().to_content(), []
+        if name == requests.STRIPS:
+            self._watch(arguments["bins"])
+            return {}, []
         if name == requests.PUSH:
             self.shell.user_ns.update(pickle.loads(payloads[0]))
             return {}, []
@@ -76,15 +95,27 @@ class Requests:
         if name == requests.INSPECT:
             return self._inspect(arguments["code"], arguments["cursor"], arguments["detail"]), []
         if name == requests.RENEW:
-            old = self.shell.user_ns.get("comm")
-            ended = collectives.epoch()
-            collectives.renew(arguments["epoch"])
-            self._renewed(ended)
-            namespace.renew(self.shell.user_ns, old)
+            self._begin_epoch(lambda: collectives.renew(arguments["epoch"]))
             return {}, []
+        if name == requests.HEAL:
+            dead, epoch = arguments["dead"], arguments["epoch"]
+            return {"warning": self._begin_epoch(lambda: self._heal(dead, epoch))}, []
+        if name == requests.SETTLE:
+            kept = world.current().keeps
+            return {"goes_on": kept.settled() if kept is not None else 0}, []
+        if name == requests.RESTORE:
+            return self._restore(), []
         if name == requests.MEMBERS:
             return self._make_ready(arguments["ranks_each"]), []
         raise UsageError(f"a rank answers no request named {name!r}")
+
+    def _begin_epoch(self, begin: Callable[[], T]) -> T:
+        """Has the collectives begin an epoch; the cells' ``comm`` becomes that epoch's."""
+        old, ended = self.shell.user_ns.get("comm"), collectives.epoch()
+        found = begin()
+        self._renewed(ended)
+        namespace.renew(self.shell.user_ns, old)
+        return found
 
     def _status(self) -> dict[str, Any]:
         try:
@@ -111,6 +142,21 @@ class Requests:
             raise UsageError(
                 f"rank {self.rank} cannot send {', '.join(names)}: {problem}"
             ) from None
+
+    def _restore(self) -> dict[str, Any]:
+        kept = world.current().keeps
+        try:
+            found = kept.of_cells.load() if kept is not None else None
+        except Exception as error:  # an object's own way to be unpickled may do anything
+            raise UsageError(
+                f"what rank {self.rank} kept cannot be read: {type(error).__name__}: "
+                f"{text_of(error)}"
+            ) from None
+        if found is None:
+            return {"names": [], "seconds": 0.0}
+        at, values = found
+        self.shell.user_ns.update(values)
+        return {"names": list(values), "seconds": time.time() - at}
 
     def _complete(self, code: str, cursor: int) -> dict[str, Any]:
         from IPython.core.completer import provisionalcompleter, rectify_completions

@@ -19,8 +19,8 @@ import comm
 from comm.base_comm import BaseComm
 from jupyter_client.jsonutil import json_default
 
-from allranks.engine.forks import in_rank
-from allranks.engine.transcript import Transcript
+from allranks.engine.cells.forks import in_rank
+from allranks.engine.output.transcript import Transcript
 from allranks.records.wire import Widget
 
 #: A second's messages that are no states, and their bytes.
@@ -140,12 +140,9 @@ class Widgets:
             for name in list(self._states)[: None if final else self._most]:
                 self._flush(name)
             if self._dropped:
-                what = (
-                    "1 message of a widget is"
-                    if self._dropped == 1
-                    else (f"{self._dropped:,} messages of widgets are")
-                )
-                said = f"{what} not sent: at most {_MOST_MESSAGES} a second. Their states are."
+                one = self._dropped == 1
+                what = "1 widget message was" if one else f"{self._dropped:,} widget messages were"
+                said = f"{what} not sent: at most {_MOST_MESSAGES} per second. States are all sent."
                 self._transcript.place(["notice", said])
                 self._dropped = 0
 

@@ -6,6 +6,10 @@ lock. The thread also sends the transcript's news, a few times a second.
 
 Where ranks are on several hosts the sockets lead to the host's relay, in a folder that only this
 user may enter, and the relay's to the notebook are encrypted.
+
+Where a rank is to stay when its notebook goes, it notices that the line breaks, keeps what it would
+send, and listens at a socket in such a folder for the next notebook (see
+``allranks.engine.attaching``).
 """
 
 from __future__ import annotations
@@ -18,15 +22,28 @@ from traceback import format_exc
 from typing import NoReturn
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
-from allranks.engine.forks import in_rank
+from allranks.engine.cells.forks import in_rank
+from allranks.engine.output.transcript import Transcript
+from allranks.engine.output.unseen import Unseen
 from allranks.engine.telemetry import Teller
-from allranks.engine.transcript import Transcript
-from allranks.records.wire import Output, Record, decode, encode
+from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME
+from allranks.records.wire import Answer, Hello, Output, Record, decode, encode
 
 _TICK_SECONDS = 0.05
 _IDLE_TICK_SECONDS = 0.25
 _LINGER_MS = 1000
+_RECONNECT_MS = 20
+#: Nobody may come for hours.
+_RECONNECT_LATER_MS = 500
+#: The line to who has started the rank may break, and be mended: it is gone where nobody listens.
+_GONE = (
+    zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 #: The exit code of a rank that can tell the notebook nothing more.
 GAVE_UP = 70
 
@@ -65,23 +82,80 @@ class Wire:
         self._teller = teller
         self._receive = receive
         self._lock = threading.RLock()
+        #: What is kept for another notebook, where this rank stays when the first one goes.
+        self.unseen: Unseen | None = None
+        self._home = ""
+        self._attached = True
+        self._monitor: zmq.Socket[bytes] | None = None
         # Not the one that programs share: a cell may end that.
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._commands = context.socket(zmq.DEALER)
-        self._commands.setsockopt(zmq.IDENTITY, f"rank-{rank}".encode())
-        self._events = context.socket(zmq.PUSH)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._connect(commands_url, events_url, key)
+        self._thread = threading.Thread(target=self._loop, name="allranks-wire", daemon=True)
+
+    def _connect(self, commands_url: str, events_url: str, key: str, patience: int = 0) -> None:
+        self._poller = zmq.Poller()
+        self._commands = self._context.socket(zmq.DEALER)
+        self._commands.setsockopt(zmq.IDENTITY, f"rank-{self.rank}".encode())
+        self._events = self._context.socket(zmq.PUSH)
         public, secret = zmq.curve_keypair()
         for socket, url in ((self._commands, commands_url), (self._events, events_url)):
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.LINGER, _LINGER_MS)
-            socket.setsockopt(zmq.RECONNECT_IVL, 20)
+            socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, patience)
             if key:
                 socket.curve_serverkey = key.encode()
                 socket.curve_publickey = public
                 socket.curve_secretkey = secret
             socket.connect(url)
-        self._thread = threading.Thread(target=self._loop, name="allranks-wire", daemon=True)
+        self._poller.register(self._commands, zmq.POLLIN)
+
+    def stay(self, home: str) -> None:
+        """From now on another notebook may come when this one goes.
+
+        To be called before the start, or in the wire's thread.
+
+        Args:
+            home: the folder in which it will listen; empty where nobody is to be waited for.
+        """
+        with self._lock:
+            self._home = home
+            if self.unseen is None:
+                self.unseen = Unseen(self.rank, self._transcript.path)
+                self._watch_line(_GONE)
+
+    def _watch_line(self, events: int) -> None:
+        self._monitor = self._commands.get_monitor_socket(events)
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    def _leave_line(self) -> None:
+        """The notebook is gone: what is sent is kept until the next one comes."""
+        assert self._monitor is not None
+        recv_monitor_message(self._monitor)
+        if not self._home:
+            return
+        with self._lock:
+            self._attached = False
+            self._commands.disable_monitor()
+            for socket in (self._monitor, self._commands, self._events):
+                socket.close(0)
+            self._connect(
+                COMMANDS_AT_HOME.format(self._home),
+                EVENTS_AT_HOME.format(self._home),
+                "",
+                _RECONNECT_LATER_MS,
+            )
+            # That nobody is there yet is no news; who comes next is another one.
+            self._watch_line(zmq.EVENT_DISCONNECTED)
+
+    def resume(self, answer: Answer) -> None:
+        """Sends another notebook what the last one may not have shown, and what follows."""
+        with self._lock:
+            for frames in self.unseen.messages(self.cell) if self.unseen is not None else ():
+                self._events.send_multipart(frames)
+            self._attached = True
+            self.send(answer)
 
     def start(self) -> None:
         """Starts the thread that reads commands and sends the transcript's news."""
@@ -93,12 +167,18 @@ class Wire:
             return  # the connection is the rank's
         # Copied before the first is sent: half a message would swallow the next one, and lending
         # memory takes a thread and descriptors, of which a cell may have left none.
-        frames = [zmq.Frame(part, copy=True) for part in encode(record, *payloads)]
+        parts = encode(record, *payloads)
+        frames = [zmq.Frame(part, copy=True) for part in parts]
         with self._lock:
+            if self.unseen is not None:
+                self.unseen.take(record, parts)
+            if not self._attached and not isinstance(record, Answer | Hello):
+                return  # what is not kept either is of no use later
             self._events.send_multipart(frames)
 
     def send_output(self, final: bool = False) -> None:
         """Sends what the transcript has that the notebook does not, and the news of the cell."""
+        self.end_where_closed()
         self.before_output(final)
         with self._lock:
             entries, lines, nbytes, offset = self._transcript.collect(final)
@@ -107,11 +187,25 @@ class Wire:
                 for record, payloads in self._teller.news(final):
                     self.send(record, *payloads)
 
+    def end_where_closed(self) -> None:
+        """Ends the rank where a cell has closed its log: what it prints would be lost."""
+        lost = self._transcript.lost() if in_rank() else []
+        if lost:
+            self._transcript.reopen_err()
+            give_up(
+                self.rank,
+                f"cannot go on without its own descriptors ({', '.join(map(str, lost))}), "
+                "which a cell has closed",
+                "Close what the cell itself has opened, instead of all that is open.\n",
+            )
+
     def begin_cell(self, cell: int, limit_nbytes: int) -> None:
         """Sends what is left of the time before this cell, then starts its screen budget."""
         with self._lock:
             late = self._transcript.begin_cell(limit_nbytes)
             self.send_entries(late, 0, 0, 0)
+            if self.unseen is not None:
+                self.unseen.clear()
             self._last_counts = (0, 0)
             self._teller.begin(cell)
             self.cell = cell
@@ -128,22 +222,23 @@ class Wire:
             self.send(Output(self.rank, self.cell, tuple(entries), lines, nbytes, at, spans))
 
     def _loop(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._commands, zmq.POLLIN)
         next_tick = monotonic()
         while True:
             try:
                 tick = _TICK_SECONDS if self.busy else _IDLE_TICK_SECONDS
                 wait = min(tick, max(0.0, next_tick - monotonic()))
-                if poller.poll(int(wait * 1000)):
+                ready = dict(self._poller.poll(int(wait * 1000)))
+                if self._commands in ready:
                     self._receive(*decode(self._commands.recv_multipart()))
+                if self._monitor in ready:
+                    self._leave_line()
                 if monotonic() >= next_tick:
                     next_tick = monotonic() + tick
                     self.send_output()
             except zmq.ContextTerminated:  # the process ends
                 return
             except zmq.ZMQError:
-                give_up(self.rank, "can hear the notebook no longer")
+                give_up(self.rank, "lost the connection to the notebook")
             except BaseException:
                 # As where a cell has replaced what all of Python uses, until it ends.
                 self._complain()
@@ -159,9 +254,15 @@ class Wire:
             pass  # without this thread the rank is deaf
 
 
-def give_up(rank: int, why: str) -> NoReturn:
-    """Ends the rank, whose cell would wait for it for ever; its log says why."""
+def give_up(rank: int, why: str, more: str = "") -> NoReturn:
+    """Ends the rank, whose cell would wait for it for ever; its log says why.
+
+    Args:
+        rank: this process's.
+        why: what it cannot do.
+        more: what to do about it; without, what has been raised is shown.
+    """
     try:
-        write(2, f"allranks: rank {rank} {why}, so it ends.\n{format_exc()}".encode())
+        write(2, f"allranks: rank {rank} {why}, so it ends.\n{more or format_exc()}".encode())
     finally:
         _exit(GAVE_UP)

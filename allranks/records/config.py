@@ -10,6 +10,20 @@ from typing import Any
 EVERY_GPU = "all"
 """Instead of devices: all that there are, on another host those that it finds itself."""
 
+SLOW_START_SECONDS = 30.0
+"""A rank that has not come up by then writes into its log where it is."""
+
+CLIENTS_RANKS = 128
+"""With more ranks ipyparallel's controller comes when asked: it has six descriptors for each."""
+
+COMMANDS_AT_HOME = "ipc://{}/commands"
+EVENTS_AT_HOME = "ipc://{}/events"
+"""Where a notebook listens that has not started the ranks, by their session folder."""
+NOTEBOOKS_DOOR = "notebook"
+"""The socket in that folder at which a notebook asks for the ranks."""
+WATCHERS_DOOR = "watch"
+"""The socket in that folder at which the notebook that holds the ranks tells others of them."""
+
 
 @dataclass(frozen=True)
 class Invitation:
@@ -47,6 +61,9 @@ class NurseryConfig:
     Where ranks are on several hosts ``local_size`` of the ``size`` ranks are on this one. The
     first host is the ``head``: it runs the launcher, and ipyparallel's controller, which listens
     on ``interface``.
+
+    Where the cluster ``heals``, the launcher lets the other ranks live when one dies.
+    ``kept_dirs`` are the folders of what ranks keep, which outlive them and not the notebook.
     """
 
     size: int
@@ -63,6 +80,8 @@ class NurseryConfig:
     local_size: int = 0
     head: bool = True
     interface: str = ""
+    heals: bool = False
+    kept_dirs: tuple[str, ...] = ()
 
     @property
     def ranks_here(self) -> int:
@@ -82,6 +101,11 @@ class NurseryConfig:
     def from_json(cls, text: str) -> NurseryConfig:
         """Read back what :meth:`to_json` wrote."""
         fields: dict[str, Any] = json.loads(text)
-        for key in ("launch", "devices", "preload"):
+        return cls.from_fields(fields)
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> NurseryConfig:
+        """Read back what :func:`dataclasses.asdict` and JSON have made of a configuration."""
+        for key in ("launch", "devices", "preload", "kept_dirs"):
             fields[key] = tuple(fields[key])
         return cls(**fields)

@@ -13,7 +13,7 @@ _OPERATIONS = """
     broadcast_object allgather_object
     ReduceOp Average Sum Min Max Product Adasum Compression
     ProcessSet global_process_set add_process_set remove_process_set
-    empty records timeline
+    empty records timeline keep
 """
 RESERVED = frozenset(f"{_PLACE} {_OPERATIONS} log member result".split())
 """``tests/unit/test_namespace.py`` holds this against what a rank's cells really find."""

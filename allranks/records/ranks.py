@@ -53,7 +53,7 @@ def among(ranks: Iterable[int] | None, size: int) -> tuple[int, ...]:
 
 
 def _not_there(found: str, size: int, example: str) -> UsageError:
-    run = "rank runs" if size == 1 else "ranks run"
+    run = "rank is running" if size == 1 else "ranks are running"
     return UsageError(
         f"expected ranks between 0 and {size - 1}, found {found}: {size} {run}. "
         f"Type for example: {example}"

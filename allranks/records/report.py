@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WAITING = "Waiting for it:"
+"""Heads the list of places at the end of the message of a rank that waited."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:

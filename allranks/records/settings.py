@@ -9,6 +9,10 @@ from collections.abc import Sequence
 
 from allranks.errors import UsageError
 
+#: What the ranks of the kernel "allranks" are started with, as it would stand behind
+#: ``%distributed start``.
+START_WITH = "ALLRANKS_START"
+
 
 def horovod() -> str:
     """Returns ``on``, ``off``, or ``name``: found, but older lines of scripts are not mended.

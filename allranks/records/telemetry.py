@@ -6,6 +6,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from allranks.records.collective import busbw_factor
+from allranks.records.strip import Strip as Strip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class Pulse:
 
     ``activity`` is what it waits for, or empty; ``line`` is ``file:line  source``.
     ``cpu_percent`` is of one core, ``gpu_nbytes`` what the rank's GPU has in use, by whomever, 0
-    without one; -1 for what the driver does not tell.
+    without one; -1 for what the driver does not tell. ``importing`` is the package that the cell
+    has been importing for a second or longer, or empty.
     """
 
     rank: int
@@ -54,6 +56,7 @@ class Pulse:
     gpu_total_nbytes: int = 0
     gpu_percent: int = -1
     gpu_celsius: int = -1
+    importing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ class CallTotals:
         return cls(**{**named, "last": last})
 
 
-Telemetry = Points | Timings | Pulse
+Telemetry = Points | Timings | Pulse | Strip
 
 
 def busbw(op: str, ranks: int, nbytes: int, seconds: float) -> float | None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from allranks.errors import WireError
 from allranks.records.report import Report as Report
-from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
+from allranks.records.telemetry import Points, Pulse, Strip, Telemetry, Timings
 
 Bundle = dict[str, Any]
 """A Jupyter mime bundle: mime type to JSON-able data."""
@@ -51,11 +51,13 @@ class RunMember:
 
     ``cell``, ``source``, ``number``, ``label`` and ``limit_nbytes`` are a :class:`RunCell`'s.
     ``ranks_each`` ranks in a row run it together; they move to ``epoch`` of their own first.
-    ``shared``: what is large is left in shared memory instead of being sent.
+    ``shared``: what is large is left in shared memory instead of being sent. ``ensemble`` names the
+    one that it is of: what a member has kept is found again when it runs again.
     """
 
     cell: int
     member: int
+    ensemble: str
     source: str
     number: int
     label: str
@@ -70,6 +72,14 @@ class Interrupt:
     """Raise KeyboardInterrupt in the rank's main thread if it still runs this cell."""
 
     cell: int
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A rank has died; ``how`` follows its name in what waits for it: ``was killed by …``."""
+
+    rank: int
+    how: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +226,7 @@ Record = (
     RunCell
     | RunMember
     | Interrupt
+    | Died
     | Ask
     | Typed
     | Hello
@@ -230,8 +241,8 @@ Record = (
 _RECORDS: dict[str, type[Record]] = {
     cls.__name__: cls
     for cls in (
-        *(RunCell, RunMember, Interrupt, Ask, Typed),
-        *(Hello, Output, Prompt, Widget, Reply, Result, Answer, Points, Timings, Pulse),
+        *(RunCell, RunMember, Interrupt, Died, Ask, Typed),
+        *(Hello, Output, Prompt, Widget, Reply, Result, Answer, Points, Timings, Pulse, Strip),
     )
 }
 _LONE = re.compile("[\ud800-\udfff]")
@@ -248,7 +259,7 @@ def encode(record: Record, *payloads: bytes) -> list[bytes]:
         text = _dumps([type(record).__name__, fields])
         return [_as_bytes(text), *payloads]
     except (TypeError, ValueError, RecursionError) as error:
-        raise WireError(f"{type(record).__name__} cannot cross the wire: {error}") from error
+        raise WireError(f"{type(record).__name__} cannot be sent: {error}") from error
 
 
 def _as_bytes(text: str) -> bytes:

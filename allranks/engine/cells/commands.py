@@ -15,8 +15,12 @@ from typing import Any
 
 import ipykernel.zmqshell
 import IPython.core.interactiveshell
+import IPython.core.magics.execution  # once, before the ranks are made
 import psutil
-from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+
+from allranks.engine.ipengine import CELL_FILE
+from allranks.engine.report import from_cell
 
 
 def end_cells_too(shell: InteractiveShell, interrupts: Callable[[], int]) -> None:
@@ -48,6 +52,35 @@ def end_cells_too(shell: InteractiveShell, interrupts: Callable[[], int]) -> Non
     # Asked for by its key, because the registry may load what it holds when that is asked for.
     scripts = shell.magics_manager.registry["ScriptMagics"]
     scripts.shebang = loud(scripts.shebang)
+
+
+def fail_captured(shell: InteractiveShell) -> None:
+    """Has ``%%capture`` raise what its cell raised, which IPython only shows."""
+    manager = shell.magics_manager
+    magics = manager.magics["cell"]
+    # Loaded now, which would take the place of this one later.
+    quiet = manager.registry["ExecutionMagics"].capture
+
+    @wraps(quiet)
+    def capture(line: str, cell: str) -> None:
+        run_cell: Callable[..., ExecutionResult] = shell.run_cell
+        results: list[ExecutionResult] = []
+
+        def remembering(*args: Any, **options: Any) -> ExecutionResult:
+            results.append(run_cell(*args, **options))
+            return results[-1]
+
+        setattr(shell, "run_cell", remembering)  # noqa: B010  a method, to mypy
+        try:
+            quiet(line, cell)
+        finally:
+            setattr(shell, "run_cell", run_cell)  # noqa: B010
+        error = results[0].error_before_exec or results[0].error_in_exec
+        if error is not None:
+            tb = from_cell(error, lambda file: file.startswith(CELL_FILE))
+            raise BaseException.with_traceback(error, tb)
+
+    magics["capture"] = capture
 
 
 def interrupt_children() -> None:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from allranks.collectives import world
 from allranks.collectives.world import World
-from allranks.engine.transcript import Transcript
+from allranks.engine.output.transcript import Transcript
 from allranks.errors import UsageError
 
 _FAILED = 1
@@ -59,8 +59,8 @@ def _take_no_part(this: World) -> None:
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise UsageError(
-            f"a collective needs a rank, and process {getpid()} is none: rank {rank} (pid {parent})"
-            " has forked it. Return the value to the rank, and make the call there."
+            f"a collective must be called by a rank: process {getpid()} was forked by rank {rank} "
+            f"(pid {parent}). Return the value to the rank, and make the call there."
         )
 
     for name in _SEEN_BY_OTHERS:

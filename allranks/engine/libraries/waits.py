@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from allranks.engine.jax_waits import JaxWaits
-from allranks.engine.torch_waits import TorchWaits
+from allranks.engine.libraries.jax_waits import JaxWaits
+from allranks.engine.libraries.torch_waits import TorchWaits
 
 
 class Waits:
     """Looks after them all."""
 
     def __init__(self) -> None:
-        self._all = (TorchWaits(), JaxWaits())
+        self._jax = JaxWaits()
+        self._all = (TorchWaits(), self._jax)
 
     def start(self) -> None:
         """From now on they are looked at, several times a second."""
@@ -42,6 +43,10 @@ class Waits:
         """Takes in that the cell has ended."""
         for waits in self._all:
             waits.leave(error)
+
+    def after_death(self) -> str:
+        """What is to be known where another rank has died and this one goes on; "" for nothing."""
+        return self._jax.after_death()
 
     def renew(self, epoch: int) -> None:
         """Between two cells: forgets connections that a rank has closed in the epoch before."""

@@ -15,12 +15,16 @@ import sys
 _PASSED_DESCRIPTORS = ("PMI_FD",)
 
 
-def main(address: str) -> int:
-    """Return the exit code of the rank; a signal is raised again in this process."""
+def main(address: str, replaced: str = "[]") -> int:
+    """Return the exit code of the rank; a signal is raised again in this process.
+
+    ``replaced`` lists the ranks that have died, where this process is for one of them.
+    """
     passed = [int(os.environ[name]) for name in _PASSED_DESCRIPTORS if name in os.environ]
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as nursery:
         nursery.connect(address)
-        text = json.dumps({"environment": dict(os.environ), "descriptors": passed}).encode()
+        told = {"environment": dict(os.environ), "descriptors": passed}
+        text = json.dumps(told | {"replaced": json.loads(replaced)}).encode()
         socket.send_fds(nursery, [len(text).to_bytes(8, "little")], passed or [0])
         nursery.sendall(text)
         answer = nursery.recv(8)
@@ -34,4 +38,4 @@ def main(address: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

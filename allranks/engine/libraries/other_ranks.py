@@ -35,7 +35,7 @@ def gone() -> list[tuple[bool, int, int, str]]:
 
 def every(ranks: tuple[int, ...]) -> str:
     """Names those that are all needed."""
-    return f"every one of {label(ranks)}" if len(ranks) > 1 else label(ranks)
+    return f"all of {label(ranks)}" if len(ranks) > 1 else label(ranks)
 
 
 def close() -> None:

@@ -2,15 +2,18 @@
 
 The notebook's kernel starts one nursery per cluster, in a session of its own, and holds the other
 end of its standard input. The nursery starts the launcher, imports once what every rank needs,
-forks ipyparallel's controller and one process for each rank that the launcher calls for, and
+forks one process for each rank that the launcher calls for, then ipyparallel's controller, and
 reports how each of them ended, exactly, because it is their parent. When its standard input
-closes (the kernel stopped, was restarted, or was killed with -9) nothing of the cluster stays.
+closes (the kernel stopped, was restarted, or was killed with -9) nothing of the cluster stays;
+where it was told to, the ranks stay so long for another notebook (see
+``allranks.engine.host.hold``).
 
 Standard output carries one JSON event a line (see ``Nursery._tell``), standard input one command
 a line (see ``Nursery._obey``).
 
-Where ranks are on several hosts each host has a nursery. That of the first runs the launcher; those
-of the others do what the launcher would have ssh do there (see ``allranks.engine.remote_agent``).
+Where ranks are on several hosts each host has a nursery. That of the first runs the launcher;
+those of the others do what the launcher would have ssh do there (see
+``allranks.engine.host.remote_agent``).
 """
 
 from __future__ import annotations
@@ -29,21 +32,33 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
 from allranks import launched
-from allranks.engine import cuda, doors, filters, pinning, processes
-from allranks.engine.remote_agent import RemoteAgent
-from allranks.records.config import EVERY_GPU, NurseryConfig
+from allranks.engine import filters, processes
+from allranks.engine.devices import cuda, pinning
+from allranks.engine.host.hold import Hold
+from allranks.engine.host.remote_agent import RemoteAgent
+from allranks.engine.host.shortage import Deaths
+from allranks.engine.output.noise import QUIET, QUIET_TORCH
+from allranks.launched import doors
+from allranks.records.config import (
+    COMMANDS_AT_HOME,
+    EVENTS_AT_HOME,
+    EVERY_GPU,
+    NurseryConfig,
+)
 
 _TICK_SECONDS = 0.5
 _TERM_SECONDS = 0.2
 _MPI_FILES, _MPI_NBYTES = "OMPI_MCA_btl_sm_backing_directory", 16 << 20
 _TRACKER_SECONDS = 1.0
+_WHO = "OMPI_COMM_WORLD_"
 _NO_MORE: Mapping[str, str] = MappingProxyType({})
 _IMPORTS = (
-    "allranks.engine.controller",
+    "allranks.engine.host.controller",
     "allranks.engine.rank",
     # What a first traceback and a first completion would load in every rank again.
     "IPython.core.completer",
@@ -67,8 +82,15 @@ class Nursery:
         self.selector = selectors.DefaultSelector()
         self.ranks: dict[int, int] = {}
         self.places: dict[int, socket.socket] = {}
+        self.environments: dict[int, dict[str, str]] = {}
+        self.first: set[int] = set()
+        """The ranks that the launcher has started, and that are alive."""
+        self.anchor: socket.socket | None = None
+        self.deaths = Deaths()
         self.segments: set[str] = set()
         self.stopping = False
+        self.abandoned = False
+        """Whether the notebook's kernel is gone: nobody else removes what ranks have kept."""
         self.admitted = 0
         self.began = time.time()
         self.gate, self._open_gate = os.pipe()
@@ -76,6 +98,14 @@ class Nursery:
         self.parent = os.getppid()
         self.controller = 0
         self.connection: dict[str, Any] = {}
+        self.planned: tuple[dict[str, Any], dict[str, Any], str] = ({}, {}, "")
+        self.held: list[socket.socket] = []
+        """Sockets that hold the controller's ports until it has them."""
+        self.hold: Hold | None = None
+        self.told: dict[str, dict[str, Any]] = {}
+        """Events that another notebook is to know as well."""
+        self.dead: dict[int, dict[str, Any]] = {}
+        """How the ranks ended that have died and were not replaced."""
         self.launcher: subprocess.Popen[bytes] | None = None
         self.agent: RemoteAgent | None = None
         self._heard = heard
@@ -85,10 +115,15 @@ class Nursery:
         """Serves until the kernel is gone or says stop; leaves nothing behind."""
         if not self.config.several_hosts:  # else this host's relay has made it
             os.mkdir(self.config.session_dir, 0o700)  # that there was none says that it is ours
+        for folder in self.config.kept_dirs:
+            with suppress(OSError):  # an earlier nursery has made it, or it is no place for files
+                os.mkdir(folder, 0o700)
         address = os.path.join(self.config.session_dir, "nursery")
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(address)
         self.door.listen(self.config.ranks_here + 8)
+        if not self.config.several_hosts:
+            self.hold = Hold(self.config)
         try:
             if self.config.head:
                 self._launch(address)
@@ -99,18 +134,18 @@ class Nursery:
             filters.set_aside()
             for name in _IMPORTS:
                 importlib.import_module(name)
+            _prepare_tracebacks()
             self._preload()
             gc.freeze()  # what is imported by now stays shared between all children
             if self.config.head:
-                self._fork_controller()
+                self._plan_controller()
             self._watch()
         finally:
             self._end()
 
     def _launch(self, address: str) -> None:
         """Starts the launcher, which starts a stub in every rank, which comes to our door."""
-        stub = os.path.join(os.path.dirname(os.path.abspath(__file__)), "stub.py")
-        command = [*self.config.launch, sys.executable, "-I", "-S", stub, address]
+        command = [*self.config.launch, *processes.stub(address)]
         if self.config.several_hosts:
             self.agent = RemoteAgent(self.config.session_dir)
         self._start_launcher(command, self.agent.environment if self.agent else _NO_MORE)
@@ -143,8 +178,7 @@ class Nursery:
 
         What cannot be imported says so in the cell that needs it.
         """
-        from allranks.engine import progress
-        from allranks.engine.rank import QUIET, QUIET_TORCH
+        from allranks.engine.output import progress
 
         progress.install()
         if self.config.preload:
@@ -169,11 +203,21 @@ class Nursery:
         if "" in sys.path:
             sys.path.remove("")
 
-    def _fork_controller(self) -> None:
-        from allranks.engine import controller
+    def _plan_controller(self) -> None:
+        """Settles where ipyparallel's controller will be: the ranks connect to it by themselves."""
+        from allranks.engine.host import controller
 
-        engine, client, secret = controller.connection_info(self.config.interface)
+        planned = controller.connection_info(self.config.interface)
+        engine, client, secret, self.held = planned
         self.connection = engine
+        self.planned = engine, client, secret
+        self.told["connection"] = {"client": client, "engine": engine}
+        self._tell("connection", **self.told["connection"])
+
+    def _fork_controller(self) -> None:
+        from allranks.engine.host import controller
+
+        engine, client, secret = self.planned
         complete, told = os.pipe()
         folder, size = self.config.session_dir, self.config.size
 
@@ -186,12 +230,14 @@ class Nursery:
 
         def tell() -> None:
             if os.read(complete, 8):
-                self._tell("registered", client=client, engine=engine)
+                self.told["registered"] = self.told["connection"]
+                self._tell("registered", **self.told["registered"])
+            while self.held:
+                self.held.pop().close()
             self.selector.unregister(complete)
             os.close(complete)
 
         self.selector.register(complete, selectors.EVENT_READ, tell)
-        self._tell("connection", client=client, engine=engine)
 
     def _watch(self) -> None:
         """Serves the door, the launcher's output and the kernel until told to stop."""
@@ -206,13 +252,60 @@ class Nursery:
             self._open_door()
         if self.agent is not None:
             self.selector.register(self.agent.listening, selectors.EVENT_READ, self._asked)
+        if self.hold is not None:
+            self.selector.register(self.hold.door, selectors.EVENT_READ, self._visited)
         self._take(b"")
         while not self.stopping:
             for key, _ in self.selector.select(_TICK_SECONDS):
                 key.data()
             self._reap()
-            if os.getppid() != self.parent:
-                return
+            self.deaths.look()
+            if self._is_left():
+                self._lose_notebook()
+            if self.hold is not None and self.hold.open and (self.hold.over or not self._lives):
+                self.stopping = self.abandoned = True
+
+    def _is_left(self) -> bool:
+        """Whether the notebook is gone, or another host's relay."""
+        return os.getppid() != self.parent if self.hold is None else self.hold.left
+
+    @property
+    def _lives(self) -> bool:
+        """Whether there is anything that another notebook could have."""
+        return bool(self.ranks) and self.launcher is not None and self.launcher.returncode is None
+
+    def _lose_notebook(self) -> None:
+        """The notebook is gone: all ends, unless the ranks are to stay for another one."""
+        if self.stopping:
+            return
+        if self.hold is None or not self.hold.stays:
+            self.stopping = self.abandoned = True
+        elif not self.hold.open:
+            self.selector.unregister(0)
+            self.hold.begin()
+            self._heard = b""
+            folder = self.config.session_dir
+            self.config = dataclasses.replace(
+                self.config,
+                commands_url=COMMANDS_AT_HOME.format(folder),
+                events_url=EVENTS_AT_HOME.format(folder),
+                wire_key="",
+            )
+
+    def _visited(self) -> None:
+        """Somebody asks what runs here, or is another notebook, which has the ranks from now on."""
+        assert self.hold is not None
+        about = self.hold.visited(lambda: self._tell("watched"))
+        if about is None:
+            return
+        self.selector.register(0, selectors.EVENT_READ, self._hear)
+        self._tell("attached", config=dataclasses.asdict(self.config), **about)
+        for name, fields in self.told.items():
+            self._tell(name, **fields)
+        for fields in self.dead.values():
+            self._tell("exit", **fields)
+        if about["watchers"]:
+            self._tell("watched")
 
     def _open_door(self) -> None:
         """Lets ranks in, and hears the launcher that sends them."""
@@ -221,10 +314,13 @@ class Nursery:
             self.selector.register(self.launcher.stdout, selectors.EVENT_READ, self._relay)
 
     def _hear(self) -> None:
-        said = os.read(0, 65536)
+        try:
+            said = os.read(0, 65536)
+        except ConnectionError:
+            said = b""
         self._take(said)
         if not said:
-            self.stopping = True
+            self._lose_notebook()
 
     def _take(self, said: bytes) -> None:
         *lines, self._heard = (self._heard + said).split(b"\n")
@@ -233,14 +329,22 @@ class Nursery:
             self._obey(word, rest)
 
     def _obey(self, word: str, rest: str) -> None:
-        """Does what the kernel says: ``up``, ``stop``, and, on other hosts, ``join``, ``serve``."""
+        """Does what the kernel says: ``up``, ``clients``, ``stay``, ``stop``.
+
+        On other hosts than the first: ``join``, ``serve``.
+        """
         if word == "up":
             # A rank that dies takes the list of its mappings along: look while all are alive.
             for pid in self.ranks:
                 self.segments |= processes.shared_segments(pid)
+            self._sweep()
+        elif word == "clients" and not self.controller:  # ipyparallel's are to find the ranks
+            self._fork_controller()
         elif word == "stop":
             self.stopping = True
-        elif word == "join":  # where ipyparallel's controller is
+        elif word == "stay" and self.hold is not None:
+            self.hold.stay(**json.loads(rest))
+        elif word == "join":  # where ipyparallel's controller will be
             self.connection = json.loads(rest)
             if self.launcher is not None:
                 self._open_door()
@@ -248,6 +352,14 @@ class Nursery:
             self._start_launcher(["/bin/sh", "-c", json.loads(rest)])
             if self.connection:
                 self._open_door()
+
+    def _sweep(self) -> None:
+        """Removes what ranks that have died had in shared memory, and nobody has any longer."""
+        if len(self.environments) < self.admitted:
+            used = set[str]().union(*map(processes.shared_segments, self.ranks))
+            for path in self.segments - used:
+                processes.unlink(path)
+            self.segments &= used
 
     def _relay(self) -> None:
         assert self.launcher is not None
@@ -281,6 +393,13 @@ class Nursery:
         if not environment["TMPDIR"]:
             del environment["TMPDIR"]
         number = launched.rank(environment)
+        dead = told["replaced"]
+        if dead:
+            number = dead[0]
+            # Programs read there who they are; MPI itself asks its launcher.
+            own = self.environments[number].items()
+            environment |= {name: value for name, value in own if name.startswith(_WHO)}
+        self.environments[number] = environment
         if self.config.several_hosts:
             self._tell("admitted", rank=number)
 
@@ -292,7 +411,12 @@ class Nursery:
             for have, wanted in zip(received, told["descriptors"], strict=False):
                 os.dup2(have, wanted)
                 os.set_inheritable(wanted, True)
-            Rank(self.config, self.connection, number).run()
+            running = self.hold.running if self.hold is not None else None
+            stays = self.hold is not None and self.hold.stays
+            rank = Rank(
+                self.config, self.connection, number, dead=dead, running=running, stays=stays
+            )
+            rank.run()
 
         log = log_path(self.config, number)
         pid = self._fork(live, environment, log, keep=[self.gate, *received, *told["descriptors"]])
@@ -300,7 +424,14 @@ class Nursery:
             os.close(self._open_gate)
         for descriptor in received:
             os.close(descriptor)
+        for former in [pid for pid, rank in self.ranks.items() if rank == number]:
+            processes.kill(former)  # left from a try to replace it that did not succeed
         self.ranks[pid] = number
+        self.dead.pop(number, None)
+        if dead:
+            self._tell("replaces", rank=number, pid=pid)
+        else:
+            self.first.add(pid)
         self.places[pid] = place
         self.selector.register(place, selectors.EVENT_READ, lambda: self._leave(pid))
 
@@ -349,6 +480,22 @@ class Nursery:
         self._dismiss(pid)
         processes.kill(pid)
 
+    def _bury(self, pid: int) -> None:
+        """A rank has died, and another process may take its place."""
+        self.first.discard(pid)
+        place = self.places.pop(pid, None)
+        if place is None:
+            return
+        self.selector.unregister(place)
+        if self.anchor is None and not self.first:
+            # The launcher forgets a job of which no process is left, and spawns nothing then. Of
+            # any other it has to see the end, to tell the ranks; of this one MPI sees it itself.
+            self.anchor = place
+            return
+        with suppress(OSError):
+            place.sendall(bytes(8))
+        place.close()
+
     def _dismiss(self, pid: int) -> None:
         place = self.places.pop(pid, None)
         if place is not None:
@@ -357,19 +504,17 @@ class Nursery:
 
     def _reap(self) -> None:
         """Learns how children ended, tells the kernel, and lets the launcher know."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            code = os.waitstatus_to_exitcode(status)
+        while (ended := self.deaths.next()) is not None:
+            pid, code = ended.pid, ended.code
             if pid in self.ranks:
                 rank = self.ranks.pop(pid)
                 ended_by_launcher = pid not in self.places
-                self._tell("exit", rank=rank, code=code, by_launcher=ended_by_launcher)
-                if not ended_by_launcher:
+                about = {"code": code, "by_launcher": ended_by_launcher, "memory": ended.memory}
+                self.dead[rank] = {"rank": rank, "pid": pid, **about}
+                self._tell("exit", **self.dead[rank])
+                if self.config.heals:
+                    self._bury(pid)
+                elif not ended_by_launcher:
                     self.places[pid].sendall((code or 1).to_bytes(8, "little", signed=True))
                     self._dismiss(pid)
             elif self.launcher is not None and pid == self.launcher.pid:
@@ -391,18 +536,20 @@ class Nursery:
         try:
             os.write(1, (json.dumps({"event": event, **fields}) + "\n").encode())
         except OSError:
-            self.stopping = True
+            self._lose_notebook()
 
     def _end(self) -> None:
         """Ends every process of the cluster and removes every file but the logs."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.abandoned = self.abandoned or (self.hold is not None and self.hold.open)
         if processes.segments_since(self.began) - self.segments:
             # Somebody's, made since the ranks came up: it takes long to look whose.
             for pid in self.ranks:
                 self.segments |= processes.shared_segments(pid)
         for pid in [*self.ranks, self.controller]:
             processes.kill(pid)
-        for place in self.places.values():
+        anchors = [self.anchor] if self.anchor is not None else []
+        for place in (*self.places.values(), *anchors):
             place.close()
         if self.agent is not None:
             self.agent.close()
@@ -418,6 +565,12 @@ class Nursery:
             time.sleep(0.02)
         for path in self.segments:
             processes.unlink(path)
+        for folder in self.config.kept_dirs:
+            if self.abandoned:
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                with suppress(OSError):  # what is kept in it is for the ranks that come next
+                    os.rmdir(folder)
         shutil.rmtree(self.config.session_dir, ignore_errors=True)
         self._tell("stopped")
 
@@ -448,6 +601,17 @@ def first_line(descriptor: int) -> tuple[bytes, bytes] | None:
         said += more
     line, _, rest = said.partition(b"\n")
     return line, rest
+
+
+def _prepare_tracebacks() -> None:
+    """Formats one, which loads and compiles what each rank would for its first."""
+    from IPython.core.ultratb import VerboseTB
+
+    try:
+        raise ValueError
+    except ValueError as error:
+        with suppress(Exception):  # where IPython cannot, a rank does without it too
+            VerboseTB().structured_traceback(ValueError, error, error.__traceback__)
 
 
 def main() -> None:

@@ -103,7 +103,11 @@ class Gpu:
             sharers[other] for other, _ in self.processes() if other in sharers
         }
         others += [f"rank {other}" for other in sorted(named)]
-        return f"{said} Also on it: {', '.join(others)}." if others else f"{said} Nobody else is."
+        return (
+            f"{said} Also using it: {', '.join(others)}."
+            if others
+            else f"{said} No other process uses it."
+        )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import os
 
-from allranks.engine.transcript import Transcript, same_file
+from allranks.engine.output.transcript import Transcript, same_file
 
 #: Programs replace these with good reason: something that can be called stays.
 _OFTEN_REPLACED = {
@@ -56,10 +56,12 @@ class Mender:
         replaced, self._replaced = self._replaced, []
         if replaced:
             names = ", ".join(sorted(replaced)[:_NAMED]) + (" …" if len(replaced) > _NAMED else "")
-            said.append(f"this cell replaced {names}, which all of Python uses: put back.")
+            said.append(
+                f"this cell replaced {names}, which all of Python uses. The originals are restored."
+            )
         closed = self._standard()
         if closed:
-            said.append(f"this cell closed or redirected {', '.join(closed)}: put back.")
+            said.append(f"this cell closed or redirected {', '.join(closed)}: restored.")
         return said
 
     def _standard(self) -> list[str]:

@@ -8,13 +8,15 @@ Both sides hold a lease of each other. The notebook hears a beat every second. I
 answers pings even while its Python is busy: where it does not for ten seconds, or is closed, the
 relay closes the nursery's standard input, and nothing of the cluster stays on this host.
 
-    python -m allranks.engine.relay                      an invitation on standard input
-    python -m allranks.engine.relay --join FILE NAME     one in a file; NAME holds the host's name
+    python -m allranks.engine.host.relay                    an invitation on standard input
+    python -m allranks.engine.host.relay --join FILE NAME   one in a file; NAME holds the host's
+                                                            name
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -29,12 +31,13 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from allranks.engine import processes
+from allranks.engine.host.batching import Batching
 from allranks.records.config import Invitation, NurseryConfig
 from allranks.records.lease import BEAT_SECONDS, FIRST_SECONDS, LIMIT_SECONDS
 from allranks.records.version import version
 
 _STOP_SECONDS = 8.0
-_LOST = "has lost the notebook"
+_LOST = "lost the connection to the notebook"
 _LAUNCHER_SECONDS = 4.0
 _TRACKER_SECONDS = 1.0
 _POLL_SECONDS = 0.1
@@ -67,6 +70,7 @@ class Relay:
         self._events = context.socket(zmq.PUSH)
         #: The ranks' own sockets, once there is a folder for them.
         self._commands, self._told = context.socket(zmq.ROUTER), context.socket(zmq.PULL)
+        self._batching = Batching(self._events)
         for one in (self._notebook, self._events, self._commands, self._told):
             one.setsockopt(zmq.SNDHWM, 0)
             one.setsockopt(zmq.RCVHWM, 0)
@@ -103,10 +107,15 @@ class Relay:
             if time.monotonic() >= beat:
                 beat = time.monotonic() + BEAT_SECONDS
                 self._events.send_multipart([b"beat", self.host.encode()])
-            for source, _ in self._poller.poll(_LOOK_MS):
+            for source, _ in self._poller.poll(self._patience_ms()):
                 self._serve(source)
+            if not self._batching.left_seconds:
+                self._batching.send()
         self._stop()
         return 0
+
+    def _patience_ms(self) -> int:
+        return min(_LOOK_MS, math.ceil(min(1.0, self._batching.left_seconds) * 1000))
 
     def _lifelines(self) -> list[int]:
         return [self._lifeline] if self._lifeline >= 0 else []
@@ -123,8 +132,8 @@ class Relay:
             if self._why:
                 return False
         print(
-            f"expected the notebook at {self._url}, found nobody there who has its key within "
-            f"{FIRST_SECONDS:g} s. Check that a firewall lets this host reach that port",
+            f"expected the notebook at {self._url}, found no answer with its key within "
+            f"{FIRST_SECONDS:g} s. Check that no firewall blocks that port for this host",
             file=sys.stderr,
         )
         return False
@@ -139,7 +148,7 @@ class Relay:
         if source is self._notebook:
             self._obey(self._notebook.recv_multipart())
         elif source is self._told:
-            self._events.send_multipart(self._told.recv_multipart(copy=False), copy=False)
+            self._batching.drain(self._told)
         elif source is self._monitor:
             if self._monitor_event() == zmq.EVENT_DISCONNECTED:
                 self._end(_LOST)
@@ -195,7 +204,7 @@ class Relay:
         log = os.path.join(config.log_dir, f"nursery-{self.host}.log")
         with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as kept:
             self._nursery = subprocess.Popen(
-                [sys.executable, "-P", "-m", "allranks.engine.nursery"],
+                [sys.executable, "-P", "-m", "allranks.engine.host.nursery"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=kept,
@@ -210,6 +219,8 @@ class Relay:
         """Hands the nursery's events to the notebook; returns whether there may be more."""
         said = os.read(descriptor, 65536)
         *lines, self._heard = (self._heard + said).split(b"\n")
+        if lines:
+            self._batching.send()  # what a rank has said before it died comes first
         for line in lines:
             self._events.send_multipart([b"nursery", self.host.encode(), line])
         return bool(said)
@@ -245,7 +256,8 @@ class Relay:
             except BlockingIOError:
                 pass  # a process that a cell has started may hold it
         while self._told.poll(0):
-            self._events.send_multipart(self._told.recv_multipart())
+            self._batching.drain(self._told)
+        self._batching.send()
         if self._session_dir:
             shutil.rmtree(self._session_dir, ignore_errors=True)
         self._tell(event="host_down", why=self._why)

@@ -8,10 +8,10 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
-from allranks.engine.bundle import checked
-from allranks.engine.transcript import Transcript
+from allranks.engine.output.bundle import checked
+from allranks.engine.output.transcript import Transcript
 
-_WHOLE_VALUE = "%%distributed -o NAME brings the whole value, print() writes it to the log"
+_WHOLE_VALUE = "%%distributed -o NAME returns the whole value, print() writes it to the log"
 _WHOLE_TEXT = "print() writes the whole text to the log"
 
 

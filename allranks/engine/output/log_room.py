@@ -30,7 +30,7 @@ class LogRoom:
     def __init__(self, path: str, limit_nbytes: int) -> None:
         self.limit_nbytes = limit_nbytes
         # Not for appending: that would write the note at the end.
-        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self.file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._gone = 0
 
     def cut(self, end: int) -> bool:
@@ -42,28 +42,30 @@ class LogRoom:
         if end - self._gone <= self.limit_nbytes:
             return False
         upto = (end - self.limit_nbytes // 2) // _BLOCK_NBYTES * _BLOCK_NBYTES
-        if _allocate(self._file, _PUNCH_HOLE | _KEEP_SIZE, 0, upto):
+        if _allocate(self.file, _PUNCH_HOLE | _KEEP_SIZE, 0, upto):
             # This file system has no holes on demand: nothing stays, and the offsets do.
             upto = end
-            os.ftruncate(self._file, 0)
-            os.ftruncate(self._file, end)
+            os.ftruncate(self.file, 0)
+            os.ftruncate(self.file, end)
         self._gone = upto
-        os.pwrite(self._file, self._note().encode(), 0)
+        os.pwrite(self.file, self._note().encode(), 0)
         return True
 
     def _note(self) -> str:
         return (
             f"allranks: this log has reached {as_text(self.limit_nbytes)} (ALLRANKS_LOG_LIMIT), "
-            f"and its first {self._gone:,} bytes are gone. To read the rest: "
+            f"and its first {self._gone:,} bytes were removed. To read the rest: "
             f"tail -c +{self._gone + 1}\n"
         )
 
     def is_full(self) -> bool:
         """Whether nothing can be appended, for want of room or of the user's share of it."""
-        end = os.fstat(self._file).st_size
+        end = os.fstat(self.file).st_size
         # Takes the next block, where that is not taken yet, and leaves the size.
-        problem = _allocate(self._file, _KEEP_SIZE, end, 1)
-        return problem in _NO_ROOM or (problem != 0 and os.fstatvfs(self._file).f_bavail == 0)
+        problem = _allocate(self.file, _KEEP_SIZE, end, 1)
+        if problem in (0, errno.EBADF):  # who closed it is told otherwise
+            return False
+        return problem in _NO_ROOM or os.fstatvfs(self.file).f_bavail == 0
 
 
 def as_text(nbytes: int) -> str:

@@ -20,8 +20,8 @@ from allranks.collectives import world
 from allranks.collectives.calls import board as fields
 from allranks.collectives.calls import frames
 from allranks.collectives.start import for_torch
-from allranks.engine import other_ranks, torch_state
-from allranks.engine.other_ranks import every
+from allranks.engine.libraries import other_ranks, torch_state
+from allranks.engine.libraries.other_ranks import every
 from allranks.engine.report import is_a, traceback_of
 from allranks.engine.wire import give_up
 from allranks.errors import RankLeft

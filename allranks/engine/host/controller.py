@@ -1,4 +1,8 @@
-"""ipyparallel's controller, in a process of its own that the nursery forks."""
+"""ipyparallel's controller, in a process of its own that the nursery forks.
+
+No rank waits for it: where it will listen is settled before the ranks are forked, their engines
+connect there by themselves whenever it comes, and it comes when all ranks are up, or somebody asks.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,20 @@ from typing import Any
 
 import zmq
 from ipyparallel.controller.app import IPController
-from ipyparallel.util import select_random_ports
 
 from allranks.engine import processes
 
-_HEARTBEAT_MS = 200
+HEARTBEAT_MS = 200
 _HEARTBEAT_MISSES = 300  # a rank that is stopped for a while stays registered
 _SHARED_PORTS = ("registration",)
 _LOOPBACK = "tcp://127.0.0.1"
 _PAIRED_PORTS = ("control", "mux", "task", "iopub")
 
 
-def connection_info(interface: str = "") -> tuple[dict[str, Any], dict[str, Any], str]:
+Info = dict[str, Any]
+
+
+def connection_info(interface: str = "") -> tuple[Info, Info, str, list[socket.socket]]:
     """Returns the connection information for engines and for clients, on free ports.
 
     Every message is signed with a key that both have; beyond loopback it is encrypted as well.
@@ -30,10 +36,13 @@ def connection_info(interface: str = "") -> tuple[dict[str, Any], dict[str, Any]
         interface: where the controller listens, as ``tcp://10.0.0.1``; by default on loopback.
 
     Returns:
-        Both, and the controller's CURVE secret key; empty on loopback.
+        Both, the controller's CURVE secret key, which is empty on loopback, and sockets that hold
+        its ports, to be closed once it listens there.
     """
+    address = (interface or _LOOPBACK).removeprefix("tcp://")
+    held = [_hold(address) for _ in range(len(_SHARED_PORTS) + 2 * len(_PAIRED_PORTS) + 5)]
     public, secret = (key.decode() for key in zmq.curve_keypair()) if interface else ("", "")
-    ports = iter(select_random_ports(len(_SHARED_PORTS) + 2 * len(_PAIRED_PORTS) + 5))
+    ports = (place.getsockname()[1] for place in held)
     base = {
         "ssh": "",
         "interface": interface or _LOOPBACK,
@@ -50,12 +59,20 @@ def connection_info(interface: str = "") -> tuple[dict[str, Any], dict[str, Any]
     for name in _PAIRED_PORTS:
         engine[name] = next(ports)
         client[name] = next(ports)
-    return engine, client, secret
+    return engine, client, secret, held
+
+
+def _hold(address: str) -> socket.socket:
+    """Returns a socket whose port nobody else is given, and the controller can still listen on."""
+    place = socket.socket()
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    place.bind((address, 0))
+    return place
 
 
 def run(
-    engine: dict[str, Any],
-    client: dict[str, Any],
+    engine: Info,
+    client: Info,
     secret: str,
     session_dir: str,
     size: int,
@@ -80,7 +97,7 @@ def run(
         config.IPController.enable_curve = True
         config.IPController.curve_publickey = engine["curve_serverkey"].encode()
         config.IPController.curve_secretkey = secret.encode()
-    config.HeartMonitor.period = _HEARTBEAT_MS
+    config.HeartMonitor.period = HEARTBEAT_MS
     config.HeartMonitor.max_heartmonitor_misses = _HEARTBEAT_MISSES
     config.IPController.broadcast_scheduler_depth = 0
     config.IPController.db_class = "NoDB"

@@ -30,19 +30,19 @@ class Metrics:
         member: object = "",
         **named: Any,
     ) -> None:
-        """The named numbers are on their way to the notebook, which draws one curve a name.
+        """Sends the named numbers to the notebook, which draws one curve per name.
 
         Example:
             ``log(step=i, loss=loss, accuracy=right / count)``
 
         Args:
-            values: more of them, by names that are no Python names, as ``{"val/loss": 0.3}``.
+            values: more of them, with names that are not valid in Python, as ``{"val/loss": 0.3}``.
             step: where on the horizontal axis; by default 0, 1, 2, … for each name.
             member: which model of several on this rank; each has its own curve.
             named: numbers, or arrays of one element.
 
         Raises:
-            UsageError: a value has no name, or is not a number.
+            UsageError: a value has no name, or it or the step is not a number.
         """
         if not isinstance(values, Mapping | None):
             raise UsageError(
@@ -52,12 +52,13 @@ class Metrics:
         if values is not None:
             named = {**values, **named}
         points, who = self._points, str(member)
+        given = None if step is None else _number("step", step)
         if len(points) >= _WAITING:
             self.dropped += len(named)
             return
         for name, value in named.items():
             number = value if type(value) is float else _number(name, value)
-            at = self._next.get((name, who), 0.0) if step is None else float(step)
+            at = self._next.get((name, who), 0.0) if given is None else given
             self._next[name, who] = at + 1.0
             points.append((name, who, at, number))
 

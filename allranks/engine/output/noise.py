@@ -1,13 +1,16 @@
-"""What TensorFlow writes when it is imported, and nobody has asked for.
-
-Lines of C++ that come before its log is set up heed no TF_CPP_MIN_LOG_LEVEL.
-"""
+"""What libraries write about themselves when they are imported, and how it is held back."""
 
 from __future__ import annotations
 
 import re
 
-#: Its first such line says so.
+QUIET = "3"
+"""TensorFlow looks for CUDA where there is none, and says so at length: only fatal errors show."""
+QUIET_TORCH = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""torch warns of each connection that ends, with a stack of C++: what it means is told by us."""
+
+#: TensorFlow's lines of C++ that come before its log is set up heed no TF_CPP_MIN_LOG_LEVEL, and
+#: the first of them says so.
 _BEFORE = "absl::InitializeLog() is called"
 #: Where its clock has not been set up yet, "0000 00:00:" and seconds stand for date and time.
 _EARLY = re.compile(r"[IWE]0000 00:00:\d+\.\d+ ")

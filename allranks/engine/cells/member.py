@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import pickle
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,11 +14,13 @@ import numpy as np
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks import collectives
+from allranks.collectives import world
 from allranks.collectives.host.memory import Segment
 from allranks.collectives.start import divided
+from allranks.collectives.world.kept import Kept
 from allranks.collectives.world.world import World
-from allranks.engine import namespace
-from allranks.engine.cell import CellRunner
+from allranks.engine.cells import namespace
+from allranks.engine.cells.cell import CellRunner
 from allranks.engine.report import text_of
 from allranks.records import packing
 from allranks.records.wire import Reply, Result, RunCell, RunMember
@@ -27,6 +30,7 @@ _SENT_NBYTES = 64 * 1024
 #: A member that took longer than this has its garbage collected before the next one starts.
 _LONG_SECONDS = 1.0
 _TEXT = 200
+_OF_MEMBERS = "member-"
 
 
 class MemberRunner:
@@ -36,14 +40,23 @@ class MemberRunner:
         shell: the engine's IPython shell.
         runner: what runs a cell.
         rank: this process's rank.
+        notice: shows a line with what a member writes.
     """
 
-    def __init__(self, shell: InteractiveShell, runner: CellRunner, rank: int) -> None:
+    def __init__(
+        self,
+        shell: InteractiveShell,
+        runner: CellRunner,
+        rank: int,
+        notice: Callable[[str], None],
+    ) -> None:
         self._shell = shell
         self._runner = runner
         self._rank = rank
+        self._notice = notice
         self._worlds: dict[int, World] = {}
         self._left: Segment | None = None
+        self._kept: Kept | None = None
 
     def make_ready(self, ranks_each: int) -> dict[str, Any]:
         """Members of so many ranks can run; with 0, nothing is kept of those that have run.
@@ -55,11 +68,18 @@ class MemberRunner:
         """
         self._forget()
         if not ranks_each:
+            whole = world.current().keeps
+            if whole is not None:  # of members, too, whose rank has died after their end
+                whole.drop_others(_OF_MEMBERS)
             return {}
         if ranks_each not in self._worlds:
             self._worlds[ranks_each] = divided.divide(ranks_each)
         part = self._worlds[ranks_each]
         return {"epoch": part.epoch, "dirty": part.dirty or part.pending > 0}
+
+    def healed(self) -> None:
+        """Some ranks are new: what several of them were together is over."""
+        self._worlds = {each: part for each, part in self._worlds.items() if each == 1}
 
     async def run(
         self, member: RunMember, payloads: list[bytes]
@@ -89,8 +109,11 @@ class MemberRunner:
             names.update(namespace.place())
             names.update(pickle.loads(payloads[0]), member=member.member)
             names.pop("result", None)
+            names.update(self._found())
 
-        with divided.inside(self._worlds[member.ranks_each]), _restored(names):
+        part = self._worlds[member.ranks_each]
+        self._kept = part.keeps = self._keeps(member, part)
+        with divided.inside(part), _restored(names):
             first = collectives.rank() == 0
             reply, _ = await self._runner.run(cell, [], prepare)
             value = names.get("result") if reply.status == "ok" and first else None
@@ -99,6 +122,27 @@ class MemberRunner:
         if reply.seconds > _LONG_SECONDS:
             gc.collect()
         return reply, result, parts
+
+    def _keeps(self, member: RunMember, part: World) -> Kept | None:
+        """Returns what this member keeps on this rank of its own; None where nothing can be."""
+        whole = world.current().keeps
+        if whole is None:
+            return None
+        name = f"{_OF_MEMBERS}{member.ensemble}-{member.member}-"
+        return Kept(whole.folders, part.rank, part.size, whole.namespace, name)
+
+    def _found(self) -> Mapping[str, Any]:
+        """Returns the variables that the member had kept before its rank died."""
+        found = self._kept.of_cells.load() if self._kept is not None else None
+        if found is None:
+            return {}
+        when = found[0]
+        values: dict[str, Any] = found[1]
+        self._notice(
+            f"continues from what it kept {time.time() - when:.0f} s ago: "
+            f"{', '.join(sorted(values))}"
+        )
+        return values
 
     def _leave(self, member: RunMember, value: Any) -> tuple[Result, list[bytes]]:
         """Packs what a member has left, into shared memory where it is large."""
@@ -131,7 +175,10 @@ class MemberRunner:
         return Result(self._rank, member.cell, numbers, text, nbytes, "", ""), [bytes(packed)]
 
     def _forget(self) -> None:
-        """The notebook has taken what the last member left, or will not."""
+        """The notebook has taken what the last member left, or will not; it does not run again."""
+        if self._kept is not None:
+            self._kept.drop()
+            self._kept = None
         if self._left is not None:
             self._left.memory.close()
             self._left.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from allranks import collectives
-from allranks.engine import metrics
+from allranks.engine.cells import metrics
 
 #: Where a rank is: numbers in a cell, not functions.
 PLACE = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")

@@ -12,8 +12,9 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from signal import pthread_kill
+from signal import default_int_handler, getsignal, pthread_kill
 from signal import signal as on_signal
+from threading import get_ident
 from time import monotonic
 from types import FrameType
 from typing import Any
@@ -22,25 +23,29 @@ import cloudpickle
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from allranks import collectives
+from allranks.collectives.calls.peers import FINISHED
 from allranks.collectives.calls.watch import INTERRUPTED
-from allranks.engine import forks
-from allranks.engine.commands import end_cells_too, interrupt_children
-from allranks.engine.dropped import raise_what_events_drop, repeat_dropped_interrupts
-from allranks.engine.gpu import Gpu, is_out_of_memory
-from allranks.engine.gpu_memory import release
-from allranks.engine.history import History
+from allranks.engine.cells import forks
+from allranks.engine.cells.commands import end_cells_too, fail_captured, interrupt_children
+from allranks.engine.cells.dropped import raise_what_events_drop, repeat_dropped_interrupts
+from allranks.engine.cells.history import History
+from allranks.engine.cells.waking import listen, wake
+from allranks.engine.devices.gpu import Gpu, is_out_of_memory
+from allranks.engine.devices.gpu_memory import release
+from allranks.engine.libraries.waits import Waits
 from allranks.engine.report import (
+    INTERRUPTED_TEXT,
     is_a,
     is_beyond_ipython,
     plain,
     report,
+    shown_with,
     text_of,
     traceback_of,
     without_middle,
     without_own_frames,
+    without_text,
 )
-from allranks.engine.waits import Waits
-from allranks.engine.waking import listen, wake
 from allranks.errors import CollectiveError, UsageError
 from allranks.records.requests import DEBUG
 from allranks.records.wire import Reply, Report, RunCell
@@ -58,7 +63,7 @@ _NOT_OUR_FRAMES = (CollectiveError, UsageError, KeyboardInterrupt, asyncio.Cance
 _MAYBE_OTHERS = (*_NOT_OUR_FRAMES, RuntimeError, ValueError)
 """What torch and JAX raise where a wait in them has been ended is among these."""
 _AFTERWARDS = "This failed when the cell had ended: its variables are there, its value is lost."
-_EXIT = "sys.exit() ends a cell, not its rank: the rank lives on with its variables."
+_EXIT = "sys.exit() ends the cell, not the rank: the rank keeps running, with its variables."
 
 
 class CellRunner:
@@ -90,6 +95,8 @@ class CellRunner:
         self.waits = waits or Waits()
         self._history = History(shell)
         self._traceback: list[str] = []
+        #: What was interrupted as it said what it is about.
+        self._mute: list[BaseException] = []
         self._cell_file = ""
         self._number = 0
         self._keeps_history = True
@@ -101,8 +108,12 @@ class CellRunner:
         #: How many interrupts the cell has been sent.
         self.interrupts = 0
         end_cells_too(shell, lambda: self.interrupts)
+        fail_captured(shell)
         repeat_dropped_interrupts(self._press_again)
         raise_what_events_drop(shell, lambda: self.interrupts)
+        self._transform_as_ipython: Callable[[str], str] = shell.transform_cell
+        self._transformed: tuple[str | None, str] = None, ""
+        setattr(shell, "transform_cell", self._transform)  # noqa: B010
         setattr(shell, "ask_exit", sys.exit)  # noqa: B010  exit and quit would end the engine
         setattr(shell, "_showtraceback", self._keep_traceback)  # noqa: B010  a method, to mypy
         self._show_as_ipython = shell.showtraceback
@@ -114,23 +125,38 @@ class CellRunner:
         setattr(shell.InteractiveTB, "structured_traceback", self._formatted)  # noqa: B010
         warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
 
+    def _transform(self, source: str) -> str:
+        """Returns a cell as plain Python; IPython asks again for what this cell has been."""
+        (before, after), self._transformed = self._transformed, (None, "")
+        return after if before is source else self._transform_as_ipython(source)
+
     def _keep_traceback(self, _etype: Any, _value: Any, lines: list[str]) -> None:
         self._traceback = lines
 
     def _keep_usage_error(self, error: BaseException) -> None:
         """IPython prints what was typed wrong, and the traceback would be empty."""
-        self._traceback = [f"{type(error).__name__}: {text_of(error)}"]
+        self._traceback = [f"{type(error).__name__}: {self._text_of(error)}"]
 
     def _show_traceback(self, raised: tuple[Any, ...] | None = None, **options: Any) -> None:
         """Shows an exception as IPython does, or plainly where that is beyond IPython."""
         error = raised[1] if raised else sys.exc_info()[1]
-        if error is not None and is_beyond_ipython(error):
+        if error is not None and not self._can_be_asked(error):
+            self._keep_traceback(type(error), error, self._without_text(error))
+        elif error is not None and is_beyond_ipython(error):
             self._keep_traceback(type(error), error, plain(error, self._cell_file))
         else:
-            self._show_as_ipython(raised, **options)
+            try:
+                self._show_as_ipython(raised, **options)
+            except UsageError as nobody_types:
+                # Behind the traceback, by the debugger that ``%pdb on`` asks for.
+                if not self._traceback:
+                    raise
+                print(nobody_types, file=sys.stderr)
 
     def _formatted(self, etype: Any, value: BaseException, *args: Any, **options: Any) -> list[str]:
         """Returns a traceback as IPython formats it, or a plain one where IPython cannot."""
+        if not self._can_be_asked(value):
+            return self._without_text(value)
         try:
             if not is_beyond_ipython(value):
                 lines: list[str] = self._format_as_ipython(etype, value, *args, **options)
@@ -138,6 +164,36 @@ class CellRunner:
         except Exception:
             pass  # as where its search for the source fails
         return plain(value, self._cell_file)
+
+    def _can_be_asked(self, error: BaseException) -> bool:
+        """Whether no text of what a traceback shows takes longer than a person waits for it."""
+        return all(self._text_of(one) != INTERRUPTED_TEXT for one in shown_with(error))
+
+    def _text_of(self, error: BaseException) -> str:
+        """Returns what an exception says; where an interrupt ends that, it is not asked again.
+
+        IPython asks several times, and takes an interrupt for what the exception has raised.
+        """
+        if any(error is one for one in self._mute):
+            return INTERRUPTED_TEXT
+        if not self._hearing or get_ident() != _MAIN_THREAD:
+            return text_of(error)
+        text = INTERRUPTED_TEXT
+        before = getsignal(signal.SIGINT)
+        try:
+            # Not what has an awaiting cell end: nothing is awaited here.
+            on_signal(signal.SIGINT, default_int_handler)
+            text = text_of(error)
+            on_signal(signal.SIGINT, ignore_interrupt)
+        except KeyboardInterrupt:
+            pass  # it came between two steps of the above
+        on_signal(signal.SIGINT, before)
+        if text == INTERRUPTED_TEXT:
+            self._mute.append(error)
+        return text
+
+    def _without_text(self, error: BaseException) -> list[str]:
+        return without_text(error, self._cell_file, self._text_of(error))
 
     def _show_own_frames(
         self, shell: Any, etype: Any, value: BaseException, tb: Any, tb_offset: int | None = None
@@ -198,9 +254,11 @@ class CellRunner:
     async def _run(
         self, cell: RunCell, payloads: list[bytes], prepare: Callable[[], None] | None
     ) -> tuple[Reply, list[bytes]]:
+        asked, text = None, None
         self._history.begin()
         started = monotonic()
         self._traceback = []
+        self._mute = []
         self.interrupts = 0
         # For every cell: IPython takes it away where an interrupt comes while it formats.
         self.shell.set_custom_exc(
@@ -216,6 +274,8 @@ class CellRunner:
                 prepare()
             result = await (self._call(payloads[0]) if payloads else self._execute(cell.source))
             error = result.error_before_exec or result.error_in_exec
+            if error is not None:  # now, while an interrupt is heard
+                asked, text = error, self._text_of(error)
         except BaseException as outside:
             if not forks.in_rank():
                 forks.leave(outside, traceback.format_exception(outside))
@@ -237,7 +297,7 @@ class CellRunner:
                 self._show_own_frames(self.shell, type(error), error, traceback_of(error))
         self._history.keep(error)
         interrupted = is_a(error, KeyboardInterrupt)
-        told = self._report(error) if error is not None else None
+        told = self._report(error, text if error is asked else None) if error is not None else None
         where = f"line {told.line}: {told.source_line}" if told and told.line else None
         self.waits.leave(error)
         collectives.scope.leave(_reason(error, interrupted), failed=error is not None, where=where)
@@ -248,6 +308,7 @@ class CellRunner:
             release(error)
         value, problem = self._pickled(result.result, cell.want_value and error is None)
         status = "interrupted" if interrupted else "error" if error is not None else "ok"
+        self._mute = []  # they would keep what the cell's frames hold
         reply = Reply(
             rank=self.rank,
             cell=cell.cell,
@@ -279,6 +340,8 @@ class CellRunner:
         if not shell.should_run_async(
             source, transformed_cell=transformed, preprocessing_exc_tuple=problem
         ):
+            if problem is None:
+                self._transformed = source, transformed
             self._hear_interrupts()
             return self._in_rank(shell.run_cell(source, store_history=self._keeps_history))
 
@@ -356,16 +419,20 @@ class CellRunner:
             self._hearing = 0
         self._over.set()
 
-    def _report(self, error: BaseException) -> Report:
+    def _report(self, error: BaseException, text: str | None) -> Report:
         if is_a(error, SystemExit):
             # IPython says how to leave a session, which no cell can leave.
             self._traceback = [_EXIT]
         elif not self._traceback:
-            self.shell.showtraceback((type(error), error, traceback_of(error)))
+            # A cell may have put another one in its place, as rich does, which has shown it then.
+            if self.shell.showtraceback == self._show_traceback:
+                self.shell.showtraceback((type(error), error, traceback_of(error)))
+            else:
+                self._traceback = plain(error, self._cell_file)
         more = ""
         if is_out_of_memory(error):
             more = Gpu(self.device).out_of_memory(self.rank, os.getpid(), self.sharers)
-        return report(error, self._traceback, self.rank, self.device, self._cell_file, more)
+        return report(error, self._traceback, self.rank, self.device, self._cell_file, more, text)
 
     def _pickled(self, value: object, wanted: bool) -> tuple[list[bytes], str]:
         if not wanted:
@@ -387,7 +454,7 @@ def _untraced() -> None:
 
 def _reason(error: BaseException | None, interrupted: bool) -> str:
     if error is None:
-        return "finished the cell"
+        return FINISHED
     if interrupted:
         return INTERRUPTED
     return f"raised {type(error).__name__}"

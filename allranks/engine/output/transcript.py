@@ -19,8 +19,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from allranks.engine import bundle
-from allranks.engine.log_room import LogRoom, as_text
+from allranks.engine.output import bundle
+from allranks.engine.output.log_room import LogRoom, as_text
 
 Entry = list[Any]
 
@@ -76,7 +76,8 @@ class Transcript:
         self.err_spans: tuple[list[int], ...] = ()
         """Which bytes of the last batch's part of the log are standard error."""
         self._reader = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._sent = os.fstat(self._reader).st_size
+        self._log = os.fstat(self._reader)
+        self._sent = self._log.st_size
         self._room = LogRoom(path, limit_nbytes)
         self._room_at = 0.0
         self._into = ""
@@ -86,6 +87,21 @@ class Transcript:
         self._streams: dict[str, io.TextIOWrapper] = {}
         #: Descriptors 1 and 2 as they were, by their numbers.
         self._spare: dict[int, int] = {}
+
+    def lost(self) -> list[int]:
+        """Returns those of its descriptors that are no longer the log: a cell has closed them."""
+        own = [self._reader, self._room.file, *self._spare.values()]
+        return [number for number in own if not self._is_log(number)]
+
+    def _is_log(self, number: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(number), self._log)
+        except OSError:
+            return False
+
+    def reopen_err(self) -> None:
+        """Points descriptor 2 at the log, for a last word, whatever a cell has closed."""
+        os.dup2(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), 2)
 
     def capture(self) -> None:
         """Points descriptors 1 and 2 and Python's standard streams at the log file."""
@@ -310,13 +326,15 @@ class Transcript:
         found = []
         if self._room.cut(end):
             size = as_text(self._room.limit_nbytes)
-            found.append(f"the log has reached {size} (ALLRANKS_LOG_LIMIT): its oldest part goes.")
+            found.append(
+                f"the log has reached {size} (ALLRANKS_LOG_LIMIT): its oldest part is removed."
+            )
         if final or monotonic() >= self._room_at:
             self._room_at = monotonic() + _ROOM_SECONDS
             if self._room.is_full():
                 found.append(
-                    f"no room is left for {self.path}: what is written is lost. Make room, or "
-                    "start ranks with ALLRANKS_LOG_DIR at another place."
+                    f"no space left for {self.path}: output is lost. Free some space, or "
+                    "start the ranks with ALLRANKS_LOG_DIR in another place."
                 )
         new = [text for text in found if text not in self._said]
         self._said.update(new)

@@ -20,7 +20,7 @@ from typing import Any
 from allranks.collectives import world
 from allranks.collectives.calls import board as fields
 from allranks.collectives.calls import frames
-from allranks.engine import other_ranks
+from allranks.engine.libraries import other_ranks
 from allranks.engine.report import is_a, text_of, traceback_of
 from allranks.errors import RankLeft
 
@@ -34,6 +34,12 @@ _FUTEX = ("202", "98")
 _ADVICE = (
     "JAX is shut down on all ranks: call jax.distributed.initialize() again, and make meshes and "
     "arrays that are spread over the ranks again."
+)
+
+_ENDS = (
+    "JAX was initialized with a rank that has died: it aborts the other processes when it misses "
+    "that rank's heartbeats, after 100 s by default. Copy what you need with %distributed pull, "
+    "then type %distributed restart."
 )
 
 
@@ -142,6 +148,10 @@ class JaxWaits:
             if error is None:
                 world.current().notice(_ADVICE)
 
+    def after_death(self) -> str:
+        """What is to be known where another rank has died and this one goes on; "" for nothing."""
+        return _ENDS if _initialized() else ""
+
     def renew(self, epoch: int) -> None:
         """Between two cells: shuts JAX down where a rank has closed its connections.
 
@@ -157,10 +167,15 @@ class JaxWaits:
             api.clear_backends()
 
 
+def _initialized() -> bool:
+    """Whether JAX has met the other ranks."""
+    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    return getattr(state, "client", None) is not None
+
+
 def _in_use() -> bool:
     """Whether JAX has met the other ranks, and computes on CPUs only."""
-    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
-    if getattr(state, "client", None) is None:
+    if not _initialized():
         return False
     backends = getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", {})
     return not set(backends) - {"cpu", "interpreter"}

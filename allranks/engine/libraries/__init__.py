@@ -1,0 +1,1 @@
+"""Waits in the collectives of other libraries: for whom, and how they end."""

@@ -1,0 +1,1 @@
+"""What a rank prints and displays: to its log, and on to the notebook."""
