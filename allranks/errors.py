@@ -1,27 +1,28 @@
 """Every exception allranks raises on purpose. Both sides; standard library only.
 
 AllranksError
-├── UsageError                what was typed cannot be run: nothing was sent, nothing is lost
-│   └── InvalidCell           the cell is not valid Python: nothing has run, on any rank
+├── UsageError                invalid input: nothing was sent to the ranks, nothing is lost
+│   └── InvalidCell           the cell is not valid Python: it was not run on any rank
 ├── MissingDependency         a package or program is missing: the message has the install command
 ├── ClusterError
 │   ├── StartFailed           the ranks did not come up: the message has the launcher's last lines
 │   ├── ClusterLost           ranks died and took the cluster with them
-│   └── WireError             a record that crossed the wire cannot be read or written
-├── CellFailed                a cell raised on at least one rank (carries one report a rank)
-│   ├── CellInterrupted       the cell was left because of an interrupt
-│   ├── CellTimeout           the cell ran past ``--timeout``
+│   └── WireError             a message between notebook and ranks cannot be read or written
+├── CellFailed                a cell raised on at least one rank (carries one report per rank)
+│   ├── RankDied              a rank died while it ran the cell; the others keep their variables
+│   ├── CellInterrupted       the cell was interrupted
+│   ├── CellTimeout           the cell exceeded its ``--timeout``
 │   └── MapFailed             items of ``map`` failed (carries what the others returned)
-│       └── MapInterrupted    it was left because of an interrupt (a CellInterrupted as well)
+│       └── MapInterrupted    it was interrupted (a CellInterrupted as well)
 └── CollectiveError
-    ├── CollectiveMismatch    the ranks of one collective brought different things
+    ├── CollectiveMismatch    the ranks passed different arguments to a collective
     ├── RankLeft              a collective can never complete: a rank it needs has left the cell
-    │   └── RankLost          the host of a rank it needs cannot be reached any more
+    │   └── RankLost          a rank it needs has died, or its host cannot be reached
     ├── StaleHandle           an asynchronous handle outlived its epoch
     ├── TransportFailed       what moves the data has failed: NCCL, or the GPU itself
     └── NotInitialized        a collective was called before ``init()``
 
-A message has three beats: what was expected, what was found, what to type next.
+A message says what was expected, what was found, and what to type next.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class AllranksError(Exception):
-    """The base of every exception that allranks raises on purpose."""
+    """Base class of the exceptions that allranks raises."""
 
 
 class _SaidInFull(AllranksError):
@@ -46,11 +47,11 @@ class _SaidInFull(AllranksError):
 
 
 class UsageError(_SaidInFull, ValueError):
-    """What was typed cannot be run; nothing was sent to the ranks and nothing is lost."""
+    """Invalid input; nothing was sent to the ranks and nothing is lost."""
 
 
 class InvalidCell(UsageError):
-    """The cell is not valid Python; nothing has run, on any rank."""
+    """The cell is not valid Python; it was not run on any rank."""
 
 
 class MissingDependency(_SaidInFull, ImportError):
@@ -70,7 +71,7 @@ class ClusterLost(ClusterError):
 
 
 class WireError(ClusterError):
-    """A record that crossed the wire cannot be read or written."""
+    """A message between notebook and ranks cannot be read or written."""
 
 
 class CellFailed(AllranksError):
@@ -91,12 +92,16 @@ class CellFailed(AllranksError):
         return [self.text]
 
 
+class RankDied(CellFailed):
+    """A rank died while it ran a cell; the others have kept their variables."""
+
+
 class CellInterrupted(CellFailed):
-    """A cell was left because of an interrupt; ranks and variables are kept."""
+    """A cell was interrupted; ranks and variables are kept."""
 
 
 class CellTimeout(CellFailed):
-    """A cell ran past its ``--timeout``; ranks that hear an interrupt are kept."""
+    """A cell exceeded its ``--timeout``; if all ranks react to the interrupt, they are kept."""
 
 
 class MapFailed(CellFailed):
@@ -128,7 +133,7 @@ class CollectiveError(AllranksError):
 
 
 class CollectiveMismatch(CollectiveError):
-    """The ranks of one collective brought different operations, dtypes, shapes or roots."""
+    """The ranks passed different operations, dtypes, shapes or roots to one collective."""
 
 
 class RankLeft(CollectiveError):
@@ -136,7 +141,7 @@ class RankLeft(CollectiveError):
 
 
 class RankLost(RankLeft):
-    """The host of a rank that a collective needs cannot be reached any more."""
+    """A rank that a collective needs has died, or its host can no longer be reached."""
 
 
 class StaleHandle(CollectiveError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from operator import attrgetter
@@ -11,16 +11,21 @@ from typing import Any
 
 from allranks.cluster.connection import CellRecord, Connection
 from allranks.cluster.crew import Crew
+from allranks.cluster.deaths import End
 from allranks.cluster.explaining import Aside
 from allranks.cluster.inbox import Pressed
+from allranks.cluster.left import Left
+from allranks.cluster.replacement import Replacement
 from allranks.cluster.run import Run, View
 from allranks.errors import UsageError
 from allranks.records import requests
 from allranks.records.ranks import label
-from allranks.records.wire import Output, Prompt, Reply, Result, RunCell, Typed
+from allranks.records.wire import Interrupt, Output, Prompt, Reply, Result, RunCell, Typed
 
 _rank_of = attrgetter("rank")
-_IN_AN_ENSEMBLE = "asks nobody in an ensemble: try the member's cell with %%distributed -r 0"
+_IN_AN_ENSEMBLE = (
+    "cannot ask for input in an ensemble: run the member's cell with %%distributed -r 0"
+)
 _LEFT_SECONDS = 10.0
 """How long the next cell waits for one that was interrupted and left."""
 _REPLY_SECONDS = 1.0
@@ -49,12 +54,56 @@ class Cells:
         """Takes in that these ranks, which are new, run what follows."""
         self._ranks = ranks
         self._epoch, self._dirty, self._left = 0, False, None
+        ranks.of_death = self._take_death
         self.late.clear()
+
+    def take_over(self, ranks: Connection, left: Left) -> None:
+        """Takes in that these ranks, which another notebook has started, run what follows."""
+        self.begin(ranks)
+        self._number, self._epoch, self._dirty = left.cell, left.epoch, left.dirty
+        if left.members:
+            self._end_members(left)
+
+    def _end_members(self, left: Left) -> None:
+        """Interrupts the members of an ensemble, of which nobody runs the rest."""
+        for rank, cell in left.members.items():
+            self._ranks.send((rank,), Interrupt(cell))
+            self._ranks.ask_soon(requests.SEEN, {"cell": cell}, lambda _: None, (rank,))
+        deadline = time.monotonic() + _LEFT_SECONDS
+        while (busy := self._not_idle(left.members)) and time.monotonic() < deadline:
+            self._ranks.wait_until(lambda: False, _REPLY_SECONDS / 4)
+        if busy:
+            raise UsageError(
+                f"expected idle ranks, found {label(busy)} still in a member of an ensemble that "
+                "was interrupted. Try again: %distributed attach   or type: %distributed restart"
+            )
+        self._dirty = True
+        for rank, cell in left.members.items():
+            self._ranks.ask_soon(requests.SEEN, {"cell": cell}, lambda _: None, (rank,))
+        self._ask(requests.MEMBERS, {"ranks_each": 0})
+
+    def follow(self, run: Run) -> None:
+        """Takes in that a cell which another notebook has sent is shown from now on."""
+        self._running = run
+
+    def show_late(self, view: View) -> None:
+        """Shows what was written between cells."""
+        self._show_late(view)
 
     @property
     def busy(self) -> bool:
         """Whether a cell or a crew is under way."""
         return self._running is not None or self._crew is not None
+
+    @property
+    def count(self) -> int:
+        """How many cells these ranks have been sent, by any notebook."""
+        return self._number
+
+    @property
+    def running(self) -> Run | None:
+        """The cell that is under way, if one is."""
+        return self._running if self._running is not None and self._running.pending else None
 
     def check_idle(self) -> None:
         """Raises where another cell is under way: one that is awaited lets its event loop run.
@@ -77,7 +126,10 @@ class Cells:
             )
 
     def prepare(self, view: View) -> int:
-        """Makes the ranks ready for another cell, shown in ``view``; returns its number."""
+        """Makes the ranks ready for another cell, shown in ``view``; returns its number.
+
+        Ranks may die meanwhile.
+        """
         self._show_late(view)
         self._renew()
         self._number += 1
@@ -118,11 +170,14 @@ class Cells:
         for slot in self._crew.slots:
             slot.epoch = max(told[rank]["epoch"] for rank in slot.ranks)
             slot.dirty = any(told[rank]["dirty"] for rank in slot.ranks)
+        # Members begin again on fresh ranks, from what the store has.
+        self._ranks.in_crew = True
         try:
             yield self._crew
         finally:
             self._number = self._crew.cells
             self._crew = None
+            self._ranks.in_crew = False
             if not self._ranks.closed:
                 self._ranks.ask_soon(
                     requests.MEMBERS, {"ranks_each": 0}, lambda _: None, range(self._ranks.size)
@@ -157,6 +212,32 @@ class Cells:
         elif isinstance(record, Reply) and self._left and record.cell == self._left.cell:
             self._left.replies[record.rank] = record
 
+    def _take_death(self, end: End) -> None:
+        if self._running is not None:
+            self._running.died(end)
+        if self._left is not None:
+            self._left.died(end)
+
+    @property
+    def occupied(self) -> bool:
+        """Whether ranks are still in a cell that was interrupted, or may be."""
+        return self._left is not None and not self._left.settled()
+
+    def heal(self, tell: Callable[[str], None]) -> Replacement:
+        """Has new processes take the place of ranks that have died, in a fresh epoch.
+
+        Raises:
+            UsageError: a rank is still in a cell that was interrupted.
+            ClusterLost: they could not be replaced, and all were killed.
+        """
+        if self._left is not None:
+            self._see_off(self._left)
+        healed = Replacement(self._ranks, self._epoch + 1, tell)
+        healed.make()
+        self._epoch = healed.epoch
+        self._dirty = False
+        return healed
+
     def _show_late(self, view: View) -> None:
         if isinstance(view, Aside):
             return
@@ -187,17 +268,26 @@ class Cells:
 
     def _in_it(self, left: Run) -> list[int]:
         """Returns the ranks that have not replied to a cell, and do not say that they are idle."""
-        told = self._ranks.ask(requests.STATUS, {}, ranks=left.pending, seconds=1.0, strict=False)
+        return self._not_idle(left.pending)
+
+    def _not_idle(self, ranks: Collection[int]) -> list[int]:
+        told = self._ranks.ask(requests.STATUS, {}, ranks=ranks, seconds=1.0, strict=False)
         idle = {rank for rank, (content, _) in told.items() if content["state"] == "idle"}
-        return [rank for rank in left.pending if rank not in idle]
+        return [rank for rank in ranks if rank not in idle]
 
     def _renew(self) -> None:
         """Moves the ranks to a fresh communicator where a cell has left the old one unusable."""
         if self._left is not None:
             self._see_off(self._left)
-        if self._dirty:
+        # Not without all ranks: those that are left can run what needs no others.
+        if self._dirty and not self._ranks.dead:
             self._epoch += 1
-            self._ask(requests.RENEW, {"epoch": self._epoch})
+            try:
+                self._ask(requests.RENEW, {"epoch": self._epoch})
+            except UsageError:
+                if not self._ranks.dead:
+                    raise
+                return  # those that take the places of the dead begin an epoch with the others
             self._dirty = False
 
     def _ask(self, name: str, arguments: dict[str, Any]) -> dict[int, dict[str, Any]]:

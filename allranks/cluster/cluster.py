@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -12,17 +14,22 @@ from allranks.cluster import devices, launchers, sizes, source, variables
 from allranks.cluster.cells import Cells
 from allranks.cluster.connection import Answers, Connection
 from allranks.cluster.crew import Crew
-from allranks.cluster.explaining import explain
+from allranks.cluster.explaining import Aside, explain
+from allranks.cluster.failures import plain
+from allranks.cluster.kept import AfterCells, KeptFolders, keep_here, listed, restored
 from allranks.cluster.launchers.launcher import OnSeveralHosts
+from allranks.cluster.left import Left
 from allranks.cluster.preload import check_preload
+from allranks.cluster.profiling import Profiling
 from allranks.cluster.run import Run, View, check_timeout
+from allranks.cluster.sessions import Taken
 from allranks.cluster.status import RankStatus, read_status
-from allranks.errors import ClusterLost, UsageError
+from allranks.errors import AllranksError, CellFailed, ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.config import EVERY_GPU
 from allranks.records.explained import Explained
 from allranks.records.log import end_of
-from allranks.records.ranks import among
+from allranks.records.ranks import among, label
 from allranks.records.wire import Answer, Hello, RunCell
 from allranks.widgets import text_view
 from allranks.widgets.bar import Passing
@@ -31,13 +38,19 @@ from allranks.widgets.front_end import NOTEBOOK, front_end
 if TYPE_CHECKING:
     import ipyparallel
 
+HEALING = ("on", "ask", "off")
 _SCREEN_NBYTES = 128 * 1024
 _LEAST_SCREEN_NBYTES = 4096
+_RESTORE_SECONDS = 120.0
+"""A model's library may have to be imported first."""
 
 #: Attributes by which cells, ensembles and scripts are run and watched.
 _OF_THE_PACKAGE = {
-    "ask", "ask_soon", "catch_up", "crew", "failed_first", "gpu_notices", "hellos", "is_up",
-    "log_end", "submit", "wait", "wait_awaited",
+    "ask", "ask_soon", "attach", "catch_up", "count", "crew", "failed_first", "follow", "goes_on",
+    "gpu_notices", "hellos", "is_profiled", "is_up", "keeping", "lend", "lends", "let_go",
+    "log_end", "news",
+    "profile", "session_dir", "show_late", "stay", "stays", "submit", "take_over", "wait",
+    "wait_awaited",
 }  # fmt: skip
 
 
@@ -48,13 +61,13 @@ class Cluster:
     ``starting``, ``running``, ``lost`` and ``stopped``. It is used from one thread.
 
     Args:
-        n: the number of ranks; by default one a visible GPU, else 2 to 4 by this machine's cores.
+        n: the number of ranks; by default one per visible GPU, else 2 to 4 by this machine's cores.
         gpus: which GPUs of each host to pin ranks to, as ``"0,2"`` or ``"none"``; by default all
             visible there.
         launcher: what starts the ranks, as ``"ssh:h1:2,h2:2"``, with its options where it has
             any, as ``"slurm --nodes 2 --ntasks-per-node 4"``; by default this machine, or the job
             of several nodes that the notebook runs in.
-        preload: modules to import before the ranks are made, as ``("tensorflow",)``: every rank
+        preload: modules to import before the ranks are forked, as ``("tensorflow",)``: every rank
             has them at once, and the memory they take is shared.
         exclusive: whether each rank needs a GPU of its own; by default they may share.
 
@@ -80,8 +93,8 @@ class Cluster:
             self.size = self.launcher.size(n)
             if exclusive:
                 raise UsageError(
-                    "--exclusive looks at this machine's GPUs, and the ranks are to run elsewhere. "
-                    "Leave it out, and ask for as many GPUs as ranks: --gpus-per-node 4"
+                    "--exclusive counts the GPUs of this machine, and the ranks run on others. "
+                    "Leave it out, and request one GPU per rank: --gpus-per-node 4"
                 )
         else:
             self.gpus = devices.choose(gpus)
@@ -92,8 +105,20 @@ class Cluster:
         self.preload = check_preload(preload)
         self.failed_first: int | None = None
         """The rank that was the first to fail in the last cell that failed."""
+        self.healing = "on"
+        self.news: list[str] = []
+        """What has happened to the ranks while nobody waited for them, and was not shown yet."""
+        self.keeping: AfterCells | None = None
+        """What the ranks keep when a cell has ended."""
+        self.goes_on = 0
+        """The commit that a training which a death has ended can go on from; else 0."""
+        self.stays = 0.0
+        """How many seconds the ranks stay for another notebook when this one goes."""
+        self._shared = False
+        self._kept: KeptFolders | None = None
         self._connection: Connection | None = None
         self._cells = Cells()
+        self._profiling: Profiling | None = None
 
     @property
     def gpu_notices(self) -> list[str]:
@@ -109,8 +134,7 @@ class Cluster:
         """Starts the ranks and returns when all of them are up.
 
         Args:
-            tell: called, again and again, with what is waited for, where hosts are not to be had
-                at once: the place in a queue.
+            tell: called repeatedly with what is waited for, as the place in a queue.
 
         Raises:
             StartFailed: they did not come up; nothing of them is left.
@@ -120,10 +144,19 @@ class Cluster:
             return self
         passing = Passing()
         self.failed_first = None
+        fresh = self._kept is None
+        if self._kept is None and not isinstance(self.launcher, OnSeveralHosts):
+            self._kept = KeptFolders()
         self._connection = Connection(
-            self.size, self._pins, self.launcher, self.preload, self._cells.take
+            self.size,
+            self._pins,
+            self.launcher,
+            self.preload,
+            self._cells.take,
+            self._kept.paths if self._kept is not None else (),
         )
         self._cells.begin(self._connection)
+        self._connection.healing = self.healing
 
         def progress(up: int, module: str) -> None:
             tail = f", importing {module}" if module else ""
@@ -131,19 +164,131 @@ class Cluster:
 
         try:
             self._connection.start(tell, progress)
+        except BaseException:
+            if fresh:
+                self._forget()
+            raise
         finally:
             passing.end()
+        if self._kept is not None:
+            self._kept.hold()
+        if not fresh and (kept := self._restore(range(self.size))):
+            self.news.append(f"{label(range(self.size))} {_have(self.size)} {kept}")
         return self
 
     def stop(self) -> None:
-        """Ends the ranks; their variables are forgotten."""
+        """Ends the ranks; their variables, and what they have kept, are deleted."""
         if self.state == "running":
             self._ranks.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Removes what ranks have kept."""
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
 
     def restart(self) -> Cluster:
-        """Ends the ranks and starts as many again; their variables are forgotten."""
+        """Ends the ranks and starts as many new ones; their variables are deleted."""
         self.stop()
         return self.start()
+
+    # ── from one notebook to another ─────────────────────────────────────────────────────────
+
+    def stay(self, seconds: float, memo: dict[str, Any]) -> None:
+        """Sets how long the ranks keep running when this notebook ends; 0 for not at all.
+
+        Args:
+            seconds: how long.
+            memo: what the next notebook is to know.
+
+        Raises:
+            UsageError: they are on several hosts, or do not answer.
+            ClusterLost: the ranks are gone.
+        """
+        self.catch_up()
+        self._ranks.stay(seconds, memo)
+        self.stays = seconds
+        if self._kept is not None:
+            self._kept.stay(seconds > 0)
+
+    def let_go(self) -> None:
+        """Detaches from the ranks, to which another notebook can attach.
+
+        Raises:
+            UsageError: they run a cell.
+        """
+        self._cells.check_idle()
+        self._ranks.let_go()
+        if self._kept is not None:
+            self._kept.let_go()
+
+    def lend(self, memo: dict[str, Any]) -> None:
+        """Leaves the ranks to another notebook; they stay as long as this one does.
+
+        Args:
+            memo: what the other notebook is to know.
+
+        Raises:
+            UsageError: they run a cell, or do not answer.
+            ClusterLost: the ranks are gone.
+        """
+        self.catch_up()
+        self._cells.check_idle()
+        if self._cells.occupied:
+            raise UsageError("expected idle ranks, found one in a cell that was interrupted")
+        self._ranks.lend(self.stays, memo)
+        if self._kept is not None:
+            self._kept.let_go()
+
+    def lends(self, lend: Callable[[socket.socket], object]) -> None:
+        """Says what is called, in a thread, with another notebook that asks for the ranks."""
+        self._ranks.sharing.lend = lend
+
+    @property
+    def count(self) -> int:
+        """How many cells the ranks have been sent."""
+        return self._cells.count
+
+    def attach(self, taken: Taken) -> Left:
+        """Takes over ranks that another notebook has started; returns what they had been doing.
+
+        Raises:
+            UsageError: they do not answer, and stay where they are.
+        """
+        config = taken.config
+        self._connection = Connection(
+            self.size, self._pins, self.launcher, self.preload, self._cells.take, taken=taken
+        )
+        self._connection.healing = self.healing
+        left = Left.of(self._connection.attach())
+        self.stays = taken.stays
+        self._shared = taken.shared
+        self._kept = KeptFolders(config.kept_dirs)
+        self._kept.hold()
+        self._kept.stay(True)
+        try:
+            self._cells.take_over(self._connection, left)
+            if not left.unseen:
+                self._ranks.resume()
+                self._ranks.ask(requests.SEND, {}, ranks=self._ranks.left, strict=False)
+        except BaseException:
+            self.let_go()
+            raise
+        return left
+
+    def follow(self, left: Left, view: View) -> Run:
+        """Returns the cell that the ranks were left with, in flight and from its beginning."""
+        self._ranks.mirrors.drawn = front_end() == NOTEBOOK
+        run = Run(left.cell, left.ranks, self._ranks, view, None)
+        self._ranks.sharing.follow(left)
+        self._cells.follow(run)
+        self._ranks.resume()
+        return run
+
+    def show_late(self, view: View) -> None:
+        """Shows what the ranks have written between cells."""
+        self._cells.show_late(view)
 
     @property
     def _ranks(self) -> Connection:
@@ -162,6 +307,11 @@ class Cluster:
         return self._connection.lost_because if self._connection is not None else ""
 
     @property
+    def can_heal(self) -> bool:
+        """Whether ranks that die can be replaced, where and as these run."""
+        return self._ranks.can_heal
+
+    @property
     def hellos(self) -> dict[int, Hello]:
         """Who and where every rank is."""
         return dict(sorted(self._ranks.hellos.items()))
@@ -175,6 +325,11 @@ class Cluster:
     def log_dir(self) -> str:
         """The folder of the ranks' logs, ``rank-0.log`` and so on."""
         return self._ranks.log_dir
+
+    @property
+    def session_dir(self) -> str:
+        """The folder of the ranks' sockets, by which other notebooks find them."""
+        return self._ranks.session_dir
 
     def __enter__(self) -> Cluster:
         return self.start()
@@ -200,7 +355,7 @@ class Cluster:
         view: View | None = None,
         **kwargs: Any,
     ) -> list[Any]:
-        """Runs source or a function on ranks; returns one value a rank, in order of rank.
+        """Runs source or a function on ranks; returns one value per rank, in order of rank.
 
         Args:
             what: a cell's source, or a function that every rank calls with ``args``, ``kwargs``.
@@ -211,8 +366,8 @@ class Cluster:
         Raises:
             SyntaxError: the source cannot be compiled; nothing was run.
             UsageError: there are no such ranks; nothing was run.
-            CellFailed: at least one rank raised.
-            ClusterLost: at least one rank died.
+            CellFailed: at least one rank raised, or died while others are left.
+            ClusterLost: at least one rank died, and none is left.
         """
         if not isinstance(what, str):
             return self.call(what, args, kwargs, ranks=ranks, timeout=timeout, view=view)
@@ -229,7 +384,7 @@ class Cluster:
         timeout: float | None = None,
         view: View | None = None,
     ) -> list[Any]:
-        """Calls a function on ranks, as :meth:`run`, whatever its arguments are called."""
+        """Calls a function on ranks, as :meth:`run`; its arguments may have any names."""
         run = self.submit(
             "",
             call=cloudpickle.dumps((function, args, kwargs or {}), protocol=5),
@@ -276,7 +431,10 @@ class Cluster:
         check_timeout(timeout)
         view = view or text_view(chosen, self.log_dir)
         self._ranks.mirrors.drawn = front_end() == NOTEBOOK
-        count = self._cells.prepare(view)
+        count = self._ready(chosen, view)
+        for line in self.news:
+            view.notice(line)
+        self.news.clear()
         cell = RunCell(
             cell=count,
             source=text,
@@ -286,10 +444,46 @@ class Cluster:
             want_value=want_value,
             limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
         )
+        self.goes_on = 0
         run = Run(count, chosen, self._ranks, view, timeout)
+        run.profiling, self._profiling = self._profiling, None
+        if run.profiling is not None:
+            run.profiling.begin(chosen, self._ranks)
         with self._cells.attended(run):
             self._cells.send(cell, run, *([call] if call else []))
         return run
+
+    @property
+    def is_profiled(self) -> bool:
+        """Whether a profile of the cell that runs is being taken."""
+        running = self._cells.running
+        return running is not None and running.profiling is not None and not running.profiling.over
+
+    def profile(self, profiling: Profiling) -> bool:
+        """Has the cell that runs profiled, else the next one; returns whether one runs.
+
+        May be called from another thread, as a notebook's subshell.
+        """
+        running = self._cells.running
+        if running is not None:
+            running.profiling = profiling
+        else:
+            self._profiling = profiling
+        return running is not None
+
+    def _ready(self, chosen: Iterable[int], view: View) -> int:
+        """Makes ranks ready for a cell; returns its number. Some may die of what they have left."""
+        while True:
+            gone = set(chosen) & set(self.dead)
+            if gone and not self._heals_by_itself:
+                raise UsageError(
+                    f"expected all ranks to be alive, found that {self._ranks.obituary()}. Type: "
+                    f"%distributed heal   or leave {label(gone)} out: -r"
+                )
+            count = self._cells.prepare(view)
+            if not set(chosen) & set(self.dead):
+                return count
+            self.catch_up()
 
     def explain(self, algorithm: str, values: Sequence[Sequence[float]]) -> Explained:
         """Runs an allreduce (sum) that tells its steps, and times it, on the first ranks.
@@ -308,8 +502,8 @@ class Cluster:
         """Shows a cell's output until all its ranks have left it; returns it if all went well.
 
         Raises:
-            CellFailed: at least one rank raised.
-            ClusterLost: at least one rank died.
+            CellFailed: at least one rank raised, or died while others are left.
+            ClusterLost: at least one rank died, and none is left.
         """
         with self._cells.attended(run), self._ranks.inbox.hearing_interrupts():
             while not run.settled():
@@ -335,11 +529,125 @@ class Cluster:
             run.end()
         finally:
             self._cells.end(run)
-            run.view.finish()
+            try:
+                self._heal_after(run)
+                self._keep_after(run)
+            finally:
+                run.view.finish()
+                if self.stays or self._shared:
+                    self.ask_soon(requests.SEEN, {"cell": run.cell}, lambda _: None)
+                if run.profiling is not None and self.state == "running":
+                    run.profiling.finish(self._ranks)
         if run.failed_first is not None:
             self.failed_first = run.failed_first
         run.check()
         return run
+
+    def _heal_after(self, run: Run) -> None:
+        """Has ranks replaced that have died in a cell, and shows it there."""
+        if not self._heals_by_itself:
+            return
+
+        def tell(text: str) -> None:
+            run.view.notice(text)
+            run.view.refresh()
+
+        try:
+            said, _ = self._replace(tell)  # an interrupt was for the cell, which has ended
+        except ClusterLost:
+            try:
+                run.check()
+            except CellFailed as failed:
+                run.view.notice(plain(failed.text))
+            raise
+        run.view.notice(said)
+
+    # ── ranks that die ───────────────────────────────────────────────────────────────────────
+
+    def heal_when(self, healing: str) -> None:
+        """Says when ranks that die are replaced: ``on``, ``ask`` for it, or ``off``.
+
+        Raises:
+            UsageError: there is no such choice.
+        """
+        if healing not in HEALING:
+            raise UsageError(
+                f"expected {', '.join(HEALING)}, found {healing!r}. Type: %distributed heal on"
+            )
+        self.healing = healing
+        if self._connection is not None:
+            self._connection.healing = healing
+
+    @property
+    def dead(self) -> tuple[int, ...]:
+        """The ranks that have died, and can be replaced."""
+        return tuple(sorted(self._ranks.dead))
+
+    @property
+    def _heals_by_itself(self) -> bool:
+        waiting = self.state == "running" and self.healing == "on" and not self._ranks.ends
+        return waiting and bool(self._ranks.dead)
+
+    def heal(self, tell: Callable[[str], None] | None = None) -> str:
+        """Replaces ranks that have died by new processes; returns a line that says so.
+
+        Args:
+            tell: called with what happens meanwhile; by default that is shown with the next cell.
+
+        Raises:
+            ClusterLost: they could not be replaced, and all were killed.
+            UsageError: the ranks run a cell, or none has died.
+            KeyboardInterrupt: an interrupt came while they were; it has waited for the end.
+        """
+        self._cells.check_idle()
+        if not self.dead:
+            raise UsageError("expected ranks that have died, found all ranks alive")
+        said, pressed = self._replace(tell or self.news.append)
+        if pressed:
+            self.news.append(said)
+            raise KeyboardInterrupt
+        return said
+
+    def _replace(self, tell: Callable[[str], None]) -> tuple[str, bool]:
+        """Returns what came of it, in a line, and whether an interrupt came meanwhile."""
+        began = time.monotonic()
+        healed = self._cells.heal(tell)
+        dead = sorted(healed.ends)
+        left = [rank for rank in range(self.size) if rank not in healed.ends]
+        had = self._restore(set(dead) - set(self.dead))
+        are = "was replaced" if len(dead) == 1 else "were replaced"
+        new = f"{are}, with {had}" if had else f"{are} and {_have(len(dead))} no variables"
+        kept = f"{label(left)} kept {'its' if len(left) == 1 else 'theirs'} " if left else ""
+        return f"{label(dead)} {new}; {kept}({time.monotonic() - began:.1f} s)", healed.presses > 0
+
+    def _keep_after(self, run: Run) -> None:
+        """Has the ranks keep what they are to keep when a cell has ended well."""
+        keeping, view = self.keeping, run.view
+        if keeping is None or isinstance(view, Aside) or self.state != "running":
+            return
+        if not run.ended_well or not keeping.due():
+            return
+        try:
+            self.call(keep_here, keeping.names, view=Aside(self._cells.late.append, view.notice))
+        except AllranksError as error:
+            view.notice(f"{listed(keeping.names)} not kept: {error}")
+
+    def take_over(self, lost: Cluster) -> None:
+        """Once they are started, these ranks have what those of a cluster that was lost kept."""
+        self._kept = lost._kept
+
+    def _restore(self, new: Iterable[int]) -> str:
+        """Has new ranks take back what was kept in their places; returns what that is."""
+        old = set(self._ranks.left) - set(new)
+        try:
+            settled = self._ranks.ask(requests.SETTLE, {}, ranks=old, seconds=_RESTORE_SECONDS)
+            self.goes_on = min((content["goes_on"] for content, _ in settled.values()), default=0)
+            return restored(
+                self._ranks.ask(requests.RESTORE, {}, ranks=new, seconds=_RESTORE_SECONDS)
+            )
+        except UsageError as error:
+            self.news.append(str(error))
+            return ""
 
     def log_end(self, rank: int, nbytes: int) -> str:
         """Returns the last bytes of a rank's log, which may lie on another host, as text.
@@ -384,7 +692,8 @@ class Cluster:
 
     def status(self) -> list[RankStatus]:
         """Returns what every rank is doing now."""
-        self.catch_up()
+        self._look()
+        self._check_up()
         answers = self._ranks.ask(
             requests.STATUS, {}, ranks=range(self.size), seconds=1.0, strict=False
         )
@@ -415,13 +724,27 @@ class Cluster:
         self.catch_up()
         return self._ranks.client()
 
-    def is_up(self) -> bool:
-        """Handles what has come while nobody waited; returns whether the ranks are up."""
+    def is_up(self, tell: Callable[[str], None] | None = None) -> bool:
+        """Handles what has come while nobody waited; returns whether the ranks are up.
+
+        Ranks that have died are replaced, if healing is automatic.
+
+        Args:
+            tell: called with what happens to them; by default that is shown with the next cell.
+        """
+        self._look()
+        if self._heals_by_itself and not self.busy and not self._cells.occupied:
+            tell = tell or self.news.append
+            tell(self._ranks.obituary())
+            with suppress(ClusterLost):  # the state says so, and why
+                tell(self.heal(tell))
+        return self.state == "running"
+
+    def _look(self) -> None:
         if self.state == "running":
             self._ranks.step(0)
             if self._ranks.ends and not self.busy:
                 self._ranks.lose()
-        return self.state == "running"
 
     def catch_up(self) -> None:
         """Handles what has come while nobody waited.
@@ -429,8 +752,12 @@ class Cluster:
         Raises:
             ClusterLost: the ranks are not up; if they died, how.
         """
+        self.is_up()
+        self._check_up()
+
+    def _check_up(self) -> None:
         self._ranks  # noqa: B018  raises where nothing was ever started
-        if not self.is_up():
+        if self.state != "running":
             raise ClusterLost(
                 self.lost_because or "the ranks are stopped. Type: %distributed start"
             )
@@ -461,3 +788,7 @@ class Cluster:
         self._ranks.mirrors.drawn = front_end() == NOTEBOOK
         with self._cells.crew(ranks_each) as crew:
             yield crew
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"

@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from allranks.cluster import deaths, folders
 from allranks.cluster.announced import Announced
+from allranks.cluster.devices import HIDDEN
+from allranks.cluster.failures import ending
 from allranks.cluster.hosts import Hosts
 from allranks.cluster.inbox import Event, FromNursery, FromRank, Inbox, Pressed, Unread
 from allranks.cluster.launchers.launcher import Launcher, OnSeveralHosts
+from allranks.cluster.launchers.local import LASTING, LASTING_SETTINGS, LocalLauncher
 from allranks.cluster.launchers.spread import ANY_PORTS, LOOPBACK, ports
 from allranks.cluster.nursery import Nursery
-from allranks.cluster.wire import Wire
+from allranks.cluster.sessions import Taken, visit
+from allranks.cluster.wire import Deliver, DeliverUnread, Wire
 from allranks.errors import ClusterLost, StartFailed, UsageError, WireError
-from allranks.records.config import NurseryConfig
+from allranks.records import requests
+from allranks.records.config import CLIENTS_RANKS, NurseryConfig
 from allranks.records.ranks import label
-from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
-from allranks.records.wire import Answer, Ask, Hello, Output, Prompt, Record, Reply, Result
+from allranks.records.telemetry import Pulse, Telemetry
+from allranks.records.wire import (
+    Answer,
+    Ask,
+    Died,
+    Hello,
+    Output,
+    Prompt,
+    Record,
+    Reply,
+    Result,
+)
 from allranks.widgets.mirrors import Mirrors
 
 if TYPE_CHECKING:
@@ -36,11 +53,15 @@ _ASK_SECONDS = 30.0
 _CLIENT_SECONDS = 30.0
 _CLIENT_TRY_SECONDS = 3.0
 _POLL_SECONDS = 0.1
+_ATTACH_SECONDS = 20.0
+_REACH_SECONDS = 0.02
 
 Answers = dict[int, tuple[dict[str, Any], list[bytes]]]
+Got = dict[int, tuple[Answer, list[bytes]]]
+"""What has been answered so far: by which rank, and what came with it."""
 CellRecord = Output | Prompt | Reply | Result | Telemetry
 OfCell = Callable[[CellRecord, list[bytes]], None]
-Deliver = Callable[[Answer], None]
+DeliverAnswer = Callable[[Answer], None]
 
 
 class Connection:
@@ -55,6 +76,8 @@ class Connection:
         launcher: what starts them.
         preload: modules that they begin with.
         of_cell: called with what ranks write, and with their replies.
+        kept_dirs: the folders of what they keep.
+        taken: instead, what another notebook has started, to be attached to.
     """
 
     def __init__(
@@ -64,11 +87,25 @@ class Connection:
         launcher: Launcher,
         preload: tuple[str, ...],
         of_cell: OfCell,
+        kept_dirs: tuple[str, ...] = (),
+        taken: Taken | None = None,
     ) -> None:
         self.size = size
         inbox = self.inbox = Inbox()
         self.hellos: dict[int, Hello] = {}
         self.ends: list[deaths.End] = []
+        self.dead: dict[int, deaths.End] = {}
+        """Ranks that have died, and whose places others can take."""
+        self.lines: dict[int, str] = {}
+        """The line at which each rank was last, as it told."""
+        self.of_death: Callable[[deaths.End], None] = lambda end: None
+        """Called with each rank that dies and can be replaced."""
+        self.fresh: set[int] = set()
+        """Ranks that are new and have come up."""
+        self.again: dict[int, deaths.End] = {}
+        """How those have died that had just taken a place."""
+        self._pids: dict[int, int] = {}
+        """The process that takes the place of each rank that has died, the last to be started."""
         self.state = "starting"
         self.lost_because = ""
         self._clients: list[ipyparallel.Client] = []
@@ -79,20 +116,18 @@ class Connection:
         files = self._files = Announced(size)
         self._of_cell = of_cell
         self._offsets: dict[int, int] = {}
-        self._requests = 0
-        self._answers: dict[int, dict[int, tuple[Answer, list[bytes]]]] = {}
-        self._awaited: dict[int, Deliver] = {}
+        self._ended: dict[int, int] = {}
+        """How long each rank's log was when its last cell ended, or it came."""
+        # The ranks may still answer what another notebook has asked.
+        self._requests = secrets.randbits(31) if taken is not None else 0
+        self._answers: dict[int, Got] = {}
+        self._awaited: dict[int, DeliverAnswer] = {}
         self._launcher = launcher
-        command: list[str] = []
-        address, allowed, place = LOOPBACK, ANY_PORTS, ""
-        if isinstance(launcher, OnSeveralHosts):
-            address, allowed, place = launcher.address(), ports(), "/tmp"
-        else:
-            command = launcher.command(size)
-        environment = launcher.environment()
-        work_dir = _work_folder()
-        self.log_dir = folders.make_log_folder()
-        self._session_dir = folders.name_session_folder(place)
+        self._taken = taken
+        self._early: list[deaths.End] = []
+        #: ``on``, ``ask`` or ``off``.
+        self.healing = "on"
+        self.in_crew = False
         # The threads behind these must not hold the connection: it ends when nobody else does.
         mirrors = self.mirrors = Mirrors()
 
@@ -101,21 +136,21 @@ class Connection:
             if left is not None:
                 inbox.put(FromRank(left, payloads))
 
-        self._wire = Wire(deliver, lambda problem: inbox.put(Unread(problem)), address, allowed)
+        def unread(problem: Exception) -> None:
+            inbox.put(Unread(problem))
+
+        if taken is not None:
+            self._config = taken.config
+            self._wire = Wire(deliver, unread, "", ANY_PORTS, home=taken.config.session_dir)
+        else:
+            self._config = self._plan(gpus, preload, kept_dirs, (deliver, unread))
         mirrors.send = self._wire.send
-        self._config = NurseryConfig(
-            size=size,
-            launch=tuple(command),
-            environment=environment,
-            session_dir=self._session_dir,
-            log_dir=self.log_dir,
-            work_dir=work_dir,
-            devices=gpus,
-            commands_url=self._wire.commands_url,
-            events_url=self._wire.events_url,
-            wire_key=self._wire.key,
-            preload=preload,
-        )
+        #: What notebooks are told that watch this one.
+        self.sharing = self._wire.sharing
+        #: Whether another process can take the place of a rank that dies.
+        self.can_heal = self._config.heals
+        self.log_dir = self._config.log_dir
+        self.session_dir = self._config.session_dir
         self._nurseries: list[Nursery | Hosts] = []
         # Runs when nobody holds the connection any longer, and when the kernel exits.
         self._finalizer = weakref.finalize(
@@ -125,7 +160,49 @@ class Connection:
             self._nurseries,
             self._wire,
             files,
-            self._session_dir,
+            self._config.session_dir,
+        )
+
+    def _plan(
+        self,
+        gpus: tuple[str, ...],
+        preload: tuple[str, ...],
+        kept_dirs: tuple[str, ...],
+        heard: tuple[Deliver, DeliverUnread],
+    ) -> NurseryConfig:
+        """Opens the wire; returns what the nursery is to bring up."""
+        launcher, size = self._launcher, self.size
+        command: list[str] = []
+        address, allowed, place = LOOPBACK, ANY_PORTS, ""
+        if isinstance(launcher, OnSeveralHosts):
+            address, allowed, place = launcher.address(), ports(), "/tmp"
+        else:
+            command = launcher.command(size)
+        environment = launcher.environment()
+        heals = isinstance(launcher, LocalLauncher) and (
+            launcher.heals(size) and set(gpus) <= {HIDDEN}
+        )
+        if heals:
+            command[1:1] = LASTING
+            environment |= LASTING_SETTINGS
+        work_dir = _work_folder()
+        log_dir = folders.make_log_folder()
+        session_dir = folders.name_session_folder(place)
+        self._wire = Wire(*heard, address, allowed)
+        return NurseryConfig(
+            size=size,
+            launch=tuple(command),
+            environment=environment,
+            session_dir=session_dir,
+            log_dir=log_dir,
+            work_dir=work_dir,
+            devices=gpus,
+            commands_url=self._wire.commands_url,
+            events_url=self._wire.events_url,
+            wire_key=self._wire.key,
+            preload=preload,
+            heals=heals,
+            kept_dirs=kept_dirs,
         )
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────
@@ -159,14 +236,20 @@ class Connection:
         except BaseException:
             self.close()
             raise
-        nursery.all_up()
+        self.all_up()
+        if self.size <= CLIENTS_RANKS:
+            self._expect_clients()
         self.state = "running"
 
-    def _nursery(self) -> Nursery | Hosts:
+    def _hears_nursery(self) -> Callable[[str, dict[str, Any]], None]:
         # The threads behind this must not hold the connection: it ends when nobody else does.
         inbox, files, nurseries = self.inbox, self._files, self._nurseries
+        sharing, session_dir = self.sharing, self.session_dir
 
         def deliver(name: str, told: dict[str, Any]) -> None:
+            if name == "watched":
+                sharing.open(session_dir)
+                return
             if name == "registered":
                 pids = (each.pid for each in nurseries if isinstance(each, Nursery))
                 with suppress(OSError):  # a home may be read-only; client() needs no files
@@ -176,6 +259,10 @@ class Connection:
             if name == "nursery_exit":  # known first: to remove the files may take a while
                 files.close()
 
+        return deliver
+
+    def _nursery(self) -> Nursery | Hosts:
+        deliver = self._hears_nursery()
         try:
             made: Nursery | Hosts
             if isinstance(self._launcher, OnSeveralHosts):
@@ -203,6 +290,8 @@ class Connection:
         missing = set(range(self.size)) - set(self.hellos)
         on = "".join(each.where(missing) for each in self._nurseries if isinstance(each, Hosts))
         told = deaths.last_lines(self.log_dir, self.ends, self.launcher_text)
+        if not self.ends:
+            told = "\n".join(filter(None, [deaths.stuck(self.log_dir, sorted(missing)), told]))
         return (
             f"expected {self.size} ranks, found {len(self.hellos)}: {label(missing)} did not come "
             f"up{on}. {deaths.describe(self.ends)}\n{told}\nThe logs are in {self.log_dir}"
@@ -223,6 +312,110 @@ class Connection:
         with self.inbox.hearing_interrupts():  # it ends by itself, and soon
             self._finalizer()
             self.step(0)
+
+    # ── from one notebook to another ─────────────────────────────────────────────────────────
+
+    def attach(self) -> dict[int, dict[str, Any]]:
+        """Takes over the ranks; returns what each that lives says of its last cell.
+
+        Raises:
+            UsageError: a rank does not answer, or all have just ended; nobody holds them then.
+        """
+        assert self._taken is not None
+        self.state = "attaching"
+        self._nurseries.append(self._taken)
+        self._taken.listen(self._hears_nursery())
+        with self._answering(requests.ATTACH, {}) as (ask, got):
+            try:
+                self._reach(ask, got)
+            except BaseException:
+                self.let_go()
+                raise
+        self.state = "running"
+        # Where others have had them, the nursery knows whether they are to end.
+        self._finalizer.atexit = not self._taken.stays and not self._taken.shared
+        told = {rank: answer.content for rank, (answer, _) in got.items()}
+        one = self.hellos[min(told)]
+        for end in self._early:
+            log = os.path.join(self.log_dir, f"rank-{end.rank}.log")
+            gone = replace(one, rank=end.rank, local_rank=end.rank, pid=end.pid, log=log)
+            self.hellos.setdefault(end.rank, gone)
+            self._take_end(end)
+        return told
+
+    def _reach(self, ask: Ask, got: Got) -> None:
+        """Makes a request of ranks that look for this notebook, until all have answered."""
+        deadline = time.monotonic() + _ATTACH_SECONDS
+        reached: set[int] = set()
+        while silent := set(range(self.size)) - set(got) - {end.rank for end in self._early}:
+            # They look for this notebook twice a second.
+            reached |= {rank for rank in silent - reached if self._wire.send((rank,), ask)}
+            self.step(_REACH_SECONDS)
+            if any(end.rank < 0 for end in self._early):
+                raise UsageError("the ranks have just ended. Type: %distributed start")
+            if time.monotonic() > deadline:
+                raise UsageError(
+                    f"expected an answer of every rank, found that {label(silent)} did not answer "
+                    f"within {_ATTACH_SECONDS:g} s: a call in C may be blocking Python there. "
+                    "The ranks keep running. Try again: %distributed attach"
+                )
+
+    def resume(self) -> None:
+        """Has the ranks send what the last notebook may not have shown, and all that follows."""
+        self.ask_soon(requests.RESUME, {}, lambda _: None, self.left)
+
+    def stay(self, seconds: float, memo: dict[str, Any]) -> None:
+        """Says how long the ranks stay for another notebook when this one goes; 0 for not at all.
+
+        Args:
+            seconds: how long.
+            memo: what the next notebook is to know.
+
+        Raises:
+            UsageError: they are on several hosts.
+        """
+        (nursery,) = self._nurseries
+        if not isinstance(nursery, Nursery):
+            raise UsageError(
+                "expected ranks on this machine, found them on several hosts, where they end with "
+                "the notebook. Start them without --on"
+            )
+        shared = self._taken is not None and self._taken.shared
+        home = self._config.session_dir if seconds or shared else ""
+        self.ask(requests.STAY, {"home": home}, ranks=self.left)
+        nursery.stay(seconds, memo)
+        self._finalizer.atexit = not seconds and not shared
+
+    def lend(self, seconds: float, memo: dict[str, Any]) -> None:
+        """Leaves the ranks to another notebook, and has them stay for this one.
+
+        Args:
+            seconds, memo: as in :meth:`stay`.
+
+        Raises:
+            UsageError: a rank does not answer.
+        """
+        (nursery,) = self._nurseries
+        assert isinstance(nursery, Nursery)  # nobody watches others
+        self.ask(requests.STAY, {"home": self.session_dir}, ranks=self.left)
+        nursery.stay(seconds, memo)
+        visit(self.session_dir, "share")
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Leaves the ranks to another notebook."""
+        self.state = "stopped"
+        self.lost_because = "this notebook is detached from the ranks. Type: %distributed attach"
+        self.mirrors.close()
+        self._finalizer.detach()
+        for client in self._clients:
+            client.close()
+        # First, as the next notebook listens at the same place.
+        self._wire.close()
+        for nursery in self._nurseries:
+            if isinstance(nursery, Nursery):
+                nursery.let_go()
+        self._files.close()
 
     # ── talk ─────────────────────────────────────────────────────────────────────────────────
 
@@ -261,6 +454,26 @@ class Connection:
             for pressed in self.step(min(_POLL_SECONDS, seconds)):
                 self.inbox.put(pressed)
 
+    @contextmanager
+    def _answering(self, name: str, arguments: dict[str, Any]) -> Iterator[tuple[Ask, Got]]:
+        """Yields a request that is to be sent; within, its answers are there as they come."""
+        self._requests += 1
+        ask, got = Ask(self._requests, name, arguments), Got()
+        self._answers[ask.request] = got
+        try:
+            yield ask, got
+        finally:
+            del self._answers[ask.request]
+
+    @contextmanager
+    def asking(
+        self, ranks: Iterable[int], name: str, arguments: dict[str, Any], *payloads: bytes
+    ) -> Iterator[Got]:
+        """Makes a request of ranks; within, their answers are there as they come."""
+        with self._answering(name, arguments) as (ask, got):
+            self.send(ranks, ask, *payloads)
+            yield got
+
     def ask(
         self,
         name: str,
@@ -277,16 +490,18 @@ class Connection:
             ClusterLost: a rank died meanwhile.
         """
         chosen = tuple(ranks)
-        self._requests += 1
-        request = self._requests
-        got = self._answers[request] = {}
-        self.send(chosen, Ask(request, name, arguments), *payloads)
-        self.wait_until(lambda: len(got) == len(chosen) or bool(self.ends), seconds)
-        del self._answers[request]
+        with self.asking(chosen, name, arguments, *payloads) as got:
+            self.wait_until(
+                lambda: all(rank in got or rank in self.dead for rank in chosen) or bool(self.ends),
+                seconds,
+            )
         if strict and self.ends:
             raise ClusterLost(self.loss())
         problems = [answer.problem for _, (answer, _) in sorted(got.items()) if answer.problem]
         silent = set(chosen) - set(got)
+        if silent & set(self.dead):
+            problems.append(f"{self.obituary()}. Type: %distributed heal")
+            silent -= set(self.dead)
         if silent:
             problems.append(f"{label(silent)} did not answer within {seconds:g} s")
         if strict and problems:
@@ -294,7 +509,7 @@ class Connection:
         return {r: (a.content, bufs) for r, (a, bufs) in sorted(got.items()) if not a.problem}
 
     def ask_soon(
-        self, name: str, arguments: dict[str, Any], deliver: Deliver, ranks: Iterable[int]
+        self, name: str, arguments: dict[str, Any], deliver: DeliverAnswer, ranks: Iterable[int]
     ) -> None:
         """Makes a request; ``deliver`` is called with each answer, whenever it comes."""
         self._requests += 1
@@ -305,6 +520,7 @@ class Connection:
         """Returns an ipyparallel client of the ranks, which closes with this connection."""
         import ipyparallel
 
+        self._expect_clients()
         deadline = time.monotonic() + _CLIENT_SECONDS
         while not self._clients:
             made = ipyparallel.Client(self._ipyparallel["client"])
@@ -325,21 +541,29 @@ class Connection:
     def _handle(self, event: Event) -> None:
         if isinstance(event, Unread):
             raise WireError(
-                f"expected a message of a rank, found what cannot be read ({event.problem}): what "
-                "it said is lost. The ranks and their variables are there: run the cell again"
+                f"expected a readable message from a rank, found {event.problem}: its content is "
+                "lost. The ranks kept their variables: run the cell again"
             ) from event.problem
         if isinstance(event, FromRank):
             record = event.record
             if isinstance(record, Hello):
-                self.hellos[record.rank] = record
+                if record.pid == self._pids.get(record.rank, record.pid):
+                    self.hellos[record.rank] = record
+                    self.fresh.add(record.rank)
+                    ended = deaths.length(record.log)
+                    self._offsets[record.rank] = self._ended[record.rank] = ended
             elif isinstance(record, Answer):
                 if record.request in self._answers:
                     self._answers[record.request][record.rank] = (record, event.payloads)
                 elif record.request in self._awaited:
                     self._awaited[record.request](record)
-            elif isinstance(record, Output | Prompt | Reply | Result | Points | Timings | Pulse):
+            elif isinstance(record, Output | Prompt | Reply | Result | Telemetry):
+                if isinstance(record, Pulse) and record.line:
+                    self.lines[record.rank] = record.line
                 if isinstance(record, Output) and record.log_nbytes:
                     self._offsets[record.rank] = record.log_nbytes
+                if isinstance(record, Reply):
+                    self._ended[record.rank] = self._offsets.get(record.rank, 0)
                 self._of_cell(record, event.payloads)
         elif isinstance(event, FromNursery):
             if event.name == "connection":
@@ -350,15 +574,57 @@ class Connection:
                 self.launcher_text = (self.launcher_text + event.fields["text"])[-20_000:]
             elif event.name == "opened_cuda":
                 raise StartFailed(
-                    f"--preload {event.fields['module']} needs a module that leaves CUDA closed: "
-                    "importing this one opens it, and no rank that is forked afterwards could use "
-                    "a GPU. Leave it out and import it in a cell, or have it use the GPU in "
-                    "functions only."
+                    f"--preload {event.fields['module']}: importing this module initializes CUDA, "
+                    "and ranks that are forked after that cannot use a GPU. Leave it out and "
+                    "import it in a cell, or use the GPU inside its functions only."
                 )
+            elif event.name == "replaces":
+                rank = event.fields["rank"]
+                self._pids[rank] = event.fields["pid"]
+                self.again.pop(rank, None)
             elif event.name in ("exit", "launcher_exit", "nursery_exit", "host_left"):
-                self.ends.append(deaths.End.of(event.name, event.fields))
+                self._take_end(deaths.End.of(event.name, event.fields))
 
     # ── death ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def spares_others(self) -> bool:
+        """Whether the others are left alone where a rank dies."""
+        return self.can_heal and self.healing != "off" and not self.in_crew
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """The ranks that live."""
+        return tuple(rank for rank in range(self.size) if rank not in self.dead)
+
+    def _take_end(self, end: deaths.End) -> None:
+        if end.pid != self._pids.get(end.rank, end.pid):
+            return  # left from a replacement that did not succeed
+        if self.state == "attaching":
+            self._early.append(end)
+            return
+        replaceable = self.spares_others and end.rank >= 0 and not end.by_launcher
+        if not replaceable or self.state != "running" or self.ends:
+            self.ends.append(end)
+            return
+        self.fresh.discard(end.rank)
+        again = end.rank in self.dead
+        (self.again if again else self.dead)[end.rank] = end
+        if not self.left:  # nobody has kept anything
+            self.ends += self.dead.values()
+            return
+        how = deaths.how(end, self.lines.get(end.rank, ""), self.last_words(end.rank))
+        self.send(self.left, Died(end.rank, how))
+        if not again:
+            self.of_death(end)
+
+    def obituary(self) -> str:
+        """Returns which ranks have died and were not replaced, and how."""
+        return "; ".join(
+            f"rank {rank} ({self.hellos[rank].host}, pid {self.hellos[rank].pid}) "
+            f"{ending(end.code, end.memory)}"
+            for rank, end in sorted(self.dead.items())
+        )
 
     @property
     def up(self) -> bool:
@@ -375,6 +641,16 @@ class Connection:
         """Whether nothing more is to be expected: they were ended, or have died."""
         return self.closed or deaths.all_over(self.ends, self.size)
 
+    def all_up(self) -> None:
+        """Says to who has brought them up that all ranks are there."""
+        for nursery in self._nurseries:
+            nursery.all_up()
+
+    def _expect_clients(self) -> None:
+        """Has ipyparallel's controller come up, where it has not yet."""
+        for nursery in self._nurseries:
+            nursery.clients()
+
     def lose(self, shown: bool = False) -> str:
         """Ranks died: takes the rest down, and returns what :meth:`loss` says."""
         self.close("lost")
@@ -384,6 +660,10 @@ class Connection:
     def unseen(self, rank: int) -> str:
         """Returns the text that a rank wrote and did not get to send."""
         return deaths.unseen(self.hellos[rank].log, self._offsets.get(rank, 0))
+
+    def last_words(self, rank: int) -> str:
+        """Returns the end of what a rank has written since its last cell."""
+        return deaths.tail(self.hellos[rank].log, self._ended.get(rank, 0))
 
     def loss(self, shown: bool = False) -> str:
         """Returns which rank died, how, and what is lost with it.

@@ -65,6 +65,7 @@ class Crew:
         member: int,
         values: dict[str, Any],
         *,
+        ensemble: str,
         source: str,
         number: int,
         limit_nbytes: int,
@@ -83,6 +84,7 @@ class Crew:
         record = RunMember(
             cell=self.cells,
             member=member,
+            ensemble=ensemble,
             source=source,
             number=number,
             label=f"member {member}",

@@ -20,7 +20,7 @@ from allranks.records.config import EVERY_GPU
 
 HIDDEN = "-1"
 """The ``CUDA_VISIBLE_DEVICES`` that shows none."""
-_INSTALL = "pip install nvidia-ml-py"
+INSTALL = "pip install nvidia-ml-py"
 
 
 class Gpu(NamedTuple):
@@ -171,7 +171,7 @@ def why_none() -> str:
     try:
         import pynvml
     except ImportError:
-        return f"the package pynvml, which finds them, is missing ({_INSTALL})"
+        return f"the package pynvml, which finds them, is missing ({INSTALL})"
     try:
         pynvml.nvmlInit()
     except Exception as error:
@@ -185,7 +185,7 @@ def why_none() -> str:
         pynvml.nvmlShutdown()
     if count and chosen is not None:
         return f"CUDA_VISIBLE_DEVICES={chosen!r} shows none of this host's {count}"
-    return "the driver counts none"
+    return "the driver finds none"
 
 
 def overlooked() -> str:
@@ -196,8 +196,8 @@ def overlooked() -> str:
         import pynvml  # noqa: F401
     except ImportError:
         return (
-            "NVIDIA's driver is here, but not the package that finds its GPUs, so ranks are not "
-            f"pinned to them. {_INSTALL}"
+            "NVIDIA's driver is installed, but not the package that finds its GPUs, so ranks are "
+            f"not pinned to them. {INSTALL}"
         )
     return ""
 

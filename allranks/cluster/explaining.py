@@ -54,10 +54,14 @@ class Aside:
 
     Args:
         keep: takes in what ranks write meanwhile, from a thread for example, for the next cell.
+        tell: takes in lines about the whole, as that a rank is new.
     """
 
-    def __init__(self, keep: Callable[[Output], object]) -> None:
+    def __init__(
+        self, keep: Callable[[Output], object], tell: Callable[[str], object] = lambda text: None
+    ) -> None:
         self._keep = keep
+        self._tell = tell
 
     def output(self, batch: Output) -> None:
         """Keeps what a rank wrote."""
@@ -71,7 +75,8 @@ class Aside:
         """Shows nothing: how it ended is returned or raised."""
 
     def notice(self, text: str) -> None:
-        """Shows nothing: how it ended is returned or raised."""
+        """Tells a line about the whole."""
+        self._tell(text)
 
     def make_way(self) -> None:
         """Shows nothing."""
@@ -95,12 +100,12 @@ def explain(
         keep: takes in what ranks write meanwhile.
     """
     if cluster.busy:
-        raise UsageError("the ranks run a cell. Ask again when it has ended.")
+        raise UsageError("the ranks are running a cell. Try again when it has ended.")
     if not 2 <= len(values) <= cluster.size:
         raise UsageError(
-            f"an allreduce needs 2 ranks or more, and no more than run: found {len(values)}, "
-            f"and {cluster.size} {'runs' if cluster.size == 1 else 'run'}. Type for example: "
-            f"%distributed restart -n {max(2, len(values))}"
+            "an allreduce needs 2 ranks or more, and no more than are running: found "
+            f"{len(values)}, and {cluster.size} {'is' if cluster.size == 1 else 'are'} running. "
+            f"Type for example: %distributed restart -n {max(2, len(values))}"
         )
     told, *_ = cluster.run(
         explain_here,

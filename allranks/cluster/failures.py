@@ -9,12 +9,14 @@ from dataclasses import replace
 
 from allranks.errors import CellTimeout
 from allranks.records.ranks import label
-from allranks.records.wire import Report
+from allranks.records.report import WAITING, Report
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 #: What a traceback calls the error: in its first line, and in its last.
 _INTERRUPTED = re.compile(r"^((?:\x1b\[[0-9;]*m)*)KeyboardInterrupt\b(.*)$", re.MULTILINE)
 _SHOWN_WHOLE = 3
+DEATH = "death"
+"""Instead of an exception's name: the rank has died."""
 
 
 def plain(text: str) -> str:
@@ -64,6 +66,7 @@ def headline(reports: Sequence[Report], size: int) -> str:
     failed = [report for report in reports if not report.waiting] or list(reports)
     first = failed[0]
     what = f"{first.etype}: {first.message}" if first.message else first.etype
+    what = first.message if first.etype == DEATH else what
     kinds = {(report.etype, report.message) for report in failed}
     more = f" (and {len(kinds) - 1} other)" if len(kinds) > 1 else ""
     where = f" at line {first.line}" if first.line else ""
@@ -97,7 +100,8 @@ def _whole(group: Sequence[Report]) -> str:
     first = group[0]
     places = {(report.host, report.device) for report in group}
     where = f"{first.host}, {first.device}" if len(places) == 1 else f"{len(places)} devices"
-    title = f"\x1b[1;31m{label(r.rank for r in group)}\x1b[0m ({where}) raised {first.etype}"
+    what = "died" if first.etype == DEATH else f"raised {first.etype}"
+    title = f"\x1b[1;31m{label(r.rank for r in group)}\x1b[0m ({where}) {what}"
     line = f" at line {first.line}: {first.source_line}" if first.line else ""
     return f"{title}{line}\n" + "\n".join(first.traceback)
 
@@ -105,13 +109,26 @@ def _whole(group: Sequence[Report]) -> str:
 def _in_a_line(group: Sequence[Report], verb: str = "raised") -> str:
     first = group[0]
     line = f" at line {first.line}: {first.source_line}" if first.line else ""
+    if first.etype == DEATH:
+        return f"{label(r.rank for r in group)} died{line}: {first.message}"
     if verb == "raised":
         return f"{label(r.rank for r in group)} raised {first.etype}{line}: {first.message}"
-    return f"{label(r.rank for r in group)} {verb}{line}\n  {first.message}"
+    return f"{label(r.rank for r in group)} {verb}{line}\n  {_without_own_place(group)}"
 
 
-def ending(code: int) -> str:
-    """Returns how a process ended, as ``was killed by signal 9 (SIGKILL)``."""
+def _without_own_place(group: Sequence[Report]) -> str:
+    """Returns why a group waited, without the list of who waits where that has its line alone."""
+    first = group[0]
+    why, listed, places = first.message.partition(f"\n{WAITING}\n")
+    own = rf" *ranks? [\d–, ]+ at In\[\d+\]:{first.line}: {re.escape(first.source_line)}"
+    return why if listed and re.fullmatch(own, places) else first.message
+
+
+def ending(code: int, memory: str = "") -> str:
+    """Returns how a process ended, as ``was killed by signal 9 (SIGKILL)``.
+
+    ``memory`` says whether it was short, where that is known.
+    """
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -119,17 +136,18 @@ def ending(code: int) -> str:
     except ValueError:
         name = "unknown"
     hint = ": often the system, out of memory" if name == "SIGKILL" else ""
+    hint = f": {memory}" if memory else hint
     return f"was killed by signal {-code} ({name}{hint})"
 
 
 def stubborn(pending: Iterable[int], size: int) -> str:
     """Returns what is said when ranks were ended because they did not react to an interrupt."""
-    return f"interrupted twice: {label(pending)} did not settle, so {ended(size)}"
+    return f"interrupted twice: {label(pending)} did not stop, so {ended(size)}"
 
 
 def ended(size: int) -> str:
     """Returns what is said when all ranks were ended because some did not leave a cell."""
     return (
-        f"all {size} ranks were ended and their variables are lost. "
+        f"all {size} ranks were killed and their variables are lost. "
         "The next cell starts a fresh cluster."
     )

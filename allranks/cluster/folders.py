@@ -30,10 +30,7 @@ def make_log_folder() -> str:
     It lies under ``$ALLRANKS_LOG_DIR``, else ``~/.local/state/allranks``, else, where the home is
     read-only, the temporary folder. Logs of more than seven days ago are removed.
     """
-    state = os.environ.get("XDG_STATE_HOME") or os.path.join(
-        os.path.expanduser("~"), ".local/state"
-    )
-    places = [os.environ.get(FOLDER, ""), os.path.join(state, "allranks")]
+    places = [os.environ.get(FOLDER, ""), state_folder()]
     places.append(os.path.join(tempfile.gettempdir(), f"allranks-logs-{os.getuid()}"))
     for place in filter(None, places):
         try:
@@ -45,6 +42,14 @@ def make_log_folder() -> str:
         except OSError:
             continue
     return tempfile.mkdtemp(prefix="allranks-logs-")
+
+
+def state_folder() -> str:
+    """Returns where the logs of this user lie, where nothing else is said."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(
+        os.path.expanduser("~"), ".local/state"
+    )
+    return os.path.join(state, "allranks")
 
 
 def _check_own(place: str) -> None:
@@ -82,9 +87,7 @@ def name_session_folder(where: str = "") -> str:
     Args:
         where: the folder that it is to lie in, where that is the same on every host.
     """
-    place = Path(where or tempfile.gettempdir())
-    if len(os.fsencode(place)) > _LONGEST_NBYTES and os.access("/tmp", os.W_OK):
-        place = Path("/tmp")
+    place = _session_place(where)
     for folder in place.glob(f"{_SESSION}*"):
         owner = folder.name.removeprefix(_SESSION).partition("-")[0]
         try:
@@ -96,6 +99,18 @@ def name_session_folder(where: str = "") -> str:
         except OSError:
             continue  # another process has swept it, or it is another user's
     return str(place / f"{_SESSION}{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def _session_place(where: str = "") -> Path:
+    place = Path(where or tempfile.gettempdir())
+    if len(os.fsencode(place)) > _LONGEST_NBYTES and os.access("/tmp", os.W_OK):
+        return Path("/tmp")
+    return place
+
+
+def session_folders() -> list[Path]:
+    """Returns the folders of all clusters of this machine, those of other users among them."""
+    return sorted(_session_place().glob(f"{_SESSION}*"))
 
 
 def _answers(path: Path) -> bool:

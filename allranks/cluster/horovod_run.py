@@ -20,14 +20,14 @@ _IGNORED = {
     "network_interfaces",
 }
 _REFUSED = {
-    "min_num_proc": "the number of ranks stays what it is: leave it out",
-    "max_num_proc": "the number of ranks stays what it is: leave it out",
-    "min_np": "the number of ranks stays what it is: leave it out",
-    "max_np": "the number of ranks stays what it is: leave it out",
-    "slots": "the number of ranks stays what it is: leave it out",
-    "reset_limit": "the number of ranks stays what it is: leave it out",
-    "cooldown_range": "no host is ever blamed and left out: leave it out",
-    "host_discovery_script": "hosts do not come and go: leave it out",
+    "min_num_proc": "the number of ranks is fixed: leave it out",
+    "max_num_proc": "the number of ranks is fixed: leave it out",
+    "min_np": "the number of ranks is fixed: leave it out",
+    "max_np": "the number of ranks is fixed: leave it out",
+    "slots": "the number of ranks is fixed: leave it out",
+    "reset_limit": "the number of ranks is fixed: leave it out",
+    "cooldown_range": "hosts are never excluded: leave it out",
+    "host_discovery_script": "the hosts are fixed: leave it out",
     "hostfile": "the ranks run on this machine: leave it out",
     "ssh_port": "the ranks run on this machine: leave it out",
     "ssh_identity_file": "the ranks run on this machine: leave it out",
@@ -56,7 +56,7 @@ def run(
 
     Args:
         func: what every rank calls, with ``args`` and ``kwargs``; it may be defined in a cell.
-        num_proc: how many ranks; 1 where nothing is said, as in Horovod.
+        num_proc: how many ranks; 1 by default, as in Horovod.
         np: Horovod's older name of ``num_proc``.
         hosts: ``localhost`` or ``localhost:4``.
         timeout: seconds after which the ranks are interrupted.
@@ -66,7 +66,7 @@ def run(
     Raises:
         CellFailed: the function raised on at least one rank; with that rank's traceback.
         ClusterLost: a rank died.
-        UsageError: an argument asks for what there is not.
+        UsageError: an argument is not supported.
 
     Source: ``horovod.run`` of Horovod 0.28.
     """
@@ -76,7 +76,9 @@ def run(
     shared = offered.session.running if offered.session is not None else None
     if isinstance(shared, Cluster) and shared.size == size and shared.is_up() and not shared.busy:
         return shared.call(*call, timeout=timeout)
-    with Cluster(size) as fresh:
+    started = Cluster(size)
+    started.heal_when("off")  # nothing is run on the ranks afterwards
+    with started as fresh:
         return fresh.call(*call, timeout=timeout)
 
 
@@ -107,5 +109,7 @@ def _size(num_proc: int | None, np: int | None, hosts: str | None) -> int:
             )
         slots += int(count or 1)
     if hosts and size is not None and size > slots:
-        raise UsageError(f"expected room for {size} ranks, found hosts={hosts!r}. Leave it out.")
+        raise UsageError(
+            f"expected hosts with room for {size} ranks, found hosts={hosts!r}. Leave it out."
+        )
     return 1 if size is None else size

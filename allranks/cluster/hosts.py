@@ -16,7 +16,7 @@ from allranks.records.lease import LIMIT_SECONDS
 from allranks.records.version import version
 
 _STOP_SECONDS = 10.0
-_SILENT = f"is cut off, or has crashed: nothing was heard of it for {LIMIT_SECONDS:g} s"
+_SILENT = f"is cut off or has crashed: no heartbeat for {LIMIT_SECONDS:g} s"
 
 
 class Hosts:
@@ -104,8 +104,8 @@ class Hosts:
         said = f" on {', '.join(on)}" if on else ""
         if silent:
             said += (
-                f"; nothing was heard of {', '.join(silent)}. Check that a firewall lets that host "
-                f"reach {self._wire.commands_url}"
+                f"; no connection from {', '.join(silent)}. Check that no firewall keeps that host "
+                f"from reaching {self._wire.commands_url}"
             )
         return said
 
@@ -117,6 +117,10 @@ class Hosts:
         """Says that every rank is up: time to note what they share."""
         for host in self._hosts:
             self._wire.say(host.name, "say", "up")
+
+    def clients(self) -> None:
+        """Has ipyparallel's controller come up, where it has not yet: somebody may look for it."""
+        self._wire.say(self._hosts[0].name, "say", "clients")
 
     def stop(self) -> None:
         """Ends every process of the cluster; returns when they are gone where that can be known.
@@ -147,14 +151,14 @@ class Hosts:
         elif name == "host_silent":
             self._left(host, _SILENT)
         elif name == "host_refused":
-            self._left(host, f"could not begin: {fields['problem']}")
+            self._left(host, f"could not start: {fields['problem']}")
         elif name == "host_ends":
             self._tell(host, fields["why"])
         elif name == "host_down":
             self._left(host, fields["why"])
         elif name == "reach" and fields["host"] == host:
-            why = "does not know itself by that name, so that mpiexec looks for it elsewhere"
-            self._tell(host, f"{why}: name it as its command hostname does")
+            why = "does not know itself by that name, so mpiexec would look for it elsewhere"
+            self._tell(host, f"{why}: use the name that its command hostname prints")
         elif name == "reach":
             self._wire.say(fields["host"], "say", f"serve {json.dumps(fields['command'])}")
         elif name == "admitted":

@@ -21,7 +21,7 @@ _STOP_SECONDS = 10.0
 _LAUNCHER_SECONDS = 4.0
 _TRACKER_SECONDS = 1.0
 _POLL_SECONDS = 0.1
-_NURSERY = "allranks.engine.nursery"
+_NURSERY = "allranks.engine.host.nursery"
 
 
 class Nursery:
@@ -29,8 +29,8 @@ class Nursery:
 
     Args:
         config: what it is to bring up.
-        deliver: called, in a thread, with each event it tells (see ``allranks.engine.nursery``):
-            its name, and what it is about.
+        deliver: called, in a thread, with each event it tells (see
+            ``allranks.engine.host.nursery``): its name, and what it is about.
     """
 
     def __init__(
@@ -69,6 +69,20 @@ class Nursery:
         """Says that every rank is up: time to note what they share."""
         self._say("up")
 
+    def clients(self) -> None:
+        """Has ipyparallel's controller come up, where it has not yet: somebody may look for it."""
+        self._say("clients")
+
+    def stay(self, seconds: float, memo: dict[str, Any]) -> None:
+        """Says how long the ranks stay when this process is gone, and what the next is to know."""
+        self._say(f"stay {json.dumps({'seconds': seconds, 'memo': memo})}")
+
+    def let_go(self) -> None:
+        """Leaves the ranks to another notebook."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+
     def stop(self) -> None:
         """Ends every process of the cluster; returns when they are gone."""
         self._say("stop")
@@ -98,10 +112,10 @@ class Nursery:
         code = self._process.wait()
         self._deliver("nursery_exit", {"code": code})
         if code < 0:
-            _end_session(self.pid)
+            end_session(self.pid)
 
 
-def _end_session(leader: int) -> None:
+def end_session(leader: int) -> None:
     """Ends what a nursery that was killed has left; its ranks have died with it.
 
     The launcher ends by itself, and removes what MPI had in shared memory. What cells have started

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from dataclasses import dataclass, fields
+from keyword import iskeyword
 from typing import Any, TypeVar
 
 from allranks.cluster import launchers
@@ -25,7 +26,7 @@ def check_out(name: str | None, example: str) -> None:
     Raises:
         UsageError: it is no name of a variable.
     """
-    if name is not None and not name.isidentifier():
+    if name is not None and (not name.isidentifier() or iskeyword(name)):
         raise UsageError(
             f"expected the name of a variable after -o, found {name!r}. "
             f"Type for example: -o {example}"
@@ -67,6 +68,12 @@ class ClusterOptions:
             return EVERY_GPU
         return said
 
+    def words(self) -> list[str]:
+        """Returns the words that ask for the same."""
+        said = [(option, getattr(self, name)) for name, option in TYPED.items()]
+        words = [word for option, value in said if value is not None for word in (option, value)]
+        return [*map(str, words), *(["--exclusive"] if self.exclusive else [])]
+
     def make(self, kind: type[AnyCluster] = Cluster) -> AnyCluster:  # type: ignore[assignment]
         """Returns such a cluster of this class, not started.
 
@@ -96,19 +103,21 @@ class ClusterOptions:
     @staticmethod
     def add_to(parser: argparse.ArgumentParser) -> None:
         """Has a parser read these options, each into the attribute of its field."""
-        parser.add_argument("-n", type=int, help="how many ranks; else one a GPU, or one a core")
+        parser.add_argument(
+            "-n", type=int, help="number of ranks; default: one per GPU, or per core"
+        )
         parser.add_argument("--gpus", help="the GPUs for the ranks: all, none, 0 or 0,1")
         parser.add_argument(
-            "--exclusive", action="store_true", help="refuse where ranks would share a GPU"
+            "--exclusive", action="store_true", help="fail if ranks would share a GPU"
         )
         parser.add_argument(
             "--on",
             dest="launcher",
             metavar="LAUNCHER",
-            help="where to start them: local, this machine",
+            help="where the ranks run: local, ssh:h1:2,h2:2, slurm …, a named place",
         )
         parser.add_argument(
-            "--preload", metavar="MODULES", help="import these once, before the ranks are made"
+            "--preload", metavar="MODULES", help="import these once, before the ranks are forked"
         )
 
     @classmethod

@@ -76,5 +76,5 @@ def slurm() -> SlurmSettings:
         )
     except Exception as error:  # a person's own Python
         raise UsageError(
-            f"expected ipyparallel's settings of Slurm in {path}, found {error!r}. Mend it"
+            f"expected ipyparallel's settings of Slurm in {path}, found {error!r}. Correct it"
         ) from error

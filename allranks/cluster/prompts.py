@@ -124,7 +124,7 @@ class Prompts:
             self._told |= others
             verb = "asks" if len(others) == 1 else "ask"
             self._say(
-                f"{label(others)} {verb} as well, after {label((rank,))}. "
+                f"{label(others)} {verb} for input too, after {label((rank,))}. "
                 f"To choose, answer with: %distributed debug -r {min(others)}"
             )
         self._above()
@@ -143,6 +143,6 @@ class Prompts:
         self._waiting[self._shown.rank] = self._shown
         self._shown = None
         if rank not in self._waiting:
-            self._say(f"rank {rank} asks nothing now; {label(self._waiting)} can be chosen.")
+            self._say(f"rank {rank} is not asking for input; choose from {label(self._waiting)}.")
             rank = list(self._waiting)[-1]
         self._next, self._next_until = rank, 0.0

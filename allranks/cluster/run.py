@@ -9,12 +9,21 @@ from typing import Any, Protocol
 
 from allranks.cluster import deaths, failures
 from allranks.cluster.connection import Connection
+from allranks.cluster.profiling import Profiling
 from allranks.cluster.prompts import Prompts
 from allranks.cluster.unheard import GRACE_SECONDS, UNHEARD_SECONDS, Unheard
-from allranks.errors import CellFailed, CellInterrupted, CellTimeout, ClusterLost, UsageError
+from allranks.errors import (
+    CellFailed,
+    CellInterrupted,
+    CellTimeout,
+    ClusterLost,
+    RankDied,
+    UsageError,
+)
 from allranks.records import requests
 from allranks.records.ranks import label
-from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
+from allranks.records.report import Report
+from allranks.records.telemetry import Pulse, Telemetry
 from allranks.records.wire import Answer, Interrupt, Output, Prompt, Reply, Typed
 from allranks.widgets.field import field
 
@@ -95,6 +104,8 @@ class Run:
         self.ranks = tuple(ranks)
         self.size = connection.size
         self.view = view
+        self.profiling: Profiling | None = None
+        """What has its ranks look where they spend their time."""
         self._connection = connection
         self.replies: dict[int, Reply] = {}
         self.presses = 0
@@ -106,27 +117,59 @@ class Run:
         self._unheard = Unheard(connection.ask_soon)
         self._prompts = Prompts(field(), self._type, view.make_way, view.notice)
         self._stepped_at = time.monotonic()
+        self._died: dict[int, Report] = {}
+        self._connection.lines.clear()
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """The ranks that have not replied yet."""
-        return tuple(rank for rank in self.ranks if rank not in self.replies)
+        """The ranks that have not replied yet, and may."""
+        gone = self._died
+        return tuple(rank for rank in self.ranks if rank not in self.replies and rank not in gone)
+
+    def died(self, end: deaths.End) -> None:
+        """Takes in that a rank has died, while the others live on."""
+        rank, hello = end.rank, self._connection.hellos[end.rank]
+        if rank not in self.ranks or rank in self.replies:
+            self.view.notice(f"rank {rank} {failures.ending(end.code, end.memory)}")
+            return
+        self._prompts.left(rank)
+        self.view.left(rank, "lost")
+        text = self._connection.unseen(rank)
+        if text:
+            self.view.output(Output(rank, self.cell, (["out", text],), 0, 0, 0))
+        self._died[rank] = deaths.report(
+            end, hello, self._connection.lines.get(rank, ""), self._connection.last_words(rank)
+        )
+        others = [rank for rank in self.pending if rank != end.rank]
+        if others:
+            how = failures.ending(end.code, end.memory)
+            self.view.notice(
+                f"rank {rank} {how}; {label(others)} keep{'s' * (len(others) == 1)} running"
+            )
 
     @property
     def dirty(self) -> bool:
         """Whether communicators must be renewed before the next cell."""
         return any(reply.dirty for reply in self.replies.values())
 
+    @property
+    def ended_well(self) -> bool:
+        """Whether all its ranks have finished it."""
+        finished = [rank for rank, reply in self.replies.items() if reply.status == "ok"]
+        return set(finished) == set(self.ranks)
+
     def step(self, seconds: float) -> None:
         """Handles what comes within ``seconds``, and shows it."""
         for _ in self._connection.step(seconds):
             self.press()
         self._step_prompts()
+        if self.profiling is not None and self.pending and not self._connection.closed:
+            self.profiling.step(self.pending, self._connection)
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._deadline = None
             self.timed_out = True
             self.view.notice(
-                f"the time of {self.timeout:g} s is over: interrupting {label(self.pending)}"
+                f"timeout of {self.timeout:g} s reached: interrupting {label(self.pending)}"
             )
             self.interrupt()
         if self._interrupted_at is not None and self.pending and not self._connection.closed:
@@ -182,15 +225,15 @@ class Run:
             left = GRACE_SECONDS - UNHEARD_SECONDS
             then = f"in {left:g} s" if self.timed_out else "by the next interrupt"
             self.view.notice(
-                f"not out of the cell {UNHEARD_SECONDS:g} s after the interrupt: "
-                f"{self._unheard.whereabouts(self.pending)}; all ranks are ended {then}"
+                f"still in the cell {UNHEARD_SECONDS:g} s after the interrupt: "
+                f"{self._unheard.whereabouts(self.pending)}; all ranks will be killed {then}"
             )
         if waited >= GRACE_SECONDS and self.timed_out:
             where = self._unheard.whereabouts(self.pending)
             self._connection.close(
                 "lost",
-                f"{self._late}, and {GRACE_SECONDS:g} s after it was interrupted there was still "
-                f"{where}, so {failures.ended(self.size)}",
+                f"{self._late}, and {GRACE_SECONDS:g} s after the interrupt it was still running "
+                f"on {where}, so {failures.ended(self.size)}",
             )
 
     def _heard(self, answer: Answer) -> None:
@@ -198,7 +241,7 @@ class Run:
 
     @property
     def _late(self) -> str:
-        return f"the cell went past its time of {self.timeout:g} s"
+        return f"the cell exceeded its timeout of {self.timeout:g} s"
 
     def take(self, record: Output | Prompt | Reply | Telemetry, payloads: list[bytes]) -> None:
         """Takes in a record of this cell."""
@@ -208,7 +251,7 @@ class Run:
             others = tuple(rank for rank in self.pending if rank != record.rank)
             if self._prompts.take(record, others):
                 self._connection.ask_soon(requests.SEND, {}, self._heard, others)
-        elif isinstance(record, Points | Timings | Pulse):
+        elif isinstance(record, Telemetry):
             if isinstance(record, Pulse) and record.line:
                 self._unheard.lines[record.rank] = record.line
             self.view.telemetry(record, payloads)
@@ -237,7 +280,7 @@ class Run:
     def _lose(self) -> str:
         """Ranks died: shows what each wrote and did not get to send, and returns what happened."""
         if self.size > _MANY_RANKS:
-            self.view.notice(f"{deaths.describe(self._connection.ends)} Ending the others.")
+            self.view.notice(f"{deaths.describe(self._connection.ends)} Killing the others.")
             self.view.refresh()
         why = self._connection.lose(shown=True)
         for rank in self.ranks:
@@ -265,27 +308,31 @@ class Run:
         """
         replies = sorted(self.replies.items())
         reports = [reply.report for _, reply in replies if reply.report]
+        reports[:0] = self._died.values()
         late = self._late if self.timed_out else ""
         if not reports:
             if late:
                 raise CellTimeout(late)
             return
-        kind = CellFailed
-        if all(
-            reply.status != "error" or reply.report.waiting for _, reply in replies if reply.report
-        ):
-            kind = (
-                CellTimeout if self.timed_out else CellInterrupted if self.presses else CellFailed
-            )
+        failed = any(
+            reply.status == "error" and not reply.report.waiting
+            for _, reply in replies
+            if reply.report
+        )
+        kind: type[CellFailed] = CellFailed
+        if self._died:
+            kind = RankDied
+        elif not failed and (self.timed_out or self.presses):
+            kind = CellTimeout if self.timed_out else CellInterrupted
         if kind is CellTimeout:
             reports = [failures.as_timeout(report, late) for report in reports]
         message = failures.plain(failures.headline(reports, self.size))
         if kind is CellTimeout and late not in message:  # where all others only waited
             message = f"{late}. {message}"
-        failed = kind(message, failures.describe(reports, self.ranks), reports)
+        error = kind(message, failures.describe(reports, self.ranks), reports)
         # A notebook shows the text by itself; a script's traceback ends with the notes.
-        failed.add_note(failures.plain(failed.text))
-        raise failed
+        error.add_note(failures.plain(error.text))
+        raise error
 
     def values(self) -> list[Any]:
         """Returns the value of the last expression on each rank, in order of rank.

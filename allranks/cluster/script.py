@@ -1,12 +1,16 @@
-"""A script on ranks of this machine, in a terminal: what ``horovodrun`` runs."""
+"""A script on ranks of this machine, in a terminal: ``allranks run`` and ``horovodrun``."""
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import shutil
 import signal
 import sys
 import time
+from collections import deque
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -23,6 +27,7 @@ from allranks.errors import (
 )
 from allranks.horovod.script import Exited, Script
 from allranks.records.ranks import label
+from allranks.records.wire import Hello
 from allranks.widgets.dashboard.still import page
 from allranks.widgets.dashboard.terminal import TerminalDashboard
 
@@ -32,21 +37,23 @@ _STYLE = (
 )
 _TIMED_OUT, _INTERRUPTED, _TERMINATED = 124, 130, 143
 
-_FOR_NOTEBOOKS = "The next cell starts a fresh cluster. "
+_FOR_NOTEBOOKS = re.compile(r" ?The next cell starts a fresh cluster\.")
+_FIRST_LINES, _LAST_LINES = 500, 2000
+"""Of what ranks print, so much is in a report; all of it is in their logs."""
 
 
 class Job(NamedTuple):
     """What is to be run.
 
     Attributes:
-        size: on how many ranks.
+        size: on how many ranks; None for as many as a cell starts.
         arguments: the script's path and its arguments.
         timeout: seconds after which the ranks are interrupted, or None.
         log_dir: a folder for the ranks' logs; empty for none.
         report: a file for the picture of what was measured; empty for none.
     """
 
-    size: int
+    size: int | None
     arguments: list[str]
     timeout: float | None = None
     log_dir: str = ""
@@ -54,7 +61,26 @@ class Job(NamedTuple):
 
 
 class _View(TerminalDashboard):
-    """Prints what ranks write, and keeps what they measure."""
+    """Prints what ranks write, and keeps it for the report, with what they measure."""
+
+    def __init__(self, hellos: Sequence[Hello], log_dir: str) -> None:
+        super().__init__("auto", hellos, log_dir, True)
+        self._first: list[str] = []
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._count = 0
+
+    def write(self, text: str) -> None:
+        """Prints lines, and keeps the first and the last of them."""
+        super().write(text)
+        for line in plain(text).split("\n"):
+            self._count += 1
+            (self._first if self._count <= _FIRST_LINES else self._last).append(line)
+
+    def written(self) -> str:
+        """Returns what was printed, without its middle where that is long."""
+        hidden = self._count - len(self._first) - len(self._last)
+        note = [f"… {hidden:,} lines are not shown; the ranks' logs have them …"] if hidden else []
+        return "\n".join([*self._first, *note, *self._last])
 
     def finish(self) -> None:
         """Prints the rest."""
@@ -73,25 +99,31 @@ def run(job: Job) -> int:
         StartFailed: the ranks did not come up.
     """
     check_timeout(job.timeout, "--timeout", " ")
-    _check_folders(job)
+    _check_files(job)
     signal.signal(signal.SIGTERM, _terminated)
     began = time.monotonic()
     code, failure = 0, ""
-    with Cluster(job.size) as cluster:
-        view = _View("auto", list(cluster.hellos.values()), cluster.log_dir, True)
-        try:
-            cluster.call(Script(job.arguments), timeout=job.timeout, view=view)
-        except ClusterLost as error:
-            code, failure = 1, str(error).replace(_FOR_NOTEBOOKS, "")
-        except CellFailed as error:
-            code, failure = _ended(error)
-        if job.log_dir:
-            _keep_logs(cluster, Path(job.log_dir))
+    started = Cluster(job.size)
+    started.heal_when("off")  # nothing is run on the ranks afterwards
+    try:
+        with started as cluster:
+            view = _View(list(cluster.hellos.values()), cluster.log_dir)
+            try:
+                cluster.call(Script(job.arguments), timeout=job.timeout, view=view)
+            except ClusterLost as error:
+                code, failure = 1, str(error)
+            except CellFailed as error:
+                code, failure = _ended(error)
+            if job.log_dir:
+                _keep_logs(cluster, Path(job.log_dir))
+    except KeyboardInterrupt:  # while the ranks started, or ended
+        return _INTERRUPTED
+    failure = _FOR_NOTEBOOKS.sub("", failure)
     if failure:
         sys.stderr.write(f"{failure if sys.stderr.isatty() else plain(failure)}\n")
     if job.report:
         Path(job.report).write_text(
-            _html(job, view, code, plain(failure), time.monotonic() - began)
+            _html(job, view, started.size, code, plain(failure), time.monotonic() - began)
         )
     return code
 
@@ -100,8 +132,11 @@ def _terminated(*_: object) -> NoReturn:
     raise SystemExit(_TERMINATED)
 
 
-def _check_folders(job: Job) -> None:
+def _check_files(job: Job) -> None:
     """Makes the folders of what is to be written: not after hours of training."""
+    if not os.path.isfile(job.arguments[0]):
+        found = f"found no file {job.arguments[0]!r}"
+        raise UsageError(f"expected a script, {found}. Type its path.")
     try:
         if job.log_dir:
             Path(job.log_dir).mkdir(parents=True, exist_ok=True)
@@ -133,11 +168,11 @@ def _keep_logs(cluster: Cluster, folder: Path) -> None:
         shutil.copy(log, folder / log.name)
 
 
-def _html(job: Job, view: _View, code: int, failure: str, seconds: float) -> str:
-    """A page that needs nothing else: what was run, how it ended, curves and timings."""
-    title = shlex.join(job.arguments)
-    ended = "ended well" if code == 0 else f"ended with exit code {code}"
-    told = [f"{job.size} ranks, {seconds:.0f} s, {ended}", time.strftime("%d %B %Y, %H:%M")]
+def _html(job: Job, view: _View, size: int, code: int, failure: str, seconds: float) -> str:
+    """A page that needs nothing else: what was run, how it ended, curves, timings, output."""
+    title, written = shlex.join(job.arguments), view.written()
+    ended = "finished" if code == 0 else f"ended with exit code {code}"
+    told = [f"{size} ranks, {seconds:.0f} s, {ended}", time.strftime("%d %B %Y, %H:%M")]
     if job.log_dir:
         told.append(f"logs in {Path(job.log_dir).resolve()}")
     return "\n".join(
@@ -149,6 +184,7 @@ def _html(job: Job, view: _View, code: int, failure: str, seconds: float) -> str
             *(f"<p>{escape(line)}</p>" for line in told),
             *([f"<pre>{escape(failure)}</pre>"] if failure else []),
             page(view.figures),
+            *([f"<h2>Output</h2><pre>{escape(written)}</pre>"] if written else []),
             "</html>\n",
         ]
     )

@@ -29,4 +29,4 @@ def explain(error: SyntaxError, number: int) -> str:
     """
     told = "".join(traceback.format_exception_only(error))
     told = told.replace(f'File "{_FILE}"', f"Cell In[{number}]").rstrip()
-    return f"nothing has run, on any rank.\n{told}"
+    return f"the cell was not run on any rank.\n{told}"

@@ -3,7 +3,9 @@
 Both sockets are encrypted with a key pair made for this cluster. Its public key is handed to the
 ranks through the nursery's standard input only, so that it serves as the shared secret.
 
-Ranks of other hosts are reached through one relay a host (see ``allranks.engine.relay``).
+Ranks of other hosts are reached through one relay a host (see ``allranks.engine.host.relay``).
+Ranks that another notebook has started come to sockets in their session's folder, which only this
+user may enter.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import zmq
 
+from allranks.cluster.sharing import Sharing
 from allranks.errors import StartFailed
+from allranks.records.batches import parts
+from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME
 from allranks.records.deferred import deferred
 from allranks.records.lease import BEAT_SECONDS, LIMIT_SECONDS
 from allranks.records.wire import Record, decode, encode
@@ -38,6 +43,7 @@ class Wire:
         unread: called in that thread with what kept a message from being read or delivered.
         address: where to listen.
         ports: the lowest and the highest port to listen on.
+        home: instead, the session's folder of ranks that another notebook has started.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class Wire:
         unread: DeliverUnread,
         address: str,
         ports: tuple[int, int],
+        home: str = "",
     ) -> None:
         self._deliver = deliver
         self._unread = unread
@@ -55,12 +62,14 @@ class Wire:
         #: At which look each host had last been heard.
         self._heard: dict[str, int] = {}
         self._looks, self._next_look = 0, 0.0
+        #: What notebooks are told that watch this one.
+        self.sharing = Sharing()
         self._context = zmq.Context()
         #: What a widget's view says may come in any thread.
         self._lock = threading.RLock()
         self._closed = False
         public, secret = zmq.curve_keypair()
-        self.key = public.decode()
+        self.key = "" if home else public.decode()
         self._commands = self._context.socket(zmq.ROUTER)
         self._events = self._context.socket(zmq.PULL)
         self._stop_reader = self._context.socket(zmq.PAIR)
@@ -71,24 +80,35 @@ class Wire:
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
-            socket.curve_server = True
-            socket.curve_publickey = public
-            socket.curve_secretkey = secret
+            if self.key:
+                socket.curve_server = True
+                socket.curve_publickey = public
+                socket.curve_secretkey = secret
         # A rank that is not there any more is an error to raise, not a message to drop.
         self._commands.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.commands_url, self.events_url = (
-            _listen(socket, f"tcp://{address}", *ports) for socket in (self._commands, self._events)
-        )
+        # One that takes a dead one's place has its name.
+        self._commands.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        if home:
+            self.commands_url = COMMANDS_AT_HOME.format(home)
+            self.events_url = EVENTS_AT_HOME.format(home)
+            self._commands.bind(self.commands_url)
+            self._events.bind(self.events_url)
+        else:
+            self.commands_url, self.events_url = (
+                _listen(socket, f"tcp://{address}", *ports)
+                for socket in (self._commands, self._events)
+            )
         self._thread = threading.Thread(target=self._read, name="allranks-events", daemon=True)
         self._thread.start()
 
-    def send(self, ranks: Iterable[int], record: Record, *payloads: bytes) -> None:
-        """Sends a record to all of these ranks; nothing where they are gone."""
+    def send(self, ranks: Iterable[int], record: Record, *payloads: bytes) -> bool:
+        """Sends a record to all of these ranks; returns whether they were all there."""
         frames = encode(record, *payloads)
         # Half a message would swallow the next one.
         with deferred(), self._lock:
-            for way in self._ways(ranks):
-                self._send([*way, *frames])
+            self.sharing.take(record, frames)
+            sent = [self._send([*way, *frames]) for way in self._ways(ranks)]
+        return all(sent)
 
     def say(self, host: str, word: str, line: str) -> None:
         """Says something to a host's relay; nothing where it is gone."""
@@ -114,15 +134,17 @@ class Wire:
         for host, there in groups.items():
             yield [host.encode(), b"ranks", json.dumps(there).encode()]
 
-    def _send(self, frames: list[bytes]) -> None:
+    def _send(self, frames: list[bytes]) -> bool:
         if self._closed:
-            return
+            return False
         try:
             self._commands.send_multipart(frames, copy=False)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             # The rank died; its parent says so, and why, on another channel.
+            return False
+        return True
 
     def _read(self) -> None:
         poller = zmq.Poller()
@@ -148,7 +170,13 @@ class Wire:
             self._hear(frames[1].decode())
             self.deliver_host(frames[1].decode(), frames[2])
         else:
-            self._deliver(*decode(frames))
+            for message in parts(frames):
+                try:
+                    record, payloads = decode(message)
+                    self.sharing.take(record, message)
+                    self._deliver(record, payloads)
+                except Exception as error:
+                    self._unread(error)  # the other ranks' are handled all the same
 
     def _hear(self, host: str) -> None:
         self._heard[host] = self._looks
@@ -163,6 +191,7 @@ class Wire:
 
     def close(self) -> None:
         """Ends the thread and closes the sockets."""
+        self.sharing.close()
         with self._lock:
             self._closed = True
         self._stop_writer.send(b"")

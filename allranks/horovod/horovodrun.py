@@ -169,8 +169,6 @@ def main() -> None:
 
 
 def _run(wanted: Wanted, script: list[str]) -> int:
-    if not os.path.isfile(script[0]):
-        raise UsageError(f"expected a script, found no file {script[0]!r}. Type its path.")
     try:
         timeout = float(wanted.timeout) if wanted.timeout else None
     except ValueError:

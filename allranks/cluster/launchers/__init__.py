@@ -74,9 +74,9 @@ def named(name: str) -> Launcher:
         made = LsfLauncher(options)
     if made is None:
         raise UsageError(
-            f"expected a launcher, found {name!r}. There is: --on local, --on ssh:HOST:RANKS,…, "
+            f"expected a launcher, found {name!r}. Available: --on local, --on ssh:HOST:RANKS,…, "
             "--on slurm, pbs or lsf. To see what can be used here: %distributed launchers"
-            + "".join(f"\n{path} was not read: this user may not" for path in unreadable())
+            + "".join(f"\n{path} was not read: permission denied" for path in unreadable())
         )
     if site is not None and isinstance(made, Spread):
         made.site_environment = site.environment

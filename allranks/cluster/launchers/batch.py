@@ -74,8 +74,8 @@ def submit(
         found = number.search(said)
         if found is None:
             raise StartFailed(
-                f"expected {words[0]} to tell the job's number, found {said.strip()!r}. It is "
-                f"looked for by {number.pattern!r}"
+                f"expected {words[0]} to print the job's number, found {said.strip()!r}. The "
+                f"pattern for it is {number.pattern!r}"
             )
     except BaseException:
         os.unlink(invitation)
@@ -84,7 +84,7 @@ def submit(
 
 
 def _answer(system: str, words: Sequence[str], script: str) -> str:
-    typed = f"What was typed: {shlex.join(words)}"
+    typed = f"The command was: {shlex.join(words)}"
     with subprocess.Popen(
         words,
         stdin=subprocess.PIPE,
@@ -101,12 +101,12 @@ def _answer(system: str, words: Sequence[str], script: str) -> str:
         except subprocess.TimeoutExpired as error:
             os.killpg(asked.pid, signal.SIGKILL)
             raise StartFailed(
-                f"expected {system} to take a job within {_ASK_SECONDS:g} s, found no answer. Try "
-                f"again later; a job that it takes now ends as soon as it begins. {typed}"
+                f"expected {system} to accept a job within {_ASK_SECONDS:g} s, found no answer. "
+                f"Try again later; a job that it accepts now ends as soon as it starts. {typed}"
             ) from error
     if asked.returncode:
         raise StartFailed(
-            f"expected {system} to take a job, found {problem.strip() or said.strip()}\n{typed}"
+            f"expected {system} to accept a job, found {problem.strip() or said.strip()}\n{typed}"
         )
     return said
 
@@ -155,8 +155,8 @@ class BatchOptions(argparse.Namespace):
             self.ntasks = n
         if self.ntasks is not None and self.ntasks % self.nodes:
             raise UsageError(
-                f"expected as many ranks on each of {self.nodes} hosts, found {self.ntasks} "
-                "in all. Type for example: --nodes 2 --ntasks-per-node 4"
+                f"expected the same number of ranks on each of {self.nodes} hosts, found "
+                f"{self.ntasks} in all. Type for example: --nodes 2 --ntasks-per-node 4"
             )
         return check_size(self.ntasks, self.nodes * self.each)
 
@@ -238,15 +238,15 @@ class BatchJob:
         self._known_at = now if known or self._known_at is None else self._known_at
         if now - self._known_at > _UNKNOWN_SECONDS:
             raise StartFailed(
-                f"expected {self.system} to tell how job {self.number} is, found that it has told "
-                f"nothing for {_UNKNOWN_SECONDS:g} s: the job was cancelled, or is forgotten. To "
+                f"expected {self.system} to report the state of job {self.number}, found no report "
+                f"for {_UNKNOWN_SECONDS:g} s: the job was cancelled, or has expired. To "
                 f"look it up: {shlex.join([*self.looked_up_by, self.number])}"
             )
 
     @property
     def submitted(self) -> str:
         """What is said as long as the batch system says nothing."""
-        return f"{self.system} job {self.number} is submitted. Interrupt to cancel it."
+        return f"{self.system} job {self.number} was submitted. Interrupt to cancel it."
 
     def look(self) -> Look | None:
         """Returns the names of its hosts, once it runs, and what it waits for until then.

@@ -60,7 +60,7 @@ class Job(Protocol):
         """Takes back the invitation, which is needed no longer."""
 
     def why_ended(self) -> str:
-        """Returns what ended it, where its launcher knows: ``ran into its time limit``."""
+        """Returns what ended it, where its launcher knows: ``reached its time limit``."""
 
     def close(self) -> None:
         """Ends it on every host; what has ended by itself is left."""

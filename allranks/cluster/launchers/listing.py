@@ -13,7 +13,7 @@ from allranks.errors import ClusterError, MissingDependency, UsageError
 
 _ABOUT = {
     "local": "ranks on this machine",
-    "ssh": "--on ssh:h1:2,h2:2  hosts that ssh reaches without asking",
+    "ssh": "--on ssh:h1:2,h2:2  hosts that ssh reaches without a password",
     "slurm": "--on slurm --nodes 2 --ntasks-per-node 4 --time 1:00:00  and other options of sbatch",
     "pbs": "--on pbs --nodes 2 --ntasks-per-node 4 -l walltime=1:00:00  and others of qsub",
     "lsf": "--on lsf --nodes 2 --ntasks-per-node 4 -W 1:00  and others of bsub",
@@ -65,6 +65,6 @@ def text() -> str:
         mark = "→" if one.name == default else " "
         lines.append(f"{mark} {one.name:<10} {one.about}")
         if one.why_not:
-            lines.append(f"             not here: {one.why_not}")
-    lines += [f"  {path} was not read: this user may not" for path in unreadable()]
+            lines.append(f"             not available: {one.why_not}")
+    lines += [f"  {path} was not read: permission denied" for path in unreadable()]
     return "\n".join(lines)

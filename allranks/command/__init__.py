@@ -1,0 +1,1 @@
+"""``allranks doctor``, ``export`` and ``run``. Runs in a shell."""
