@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
@@ -10,19 +12,31 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from allranks.cluster import source
 from allranks.cluster.cluster import Cluster
+from allranks.cluster.kept import AfterCells, listed
+from allranks.cluster.profiling import Profiling
 from allranks.cluster.run import Run
 from allranks.cluster.status import tree
-from allranks.errors import CellFailed, InvalidCell, UsageError
+from allranks.errors import CellFailed, InvalidCell, RankDied, UsageError
+from allranks.magics import looking
 from allranks.magics.answering import Answering
 from allranks.magics.awaiting import Awaiting, is_awaited, nothing_to_run
 from allranks.magics.completion import Completion
 from allranks.magics.line_help import LineHelp
-from allranks.magics.options import CellOptions, HelpShown, parse_cell, parse_command
-from allranks.magics.session import Session
+from allranks.magics.options import (
+    CellOptions,
+    CommandOptions,
+    HelpShown,
+    parse_cell,
+    parse_command,
+)
+from allranks.magics.session import Session, watchers
 from allranks.magics.toggle import Toggle
 from allranks.records import ranks as rank_lists
 from allranks.records import requests
+from allranks.records.profile import Profile
 from allranks.widgets import cell_view
+from allranks.widgets.flame.show import check_file, show
+from allranks.widgets.reopened.missed import missed
 
 
 @magics_class
@@ -39,6 +53,7 @@ class DistributedMagics(Magics):
         self.line_help = LineHelp(shell)
         self.awaiting = Awaiting(shell)
         self.answering = Answering(shell)
+        self._profiling: Profiling | None = None
 
     def close(self) -> None:
         """Ends the ranks and leaves the shell as it was."""
@@ -47,7 +62,8 @@ class DistributedMagics(Magics):
         self.line_help.remove()
         self.awaiting.remove()
         self.answering.remove()
-        self.session.stop()
+        missed.close()
+        self.session.close()
 
     @cell_magic("distributed")  # type: ignore[arg-type]
     def run_cell(self, line: str, cell: str) -> Coroutine[Any, Any, None] | None:
@@ -70,20 +86,66 @@ class DistributedMagics(Magics):
         """Runs a text on the ranks; with ``--local`` the notebook runs ``local`` after them."""
         cluster, run = self._submit(options, text)
         if is_awaited():
-            return self._awaited(options, cluster, run, local)
-        cluster.wait(run)
+            return self._awaited(options, text, cluster, run, local)
+        went_on: list[int] = []
+        while True:
+            try:
+                with self._remembered(cluster, run):
+                    cluster.wait(run)
+                break
+            except RankDied as died:
+                run = self._again(options, text, (cluster, run), died, went_on)
         self._keep(options, run)
         if options.local:
             self._check_here(self.shell.run_cell(local, store_history=False))
         return None
 
-    async def _awaited(self, options: CellOptions, cluster: Cluster, run: Run, local: str) -> None:
-        await cluster.wait_awaited(run)
+    async def _awaited(
+        self, options: CellOptions, text: str, cluster: Cluster, run: Run, local: str
+    ) -> None:
+        went_on: list[int] = []
+        while True:
+            try:
+                with self._remembered(cluster, run):
+                    await cluster.wait_awaited(run)
+                break
+            except RankDied as died:
+                run = self._again(options, text, (cluster, run), died, went_on)
         self._keep(options, run)
         if options.local:
             ready = self.shell.transform_cell(local)
             done = self.shell.run_cell_async(local, store_history=False, transformed_cell=ready)
             self._check_here(await done)
+
+    @contextmanager
+    def _remembered(self, cluster: Cluster, run: Run) -> Iterator[None]:
+        """Keeps what the cell has shown and logged, however it ends."""
+        folder = cluster.log_dir
+        try:
+            yield
+        finally:
+            self.session.past.keep(len(self.shell.user_ns["In"]) - 1, run.view, folder)
+
+    def _again(
+        self,
+        options: CellOptions,
+        text: str,
+        ended: tuple[Cluster, Run],
+        died: RankDied,
+        went_on: list[int],
+    ) -> Run:
+        """Sends a cell again whose training goes on from a commit; else it has ended.
+
+        Raises:
+            RankDied: it does not, was interrupted, or has gone on too often from the same one.
+        """
+        cluster, run = ended
+        commit = cluster.goes_on
+        if not commit or run.presses or went_on.count(commit) == _MOST_TIMES:
+            raise died
+        went_on.append(commit)
+        cluster.news.append(f"{died}. {_GOES_ON}")
+        return self._submit(options, text)[1]
 
     @staticmethod
     def _check_here(result: ExecutionResult) -> None:
@@ -98,8 +160,12 @@ class DistributedMagics(Magics):
             source.check(text)
         except SyntaxError as error:
             raise InvalidCell(source.explain(error, number)) from None
+        profiling = _profiling(0.0, options.save) if options.profile else self._profiling
         cluster = self.session.cluster(options.cluster)
         chosen = rank_lists.parse(options.ranks or "all", cluster.size)
+        if profiling is not None:
+            self._profiling = None
+            cluster.profile(profiling)
         run = cluster.submit(
             text,
             name=f"cell In[{number}]",
@@ -111,6 +177,7 @@ class DistributedMagics(Magics):
                 [cluster.hellos[rank] for rank in chosen],
                 cluster.ask_soon,
                 fold=options.fold,
+                profiler=partial(_profile_from_panel, cluster),
             ),
             want_value=options.out is not None,
         )
@@ -134,11 +201,31 @@ class DistributedMagics(Magics):
         elif name == "restart":
             session.restart(options.cluster)
         elif name == "stop":
-            print("The ranks are stopped." if session.stop() else "No ranks are running.")
+            print(session.stop())
         elif name == "launchers":
             from allranks.cluster.launchers import listing
 
             print(listing.text())
+        elif name == "doctor":
+            from allranks.cluster.doctor import examination
+
+            print(examination.report(examination.examine()))
+        elif name == "heal":
+            self._heal(options.names)
+        elif name == "keep":
+            self._keep_after_cells(options)
+        elif name == "detach-on-exit":
+            print(session.detach_on_exit("".join(options.names)))
+        elif name == "detach":
+            print(session.detach("".join(options.names)))
+        elif name == "attach":
+            self._attach("".join(options.names))
+        elif name == "clusters":
+            print(session.listing())
+        elif name in looking.COMMANDS:
+            looking.look(name, options, session.past)
+        elif name == "profile":
+            self._profile(options)
         elif name == "on":
             self.toggle.on()
             print("Every following cell runs on the ranks, until: %distributed off")
@@ -148,6 +235,78 @@ class DistributedMagics(Magics):
         else:
             return self._ask(name, options.names, options.ranks)
         return None
+
+    def _profile(self, options: CommandOptions) -> None:
+        """Profiles the cell that runs, where this comes from beside it, else the next one."""
+        profiling, running = _profiling(options.seconds, options.save), self.session.running
+        if running is not None and running.busy and running.profile(profiling):
+            print("The running cell is profiled.")
+            return
+        self._profiling = profiling
+        part = f"The first {options.seconds:g} s" if options.seconds else "All"
+        print(f"{part} of the next cell on the ranks will be profiled.")
+
+    def _heal(self, words: list[str]) -> None:
+        """Says when dead ranks are replaced, or has them replaced now."""
+        if len(words) > 1:
+            raise UsageError(f"expected on, ask or off, found {' '.join(words)}")
+        if words:
+            self.session.heal_when(words[0])
+            running = self.session.running
+            fixed = words[0] != "off" and running is not None and not running.can_heal
+            print(_FIXED if fixed else _HEALING[words[0]])
+            return
+        cluster = self.session.running
+        if cluster is None:
+            raise UsageError("no ranks are running. Type: %distributed start")
+        said: list[str] = []
+
+        def tell(text: str) -> None:
+            said.append(text)
+            print(text)
+
+        if not cluster.is_up(tell):
+            print(cluster.lost_because.splitlines()[0])
+        elif cluster.dead:
+            print(cluster.heal(print))
+        elif not said:
+            print(_ALIVE)
+
+    def _attach(self, name: str) -> None:
+        """Takes over ranks, and shows the cell that they were left with to its end."""
+        attached = self.session.attach(name)
+        if attached is None:
+            return  # it watches
+        cluster, left, said = attached
+        print(said)
+        if left.members:
+            print(_MEMBERS)
+        if left.unseen:
+            print(left.text)
+        hellos = [cluster.hellos[rank] for rank in left.ranks or range(cluster.size)]
+        view = cell_view(
+            "auto",
+            hellos,
+            cluster.ask_soon,
+            ago=left.seconds,
+            profiler=partial(_profile_from_panel, cluster),
+        )
+        if left.unseen:
+            cluster.wait(cluster.follow(left, view))
+        else:
+            cluster.show_late(view)
+            view.finish()
+            cluster.is_up(print)  # a rank that has died meanwhile is replaced
+
+    def _keep_after_cells(self, options: CommandOptions) -> None:
+        """Says which variables the ranks keep when a cell has ended."""
+        if options.names == ["off"]:
+            self.session.keep_after_cells(None)
+            print("No variables are kept after cells from now on; those kept before remain.")
+            return
+        self.session.keep_after_cells(AfterCells(options.names, options.every))
+        often = f", at most once in {options.every:g} s," if options.every else ""
+        print(f"{listed(options.names)} kept after each cell{often} until: %distributed keep off")
 
     def _debug(self, cluster: Cluster, chosen: tuple[int, ...]) -> None:
         """Looks at where a cell has failed; the other ranks have nothing to do meanwhile."""
@@ -168,11 +327,19 @@ class DistributedMagics(Magics):
 
     def _ask(self, name: str, names: list[str], ranks: str | None) -> Any:
         cluster = self.session.running
+        if cluster is None and self.session.shared.joined is not None:
+            line = self.session.shared.line()
+            if name == "status":
+                print(line)
+                return None
+            if name == "interrupt":
+                raise UsageError(f"expected a cell of this notebook, found {line} Interrupt there")
+            cluster = self.session.cluster()
         if cluster is None:
             raise UsageError("no ranks are running. Type: %distributed start")
         chosen = rank_lists.parse(ranks or "all", cluster.size)
         if name == "status":
-            title = f"{cluster.size} ranks, logs in {cluster.log_dir}"
+            title = f"{cluster.size} ranks, logs in {cluster.log_dir}{watchers(cluster)}"
             print(tree([s for s in cluster.status() if s.rank in chosen], title))
         elif name == "interrupt":
             print("Interrupted." if cluster.interrupt() else "No cell is running.")
@@ -201,4 +368,35 @@ class DistributedMagics(Magics):
         return None
 
 
+def _profiling(seconds: float, save: str | None) -> Profiling:
+    file = check_file(save) if save else None
+    return Profiling(lambda profiles: show(profiles, file), seconds)
+
+
+def _profile_from_panel(
+    cluster: Cluster, taken: Callable[[Sequence[Profile]], object], seconds: float
+) -> str:
+    """Has the cell profiled that runs; returns why it cannot be, or ""."""
+    if cluster.is_profiled:
+        return "this cell is being profiled: its flame graph comes when that has ended"
+    cluster.profile(Profiling(taken, seconds, empty=True))
+    return ""
+
+
 _LOG_NBYTES = 8192
+_MOST_TIMES = 3
+_GOES_ON = "The cell runs again, and its training continues from its last commit."
+_ALIVE = "All ranks are alive."
+_MEMBERS = (
+    "The ensemble that ran is interrupted: its results were with its notebook. Run its cell again; "
+    "with --store it goes on with the members that have not finished."
+)
+_FIXED = (
+    "These ranks cannot be replaced: when one dies, all others are killed, and the next cell "
+    "starts new ones."
+)
+_HEALING = {
+    "on": "A rank that dies is replaced automatically; the others keep their variables.",
+    "ask": "A rank that dies is replaced when you type: %distributed heal",
+    "off": "When a rank dies, all others are killed, and the next cell starts new ones.",
+}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -56,9 +57,22 @@ class EnsembleMagics(Magics):
         except HelpShown:
             return nothing_to_run()
         if is_awaited():
-            return drive.run_awaited()
-        drive.run()
+            return self._awaited(drive)
+        with self._kept(drive):
+            drive.run()
         return None
+
+    async def _awaited(self, drive: Drive) -> None:
+        with self._kept(drive):
+            await drive.run_awaited()
+
+    @contextmanager
+    def _kept(self, drive: Drive) -> Iterator[None]:
+        folder = drive.cluster.log_dir
+        try:
+            yield
+        finally:
+            self.session.past.keep(drive.plan.number, drive.view, folder)
 
     def _prepare(self, line: str, cell: str) -> Drive:
         options = parse(line, ensemble_parser())

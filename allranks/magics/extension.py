@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics
 
 from allranks.horovod import alias
 from allranks.magics.distributed import DistributedMagics
 from allranks.magics.ensemble import EnsembleMagics
+from allranks.magics.options import parse_command
 from allranks.magics.px import PxMagics
 from allranks.magics.ranks import NAME, Ranks
+from allranks.records.settings import START_WITH
 from allranks.widgets.offered import offer
 
 #: The cell magics of `PxMagics`.
@@ -37,6 +41,16 @@ def load(shell: InteractiveShell, *, px: bool = False) -> None:
         magics.toggle.commands += _PX_COMMANDS
         for name in _PX_CELLS:
             magics.awaiting.add(name)
+
+
+def load_kernel(shell: InteractiveShell) -> None:
+    """Adds the same to the kernel "allranks", and sends every cell to the ranks."""
+    load(shell)
+    magics = _loaded(shell)
+    assert magics is not None
+    _, options = parse_command(f"start {os.environ.get(START_WITH, '')}")
+    magics.session.start_with(options.cluster)
+    magics.toggle.every_cell()
 
 
 def unload(shell: InteractiveShell) -> None:

@@ -13,7 +13,7 @@ from allranks.cluster.run import check_timeout
 from allranks.errors import UsageError
 
 COMMANDS = {
-    "start": "starts the ranks; a %%distributed cell does so by itself",
+    "start": "starts the ranks; the first %%distributed cell also does",
     "stop": "ends the ranks",
     "restart": "ends the ranks and starts them again with the same options, without variables",
     "status": "shows every rank: host, pid, device, memory, state, line",
@@ -22,14 +22,36 @@ COMMANDS = {
     "off": "runs the following cells in the notebook again",
     "push": "copies variables of the notebook to every rank",
     "pull": "returns {rank: value} of variables of the ranks",
-    "log": "prints the end of the ranks' logs, and where they are",
-    "debug": "opens a debugger where the last cell has failed, on the rank that failed first",
-    "launchers": "lists what ranks can be started on, for --on",
+    "log": "prints the end of the ranks' logs, and their paths",
+    "last": "draws the last cell again, or cell N: its output, curves and timings",
+    "compare": "draws the curves of several cells in one plot, as: compare 12 15",
+    "export": "writes curves and timings of the last cell, or cell N, into FOLDER as CSV",
+    "debug": "opens a debugger where the last cell failed, on the rank that failed first",
+    "profile": "shows a flame graph of the next cell on the ranks, or of its first seconds",
+    "launchers": "lists the launchers and named places for --on",
+    "doctor": "checks MPI, GPUs, packages and limits, and says what to type",
+    "keep": "keeps variables after each cell, for ranks that replace dead ones, until: keep off",
+    "heal": "replaces dead ranks: now; or from now on always (on), on request (ask), never (off)",
+    "detach-on-exit": "keeps the ranks for a time when the notebook's kernel ends: 30m, or off",
+    "detach": "leaves the ranks running for a time, or stops watching those of another notebook",
+    "attach": "takes over detached ranks, or watches those of another notebook",
+    "clusters": "lists your clusters on this machine, and who is attached or watches",
 }
 """What each command does; in the order in which they are listed."""
 _START_RANKS = ("start", "restart")
-_NAME_VARIABLES = ("push", "pull")
-_CHOOSE_RANKS = ("status", "push", "pull", "log", "debug")
+_NAME_VARIABLES = ("push", "pull", "keep")
+_CHOOSE_RANKS = ("status", "push", "pull", "log", "debug", "compare")
+#: Commands that take words, what these are called in the help, and what they are.
+_TAKE_WORDS = {
+    "last": ("N", "the number of a cell, as in In[N]"),
+    "compare": ("N", "the numbers of cells, as in In[N], or files cell-N.json.gz of earlier ones"),
+    "export": ("FOLDER N", "the folder for the files, and the number of the cell"),
+    "heal": ("on|ask|off", "from now on; without it, once and now"),
+    "detach-on-exit": ("TIME|off", "a time as 30m"),
+    "detach": ("TIME", "a time as 30m"),
+    "attach": ("NAME", "the name of one cluster"),
+}
+_ONE_WORD = ("detach-on-exit", "detach", "attach")
 
 
 @dataclass
@@ -43,6 +65,8 @@ class CellOptions:
     local: bool = False
     fold: bool = True
     view: str = "auto"
+    profile: bool = False
+    save: str | None = None
 
 
 @dataclass
@@ -52,6 +76,9 @@ class CommandOptions:
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     ranks: str | None = None
     names: list[str] = field(default_factory=list)
+    every: float = 0.0
+    seconds: float = 0.0
+    save: str | None = None
 
 
 class HelpShown(Exception):
@@ -102,7 +129,7 @@ def cell_parser() -> Parser:
     """Returns what parses the line of a cell."""
     parser = _parser("%%distributed", "Runs the cell on every rank.")
     parser.add_argument(
-        "-o", "--out", metavar="NAME", help="keep each rank's value of the last expression there"
+        "-o", "--out", metavar="NAME", help="store the ranks' values of the last expression here"
     )
     parser.add_argument(
         "--timeout", type=float, metavar="SECONDS", help="interrupt a cell that takes longer"
@@ -111,13 +138,17 @@ def cell_parser() -> Parser:
         "--local", action="store_true", help="run the cell in the notebook too, after the ranks"
     )
     parser.add_argument(
-        "--no-fold", dest="fold", action="store_false", help="show equal output of ranks each time"
+        "--no-fold", dest="fold", action="store_false", help="do not fold equal output of ranks"
     )
     parser.add_argument(
         "--view",
         choices=("full", "auto", "plain"),
-        help="the live panel: all of it, what there is to show, or text only",
+        help="the live panel: always, when it has something to show, or text only",
     )
+    parser.add_argument(
+        "--profile", action="store_true", help="show a flame graph of the ranks' time in the cell"
+    )
+    _add_save(parser)
     return parser
 
 
@@ -129,7 +160,34 @@ def command_parser(command: str) -> Parser:
     parser = _parser(program, about, cluster=command in _START_RANKS, ranks=chooses)
     if command in _NAME_VARIABLES:
         parser.add_argument("names", nargs="*", metavar="NAMES", help="the variables' names")
+    if command == "keep":
+        parser.add_argument(
+            "--every",
+            type=float,
+            default=0.0,
+            metavar="SECONDS",
+            help="after a cell, but at most once in this time",
+        )
+    if command in _TAKE_WORDS:
+        shown, about = _TAKE_WORDS[command]
+        parser.add_argument("names", nargs="*", metavar=shown, help=about)
+    if command == "profile":
+        parser.add_argument(
+            "seconds",
+            nargs="?",
+            type=float,
+            default=0.0,
+            metavar="SECONDS",
+            help="how long; default: all of the cell",
+        )
+        _add_save(parser)
     return parser
+
+
+def _add_save(parser: Parser) -> None:
+    parser.add_argument(
+        "--save", metavar="FILE", help="write the profile here: stacks as text, or a .svg picture"
+    )
 
 
 def commands_text() -> str:
@@ -172,6 +230,8 @@ def parse_cell(line: str) -> CellOptions:
     options.cluster = ClusterOptions.take_from(vars(options))
     check_out(options.out, "values")
     check_timeout(options.timeout, "--timeout", " ")
+    if options.save and not options.profile:
+        raise UsageError(f"--save needs --profile. Type: --profile --save {options.save}")
     return options
 
 
@@ -197,7 +257,11 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
     options = ClusterOptions.parse(parser, rest, CommandOptions())
     if starts:
         options.cluster = ClusterOptions.take_from(vars(options))
+    if command == "profile":
+        check_timeout(options.seconds or None, "profile", " ")
     options.names = [name for part in options.names for name in part.split(",") if name]
+    if command in _ONE_WORD and len(options.names) > 1:
+        raise UsageError(f"expected {_TAKE_WORDS[command][1]}, found {' '.join(options.names)}")
     if named and not options.names:
         raise UsageError(
             "expected the names of variables, found none. "

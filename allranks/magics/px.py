@@ -112,7 +112,7 @@ class PxMagics(Magics):
     def pxconfig(self, line: str) -> None:
         """Is refused: options stand on each cell."""
         raise UsageError(
-            "%pxconfig keeps nothing here. Type options on each cell: %%px --targets 0"
+            "%pxconfig has no effect here. Type options on each cell: %%px --targets 0"
         )
 
     # ── nbdistributed ────────────────────────────────────────────────────────────────────────

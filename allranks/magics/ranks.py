@@ -25,7 +25,7 @@ class Ranks:
         if name.startswith("_"):
             raise AttributeError(name)
         if not hasattr(Cluster, name) and self._session.running is None:
-            raise AttributeError(f"no ranks are running that could have {name!r}")
+            raise AttributeError(f"no ranks are running, and a cluster has no {name!r}")
         return getattr(self._session.cluster(), name)
 
     def __dir__(self) -> list[str]:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
-from allranks.cluster import devices
+from allranks.cluster import devices, sessions
+from allranks.cluster.cluster import HEALING
+from allranks.cluster.durations import as_time, seconds_of
+from allranks.cluster.kept import AfterCells
+from allranks.cluster.left import Left
 from allranks.cluster.options import TYPED, ClusterOptions
 from allranks.ensemble.mapping import Cluster
 from allranks.errors import UsageError
+from allranks.magics.shared import Shared
 from allranks.records.ranks import label
+from allranks.widgets.past import Past
 
 _NAMES = "rank, size, local_rank, local_size, comm, MPI, device, allreduce, broadcast, barrier …"
 _NOTHING = ClusterOptions()
@@ -21,7 +28,14 @@ class Session:
 
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
-        self._asked = _DEFAULT
+        #: The cells of the notebook that have ended.
+        self.past = Past()
+        self._default = self._asked = _DEFAULT
+        self._healing = "on"
+        self._keeping: AfterCells | None = None
+        self._stays = 0.0
+        #: The ranks that it shares with other notebooks.
+        self.shared = Shared(self)
 
     @property
     def running(self) -> Cluster | None:
@@ -40,23 +54,53 @@ class Session:
                 are running.
         """
         running = self.running
-        if running is not None and running.is_up():
+        if running is not None and running.is_up(print):
             self._check(running, options)
+            self._show_news(running)
             return running
         if running is not None:
             print(running.lost_because.splitlines()[0])
+            self.shared.forget()
+        if self.shared.joined is not None:
+            taken = self.shared.take()
+            self._check(taken, options)
+            self._show_news(taken)
+            return taken
         lost = self._cluster is not None and self._cluster.state == "lost"
         wanted = options.over(self._asked)
         cluster = wanted.make(Cluster)
         # What was asked for holds until it is stopped: after a start that failed, or a loss, too.
         self._asked = replace(wanted, n=cluster.size)
+        if not lost and (waiting := sessions.waiting()):
+            print(waiting)
         started = time.monotonic()
+        cluster.heal_when(self._healing)
+        cluster.keeping = self._keeping
+        if lost and self._cluster is not None:
+            cluster.take_over(self._cluster)
         cluster.start(_Waiting().show)
         self._cluster = cluster
+        self.shared.offer(cluster)
+        if self._stays:
+            try:
+                cluster.stay(self._stays, self._memo())
+            except UsageError as error:  # they are there, and end with this notebook
+                cluster.news.append(str(error))
         print(start_text(cluster, time.monotonic() - started, again=lost))
+        self._show_news(cluster)
         for line in cluster.gpu_notices:
             print(line)
         return cluster
+
+    @staticmethod
+    def _show_news(cluster: Cluster) -> None:
+        for line in cluster.news:
+            print(line)
+        cluster.news.clear()
+
+    def start_with(self, options: ClusterOptions) -> None:
+        """Says what is meant where a line asks for nothing: of this cluster and of later ones."""
+        self._default = self._asked = options.over(_DEFAULT)
 
     def of_size(self, n: int | None) -> Cluster:
         """Returns the running cluster, started now with so many ranks if need be."""
@@ -70,27 +114,231 @@ class Session:
                 replace(options, exclusive=False).make()
                 what = f"{have} ranks are" if option == "-n" else f"{option} {have or 'none'} is"
                 raise UsageError(
-                    f"{option} {asked} was asked for, but {what} running. Leave out {option}, or "
-                    f"type: %distributed restart {option} {asked}   (this forgets all variables "
-                    "of the ranks)"
+                    f"{option} {asked} was given, but {what} running. Leave out {option}, or "
+                    f"type: %distributed restart {option} {asked}   (this deletes all variables "
+                    "on the ranks)"
                 )
         if options.exclusive:
             devices.check_exclusive(running.gpus, running.size)
 
+    def heal_when(self, healing: str) -> None:
+        """Says when dead ranks are replaced: those of this cluster and of later ones.
+
+        Raises:
+            UsageError: there is no such choice.
+        """
+        if healing not in HEALING:
+            raise UsageError(f"expected {', '.join(HEALING)}, found {healing!r}")
+        self._healing = healing
+        if self._cluster is not None:
+            self._cluster.heal_when(healing)
+
+    def keep_after_cells(self, keeping: AfterCells | None) -> None:
+        """Says what ranks keep when a cell has ended: those of this cluster and of later ones."""
+        self._keeping = keeping
+        if self._cluster is not None:
+            self._cluster.keeping = keeping
+
+    def detach_on_exit(self, text: str) -> str:
+        """Says how long the ranks of this notebook stay when it goes; returns a line about it.
+
+        Args:
+            text: a time, ``off``, or nothing to ask.
+
+        Raises:
+            UsageError: it is none of these, or the ranks cannot stay.
+        """
+        if text:
+            seconds = 0.0 if text == "off" else seconds_of(text, "detach-on-exit")
+            if self.running is not None and self.running.is_up(print):
+                self.running.stay(seconds, self._memo())
+            self._stays = seconds
+        if not self._stays:
+            return "The ranks end with this notebook."
+        return (
+            f"When this notebook's kernel ends, its ranks keep running for {as_time(self._stays)}. "
+            "Then type in the new kernel, or in another notebook: %distributed attach"
+        )
+
+    def _memo(self) -> dict[str, Any]:
+        """What a notebook is to know that attaches to these ranks."""
+        return asdict(self._asked)
+
+    def detach(self, text: str = "") -> str:
+        """Leaves the ranks to another notebook; returns a line that says for how long.
+
+        Those of another notebook are left to that one.
+
+        Raises:
+            UsageError: there are none, they are busy, or nobody has said for how long.
+        """
+        if self._is_guest or (self.running is None and self.shared.joined is not None):
+            return self._leave()
+        running = self.running
+        if running is None or not running.is_up(print):
+            raise UsageError("no ranks are running. Type: %distributed start")
+        if not text and not self._stays:
+            raise UsageError(
+                "expected how long the ranks keep running, found nothing. "
+                "Type for example: %distributed detach 30m"
+            )
+        seconds = seconds_of(text, "detach") if text else self._stays
+        running.stay(seconds, self._memo())
+        sessions.visit(running.session_dir, "leave")
+        running.let_go()
+        name = sessions.name_of(running.session_dir)
+        self._cluster, self._asked = None, _DEFAULT
+        self.shared.forget()
+        keep = "keeps" if running.size == 1 else "keep"
+        return (
+            f"{label(range(running.size))} {keep} running for {as_time(seconds)}. Type in another "
+            f"notebook, or here: %distributed attach {name}"
+        )
+
+    def attach(self, name: str = "") -> tuple[Cluster, Left, str] | None:
+        """Takes over ranks that another notebook has left, or this one's former kernel.
+
+        Those that another one has are watched.
+
+        Args:
+            name: the cluster's; by default the only one, where there are several the only one
+                that nobody holds.
+
+        Returns:
+            The cluster, what it had been doing, and a line about it; None where it is watched.
+
+        Raises:
+            UsageError: there is none, there are several, or this notebook has ranks.
+        """
+        if self.running is not None and self.running.is_up(print):
+            raise UsageError(
+                "expected a notebook without ranks, found ranks running for this one. Type first: "
+                "%distributed detach 30m   or: %distributed stop"
+            )
+        joined = self.shared.joined
+        found = sessions.chosen(name or (joined.name if joined is not None else ""))
+        if joined is not None and joined.folder != found.folder:
+            raise UsageError(
+                f"expected a notebook that watches no others, found that this one watches "
+                f"{joined.name}. Type first: %distributed detach"
+            )
+        if found.holder:
+            self.shared.watch(found)
+            return None
+        cluster, left = self.attach_to(found)
+        if joined is not None and not joined.guest:
+            self.shared.forget()
+        since = time.strftime("%H:%M", time.localtime(found.began))
+        stays = (
+            f"When this notebook's kernel ends, they keep running for {as_time(cluster.stays)}"
+            if cluster.stays
+            else "They end with the last notebook that has run a cell on them"
+        )
+        return (
+            cluster,
+            left,
+            f"Attached to {label(range(cluster.size))} of {found.name}, running since {since}. "
+            f"{stays}.",
+        )
+
+    def attach_to(self, found: sessions.Found) -> tuple[Cluster, Left]:
+        """Takes over ranks that nobody has; returns the cluster, and what it had been doing.
+
+        Raises:
+            UsageError: another notebook was faster, they do not answer, or have ended.
+        """
+        taken = sessions.Taken(found)
+        asked = ClusterOptions(**taken.memo)
+        try:
+            cluster = asked.make(Cluster)
+            cluster.heal_when(self._healing)
+            cluster.keeping = self._keeping
+            left = cluster.attach(taken)
+        except BaseException:
+            taken.let_go()
+            raise
+        self._cluster, self._asked, self._stays = cluster, asked, taken.stays
+        self.shared.offer(cluster)
+        return cluster, left
+
+    def lend(self) -> None:
+        """Leaves the ranks to another notebook that shares them.
+
+        Raises:
+            UsageError: they run a cell, or do not answer.
+            ClusterLost: they are gone.
+        """
+        cluster = self.running
+        assert cluster is not None
+        cluster.lend(self._memo())
+        self._cluster = None
+        self.shared.lent(cluster)
+
+    def let_go(self) -> None:
+        """Leaves the ranks as they were found."""
+        if self._cluster is not None:
+            self._cluster.let_go()
+            self._cluster = None
+
+    def listing(self) -> str:
+        """Returns the list of this user's clusters on this machine."""
+        return sessions.listing()
+
+    @property
+    def _is_guest(self) -> bool:
+        """Whether this notebook has ranks that are another one's, too."""
+        joined = self.shared.joined
+        if self.running is None or joined is None or not joined.guest:
+            return False
+        found = sessions.visit(joined.folder)
+        return found is not None and bool(found.watchers)
+
+    def _leave(self) -> str:
+        if self.running is not None:
+            self.lend()
+        return self.shared.leave()
+
     def restart(self, options: ClusterOptions = _NOTHING) -> None:
-        """Ends the ranks and starts others, of the same kind where nothing else is asked."""
+        """Ends the ranks and starts others, of the same kind where nothing else is asked.
+
+        Raises:
+            UsageError: they are another notebook's, or no such ranks can be started.
+        """
+        joined = self.shared.joined
+        if joined is not None and joined.guest:
+            raise UsageError(
+                f"expected ranks of this notebook, found that {joined.ranks} are another one's. "
+                "Type there: %distributed restart   or here, for others: %distributed detach"
+            )
         wanted = options.over(self._asked)
         wanted.make()  # Refuses what cannot be started before anything is lost.
         self.stop()
         self.cluster(wanted)
 
-    def stop(self) -> bool:
-        """Ends the ranks; returns whether there were any."""
-        running, self._cluster = self.running, None
-        self._asked = _DEFAULT
-        if running is not None:
-            running.stop()
-        return running is not None
+    def stop(self) -> str:
+        """Ends the ranks; those of another notebook are only left. Returns a line about it.
+
+        Raises:
+            UsageError: they are this notebook's, and lent to another one that runs a cell.
+        """
+        joined = self.shared.joined
+        if joined is not None and (self._is_guest or (joined.guest and self.running is None)):
+            return self._leave()
+        if joined is not None and self.running is None:
+            self.shared.take()
+        running, held, self._cluster = self.running, self._cluster, None
+        self.shared.forget()
+        self._asked = self._default
+        if held is not None:
+            held.stop()
+        return "The ranks are stopped." if running is not None else "No ranks are running."
+
+    def close(self) -> None:
+        """Ends the ranks, or leaves those that other notebooks have."""
+        try:
+            self.stop()
+        except UsageError:
+            self._leave()
 
 
 class _Waiting:
@@ -116,3 +364,9 @@ def start_text(cluster: Cluster, seconds: float, again: bool = False) -> str:
         f"allranks {what} {label(range(cluster.size))} on {hosts} ({where}, {hellos[0].mpi}) in "
         f"{seconds:.1f} s.\nEach has: {_NAMES}"
     )
+
+
+def watchers(cluster: Cluster) -> str:
+    """Returns which notebooks watch this one's ranks, as the end of a line."""
+    found = sessions.visit(cluster.session_dir)
+    return f"; {sessions.whose(found)}" if found is not None and found.watchers else ""
