@@ -11,6 +11,7 @@ from allranks.widgets.front_end import NOTEBOOK, front_end
 if TYPE_CHECKING:
     from allranks.records.wire import Hello
     from allranks.widgets.dashboard.clicks import Ask
+    from allranks.widgets.dashboard.profiled import Profiler
     from allranks.widgets.dashboard.terminal import TerminalDashboard
     from allranks.widgets.dashboard.view import Dashboard
     from allranks.widgets.explainer.explainer import Explainer
@@ -39,7 +40,13 @@ def text_view(
 
 
 def cell_view(
-    mode: str, hellos: Sequence[Hello], ask: Ask, *, fold: bool = True
+    mode: str,
+    hellos: Sequence[Hello],
+    ask: Ask | None,
+    *,
+    fold: bool = True,
+    ago: float = 0.0,
+    profiler: Profiler | None = None,
 ) -> Dashboard | NotebookView | TerminalDashboard | TerminalView:
     """Returns the view of a cell that fits this front end.
 
@@ -47,8 +54,10 @@ def cell_view(
         mode: ``plain`` for labelled text; ``auto`` for a panel where there is something in it;
             ``full`` for a panel with everything, from the start.
         hellos: the ranks that run the cell.
-        ask: makes a request of ranks while the cell runs.
+        ask: makes a request of ranks while the cell runs; None where they are another notebook's.
         fold: whether identical output of several ranks is shown once.
+        ago: how many seconds ago the cell began, where it is not shown from then on.
+        profiler: has the cell profiled that runs; without one the panel has no button for it.
     """
     ranks = [hello.rank for hello in hellos]
     log_dir = os.path.dirname(hellos[0].log) if hellos else ""
@@ -58,10 +67,14 @@ def cell_view(
         from allranks.widgets.dashboard.view import Dashboard
         from allranks.widgets.notebook import NotebookView
 
-        return Dashboard(mode, hellos, NotebookView(ranks, log_dir, fold), ask)
-    from allranks.widgets.dashboard.terminal import TerminalDashboard
+        view: Dashboard | TerminalDashboard
+        view = Dashboard(mode, hellos, NotebookView(ranks, log_dir, fold), ask, profiler)
+    else:
+        from allranks.widgets.dashboard.terminal import TerminalDashboard
 
-    return TerminalDashboard(mode, hellos, log_dir, fold)
+        view = TerminalDashboard(mode, hellos, log_dir, fold)
+    view.figures.started -= ago
+    return view
 
 
 def ring(

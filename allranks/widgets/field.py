@@ -17,8 +17,8 @@ from allranks.widgets.front_end import of_this_process
 #: What a front end sends for Ctrl-D.
 _END = "\x04"
 NOBODY = (
-    "needs somebody who types, and here nobody can: this notebook is run without a person. Ask "
-    "for values before, and send them: %distributed push NAME"
+    "needs a user who can type, and this notebook runs without one. Set values in the notebook, "
+    "and send them: %distributed push NAME"
 )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import islice
 from typing import NamedTuple
 
 from allranks.widgets.bars import combined, may_be_bar, name_of
@@ -47,33 +50,38 @@ def merge(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
 
 
 def _merged(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
-    at = dict.fromkeys(sorted(lines), 0)
-    left = {rank: _counts(lines[rank]) for rank in at}
-    owners: dict[Line, set[int]] = {}
-    for rank, counts in left.items():
-        for line in counts:
-            owners.setdefault(line, set()).add(rank)
+    left = {rank: Counter(lines[rank]) for rank in sorted(lines)}
+    #: How many ranks have still to write each line.
+    owners = Counter(line for counts in left.values() for line in counts)
+    coming = {rank: iter(lines[rank]) for rank in left}
+    #: By the next line of each rank, whose it is.
+    heads: dict[Line, list[int]] = {}
+    #: Those that nobody else is still to write, that of the lowest rank first.
+    ready: list[tuple[int, Line]] = []
+
+    def advance(ranks: Iterable[int]) -> None:
+        seen = set()
+        for rank in ranks:
+            for line in islice(coming[rank], 1):
+                heads.setdefault(line, []).append(rank)
+                seen.add(line)
+        for line in seen:
+            if len(heads[line]) == owners[line]:
+                heappush(ready, (min(heads[line]), line))
+
     rows: list[Row] = []
-    while True:
-        heads: dict[Line, list[int]] = {}
-        for rank, index in at.items():
-            if index < len(lines[rank]):
-                heads.setdefault(lines[rank][index], []).append(rank)
-        if not heads:
-            return rows
-        # Nobody else is still to write it; else orders cross, and the widest agreement goes first.
-        ready = [line for line, holders in heads.items() if len(owners[line]) == len(holders)]
-        line = ready[0] if ready else max(heads, key=lambda head: len(heads[head]))
-        rows.append(Row(tuple(heads[line]), line))
-        for rank in heads[line]:
-            at[rank] += 1
+    advance(left)
+    while heads:
+        # Where orders cross, the widest agreement goes first.
+        line = heappop(ready)[1] if ready else max(heads, key=lambda head: _width(heads[head]))
+        ranks = sorted(heads.pop(line))
+        rows.append(Row(tuple(ranks), line))
+        for rank in ranks:
             left[rank][line] -= 1
-            if not left[rank][line]:
-                owners[line].discard(rank)
+            owners[line] -= not left[rank][line]
+        advance(ranks)
+    return rows
 
 
-def _counts(lines: Sequence[Line]) -> dict[Line, int]:
-    counts: dict[Line, int] = {}
-    for line in lines:
-        counts[line] = counts.get(line, 0) + 1
-    return counts
+def _width(ranks: Sequence[int]) -> tuple[int, int]:
+    return len(ranks), -min(ranks)

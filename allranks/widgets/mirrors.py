@@ -88,7 +88,7 @@ class Mirrors:
 
     def __init__(self) -> None:
         #: Sends a record and its payloads to ranks, from any thread.
-        self.send: Callable[..., None] = lambda *_: None
+        self.send: Callable[..., object] = lambda *_: None
         #: Whether the front end draws widgets; else what would stand in one is text.
         self.drawn = False
         self._mirrors: dict[str, _Mirror] = {}
@@ -169,7 +169,8 @@ class Mirrors:
         for name in _around(opened.comm, self._left):
             if name in _titles:
                 _titles[name](
-                    f"rank {opened.rank} is gone, and hears nothing any more: run the cell again."
+                    f"rank {opened.rank} has ended, and this widget no longer works: run the "
+                    "cell again."
                 )
 
     def _heard(self, opened: Widget, message: dict[str, Any]) -> None:

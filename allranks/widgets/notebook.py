@@ -12,8 +12,9 @@ from allranks.widgets.drawn_bars import DrawnBars
 from allranks.widgets.mirrors import VIEW
 from allranks.widgets.pictures import Gallery, is_rich
 from allranks.widgets.quiet import Quiet
+from allranks.widgets.reopened.missed import missed
 from allranks.widgets.scroller import WHOLE_WORDS, shown_as
-from allranks.widgets.shown import Data, Shown, deal
+from allranks.widgets.shown import Data, Shown, deal, put_above
 from allranks.widgets.text import hidden_note
 
 _REFRESH_SECONDS = 0.1
@@ -64,8 +65,11 @@ class NotebookView(Quiet):
         self._sent_nbytes = 0
         self._changed = self._failed = False
         self._slots: list[Shown] = []
+        self._slots_above: list[Shown] = []
         self._panel = Shown(self._slots)
         self._said: list[Shown] = []
+        #: What stands below the panel, the newest last.
+        self._below: list[Shown] = []
         #: Stands last, where an error follows.
         self._words = Shown(self._slots)
         self._stretches = [_Stretch(self.ranks, fold, self._slots, noun)]
@@ -160,13 +164,20 @@ class NotebookView(Quiet):
 
     def show_panel(self, data: dict[str, Any]) -> None:
         """Shows something above all that the ranks write, or replaces what stands there."""
-        before = list(self._slots)
-        self._panel.show(data)
-        if self._panel in self._slots and self._panel not in before:
-            deal([self._panel, *before], self._slots)
+        if self._panel:
+            self._panel.show(data)
+        else:
+            put_above(self._panel, data, self._slots)
+
+    def show_below_panel(self, data: dict[str, Any]) -> None:
+        """Shows something below the panel, above what the ranks write."""
+        shown = Shown(self._slots)
+        put_above(shown, data, self._slots, first=int(self._panel in self._slots))
+        self._below.append(shown)
 
     def refresh(self) -> None:
         """Shows what is new, at most ten times a second."""
+        missed.tick()
         now = time.monotonic()
         if now >= self._next_bars:
             self._next_bars = now + _REFRESH_SECONDS
@@ -181,8 +192,10 @@ class NotebookView(Quiet):
         """Shows everything as at the end: a person is asked below it."""
         self.finish()
         self._above += self._stretches
+        self._slots_above += self._slots
         self._slots = []
         self._said = []
+        self._below = []
         if not self._panel:
             self._panel = Shown(self._slots)
         self._stretches = [_Stretch(self.ranks, self.fold, self._slots, self.noun)]
@@ -197,7 +210,12 @@ class NotebookView(Quiet):
         if self._failed and not self._words:
             self._words.show(WHOLE_WORDS)
         words = [self._words] if self._words in self._slots else []
-        deal([*panel, *self._said, *written, *words], self._slots)
+        deal([*panel, *reversed(self._below), *self._said, *written, *words], self._slots)
+
+    def outputs(self) -> list[tuple[Data, Data]]:
+        """Returns what stands in the notebook, as display data with metadata."""
+        every = [shown.content for shown in (*self._slots_above, *self._slots)]
+        return [content for content in every if content[0]]
 
     def _flush(self, now: bool = True) -> int:
         hidden = [(rank, hidden_note(*n, self._log(rank))) for rank, n in self._hidden.items()]

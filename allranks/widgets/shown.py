@@ -6,6 +6,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from allranks.widgets.reopened.missed import missed
+
 Data = dict[str, Any]
 
 
@@ -24,6 +26,11 @@ class Shown:
     def __bool__(self) -> bool:
         return bool(self._id)
 
+    @property
+    def content(self) -> tuple[Data, Data]:
+        """What it shows now, with its metadata."""
+        return self._content or ({}, {})
+
     def show(self, data: Data, metadata: Data | None = None) -> int:
         """Shows the data in place; returns the bytes sent, 0 where nothing has changed."""
         from IPython.display import display, update_display
@@ -38,11 +45,39 @@ class Shown:
             self._slots.append(self)
             act = display
         act(data, raw=True, display_id=self._id, metadata=content[1])
+        missed.take(self._id, *content)
         return sum(len(str(part)) for part in data.values())
 
     def blank(self) -> int:
         """Empties the display, if it was made: it cannot be taken away."""
         return self.show({}) if self else 0
+
+    def _move(self, name: str) -> None:
+        """Shows its content in the display of this id, or in a new one."""
+        content, self._content, self._id = self._content, None, name
+        assert content is not None
+        self.show(*content)
+
+
+def put_above(new: Shown, data: Data, slots: list[Shown], first: int = 0) -> None:
+    """Shows something for the first time, above all other displays but the first ones.
+
+    A page draws between two messages. So what stands there moves down from the last one on: the
+    new one is never shown twice, and no other is gone for a moment.
+
+    Args:
+        new: what has not been shown yet.
+        data: what it shows.
+        slots: the other displays as they were made; all of them afterwards.
+        first: below how many of them.
+    """
+    above, others = slots[:first], slots[first:]
+    names = [*(shown._id for shown in others), ""]
+    for at in reversed(range(len(others))):
+        others[at]._move(names[at + 1])
+    new._id = names[0]
+    new.show(data)
+    slots[:] = [*above, new, *others]
 
 
 def deal(order: Sequence[Shown], slots: list[Shown]) -> None:
@@ -55,7 +90,5 @@ def deal(order: Sequence[Shown], slots: list[Shown]) -> None:
     names = [shown._id for shown in slots]
     for shown, name in zip(order, names, strict=True):
         if shown._id != name:
-            content, shown._content, shown._id = shown._content, None, name
-            assert content is not None
-            shown.show(*content)
+            shown._move(name)
     slots[:] = order

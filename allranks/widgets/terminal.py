@@ -94,7 +94,7 @@ class TerminalView(Quiet):
     def notice(self, text: str) -> None:
         """Prints a line about the cell as a whole."""
         self._print()
-        print(f"· {text}", flush=True)
+        self.write(f"· {text}")
 
     def say(self, text: str) -> None:
         """Prints a line that is nobody's own."""
@@ -103,7 +103,11 @@ class TerminalView(Quiet):
     def show_text(self, text: str) -> None:
         """Prints a text as it is."""
         self._print()
-        print(text, flush=True)
+        self.write(text)
+
+    def write(self, text: str) -> None:
+        """Prints lines."""
+        print(text, file=sys.stdout, flush=True)
 
     def make_way(self) -> None:
         """Prints everything: a person is asked below it."""
@@ -135,7 +139,7 @@ class TerminalView(Quiet):
             rows = [row for rank in taken for row in merge({rank: taken[rank]})]
         for is_line, some in groupby(rows, lambda row: row.line.kind != _RICH):
             if is_line:
-                print(render(list(some), self.noun), file=sys.stdout, flush=True)
+                self.write(render(list(some), self.noun))
             else:
                 for row in some:
                     self._show_rich(row)
@@ -146,5 +150,5 @@ class TerminalView(Quiet):
 
         show: Any = display
         data, metadata = self._rich[row.line.text]
-        print(f"{label(row.ranks, self.noun)}:", file=sys.stdout, flush=True)
+        self.write(f"{label(row.ranks, self.noun)}:")
         show(data, raw=True, metadata=metadata)

@@ -10,14 +10,15 @@ from typing import Any
 from allranks.records import requests
 from allranks.records.wire import Answer
 from allranks.widgets.dashboard.live import Live
-from allranks.widgets.dashboard.saving import save
 
 #: Makes a request of ranks: its name, its arguments, what takes each answer, and which ranks.
 Ask = Callable[[str, dict[str, Any], Callable[[Answer], None], Iterable[int]], None]
 
 
 def act(click: dict[str, Any], live: Live, ask: Ask) -> None:
-    """Does what was clicked: where the ranks are, save, interrupt, or a page that has come up.
+    """Does what was clicked: where the ranks are, profile, interrupt, or a page that has come up.
+
+    Settings are kept, for the picture and for other pages.
 
     Args:
         click: what the page said.
@@ -30,9 +31,11 @@ def act(click: dict[str, Any], live: Live, ask: Ask) -> None:
     elif kind == "where":
         for name in (requests.STATUS, requests.STACK):
             ask(name, {}, partial(_say_where, live, name), live.figures.ranks)
-    elif kind == "save":
-        live.say(saved=save(live.figures, live.logs))
-    elif kind == "interrupt":
+    elif kind == "profile" and live.profiled is not None:
+        live.profiled.begin()
+    elif kind == "settings" and isinstance(click.get("settings"), dict):
+        live.settings = click["settings"]
+    elif kind == "interrupt" and not live.watched:
         # From pages that cannot ask the server to interrupt the kernel.
         signal.raise_signal(signal.SIGINT)
 

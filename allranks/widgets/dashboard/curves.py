@@ -70,6 +70,7 @@ class Curves:
 
     def __init__(self) -> None:
         self.series: dict[Key, Series] = {}
+        self._of_rank: dict[int, list[Series]] = {}
         self.dropped: dict[int, int] = {}
         self.unkept = 0
 
@@ -119,8 +120,7 @@ class Curves:
 
     def step(self, rank: int) -> float | None:
         """Returns the step that a rank logged last; None where it logged nothing."""
-        steps = [series.last[0] for key, series in self.series.items() if key.rank == rank]
-        return max(steps, default=None)
+        return max((series.last[0] for series in self._of_rank.get(rank, ())), default=None)
 
     def take(self, record: Points, payload: bytes) -> None:
         """Takes in a batch of one rank."""
@@ -131,12 +131,18 @@ class Curves:
         for name, member, count in record.series:
             steps, values = pairs[at : at + 2 * count : 2], pairs[at + 1 : at + 2 * count : 2]
             at += 2 * count
-            key = Key(name, record.rank, member)
-            if key not in self.series and len(self.series) >= _SERIES:
-                self.unkept += count
-                continue
-            series = self.series.setdefault(key, Series(len(self.series)))
-            series.add(steps, values, max(_LEAST, min(_MOST, _POINTS // len(self.series))))
+            self.add(Key(name, record.rank, member), steps, values)
+
+    def add(self, key: Key, steps: array[float], values: array[float]) -> None:
+        """Takes in values of one curve."""
+        series = self.series.get(key)
+        if series is None:
+            if len(self.series) >= _SERIES:
+                self.unkept += len(steps)
+                return
+            series = self.series[key] = Series(len(self.series))
+            self._of_rank.setdefault(key.rank, []).append(series)
+        series.add(steps, values, max(_LEAST, min(_MOST, _POINTS // len(self.series))))
 
     def news(self) -> tuple[list[dict[str, Any]], bytes]:
         """Returns what has not been returned yet.
@@ -159,7 +165,9 @@ class Curves:
         for key, series in chosen:
             again = anew or series.thinned
             start = 0 if again else series.sent
-            head = {"number": series.number, **key._asdict(), "stride": series.stride}
+            name, rank, member = key
+            head = {"number": series.number, "name": name, "rank": rank, "member": member}
+            head["stride"] = series.stride
             if series.broken is not None:
                 head["broken"] = [series.broken[0], str(series.broken[1])]  # JSON has no NaN
             heads.append({**head, "count": len(series.steps) - start, "anew": again})

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from allranks.records.telemetry import Points, Pulse, Telemetry, Timings
+from allranks.records.telemetry import Points, Pulse, Strip, Telemetry, Timings
 from allranks.records.wire import Hello
 from allranks.widgets.dashboard.curves import Curves
+from allranks.widgets.dashboard.memory import Memory
 from allranks.widgets.dashboard.ranks import Tiles
+from allranks.widgets.dashboard.strips import Strips
 from allranks.widgets.dashboard.timings import TimingTable
 from allranks.widgets.ensemble.rows import Members
 
@@ -27,10 +29,14 @@ class Figures:
     def __init__(self, hellos: Sequence[Hello], members: Members | None = None) -> None:
         self.members = members
         self.noun = "rank" if members is None else "member"
+        #: Said of it as a whole, in place of how its ranks are.
+        self.title = ""
         self.ranks = tuple(hello.rank for hello in hellos)
         self.tiles = Tiles(hellos)
         self.curves = Curves()
         self.timings = TimingTable()
+        self.strips = Strips(len(self.ranks))
+        self.memory = Memory()
         self.started = time.monotonic()
         self.seconds: float | None = None
 
@@ -41,8 +47,11 @@ class Figures:
             self.tiles.at_step(record.rank, self.curves.step(record.rank))
         elif isinstance(record, Timings):
             self.timings.take(record)
+        elif isinstance(record, Strip):
+            self.strips.take(record, payloads)
         elif isinstance(record, Pulse):
             self.tiles.take(record)
+            self.memory.take(record, self.elapsed)
 
     def end(self) -> None:
         """The cell has ended."""

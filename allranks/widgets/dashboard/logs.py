@@ -10,8 +10,8 @@ from typing import NamedTuple
 from allranks.records.wire import Hello, Output
 
 #: So much text a rank is sent at once, ten times a second; and so much of what was before.
-_PIECE_NBYTES = 512 * 1024
-_BEHIND_NBYTES = 32 << 20
+PIECE_NBYTES = 512 * 1024
+BEHIND_NBYTES = 32 << 20
 
 
 class Piece(NamedTuple):
@@ -39,13 +39,13 @@ class _Tail:
         self.known = max(self.known, batch.log_nbytes)
         self.spans += batch.err_spans
 
-    def read(self, rank: int) -> Piece | None:
-        at = max(self.at, self.known - _BEHIND_NBYTES)
+    def read(self, rank: int, behind_nbytes: int) -> Piece | None:
+        at = max(self.at, self.known - behind_nbytes)
         skipped, self.at = at - self.at, at
         try:
             with open(self.path, "rb") as log:
                 log.seek(at)
-                text = log.read(min(self.known - at, _PIECE_NBYTES))
+                text = log.read(min(self.known - at, PIECE_NBYTES))
         except OSError:
             text = b""  # the log has been removed
         if not text:
@@ -71,12 +71,13 @@ class _Told:
                     self.spans.append([len(self.text), len(self.text) + len(piece)])
                 self.text += piece
 
-    def read(self, rank: int) -> Piece | None:
-        at, self.at = self.at, len(self.text)
+    def read(self, rank: int, behind_nbytes: int) -> Piece | None:
+        before, self.at = self.at, len(self.text)
+        at = max(before, self.at - behind_nbytes)
         if at == self.at:
             return None
         spans = [[max(a, at) - at, b - at] for a, b in self.spans if b > at]
-        return Piece(rank, self.text[at:], spans, 0)
+        return Piece(rank, self.text[at:], spans, at - before)
 
 
 class Logs:
@@ -100,10 +101,19 @@ class Logs:
         if rank is not None:
             rank.take(batch)
 
-    def read(self) -> list[Piece]:
-        """Returns what each rank has written since the last time, in bounded pieces."""
-        pieces = [reader.read(rank) for rank, reader in self._ranks.items()]
+    def read(self, behind_nbytes: int = BEHIND_NBYTES) -> list[Piece]:
+        """Returns what each rank has written since the last time, in bounded pieces.
+
+        Args:
+            behind_nbytes: what lies farther from the end than that is skipped.
+        """
+        pieces = [reader.read(rank, behind_nbytes) for rank, reader in self._ranks.items()]
         return [piece for piece in pieces if piece is not None]
+
+    def ends(self, nbytes: int) -> list[Piece]:
+        """Returns the last that each rank has written, so much of all ranks together."""
+        self.rewind()
+        return self.read(nbytes // max(1, len(self._ranks)))
 
     def rewind(self) -> None:
         """Begins again at the cell's beginning: somebody looks anew."""

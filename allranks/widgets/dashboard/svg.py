@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 
 from allranks.widgets.dashboard.curves import Curves, Series
+from allranks.widgets.dashboard.look import AS_IT_FALLS, Look, smoothed
 from allranks.widgets.dashboard.numbers import labels, seconds
 from allranks.widgets.dashboard.timings import RankRow
 
@@ -31,9 +32,18 @@ _FALLS = 10
 _STEPS = ((1, math.sqrt(2)), (2, math.sqrt(10)), (5, math.sqrt(50)), (10, math.inf))
 
 _Point = tuple[float, float]
+#: Step, least, mean and greatest.
+_Column = tuple[float, float, float, float]
 
 
-def curve(curves: Curves, name: str, points: int, noun: str = "rank") -> str:
+def curve(
+    curves: Curves,
+    name: str,
+    points: int,
+    noun: str = "rank",
+    look: Look = AS_IT_FALLS,
+    groups: Sequence[Collection[int]] = (),
+) -> str:
     """Returns the picture of one metric.
 
     Args:
@@ -41,40 +51,67 @@ def curve(curves: Curves, name: str, points: int, noun: str = "rank") -> str:
         name: which one.
         points: how many points a line may have.
         noun: whose curves they are.
+        look: how they are drawn.
+        groups: whose curves are drawn as one band, each group in its own colour.
     """
-    lines = {key: _thin(_points(series), points) for key, series in curves.of(name).items()}
+    lines = {
+        key: thin(smoothed(_points(series), look.smoothing), points)
+        for key, series in curves.of(name).items()
+    }
+    if look.log:
+        # A log scale has no place for the others, on the page neither.
+        lines = {key: [point for point in line if point[1] > 0] for key, line in lines.items()}
     count = len(lines)
-    band: list[tuple[float, float, float, float]] = []
-    if len(lines) > MANY:
-        band = spread(lines.values(), points)
+    bands: dict[int, list[_Column]] = {}
+    if groups:
+        for index, who in enumerate(groups):
+            bands[index] = spread([line for key, line in lines.items() if key.rank in who], points)
+    elif look.mean if look.mean is not None else len(lines) > MANY:
+        bands[0] = spread(lines.values(), points)
+    if bands:
         lines = {}
     every = [point for line in lines.values() for point in line]
-    every += [(x, y) for x, low, _, high in band for y in (low, high)]
+    every += [(x, y) for band in bands.values() for x, low, _, high in band for y in (low, high)]
     broken = curves.broken(name, noun)
     wrong = _text(_LEFT + 6, _TOP + 12, broken, colour=WRONG) if broken else ""
     if not every:
         return page(_WIDTH, _HEIGHT, name, wrong)
-    frame = _Frame([x for x, _ in every], [y for _, y in every])
+    frame = _Frame([x for x, _ in every], [y for _, y in every], look.log)
     body = frame.axes()
-    if band:
-        edge = [(x, high) for x, _, _, high in band] + [(x, low) for x, low, *_ in band[::-1]]
-        body += (
-            f'<polygon points="{frame.path(edge)}" fill="{COLOURS[0]}" fill-opacity="0.25"/>'
-            + _line(frame.path([(x, mean) for x, _, mean, _ in band]), COLOURS[0], 0)
-        )
-        body += _text(_WIDTH - _RIGHT, 14, f"mean, least and greatest of {count} curves", "end")
+    body += "".join(
+        _band(frame, band, index, 0.15 if groups else 0.25) for index, band in bands.items()
+    )
+    if bands:
+        what = f"{count} curves" if len(bands) == 1 else f"{len(bands)} groups of curves"
+        body += _text(_WIDTH - _RIGHT, 14, f"mean, minimum and maximum of {what}", "end")
     elif same := curves.coinciding(name):
         body += _text(_WIDTH - _RIGHT, 14, f"{same} curves coincide", "end")
     numbers = curves.numbers()
     for key, line in lines.items():
+        faint = look.selected not in (None, key.rank)
         index = numbers[key.rank, key.member]
         colour = COLOURS[index % len(COLOURS)]
         if len(set(line)) == 1:
             (x, y) = line[0]
             body += f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3" fill="{colour}"/>'
         else:
-            body += _line(frame.path(line), colour, index // len(COLOURS))
+            body += _line(frame.path(line), colour, index // len(COLOURS), 0.2 if faint else 1)
     return page(_WIDTH, _HEIGHT, name, body + wrong)
+
+
+def _band(frame: _Frame, band: Sequence[_Column], index: int, opacity: float) -> str:
+    """Returns the mean as a line between the least and the greatest."""
+    edge = [(x, high) for x, _, _, high in band] + [(x, low) for x, low, *_ in band[::-1]]
+    colour = COLOURS[index % len(COLOURS)]
+    return (
+        f'<polygon points="{frame.path(edge)}" fill="{colour}" fill-opacity="{opacity}"/>'
+        + _line(frame.path([(x, mean) for x, _, mean, _ in band]), colour, dashes(index))
+    )
+
+
+def dashes(index: int) -> int:
+    """Returns which dashes a group has, of four: the fifth colour resembles the first."""
+    return (index + index // 4) % 4
 
 
 def bars(rows: Sequence[RankRow]) -> str:
@@ -97,9 +134,7 @@ def bars(rows: Sequence[RankRow]) -> str:
     return page(_WIDTH, height, "collectives", body, titled=False)
 
 
-def spread(
-    lines: Iterable[Sequence[_Point]], columns: int
-) -> list[tuple[float, float, float, float]]:
+def spread(lines: Iterable[Sequence[_Point]], columns: int) -> list[_Column]:
     """Returns ``(step, least, mean, greatest)`` over lines, in at most so many columns."""
     every = sorted(point for line in lines for point in line)
     if not every:
@@ -117,13 +152,20 @@ def spread(
 
 
 class _Frame:
-    """The axes of one picture; values that fall steeply are drawn on a log scale."""
+    """The axes of one picture.
 
-    def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
+    Args:
+        xs: steps.
+        ys: values.
+        log: whether values are drawn on a log scale; None: where they fall steeply.
+    """
+
+    def __init__(self, xs: Sequence[float], ys: Sequence[float], log: bool | None) -> None:
         self.x0, self.x1 = min(xs), max(xs)
         self.y0, self.y1 = min(ys), max(ys)
         middle = sorted(ys)[len(ys) // 2]
-        self.log = self.y0 > 0 and self.y1 > _FALLS * middle
+        falls = self.y0 > 0 and self.y1 > _FALLS * middle
+        self.log = falls if log is None else log
         if self.log:
             self.y0, self.y1 = math.log10(self.y0), math.log10(self.y1)
         if self.x0 == self.x1:
@@ -178,7 +220,7 @@ def _points(series: Series) -> list[_Point]:
     return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
 
 
-def _thin(points: list[_Point], most: int) -> list[_Point]:
+def thin(points: list[_Point], most: int) -> list[_Point]:
     """Returns the points with the least and greatest of each stretch kept, so that peaks stay."""
     if len(points) <= most:
         return points
@@ -191,8 +233,9 @@ def _thin(points: list[_Point], most: int) -> list[_Point]:
     return [*kept, points[-1]]
 
 
-def _line(path: str, colour: str, dash: int) -> str:
+def _line(path: str, colour: str, dash: int, opacity: float = 1) -> str:
     dashed = f' stroke-dasharray="{6 // dash},3"' if dash else ""
+    dashed += f' opacity="{opacity}"' if opacity < 1 else ""
     return (
         f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{dashed} '
         'stroke-linejoin="round"/>'
@@ -220,3 +263,7 @@ def page(width: int, height: int, title: str, body: str, titled: bool = True) ->
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11" fill="{INK}">'
         f'<rect width="{width}" height="{height}" rx="4" fill="{PAPER}"/>{head}{body}</svg>'
     )
+
+
+#: For other pictures of a cell.
+box, swatch, words = _box, _swatch, _text

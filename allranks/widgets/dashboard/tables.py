@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.curves import Curves
 from allranks.widgets.dashboard.figures import Figures
 from allranks.widgets.dashboard.numbers import gbps, nbytes, number, seconds
+from allranks.widgets.dashboard.strip_tables import strip_tables
+from allranks.widgets.dashboard.table import Table as Table
 from allranks.widgets.dashboard.timings import TimingTable
 
 _CURVES = 40
@@ -15,32 +15,10 @@ _CALLS = 20
 _RANKS = 16
 
 
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under a head; columns of words stand to the left, those of numbers right."""
-
-    title: str
-    head: list[str]
-    rows: list[list[str]]
-    note: str = ""
-    words: tuple[int, ...] = (0,)
-
-    def text(self) -> str:
-        """Returns the table as lines of text."""
-        every = [self.head, *self.rows]
-        widths = [max(len(row[i]) for row in every) for i in range(len(self.head))]
-        lines = [self.title] if self.title else []
-        for row in every:
-            cells = [
-                cell.ljust(width) if i in self.words else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            lines.append("  " + "  ".join(cells).rstrip())
-        return "\n".join([*lines, *([f"  {self.note}"] if self.note else [])])
-
-
 def summary(figures: Figures) -> str:
     """Returns one line: which ranks, how they are, for how long."""
+    if figures.title:
+        return figures.title
     return f"{label(figures.ranks)}: {figures.tiles.said()}, {seconds(figures.elapsed)}"
 
 
@@ -48,11 +26,18 @@ def tables(figures: Figures) -> list[Table]:
     """Returns the tables that have something in them."""
     found = []
     if figures.curves:
-        found.append(curve_table(figures.curves))
+        found.append(curve_table(figures.curves, figures.noun))
+    found += time_tables(figures)
     if figures.timings:
         found.append(rank_table(figures.timings))
         found.append(call_table(figures.timings))
     return found
+
+
+def time_tables(figures: Figures) -> list[Table]:
+    """Returns where the ranks' time and memory went."""
+    times = strip_tables(figures.strips) if figures.strips else []
+    return [*times, *figures.memory.tables()]
 
 
 def text(figures: Figures) -> str:
@@ -60,14 +45,14 @@ def text(figures: Figures) -> str:
     return "\n".join([summary(figures), *(table.text() for table in tables(figures))])
 
 
-def curve_table(curves: Curves) -> Table:
+def curve_table(curves: Curves, noun: str = "rank") -> Table:
     """Returns the last value of every curve, with mean, least and greatest over ranks."""
     groups: dict[tuple[str, str], dict[int, tuple[float, float]]] = {}
     for key, series in curves.series.items():
         groups.setdefault((key.name, key.member), {})[key.rank] = series.last
     ranks = sorted({key.rank for key in curves.series})
     shown = ranks if len(ranks) <= _RANKS and len(ranks) > 1 else []
-    head = ["last value", "step", "mean", "min", "max", *(f"rank {rank}" for rank in shown)]
+    head = ["last value", "step", "mean", "min", "max", *(f"{noun} {rank}" for rank in shown)]
     rows = []
     for (name, member), lasts in list(groups.items())[:_CURVES]:
         values = [value for _, value in lasts.values()]
@@ -128,5 +113,5 @@ def straggler(timings: TimingTable) -> str:
         return ""
     return (
         f"rank {found.rank} came last in {found.times:,} of {found.calls:,} calls: the others "
-        f"waited {seconds(found.seconds)} for it, all together"
+        f"waited {seconds(found.seconds)} for it in total"
     )

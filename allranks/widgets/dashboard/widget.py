@@ -9,12 +9,15 @@ from typing import Any
 import anywidget
 import traitlets
 
-_FRONT = Path(__file__).parent / "front"
+FRONT = Path(__file__).parent / "front"
 #: Read one after the other they are one module; nothing is built, nothing comes from the network.
 _PARTS = (
-    "format.js", "data.js", "lines.js", "chart.js", "ranks.js", "members.js", "curves.js",
-    "timings.js", "logs.js", "controls.js", "main.js",
+    "format.js", "chosen.js", "data.js", "lines.js", "chart.js", "ranks.js", "members.js",
+    "curves.js", "groups.js", "parallel.js", "timings.js", "strips.js", "strip_chart.js",
+    "time.js", "logs.js", "download.js", "controls.js", "after.js", "main.js",
 )  # fmt: skip
+ESM = "\n".join((FRONT / name).read_text("utf-8") for name in _PARTS)
+CSS = (FRONT / "front.css").read_text("utf-8")
 
 
 class DashboardWidget(anywidget.AnyWidget):
@@ -28,8 +31,8 @@ class DashboardWidget(anywidget.AnyWidget):
         clicked: called with what the page says; may be called from another thread.
     """
 
-    _esm = "\n".join((_FRONT / name).read_text("utf-8") for name in _PARTS)
-    _css = (_FRONT / "front.css").read_text("utf-8")
+    _esm = ESM
+    _css = CSS
     state = traitlets.Dict().tag(sync=True, to_json=lambda _, widget: widget._snapshot())
 
     def __init__(

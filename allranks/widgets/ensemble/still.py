@@ -4,32 +4,79 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
-from allranks.widgets.dashboard import still
+from allranks.widgets.dashboard import still, svg
 from allranks.widgets.dashboard.figures import Figures
+from allranks.widgets.dashboard.look import AS_IT_FALLS, Look
 from allranks.widgets.dashboard.numbers import number, seconds, seconds_like
 from allranks.widgets.dashboard.tables import Table
+from allranks.widgets.ensemble.groups import groups
+from allranks.widgets.ensemble.parallel import parallel
 from allranks.widgets.ensemble.rows import Row
 
 _ROWS_HTML = 200
 _ROWS_TEXT = 40
 _ERROR = 120
+_METRICS = 12
+_DASHES = ("━━", "╍╍", "┅┅", "┉┉")
+#: Of each band.
+_COLUMNS = 60
 
 
-def bundle(figures: Figures) -> dict[str, str]:
-    """Returns text/html and text/plain of an ensemble."""
+def bundle(figures: Figures, look: Look = AS_IT_FALLS) -> dict[str, str]:
+    """Returns text/html and text/plain of an ensemble.
+
+    Args:
+        figures: what its members and ranks have told.
+        look: how curves are drawn.
+    """
     members = figures.members
     assert members is not None
     rows = sorted(members.rows.values(), key=lambda row: row.number)
     said = f"{members.said}, {seconds(figures.elapsed)}"
     html = (
-        f'<div class="allranks-still"><p><b>{escape(said)}</b></p>{still.images(figures)}'
-        f"{table_html(rows, members.metric, members.lower)}</div>"
+        f'<div class="allranks-still"><p><b>{escape(said)}</b></p>{_images(figures, rows, look)}'
+        f"{table_html(ordered(rows, look), members.metric, members.lower)}</div>"
     )
     return {
         "text/html": html,
         "text/plain": f"{said}\n{table_text(rows, members.metric, members.lower)}",
     }
+
+
+def ordered(rows: Sequence[Row], look: Look) -> list[Row]:
+    """Returns members in the order that was chosen on the page; what has no value stands last."""
+    name = look.ordered
+    found: list[tuple[Any, Row]] = [
+        (row.parameters.get(name[1:]) if name.startswith("=") else vars(row).get(name), row)
+        for row in rows
+    ]
+    known = [pair for pair in found if pair[0] is not None]
+    # Words and numbers of one column cannot be compared.
+    known.sort(key=lambda pair: (isinstance(pair[0], str), pair[0]), reverse=look.down)
+    return [row for _, row in known] + [row for value, row in found if value is None]
+
+
+def _images(figures: Figures, rows: Sequence[Row], look: Look) -> str:
+    """Returns the curves as pictures; of many members a band for each value of a parameter."""
+    found = groups(rows) if len(rows) > svg.MANY else {}
+    if not found or not figures.curves:
+        return still.images(figures, look)
+    marks = "".join(
+        f'<span style="color: {svg.COLOURS[index]}">'
+        f"{_DASHES[svg.dashes(index)]}</span> {escape(name)} ({len(who)}) &nbsp; "
+        for index, (name, who) in enumerate(found.items())
+    )
+    pictures = []
+    for name in figures.curves.names[:_METRICS]:
+        drawn = svg.curve(figures.curves, name, _COLUMNS, "member", look, list(found.values()))
+        pictures.append(still.image(drawn, f"{name} by {', '.join(found)}: see the table"))
+    assert figures.members is not None
+    drawn = parallel(rows, figures.members.metric, figures.members.lower)
+    if drawn:
+        pictures.append(still.image(drawn, "each member from its parameters to its metric"))
+    return f"<p>{marks}</p><div>{' '.join(pictures)}</div>"
 
 
 def best_of(rows: Sequence[Row], lower: bool) -> Row | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from allranks.records.telemetry import Points, Pulse
 from allranks.records.wire import Hello, Output
 from allranks.widgets.dashboard.figures import Figures
+from allranks.widgets.dashboard.look import Look
 from allranks.widgets.dashboard.numbers import seconds
 from allranks.widgets.dashboard.ranks import Tiles
 from allranks.widgets.ensemble.rows import Members, Row
@@ -18,6 +19,7 @@ from allranks.widgets.ensemble.still import bundle
 if TYPE_CHECKING:
     from allranks.widgets.dashboard.clicks import Ask
     from allranks.widgets.notebook import NotebookView
+    from allranks.widgets.shown import Data
     from allranks.widgets.terminal import TerminalView
 
 #: What is done about a click: ``add`` or ``stop``, and what; returns what is said of it.
@@ -134,7 +136,7 @@ class TextEnsemble:
 
 
 class NotebookEnsemble(TextEnsemble):
-    """Shows a live panel above what members write; it leaves a still picture.
+    """Shows a live panel above what members write; it stays when they have ended.
 
     Args:
         mode: ``auto`` or ``full``, which shows every panel.
@@ -168,11 +170,19 @@ class NotebookEnsemble(TextEnsemble):
             self._live.refresh()
 
     def finish(self) -> None:
-        """Shows everything, and replaces the live panel by its still picture."""
+        """Shows everything, and replaces the live panel by one that needs no kernel."""
+        from allranks.widgets.dashboard.after import alive
+
         self.figures.end()
-        self._text.show_panel(dict(bundle(self.figures)))
+        self._live.end()
+        picture = bundle(self.figures, Look.of(self._live.settings))
+        self._text.show_panel(alive(picture, self._live))
         self._text.finish()
         self._live.close()
+
+    def outputs(self) -> list[tuple[Data, Data]]:
+        """Returns what stands in the notebook, as display data with metadata."""
+        return self._text.outputs()
 
     def _clicked(self, click: dict[str, Any]) -> None:
         from allranks.widgets.dashboard.clicks import act

@@ -12,6 +12,7 @@ from allranks.errors import AllranksError, ClusterLost, UsageError
 from allranks.records.explained import Explained
 from allranks.widgets.explainer import values
 from allranks.widgets.explainer.frames import chunks, frames, shown
+from allranks.widgets.explainer.quiz import questions
 from allranks.widgets.explainer.still import bundle
 from allranks.widgets.explainer.text import cost, text, title
 from allranks.widgets.offered import Ranks
@@ -89,6 +90,7 @@ class Explainer:
             "mostRanks": min(self._most, values.MOST_RANKS),
             "chunks": chunks(self.told.run),
             "mostValues": values.MOST_VALUES,
+            "questions": [[asdict(one) for one in asked] for asked in questions(told)],
             "frames": [
                 {
                     "phase": frame.phase,
@@ -115,7 +117,7 @@ class Explainer:
         assert self._loop is not None
         try:
             if self._ranks().busy:
-                self._say("The ranks are running a cell: this is run when it has ended.")
+                self._say("The ranks are running a cell: this will run when it has ended.")
                 self._loop.call_later(_IDLE_SECONDS, self._run_when_idle)
                 return
         except AllranksError:

@@ -41,7 +41,7 @@ def film(frames: Sequence[Frame]) -> str:
 
 def legend() -> str:
     """Returns what the colours say, as HTML."""
-    marks = ((_ADDED, "what came was added"), (_REPLACED, "what came took its place"))
+    marks = ((_ADDED, "received value was added"), (_REPLACED, "received value replaced it"))
     parts = [f'<span style="color: {colour}">■</span> {said}' for colour, said in marks]
     return f"<p>{' &nbsp; '.join(parts)} &nbsp; <b>bold</b>: complete</p>"
 

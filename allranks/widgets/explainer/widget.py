@@ -11,7 +11,8 @@ import traitlets
 
 _FRONT = Path(__file__).parent / "front"
 _SHARED = Path(__file__).parent.parent / "dashboard" / "front"
-_PARTS = (_SHARED / "format.js", _FRONT / "stage.js", _FRONT / "player.js", _FRONT / "main.js")
+_NAMES = ("stage.js", "circle.js", "quiz.js", "saving.js", "player.js", "main.js")
+_PARTS = (_SHARED / "format.js", *(_FRONT / name for name in _NAMES))
 _STYLES = (_SHARED / "front.css", _FRONT / "front.css")
 
 

@@ -120,7 +120,7 @@ function drawLine(paint, scale, xs, ys, style, log) {
   paint.globalAlpha = 1;
 }
 
-function drawBand(paint, scale, band, fill, log) {
+function drawBand(paint, scale, band, fill, log, alpha = 0.25) {
   const floor = log ? 10 ** scale.y0 : -Infinity;
   const edge = [...band.map((c) => [c.x, c.high]), ...band.map((c) => [c.x, c.low]).reverse()];
   paint.beginPath();
@@ -129,7 +129,7 @@ function drawBand(paint, scale, band, fill, log) {
     if (i) paint.lineTo(...point); else paint.moveTo(...point);
   });
   paint.fillStyle = fill;
-  paint.globalAlpha = 0.25;
+  paint.globalAlpha = alpha;
   paint.fill();
   paint.globalAlpha = 1;
 }

@@ -1,25 +1,27 @@
-// Controls: interrupt, where each rank is now, save. They work while the cell runs.
+// Controls: interrupt, and where each rank is now, while the cell runs; save, also after it.
 
 class Controls {
   constructor(data) {
     this.data = data;
     this.status = make("span", { className: "ar-status", role: "status" });
-    this.interrupt = this.button("Interrupt", "interrupt the cell; the second time, end the ranks", () => this.press());
+    this.interrupt = this.button("Interrupt", "interrupt the cell; the second time, kill the ranks", () => this.press());
     this.where = this.button("Where are they?", "show the line and the stack of every rank", () => {
       this.asked = true;
-      data.model.send({ kind: "where" });
+      data.send({ kind: "where" });
     });
-    this.save = this.button("Save", "write curves and timings into files beside the notebook", () =>
-      data.model.send({ kind: "save" }));
+    this.profile = this.button("Profile", "look for 5 s where the ranks spend their time: a flame graph", () => data.send({ kind: "profile" }));
+    this.profiled = make("p", { className: "ar-note ar-profiled", role: "status" });
+    this.save = this.button("Save", "download the curves as CSV", () => download("curves.csv", curvesAsCsv(data)));
     this.stacks = make("div", { className: "ar-where", hidden: true, role: "region", "aria-label": "where each rank is now" });
-    this.stop = this.button("Stop all", "stop the members that run or wait; what has finished stays", () => {
+    this.stop = this.button("Stop all", "stop running and waiting members; finished ones stay", () => {
       this.stop.classList.add("ar-pressed");
-      data.model.send({ kind: "stop", what: null });
+      data.send({ kind: "stop", what: null });
     });
     this.bar = make("div", { className: "ar-track ar-progress", role: "progressbar", "aria-label": "members that have ended",
       "aria-valuemin": 0 });
     this.element = make("div", {},
-      make("div", { className: "ar-head" }, this.status, this.stop, this.interrupt, this.where, this.save), this.bar, this.stacks);
+      make("div", { className: "ar-head" }, this.status, this.stop, this.interrupt, this.where, this.profile, this.save),
+      this.bar, this.profiled, this.stacks);
   }
 
   button(text, title, act) {
@@ -30,21 +32,28 @@ class Controls {
 
   // The server interrupts the kernel, however busy it is; elsewhere the kernel does it itself.
   press() {
-    const kernel = this.data.model.widget_manager?.kernel;
+    const kernel = this.data.model?.widget_manager?.kernel;
     if (kernel?.interrupt) kernel.interrupt();
-    else this.data.model.send({ kind: "interrupt" });
+    else this.data.send({ kind: "interrupt" });
     this.interrupt.classList.add("ar-pressed");
   }
 
   draw() {
-    this.stop.hidden = this.bar.hidden = !this.data.members.size;
+    const { ended } = this.data;
+    this.bar.hidden = !this.data.members.size;
+    this.stop.hidden = this.bar.hidden || ended;
+    this.interrupt.hidden = this.where.hidden = ended || Boolean(this.data.watched);
+    this.profile.hidden = ended || !this.data.profiles;
+    put(this.profiled, this.data.profiled ?? "");
+    this.profiled.hidden = !this.data.profiled;
+    this.save.hidden = !this.data.series.size;
     if (!this.bar.hidden) this.drawBar([...this.data.members.values()].map(({ state }) => state));
     const elapsed = Math.max(0, Math.floor((Date.now() - this.data.began) / 1000));
     const who = this.data.members.size ? this.data.ensemble.said
       : `${formatRanks([...this.data.ranks.keys()])}: ${this.data.said}`;
-    const took = formatSeconds(elapsed || 0).replace("0 µs", "0 s");
-    put(this.status, (this.data.members.size ? `${who} · ${took} so far` : `${who}, ${took}`)
-      + (this.data.saved ? ` · ${this.data.saved}` : ""));
+    const took = ended ? formatSeconds(this.data.elapsed) : formatSeconds(elapsed || 0).replace("0 µs", "0 s");
+    put(this.status, this.data.title ? this.data.title : (this.data.members.size && !ended ? `${who} · ${took} so far` : `${who}, ${took}`));
+    this.status.title = this.status.textContent;
     if (this.asked && this.data.where.size) this.drawStacks();
   }
 

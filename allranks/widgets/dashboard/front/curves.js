@@ -6,10 +6,11 @@ class CurvesPanel {
   constructor(data) {
     this.data = data;
     this.charts = new Map();
-    this.smoothing = 0;
-    this.log = make("input", { type: "checkbox" });
-    this.mean = make("input", { type: "checkbox" });
-    this.slider = make("input", { type: "range", min: 0, max: 99, value: 0 });
+    const { log = false, mean = false, smoothing = 0 } = data.settings;
+    this.smoothing = smoothing;
+    this.log = make("input", { type: "checkbox", checked: log });
+    this.mean = make("input", { type: "checkbox", checked: mean });
+    this.slider = make("input", { type: "range", min: 0, max: 99, value: 100 * smoothing });
     this.legend = make("div", { className: "ar-legend" });
     this.grid = make("div", { className: "ar-charts" });
     this.element = make("div", {},
@@ -20,9 +21,13 @@ class CurvesPanel {
         this.legend),
       this.grid);
     // Before the drawing that the same click leads to, which sets what nobody has chosen.
-    this.mean.addEventListener("input", () => { this.chosen = true; });
+    this.mean.addEventListener("input", () => data.set({ mean: this.mean.checked }));
     for (const control of [this.log, this.mean, this.slider]) {
-      control.addEventListener("input", () => { this.smoothing = this.slider.value / 100; this.draw(); });
+      control.addEventListener("input", () => {
+        this.smoothing = this.slider.value / 100;
+        data.set({ log: this.log.checked, smoothing: this.smoothing });
+        this.draw();
+      });
     }
   }
 
@@ -30,7 +35,7 @@ class CurvesPanel {
 
   draw() {
     const owners = this.data.owners(), dark = isDark();
-    if (!this.chosen) this.mean.checked = owners.size > MANY_CURVES;
+    if (this.data.settings.mean === undefined) this.mean.checked = owners.size > MANY_CURVES;
     const metrics = new Map();
     for (const series of this.data.series.values()) {
       if (!metrics.has(series.name)) metrics.set(series.name, []);
@@ -50,7 +55,7 @@ class CurvesPanel {
 
   drawLegend(owners, dark) {
     const said = this.mean.checked
-      ? `mean, least and greatest of ${owners.size}` : [...owners.keys()].join() + dark;
+      ? `mean, minimum and maximum of ${owners.size}` : [...owners.keys()].join() + dark;
     if (said === this.said) return;
     this.said = said;
     if (this.mean.checked || owners.size > 2 * MANY_CURVES) {
@@ -151,7 +156,7 @@ class Chart {
     if (band.length) {
       const column = band[nearest(band.map((c) => c.x), x)];
       step = Math.round(column.x);
-      rows = [["mean", column.mean], ["least", column.low], ["greatest", column.high]];
+      rows = [["mean", column.mean], ["minimum", column.low], ["maximum", column.high]];
     } else {
       const picks = lines.map(({ series, xs, ys }) => {
         const i = nearest(xs, x);
@@ -174,7 +179,8 @@ class Chart {
 
   // What stands beside the name.
   annotate(list) {
-    const same = list.length > 1 && list.every((one) => coincide(one, list[0]));
+    // What the notebook has kept is rounded; that its curves differ was found before.
+    const same = list.length > 1 && !this.panel.data.apart?.includes(this.name) && list.every((one) => coincide(one, list[0]));
     put(this.note, same ? `${list.length} curves coincide` : "");
     const broken = new Map();
     for (const { rank, broken: found } of list) {

@@ -1,16 +1,17 @@
 // What the kernel has told so far, kept apart from what draws it: a view may come and go.
 
 class Data {
-  constructor(model) {
+  // `model` is the widget's, or null where there is no kernel to listen to.
+  constructor({ points, ...state }, model = null) {
     this.model = model;
-    this.selected = null;
+    this.settings = { closed: ["time"], ...state.settings };
     this.views = new Set();
     this.lines = new Lines();
     this.where = new Map();
-    this.saved = "";
     this.greeted = 0;
-    const { points, ...state } = model.get("state");
     this.start(state, points);
+    if (!model) return;
+    watch(model);
     model.on("msg:custom", (message, buffers) => this.take(message, buffers));
     this.greet();
   }
@@ -18,19 +19,38 @@ class Data {
   // Listening begins here: the kernel sends all that there is, the logs from their beginning.
   greet() {
     this.greeted = Date.now();
-    this.model.send({ kind: "ready" });
+    this.send({ kind: "ready" });
   }
+
+  // Says something to the kernel, which listens until the cell ends.
+  send(message) { this.model?.send(message); }
+
+  // What a reader chooses outlives the cell: the kernel keeps it with the picture.
+  set(settings) {
+    Object.assign(this.settings, settings);
+    if (this.ended) choose(this.key, this.settings);
+    this.send({ kind: "settings", settings: this.settings });
+  }
+
+  get selected() { return this.settings.selected ?? null; }
 
   start(state, points) {
     this.seq = state.seq;
+    this.key = state.key;
+    this.missed = false;
     this.mode = state.mode;
+    this.watched = state.watched;  // the ranks are another notebook's
     this.paths = state.paths;
     this.noun = state.noun ?? "rank";
+    this.title = state.title;
     this.members = new Map();
     this.ensemble = {};
     this.ranks = new Map();
     this.series = new Map();
     this.timings = null;
+    this.strips = new Map();
+    this.stripsAt = 0;
+    this.memory = "";
     this.merge(state, points);
   }
 
@@ -39,7 +59,8 @@ class Data {
       this.lines.clear();
       this.start(message, buffers[0]);
     } else if (message.seq > this.seq) {
-      if (message.seq > this.seq + 1 && Date.now() - this.greeted > 2000) this.greet();
+      this.missed ||= message.seq > this.seq + 1;
+      if (this.missed && Date.now() - this.greeted > 2000) this.greet();
       this.seq = message.seq;
       const left = [...buffers];
       this.merge(message, message.curves ? left.shift() : null);
@@ -49,23 +70,39 @@ class Data {
   }
 
   merge(message, points) {
-    if (message.elapsed !== undefined) this.began = Date.now() - 1000 * message.elapsed;
+    if (message.elapsed !== undefined) {
+      this.elapsed = message.elapsed;
+      this.began = Date.now() - 1000 * message.elapsed;
+    }
+    if (message.ended) this.end();
     if (message.withLogs !== undefined) this.withLogs = message.withLogs;
     for (const tile of message.ranks ?? []) this.ranks.set(tile.rank, tile);
     if (message.said !== undefined) this.said = message.said;
     if (message.timings) this.timings = message.timings;
+    if (message.strips) {
+      takeStrips(this.strips, message.strips);
+      this.stripsAt++;
+    }
+    if (message.memory !== undefined) this.memory = message.memory;
+    if (message.profiles !== undefined) this.profiles = message.profiles;
+    if (message.profiled !== undefined) this.profiled = message.profiled;
     if (message.answer !== undefined) this.answer = message.answer;
     if (message.members) {
       const { rows, ...ensemble } = message.members;
       this.ensemble = ensemble;
       for (const row of rows) this.members.set(row.number, { ...row, at: Date.now() });
     }
-    if (message.saved) this.saved = message.saved;
     if (message.where) {
       const { rank, ...said } = message.where;
       this.where.set(rank, { ...this.where.get(rank), ...said });
     }
     this.addPoints(message.curves ?? [], points);
+  }
+
+  // The cell has ended: there is nobody left who listens.
+  end() {
+    this.ended = true;
+    this.model = null;
   }
 
   addPoints(heads, points) {
@@ -115,7 +152,7 @@ class Data {
   owner({ rank, member }) { return this.noun === "member" ? member : rank; }
 
   select(rank) {
-    this.selected = this.selected === rank ? null : rank;
+    this.set({ selected: this.selected === rank ? null : rank });
     this.changed();
   }
 

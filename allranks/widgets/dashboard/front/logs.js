@@ -8,7 +8,9 @@ class LogsPanel {
     this.data = data;
     this.follow = true;
     this.search = make("input", { type: "search", placeholder: "search", "aria-label": "search the logs" });
-    this.foldBox = make("input", { type: "checkbox", checked: true });
+    const { query = "", fold = true } = data.settings;
+    this.search.value = query;
+    this.foldBox = make("input", { type: "checkbox", checked: fold });
     this.followBox = make("input", { type: "checkbox", checked: true });
     this.said = make("span", { className: "ar-said", role: "status" });
     this.space = make("div", { className: "ar-space" });
@@ -45,6 +47,7 @@ class LogsPanel {
   }
 
   look(change) {
+    this.data.set(change);
     this.data.lines.look(change);
     this.draw();
   }

@@ -9,15 +9,16 @@ class MembersPanel {
   constructor(data) {
     this.data = data;
     this.rows = new Map();
-    this.sorted = "number";
-    this.down = false;
+    const { sorted = "number", down = false } = data.settings;
+    this.sorted = sorted;
+    this.down = down;
     this.field = make("input", { type: "text", placeholder: "lr=0.03 seed=0:4", "aria-label": "values of members to add" });
     const add = make("button", { type: "button", className: "ar-button", title: "add members with these values" }, "Add");
     this.answer = make("span", { className: "ar-answer", role: "status" });
     const ask = () => {
       if (!this.field.value.trim()) return;
       data.answer = "";
-      data.model.send({ kind: "add", what: this.field.value });
+      data.send({ kind: "add", what: this.field.value });
     };
     add.addEventListener("click", ask);
     this.field.addEventListener("keydown", (event) => { if (event.key === "Enter") ask(); });
@@ -25,8 +26,8 @@ class MembersPanel {
     this.headRow = make("tr", {});
     this.star = make("p", { className: "ar-star" });
     const table = make("table", { className: "ar-members" }, make("thead", {}, this.headRow), this.body);
-    this.element = make("div", {},
-      make("div", { className: "ar-bar" }, make("label", {}, "add ", this.field), add, this.answer),
+    this.more = make("div", { className: "ar-bar" }, make("label", {}, "add ", this.field), add, this.answer);
+    this.element = make("div", {}, this.more,
       make("div", { className: "ar-scroll ar-high", tabIndex: 0, role: "region", "aria-label": "table of members" }, table), this.star);
   }
 
@@ -50,11 +51,13 @@ class MembersPanel {
   value(row, key) { return (key.startsWith("=") ? row.parameters[key.slice(1)] : row[key]) ?? null; }
 
   head(name, key) {
-    const cell = make("th", { scope: "col", className: this.words.has(key) ? "ar-left" : "" });
+    // What stands over the buttons is no heading.
+    const cell = key ? make("th", { scope: "col", className: this.words.has(key) ? "ar-left" : "" }) : make("td");
     const button = make("button", { type: "button", className: "ar-sort", hidden: !key }, name);
     button.addEventListener("click", () => {
       this.down = this.sorted === key && !this.down;
       this.sorted = key;
+      this.data.set({ sorted: key, down: this.down });
       this.draw();
     });
     cell.append(button);
@@ -64,6 +67,8 @@ class MembersPanel {
   draw() {
     const { members, ensemble } = this.data;
     this.arrange(members);
+    // An ensemble that has ended takes no more members; their line stays, so that nothing moves.
+    this.more.style.visibility = this.data.ended ? "hidden" : "";
     put(this.answer, this.data.answer ?? "");
     for (const { cell, button, key } of this.heads) {
       if (key === "metric") put(button, ensemble.metric || "metric");
@@ -114,7 +119,7 @@ class MembersPanel {
     const stop = make("button", { type: "button", className: "ar-small", "aria-label": `stop member ${number}` }, "stop");
     stop.addEventListener("click", () => {
       stop.classList.add("ar-pressed");
-      this.data.model.send({ kind: "stop", what: number });
+      this.data.send({ kind: "stop", what: number });
     });
     return { cells, choose, stop, element: make("tr", {}, ...cells, make("td", {}, stop)) };
   }
@@ -135,6 +140,6 @@ class MembersPanel {
     put(where, row.rank === null ? "" : String(row.rank));
     put(what, metric === null ? "" : `${formatNumber(metric)}${best ? " ★" : ""}`);
     put(took, row.seconds === null ? "" : formatSecondsLike(row.seconds + since, Math.max(this.longest, row.seconds + since)));
-    stop.hidden = state !== "running" && state !== "waiting";
+    stop.hidden = this.data.ended || (state !== "running" && state !== "waiting");
   }
 }

@@ -18,9 +18,11 @@ class RanksPanel {
       let parts = this.tiles.get(rank);
       if (!parts) {
         parts = { state: make("span", { className: "ar-state" }), use: make("span", { className: "ar-use" }),
-          line: make("span", { className: "ar-line" }) };
+          line: make("span", { className: "ar-line" }), more: make("span", { className: "ar-unseen" }) };
+        // What is read aloud is what is seen, and more behind it.
         parts.button = make("button", { type: "button", className: "ar-tile" },
-          make("b", {}, String(rank)), parts.state, parts.use, parts.line);
+          make("b", {}, make("span", { className: "ar-unseen" }, "rank "), String(rank)), " ", parts.state, " ", parts.use, " ",
+          parts.line, " ", parts.more);
         parts.button.addEventListener("click", () => {
           const owner = this.data.owner(this.data.ranks.get(rank));
           if (owner !== null) this.data.select(owner);
@@ -50,9 +52,9 @@ class RanksPanel {
     const { button } = parts;
     button.dataset.state = tile.state;
     button.setAttribute("aria-pressed", String(pressed));
-    const said = [`rank ${tile.rank}`, doing, step, ...use, tile.device, `${tile.host}, pid ${tile.pid}`, tile.line];
+    const said = [`rank ${tile.rank}`, doing, step, ...use, tile.device, tile.host && `${tile.host}, pid ${tile.pid}`, tile.line];
     button.title = said.filter(Boolean).join("\n");
-    button.setAttribute("aria-label", said.filter(Boolean).join(", "));
+    put(parts.more, (count > 16 ? said.slice(1) : said.slice(-3, -1)).filter(Boolean).join(", "));
     const mark = MARKS[tile.state] ?? "";
     put(parts.state, count > 16 ? mark : `${mark} ${doing}${step ? ` · ${step}` : ""}`);
     put(parts.use, count > 16 ? "" : use.join(" · "));

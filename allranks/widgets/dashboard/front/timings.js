@@ -34,7 +34,7 @@ class TimingsPanel {
     if (timings.straggler) {
       const { rank, times, calls, seconds } = timings.straggler;
       put(this.straggler, `rank ${rank} came last in ${times.toLocaleString("en")} of `
-        + `${calls.toLocaleString("en")} calls: the others waited ${formatSeconds(seconds)} for it, all together`);
+        + `${calls.toLocaleString("en")} calls: the others waited ${formatSeconds(seconds)} for it in total`);
     }
     this.drawTable(timings.calls);
   }

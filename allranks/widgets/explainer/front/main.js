@@ -22,7 +22,6 @@ class Places {
       let player = this.players.find(({ root }) => !root.isConnected);
       if (!player) this.players.push(player = new Player(this.model));
       place.replaceChildren(player.root);
-      player.resized();
       if (player.focused && document.activeElement === document.body) player.focused.focus();
     }
   }

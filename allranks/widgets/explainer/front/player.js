@@ -1,6 +1,7 @@
 // The player: play, step, scrub, and the choice of what the ranks run.
 
-const PAUSE_MS = 700;
+const PAUSE_MS = 900;
+const SPEEDS = [0.25, 0.5, 1, 2, 4];
 
 class Player {
   constructor(model) {
@@ -14,32 +15,40 @@ class Player {
     this.size = this.choice("values", "number");
     this.problem = make("div", { className: "ar-problem", role: "alert" });
     this.stage = new Stage();
+    this.circle = new Circle();
+    this.speed = make("select", { "aria-label": "speed" },
+      ...SPEEDS.map((speed) => make("option", { value: speed, selected: speed === 1 }, `${speed} ×`)));
+    this.speed.addEventListener("change", () => { this.circle.speed = Number(this.speed.value); });
+    this.quiz = new Quiz(this);
     this.toggle = this.button("", "", () => this.play(!this.playing));
     this.scrub = make("input", { type: "range", min: 0, step: 1, "aria-label": "round" });
     this.scrub.addEventListener("input", () => this.go(Number(this.scrub.value)));
     this.where = make("span", { className: "ar-said" });
     const key = (kind, text) => make("span", {}, make("i", { className: `ar-swatch ar-${kind}` }), text);
-    const legend = make("div", { className: "ar-bar" }, key("added", "what came was added"),
-      key("replaced", "what came took its place"), key("share", "of how many ranks a value is the sum"));
+    const legend = make("div", { className: "ar-bar" }, key("added", "received value was added"),
+      key("replaced", "received value replaced it"), key("share", "how many ranks a value is the sum of: full when complete"));
     this.words = make("p", { className: "ar-words", "aria-live": "polite" });
     const bar = make("div", { className: "ar-bar" },
       this.button("|◀", "to the start", () => this.go(0)),
       this.button("◀", "one round back", () => this.go(this.at - 1)),
       this.toggle,
-      this.button("▶", "one round on", () => this.step()),
+      this.button("▶", "one round forward", () => this.step()),
       this.button("▶|", "to the end", () => this.go(this.last)),
-      this.scrub, this.where);
+      this.scrub, make("label", {}, "speed ", this.speed), this.quiz.toggle, ...savers(this), this.where);
+    const views = make("div", { className: "ar-views" }, this.circle.element,
+      make("div", { className: "ar-side" }, this.quiz.element, make("div", { className: "ar-wide" }, this.stage.element)));
     this.root = make("div", { className: "ar-dashboard ar-explainer", role: "group", tabIndex: 0,
       "aria-label": "allreduce, round by round: space plays, arrows step" },
       make("div", { className: "ar-head" }, this.title, this.algorithm.label, this.ranks.label, this.size.label,
         this.problem),
-      this.cost, bar, make("div", { className: "ar-wide" }, this.stage.element), legend, this.words);
+      this.cost, bar, views, legend, this.words);
     // JupyterLab's own keys must not act on the cell while somebody plays here.
     this.root.dataset.lmSuppressShortcuts = "true";
     this.root.addEventListener("keydown", (event) => this.key(event));
     this.root.addEventListener("focusin", (event) => { this.focused = event.target; });
     this.root.addEventListener("focusout", (event) => { if (event.relatedTarget) this.focused = null; });
-    new ResizeObserver(() => this.resized()).observe(this.root);
+    new MutationObserver(() => { if (!this.playing) this.show(this.at); })
+      .observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
     model.on("change:state", () => this.take());
     this.take();
   }
@@ -64,7 +73,7 @@ class Player {
     const wrong = [this.ranks, this.size].map(({ control }) => this.refused(control)).filter(Boolean).join(" ");
     put(this.problem, wrong);
     if (wrong) { put(this.cost, this.state.cost); return; }
-    put(this.cost, "The ranks run it …");
+    put(this.cost, "Running on the ranks …");
     this.model.send({ kind: "run", algorithm: this.algorithm.control.value, ranks, size });
   }
 
@@ -107,11 +116,13 @@ class Player {
   show(at) {
     this.at = at;
     this.stage.draw(this.state.frames[at], this.state.chunks);
+    this.circle.show(this.state, at);
     this.tell();
+    this.quiz.begin();
   }
 
   tell() {
-    const frame = this.state.frames[this.at], text = this.at ? `round ${this.at} of ${this.last}: ${frame.phase}` : `start, ${this.last} rounds`;
+    const frame = this.state.frames[this.at], text = roundWords(this.state, this.at);
     this.scrub.value = this.at;
     this.scrub.setAttribute("aria-valuetext", text);
     put(this.where, text);
@@ -126,25 +137,31 @@ class Player {
   // One round with what travels seen flying.
   async step() {
     this.play(false);
-    await this.fly();
+    if (await this.fly()) this.quiz.begin();
   }
 
+  // True once what travels in the next round has arrived.
   async fly() {
     if (this.at >= this.last) return false;
     this.at += 1;
     this.tell();
-    return this.stage.fly(this.state.frames[this.at]);
+    this.flying = this.circle.fly(this.state, this.at);
+    if (!await this.flying) return false;
+    this.flying = null;
+    this.stage.draw(this.state.frames[this.at], this.state.chunks);
+    return true;
   }
 
   async play(on) {
     const turn = this.turn = {};
-    if (this.playing && !on) this.stage.draw(this.state.frames[this.at]);
+    if (!on) this.land();
     this.playing = on;
     if (!on) { this.tell(); return; }
+    this.quiz.set(false);
     if (this.at >= this.last) this.show(0);
     this.tell();
     while (this.turn === turn && await this.fly()) {
-      await new Promise((done) => setTimeout(done, still() ? 2 * PAUSE_MS : PAUSE_MS));
+      await new Promise((done) => setTimeout(done, (still() ? 2 * PAUSE_MS : PAUSE_MS) / this.circle.speed));
     }
     if (this.turn !== turn) return;
     this.playing = false;
@@ -167,8 +184,12 @@ class Player {
     act();
   }
 
-  resized() {
-    if (this.stage.flights.length === 0) this.stage.draw(this.state.frames[this.at]);
+  // What was on its way has arrived.
+  land() {
+    if (!this.flying) return;
+    this.flying = null;
+    this.stage.draw(this.state.frames[this.at], this.state.chunks);
+    this.circle.show(this.state, this.at);
   }
 }
 

@@ -1,0 +1,237 @@
+// The strips on a canvas, and beside each what it comes to; a part of the time is looked at closer.
+
+const STRIP = { left: 58, gap: 16, right: 72, top: 4, bottom: 20, step: 20, low: 7 };
+const STRIP_COLUMN = 4;
+// A wait that is as wide as this has room for the rank that was waited for.
+const NUMBER_WIDTH = 16;
+const LEAST_BINS = 4;
+
+// In seconds, as the axis: of a long time minutes would not tell two moments apart.
+const formatPart = (range) => formatLabels(range).map((value) => `${value} s`).join(" to ");
+
+class StripChart {
+  constructor(data, changed) {
+    this.data = data;
+    this.changed = changed;
+    this.canvas = make("canvas", { tabIndex: 0, role: "img", title: "drag over a time to look closer" });
+    this.tip = make("div", { className: "ar-tip", hidden: true });
+    this.picked = make("div", { className: "ar-picked", hidden: true });
+    this.element = make("figure", { className: "ar-strips" }, this.canvas, this.picked, this.tip);
+    const { canvas } = this;
+    canvas.addEventListener("pointerdown", (event) => this.grab(event));
+    canvas.addEventListener("pointermove", (event) => (this.from === undefined ? this.point(event) : this.pick(event)));
+    canvas.addEventListener("pointerup", (event) => this.drop(event));
+    canvas.addEventListener("pointercancel", () => this.let());
+    canvas.addEventListener("pointerleave", () => { this.tip.hidden = true; });
+    canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+    canvas.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  get times() { return [...this.data.strips.values()].sort((a, b) => a.rank - b.rank); }
+
+  get longest() { return Math.max(0, ...this.times.map((time) => time.seconds)) || 1; }
+
+  // What is looked at: seconds from, and to.
+  get range() { return this.data.settings.range ?? [0, this.longest]; }
+
+  zoom(began, ended) {
+    const least = LEAST_BINS * Math.min(...this.times.map((time) => time.width));
+    const length = Math.max(ended - began, Math.min(least, this.longest));
+    const middle = (began + ended) / 2;
+    const from = Math.max(0, Math.min(middle - length / 2, this.longest - length));
+    const whole = !Number.isFinite(length) || length >= this.longest * 0.999;
+    this.data.set({ range: whole ? null : [from, from + length] });
+    this.changed();
+  }
+
+  // Closer by a factor, about a time: by itself about the middle.
+  closer(factor, about) {
+    const [began, ended] = this.range, middle = about ?? (began + ended) / 2;
+    this.zoom(middle - (middle - began) / factor, middle + (ended - middle) / factor);
+  }
+
+  move(part) {
+    const [began, ended] = this.range, by = part * (ended - began);
+    this.zoom(began + by, ended + by);
+  }
+
+  whole() { this.zoom(0, Infinity); }
+
+  key(event) {
+    const part = event.shiftKey ? 0.5 : 0.1;
+    const act = {
+      "+": () => this.closer(2), "=": () => this.closer(2), "-": () => this.closer(0.5),
+      ArrowLeft: () => this.move(-part), ArrowRight: () => this.move(part),
+      Home: () => this.whole(), Escape: () => this.whole(),
+    }[event.key];
+    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    act();
+  }
+
+  // Without a key the page scrolls.
+  wheel(event) {
+    if (!event.ctrlKey && !event.metaKey && !event.shiftKey) return;
+    event.preventDefault();
+    const turned = event.deltaY || event.deltaX;
+    if (turned) this.closer(turned < 0 ? 1.4 : 1 / 1.4, this.scale?.time(event.offsetX));
+  }
+
+  grab(event) {
+    if (event.button || !this.scale || !this.data.strips.size) return;
+    this.canvas.setPointerCapture(event.pointerId);
+    this.from = event.offsetX;
+    // As it is now: strips go on growing meanwhile.
+    this.held = this.scale;
+    this.tip.hidden = true;
+  }
+
+  pick(event) {
+    const [a, b] = [this.from, event.offsetX].map((x) => this.held.inside(x)).sort((one, other) => one - other);
+    Object.assign(this.picked.style, { left: `${a}px`, width: `${b - a}px`, height: `${this.held.height}px` });
+    this.picked.hidden = b - a < 4;
+  }
+
+  drop(event) {
+    if (this.from === undefined) return;
+    const [a, b] = [this.from, event.offsetX].map((x) => this.held.inside(x)).sort((one, other) => one - other);
+    const { held } = this;
+    this.let();
+    if (b - a >= 4) this.zoom(held.time(a), held.time(b));
+  }
+
+  let() {
+    this.from = undefined;
+    this.picked.hidden = true;
+  }
+
+  point({ offsetX, offsetY }) {
+    const { scale } = this, at = scale ? Math.floor((offsetY - STRIP.top) / scale.step) : -1;
+    const time = scale && this.times[at], moment = scale?.time(offsetX);
+    this.tip.hidden = !time || offsetX !== scale.inside(offsetX) || moment > time.seconds;
+    if (this.tip.hidden) return;
+    const half = (scale.ended - scale.began) * STRIP_COLUMN / 2 / scale.width;
+    const { sums, whom } = time.between(moment - half, moment + half), all = sums.reduce((a, b) => a + b, 0) || 1;
+    const most = [...whom].sort((a, b) => b[1] - a[1])[0];
+    const said = TIME_KINDS.map((name, kind) => [name, sums[kind] / all, kind]).filter(([, share]) => share >= 0.005);
+    this.tip.replaceChildren(make("b", {}, `rank ${time.rank}, ${formatNumber(moment)} s`), ...said.map(([name, share, kind]) =>
+      make("div", {}, `${name}${kind === WAITING && most ? ` for rank ${most[0]}` : ""}  ${Math.round(100 * share)} %`)));
+    const left = offsetX < this.canvas.clientWidth / 2;
+    Object.assign(this.tip.style, { left: left ? `${offsetX + 12}px` : "", right: left ? "" : `${this.canvas.clientWidth - offsetX + 12}px`,
+      top: `${STRIP.top + (at + 1) * scale.step + 2}px` });
+  }
+
+  draw(dark) {
+    const { canvas, times } = this, ranks = Math.max(times.length, Math.min(this.data.ranks.size, 128));
+    const step = ranks <= 16 ? STRIP.step : STRIP.low, height = STRIP.top + ranks * step + STRIP.bottom;
+    canvas.style.height = `${height}px`;
+    const width = canvas.clientWidth, ratio = devicePixelRatio || 1;
+    if (!width) return;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    const paint = canvas.getContext("2d"), style = getComputedStyle(canvas);
+    paint.setTransform(ratio, 0, 0, ratio, 0, 0);
+    paint.font = `11px ${style.fontFamily}`;
+    paint.textBaseline = "middle";
+    const [began, ended] = this.range, bar = Math.round(Math.min(190, width / 5));
+    const across = Math.max(40, width - STRIP.left - STRIP.gap - bar - STRIP.right);
+    this.scale = {
+      began, ended, step, width: across, height: STRIP.top + ranks * step, bar,
+      x: (time) => STRIP.left + (time - began) / (ended - began) * across,
+      time: (x) => began + (x - STRIP.left) / across * (ended - began),
+      inside: (x) => Math.max(STRIP.left, Math.min(STRIP.left + across, x)),
+    };
+    const colours = dark ? TIME_DARK : TIME_LIGHT, { selected } = this.data;
+    const names = times.length ? times.map(({ rank }) => rank) : [...this.data.ranks.keys()].slice(0, ranks);
+    names.forEach((rank, row) => {
+      const y = STRIP.top + row * step;
+      paint.globalAlpha = 1;
+      paint.fillStyle = style.color;
+      paint.textAlign = "right";
+      if (step === STRIP.step || row % 8 === 0) paint.fillText(`rank ${rank}`, STRIP.left - 6, y + (step - 3) / 2);
+      if (!times.length) return;
+      paint.globalAlpha = selected === null || selected === rank ? 1 : 0.3;
+      this.drawStrip(paint, times[row], y, step - 3, colours);
+      this.drawBar(paint, times[row], y, step - 3, colours, style.color);
+    });
+    paint.globalAlpha = 1;
+    this.drawAxis(paint, height, style.color);
+    this.describe(times);
+  }
+
+  // In each column the kinds stand one upon the other.
+  drawStrip(paint, time, y, height, colours) {
+    const { scale } = this, columns = Math.floor(scale.width / STRIP_COLUMN);
+    const each = (scale.ended - scale.began) / columns, edge = (at) => Math.round(STRIP.left + at * scale.width / columns);
+    for (let at = 0; at < columns; at++) {
+      const start = scale.began + at * each;
+      if (start + each / 2 > time.seconds) break;
+      const { sums } = time.between(start, start + each), all = sums.reduce((a, b) => a + b, 0) || 1;
+      let upto = 0, top = 0;
+      sums.forEach((value, kind) => {
+        upto += value / all;
+        const bottom = Math.round(upto * height);
+        paint.fillStyle = colours[kind];
+        if (bottom > top) paint.fillRect(edge(at), y + top, edge(at + 1) - edge(at), bottom - top);
+        top = bottom;
+      });
+    }
+    if (height > STRIP.low) this.drawNumbers(paint, time, y + height / 2 + 0.5);
+  }
+
+  // For whom the rank waits, where it does little else for long enough to be read.
+  drawNumbers(paint, time, y) {
+    const { scale } = this, whose = (at) => {
+      const bin = time.bins[at];
+      return bin && bin[WAITING] > bin.reduce((a, b) => a + b, 0) / 2 ? time.whom[at] : -1;
+    };
+    paint.fillStyle = "#000000";
+    paint.textAlign = "center";
+    for (let begun = 0, at = 1; at <= time.bins.length; at++) {
+      if (whose(at) === whose(begun) && at < time.bins.length) continue;
+      const rank = whose(begun), [a, b] = [begun, at].map((one) => scale.inside(scale.x(one * time.width)));
+      if (rank >= 0 && b - a >= NUMBER_WIDTH) paint.fillText(String(rank), (a + b) / 2, y);
+      begun = at;
+    }
+  }
+
+  drawBar(paint, time, y, height, colours, ink) {
+    const { scale } = this, { sums } = time.between(scale.began, scale.ended);
+    let x = STRIP.left + scale.width + STRIP.gap;
+    sums.forEach((value, kind) => {
+      const wide = value / (scale.ended - scale.began) * scale.bar;
+      paint.fillStyle = colours[kind];
+      paint.fillRect(x, y, wide, height);
+      x += wide;
+    });
+    if (height < STRIP.low) return;
+    paint.globalAlpha = 1;
+    paint.fillStyle = ink;
+    paint.textAlign = "left";
+    paint.fillText(formatSeconds(sums.reduce((a, b) => a + b, 0)), x + 6, y + height / 2);
+  }
+
+  drawAxis(paint, height, ink) {
+    const { scale } = this, marks = ticks(scale.began, scale.ended, Math.max(2, Math.min(6, scale.width / 90))), said = formatLabels(marks);
+    paint.fillStyle = ink;
+    marks.forEach((value, i) => {
+      paint.textAlign = value > scale.began ? "center" : "left";
+      paint.fillText(`${said[i]} s`, scale.x(value), height - 8);
+    });
+    paint.textAlign = "left";
+    paint.fillText(this.data.settings.range ? "this part together" : "all together", STRIP.left + scale.width + STRIP.gap, height - 8);
+  }
+
+  // What a screen reader says; also what tests read.
+  describe(times) {
+    const { began, ended } = this.scale;
+    const each = times.slice(0, 16).map((time) => {
+      const { sums } = time.between(began, ended), all = sums.reduce((a, b) => a + b, 0) || 1;
+      const said = TIME_KINDS.map((name, kind) => [name, Math.round(100 * sums[kind] / all)]).filter(([, share]) => share);
+      return `rank ${time.rank} ${said.map(([name, share]) => `${name} ${share} %`).join(", ")}`;
+    });
+    const what = `each rank's time from ${formatPart([began, ended])}`;
+    this.canvas.setAttribute("aria-label", `${what}: ${each.join("; ") || "not told yet"}`);
+  }
+}

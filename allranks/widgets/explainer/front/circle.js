@@ -1,0 +1,187 @@
+// The circle: ranks around it, each a ring of chunks that fill up as sums grow, and the pieces that
+// travel between them. Colours are attributes, so that what is drawn can be saved as it is.
+
+const SVG = "http://www.w3.org/2000/svg";
+const WIDTH = 640, HEIGHT = 540;
+const FLIGHT_MS = 1400;
+// Where on its way a piece rests when the round is over, so that a still picture shows it; where ways
+// cross, near its end.
+const REST = 0.62, REST_CROSSING = 0.8;
+const FONT = "system-ui, sans-serif";
+const INKS = {
+  light: { paper: "#ffffff", ink: "#1f1f1f", soft: "#616161", path: "#8c8c8c", fill: "#b9e5d6", edge: "#007a57",
+    adds: "#b35c00", replaces: "#1a6fae" },
+  dark: { paper: "#111111", ink: "#f2f2f2", soft: "#bdbdbd", path: "#7d7d7d", fill: "#0b5a43", edge: "#22c79a",
+    adds: "#f0a830", replaces: "#56b4e9" },
+};
+const inks = () => INKS[isDark() ? "dark" : "light"];
+const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+const ease = (t) => t * t * (3 - 2 * t);
+
+function draw(tag, attributes = {}, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    element.setAttribute(name, typeof value === "number" ? Math.round(value * 100) / 100 : value);
+  }
+  element.append(...children);
+  return element;
+}
+
+class Circle {
+  constructor() {
+    this.element = draw("svg", { class: "ar-circle", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img",
+      "font-family": FONT, "font-size": 13, "text-anchor": "middle" });
+    this.speed = 1;
+  }
+
+  // All ranks as they are after a round, and what has travelled in it.
+  show(state, at, ink = inks()) {
+    this.land();
+    this.paint(state, at, state.frames[at].messages, ink);
+    this.put(state.chunks.length > 1 ? REST : REST_CROSSING);
+    const last = state.frames.length - 1;
+    this.element.setAttribute("aria-label", `a circle of ${state.frames[0].values.length}, `
+      + (at ? `after round ${at} of ${last}` : "before the first round"));
+  }
+
+  // The pieces of a round on their way: true once they have arrived, false where something else is shown.
+  async fly(state, at) {
+    if (still()) { this.show(state, at); return true; }
+    this.begin(state, at);
+    const arrived = await new Promise((done) => {
+      let passed = 0, before = performance.now();
+      const step = (now) => {
+        passed += (now - before) * this.speed / FLIGHT_MS;
+        before = now;
+        this.put(ease(Math.min(1, passed)));
+        if (passed < 1) this.turn = requestAnimationFrame(step); else done(true);
+      };
+      this.land = () => { cancelAnimationFrame(this.turn); done(false); this.land = () => {}; };
+      this.turn = requestAnimationFrame(step);
+    });
+    if (arrived) this.show(state, at);
+    return arrived;
+  }
+
+  begin(state, at, ink = inks()) {
+    this.land();
+    this.paint(state, at - 1, state.frames[at].messages, ink);
+    this.put(0);
+  }
+
+  land() {}
+
+  paint(state, at, messages, ink) {
+    const frame = state.frames[at], ranks = frame.values.length;
+    const node = ranks <= 4 ? 50 : ranks <= 8 ? 40 : 27;
+    const radius = HEIGHT / 2 - node - (ranks <= 8 ? 30 : 24);
+    this.node = node;
+    this.places = frame.values.map((_, rank) => {
+      const angle = 2 * Math.PI * rank / ranks - (ranks === 2 ? Math.PI : Math.PI / 2);
+      return [WIDTH / 2 + radius * Math.cos(angle), HEIGHT / 2 + radius * Math.sin(angle)];
+    });
+    // The path of neighbours on the circle is its arc, or close to it.
+    this.bend = Math.max(0.1, Math.min(0.3, Math.tan(Math.PI / 2 / ranks) / 2));
+    const ways = new Map();
+    for (const { messages } of state.frames) {
+      for (const { sender, receiver } of messages) ways.set(`${sender} ${receiver}`, this.way(sender, receiver));
+    }
+    const faint = [...ways.values()].map(({ path }) => draw("path", { d: path, fill: "none", stroke: ink.path, "stroke-width": 1 }));
+    const pieces = messages.filter(({ start, stop }) => stop > start);
+    const active = pieces.flatMap(({ sender, receiver, adds }) => this.arrow(ways.get(`${sender} ${receiver}`), adds ? ink.adds : ink.replaces));
+    const came = new Map(at && messages === frame.messages ? pieces.map((one) => [`${one.receiver} ${one.start}`, one]) : []);
+    this.parts = frame.values.map(() => new Map());
+    const nodes = frame.values.map((_, rank) => this.rank(state, frame, rank, came, ink));
+    this.pieces = pieces.map((message) => ({ way: ways.get(`${message.sender} ${message.receiver}`), element: this.piece(state, message, ranks, ink) }));
+    this.element.replaceChildren(...faint, ...active, ...nodes, ...this.pieces.map(({ element }) => element));
+  }
+
+  // From one rank's rim to another's, bent to the left, so that the way back is another one.
+  way(sender, receiver) {
+    const [a, b] = [this.places[sender], this.places[receiver]];
+    const across = [b[0] - a[0], b[1] - a[1]], length = Math.hypot(...across);
+    const middle = [(a[0] + b[0]) / 2 + 2 * this.bend * across[1], (a[1] + b[1]) / 2 - 2 * this.bend * across[0]];
+    const rim = (from, room) => {
+      const toward = [middle[0] - from[0], middle[1] - from[1]], far = Math.hypot(...toward);
+      return from.map((one, i) => one + toward[i] / far * (this.node + room));
+    };
+    const start = rim(a, 3), end = rim(b, Math.min(8, length / 12));
+    const said = [start, middle, end].map((point) => point.map((one) => one.toFixed(1)).join(" "));
+    const at = (t) => start.map((one, i) => (1 - t) ** 2 * one + 2 * t * (1 - t) * middle[i] + t * t * end[i]);
+    return { path: `M${said[0]}Q${said[1]} ${said[2]}`, at, end, toward: [end[0] - middle[0], end[1] - middle[1]] };
+  }
+
+  arrow({ path, end: [x, y], toward }, colour) {
+    const angle = Math.atan2(toward[1], toward[0]) * 180 / Math.PI;
+    return [draw("path", { d: path, fill: "none", stroke: colour, "stroke-width": 3 }),
+      draw("path", { d: "M4 0L-9 -6.5L-9 6.5z", fill: colour, transform: `translate(${x.toFixed(1)} ${y.toFixed(1)}) rotate(${angle.toFixed(1)})` })];
+  }
+
+  rank(state, frame, rank, came, ink) {
+    const { chunks } = state, ranks = frame.values.length, [x, y] = this.places[rank], { node } = this;
+    const inner = node * 0.44, turn = 2 * Math.PI / chunks.length, marked = [];
+    const group = draw("g", { transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})` });
+    chunks.forEach(([number, start, stop], index) => {
+      const from = index * turn - Math.PI / 2, to = from + turn, share = frame.shares[rank][start] / ranks;
+      const name = chunks.length > 1 ? `chunk ${number}` : "array";
+      const title = draw("title", {}, `rank ${rank}, ${name}: ${frame.values[rank].slice(start, stop).join(", ")}; a sum over ${frame.shares[rank][start]} of ${ranks}`);
+      const message = came.get(`${rank} ${start}`);
+      const part = draw("g", { "data-rank": rank, "data-chunk": number, "data-share": share },
+        title,
+        draw("path", { d: sector(inner, node, from, to), fill: ink.paper, stroke: ink.soft }),
+        draw("path", { d: sector(inner, inner + (node - inner) * share, from, to), fill: ink.fill, stroke: ink.edge, "stroke-width": share === 1 ? 2 : 1 }));
+      if (message) marked.push(draw("path", { d: sector(inner, node, from, to), fill: "none", "stroke-width": 3.5, stroke: message.adds ? ink.adds : ink.replaces }));
+      if (chunks.length > 1 && node * turn > 25) {
+        const middle = (from + to) / 2, at = (inner + node) / 2;
+        part.append(draw("text", { x: at * Math.cos(middle), y: at * Math.sin(middle) + 4, fill: ink.ink, "font-size": 12 }, String(number)));
+      }
+      this.parts[rank].set(number, part);
+      group.append(part);
+    });
+    if (node > 45) group.append(draw("text", { y: -5, fill: ink.soft, "font-size": 11 }, "rank"));
+    group.append(...marked, draw("text", { y: node > 45 ? 11 : 5, fill: ink.ink, "font-size": 15, "font-weight": 700 }, String(rank)));
+    return group;
+  }
+
+  // What travels: its chunk, and its values where there is room.
+  piece(state, { chunk, start, received, adds }, ranks, ink) {
+    const several = state.chunks.length > 1;
+    const values = ranks > 8 ? "" : shorten(received.join(", "), ranks > 5 ? 8 : 16);
+    const said = [several ? `${ranks > 8 ? "" : "chunk "}${chunk}` : "", values].filter(Boolean).join(": ") || shorten(received[0], 6);
+    const width = 7 * said.length + 14;
+    return draw("g", { class: "ar-piece", "data-start": start },
+      draw("rect", { x: -width / 2, y: -12, width, height: 24, rx: 12, fill: ink.paper, stroke: adds ? ink.adds : ink.replaces, "stroke-width": 2 }),
+      draw("text", { y: 4.5, fill: ink.ink, "font-size": 12.5 }, said));
+  }
+
+  // The pieces stand at this share of their ways.
+  put(t) {
+    for (const { way, element } of this.pieces) {
+      element.setAttribute("transform", `translate(${way.at(t).map((one) => one.toFixed(1)).join(" ")})`);
+    }
+  }
+
+  // A rank is asked about: it is marked, and its chunks can be clicked.
+  ask(rank, picked) {
+    const [x, y] = this.places[rank];
+    this.element.append(draw("circle", { class: "ar-asked", cx: x, cy: y, r: this.node + 7, fill: "none",
+      stroke: inks().ink, "stroke-width": 2, "stroke-dasharray": "6 4" }));
+    for (const [number, part] of this.parts[rank]) {
+      part.style.cursor = "pointer";
+      part.addEventListener("click", () => picked(number));
+    }
+  }
+}
+
+// A part of a ring, between two radii and two angles.
+function sector(inner, outer, from, to) {
+  if (to - from > 6.2) return `${round(outer, 1)}${round(inner, 0)}`;
+  const large = to - from > Math.PI ? 1 : 0;
+  const at = (radius, angle) => `${(radius * Math.cos(angle)).toFixed(2)} ${(radius * Math.sin(angle)).toFixed(2)}`;
+  return `M${at(outer, from)}A${outer} ${outer} 0 ${large} 1 ${at(outer, to)}`
+    + `L${at(inner, to)}A${inner} ${inner} 0 ${large} 0 ${at(inner, from)}z`;
+}
+
+const round = (radius, sweep) => `M${radius} 0A${radius} ${radius} 0 0 ${sweep} ${-radius} 0A${radius} ${radius} 0 0 ${sweep} ${radius} 0z`;
+
+const shorten = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
