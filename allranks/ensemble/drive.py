@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from uuid import uuid4
 
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.crew import Crew, Slot
@@ -67,6 +68,7 @@ class Drive:
         self.cluster, self.runs, self.plan, self.view = cluster, runs, plan, view
         self._store = store
         self.ledger = Ledger(runs, view, plan.metric, plan.timeout, store, early)
+        self._name = uuid4().hex
         self._presses = 0
         self._blameless = 0
         #: For each cell of a member that was interrupted, what is known of its ranks.
@@ -186,6 +188,7 @@ class Drive:
                 slot,
                 member.number,
                 member.values,
+                ensemble=self._name,
                 source=self.plan.source,
                 number=self.plan.number,
                 limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(self.runs)),
@@ -260,7 +263,7 @@ class Drive:
                 then = f"in {GRACE_SECONDS - UNHEARD_SECONDS:g} s" if late else f"by {twice}"
                 self.view.notice(
                     f"member {slot.member} has not ended {UNHEARD_SECONDS:g} s after its "
-                    f"interrupt: {unheard.whereabouts(pending)}; all ranks are ended {then}"
+                    f"interrupt: {unheard.whereabouts(pending)}; all ranks will be killed {then}"
                 )
             if late and waited >= GRACE_SECONDS:
                 self._end_ranks(crew, slot, unheard.whereabouts(pending))
@@ -271,11 +274,11 @@ class Drive:
         assert stuck.member is not None
         size, busy = self.cluster.size, crew.at_work()
         why = (
-            f"it went past its time of {self.plan.timeout:g} s, and {GRACE_SECONDS:g} s after it "
-            f"was interrupted there was still {where}"
+            f"it exceeded its timeout of {self.plan.timeout:g} s, and {GRACE_SECONDS:g} s after "
+            f"the interrupt it was still running on {where}"
         )
         crew.ranks.close("lost", f"member {stuck.member}: {why}, so {ended(size)}")
-        self.view.notice(f"member {stuck.member}: {why}, so all {size} ranks were ended")
+        self.view.notice(f"member {stuck.member}: {why}, so all {size} ranks were killed")
         self._fail(self.runs[stuck.member], why, why)
         again = self._put_back([slot for slot in busy if slot is not stuck])
         if again:
@@ -304,7 +307,7 @@ class Drive:
     # ── death ────────────────────────────────────────────────────────────────────────────────
 
     def _mourn(self, crew: Crew) -> None:
-        """A rank died and MPI ended the others: its member runs again, once, and so do theirs."""
+        """A rank died and the others were ended: its member runs again, once, and so do theirs."""
         died = culprits(crew.ranks.ends)
         culprit = died[0].rank if died else None
         busy = crew.at_work()

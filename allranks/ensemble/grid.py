@@ -67,7 +67,7 @@ class Grid:
                 scale = "log" if choice.log else "lin"
                 span = f"{name}={scale}:{choice.low:g}:{choice.high:g}"
                 raise UsageError(
-                    f"{span} expected how many numbers to take, or a random search. "
+                    f"{span} expected a count, or a random search. "
                     f"Type {span}:5, or add --random 20"
                 )
         rows: list[list[Values]] = [
@@ -138,7 +138,7 @@ def check_name(name: object) -> None:
         raise UsageError(f"expected the name of a parameter, found {name!r}. {_EXAMPLE}")
     if name in RESERVED:
         raise UsageError(
-            f"expected a name of your own, found {name!r}, which every member finds already. "
+            f"expected a new name, found {name!r}, which every member has already. "
             f"Type for example: my_{name}=…"
         )
 

@@ -151,7 +151,7 @@ class Ledger:
         elif why and all(r.waiting or r.etype == "KeyboardInterrupt" for r in reports):
             member.state = why
             if why == FAILED:
-                member.error = f"it went past its time of {self._timeout:g} s"
+                member.error = f"it exceeded its timeout of {self._timeout:g} s"
         else:
             member.state = FAILED
             member.error = failures.plain(failures.headline(reports, len(slot.ranks)))

@@ -37,7 +37,7 @@ class Cluster(plain.Cluster):
             timeout: seconds after which an item is interrupted, and has failed.
 
         Returns:
-            One value an item, in their order.
+            One value per item, in their order.
 
         Raises:
             MapFailed: items failed; all others have run, and are in its ``results``.

@@ -64,23 +64,23 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("words", nargs="*", metavar="NAME=VALUES", help="a grid: lr=1e-1,1e-2 seed=0:8")
     ClusterOptions.add_to(parser)
-    add("-o", "--out", metavar="NAME", help="put the table there; else into runs")
+    add("-o", "--out", metavar="NAME", help="the variable for the table; default: runs")
     add(
         "--ranks-per-member", dest="ranks_each", type=int, metavar="K",
-        help="how many ranks each member has",
+        help="number of ranks per member",
     )  # fmt: skip
-    add("--store", metavar="FOLDER", help="keep results there; what has ended is not run again")
-    add("--trust-store", action="store_true", help="take results of a cell that has changed")
-    add("--retry-failed", action="store_true", help="run only members that have not ended well")
-    add("--random", type=int, metavar="COUNT", help="so many members of the grid, by chance")
-    add("--seed", type=int, help="of --random")
+    add("--store", metavar="FOLDER", help="keep results here; members that have ended do not rerun")
+    add("--trust-store", action="store_true", help="read results that other users have stored")
+    add("--retry-failed", action="store_true", help="run only members that have not finished")
+    add("--random", type=int, metavar="COUNT", help="draw this many members at random")
+    add("--seed", type=int, help="seed of --random")
     add("--timeout", type=float, metavar="SECONDS", help="interrupt a member that takes longer")
-    add("--metric", metavar="NAME[:min|max]", help="what is logged that tells good from poor")
-    add("--stop", choices=KINDS, help="end poor members early, by --metric")
-    add("--grace", type=int, metavar="STEPS", help="end none before so many steps")
+    add("--metric", metavar="NAME[:min|max]", help="the logged value that ranks members")
+    add("--stop", choices=KINDS, help="stop poor members early, by --metric")
+    add("--grace", type=int, metavar="STEPS", help="stop no member before this step")
     add(
         "--no-fold", dest="fold", action="store_false",
-        help="show equal output of members each time",
+        help="do not fold equal output of members",
     )  # fmt: skip
     add("--view", choices=("full", "auto", "plain"), help="the live table and panel, or text")
 
@@ -134,11 +134,11 @@ def _check(options: Options) -> None:
     wanted = options.wanted()
     if options.stop is not None and wanted is None:
         raise UsageError(
-            f"--stop {options.stop} expected --metric too: what is logged that tells a good "
-            f"member from a poor one. Type for example: --stop {options.stop} --metric loss"
+            f"--stop {options.stop} needs --metric, the logged value that ranks members. "
+            f"Type for example: --stop {options.stop} --metric loss"
         )
     if options.grace is not None and options.stop is None:
-        raise UsageError("--grace expected --stop too. Type for example: --stop halving")
+        raise UsageError("--grace needs --stop. Type for example: --stop halving")
 
 
 def check_size(options: Options, size: int) -> None:

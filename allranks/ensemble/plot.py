@@ -1,4 +1,4 @@
-"""``runs.plot("loss", by="lr")``: what members logged, as one picture."""
+"""``runs.plot("loss", by="lr")`` and ``runs.parallel()``: what members brought, as one picture."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from allranks.widgets.dashboard.curves import Curves, Key, Series
 from allranks.widgets.dashboard.numbers import number
 from allranks.widgets.dashboard.still import image
 from allranks.widgets.dashboard.tables import Table
+from allranks.widgets.ensemble.parallel import parallel
+from allranks.widgets.ensemble.rows import Row
+from allranks.widgets.ensemble.still import table_text
 
 _POINTS = 400
 
@@ -58,6 +61,34 @@ class Plot:
 
     def __repr__(self) -> str:
         return self._table().text()
+
+
+class Parallel:
+    """Lines of members through their parameters to a metric.
+
+    Args:
+        rows: the members.
+        metric: the name of the numbers in the rows.
+        lower: whether lower ones are better.
+
+    Raises:
+        UsageError: no member has such a number, or no parameter differs.
+    """
+
+    def __init__(self, rows: Sequence[Row], metric: str, lower: bool) -> None:
+        self._picture = parallel(rows, metric, lower)
+        self._text = table_text(rows, metric, lower)
+        if not self._picture:
+            raise UsageError(
+                f"expected members with different parameters and a number named {metric!r}, found "
+                "none. Type for example: runs.parallel('loss')"
+            )
+
+    def _repr_html_(self) -> str:
+        return f"<div>{image(self._picture, self._text)}</div>"
+
+    def __repr__(self) -> str:
+        return self._text
 
 
 def plot(members: Sequence[Member], name: str, by: str | None) -> Plot:

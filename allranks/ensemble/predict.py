@@ -29,7 +29,7 @@ def gather(results: Sequence[tuple[int, Any]], name: str | None) -> NDArray[Any]
 
     if not results:
         raise UsageError(
-            "expected at least one member that has finished, found none. Look at runs.failed"
+            "expected at least one member that has finished, found none. See runs.failed"
         )
     arrays = {}
     for number, result in results:
@@ -38,7 +38,7 @@ def gather(results: Sequence[tuple[int, Any]], name: str | None) -> NDArray[Any]
                 has = ", ".join(map(str, result)) if isinstance(result, dict) else repr(result)
                 raise UsageError(
                     f"expected {name!r} in the result of every member, found in member {number}: "
-                    f"{has[:200]}. Type one of those, or leave it in the body: "
+                    f"{has[:200]}. Type one of those, or put it into the result: "
                     f"result = {{{name!r}: …}}"
                 )
             result = result[name]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas
     from numpy.typing import NDArray
 
-    from allranks.ensemble.plot import Plot
+    from allranks.ensemble.plot import Parallel, Plot
 
 #: What can be asked of an ensemble that runs: ``("add", values)`` or ``("stop", number or None)``.
 Wish = tuple[str, Any]
@@ -31,7 +31,7 @@ class Runs(Sequence[Member]):
     Args:
         members: the members.
         source: the cell's source that they run.
-        metric: what tells them apart, and whether lower is better; None where nobody has said.
+        metric: what ranks them, and whether lower is better; None if not given.
     """
 
     def __init__(
@@ -133,12 +133,12 @@ class Runs(Sequence[Member]):
             has = f"found {', '.join(known)}" if known else "found none"
             raise UsageError(
                 f"expected a number named {metric!r} in a finished member, {has}. "
-                "Log it, or leave it in the body: result = {'accuracy': …}"
+                "Log it, or put it into the result: result = {'accuracy': …}"
             )
         return (min if lower else max)(found, key=lambda member: member.metrics[name])
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns one dictionary a member: parameters, metrics, state, seconds, rank, error."""
+        """Returns one dictionary per member: parameters, metrics, state, seconds, rank, error."""
         names = list(dict.fromkeys(name for member in self for name in member.values))
         metrics = list(dict.fromkeys(name for member in self for name in member.metrics))
         return [
@@ -151,7 +151,7 @@ class Runs(Sequence[Member]):
         ]
 
     def plot(self, name: str | None = None, by: str | None = None) -> Plot:
-        """Returns a picture of what the members logged: a line a member, or a line a value.
+        """Returns a picture of what the members logged: a line per member, or per value.
 
         Args:
             name: what they logged; by default the metric that tells them apart.
@@ -163,6 +163,21 @@ class Runs(Sequence[Member]):
         from allranks.ensemble.plot import plot
 
         return plot(list(self), name or (self.metric() or ("",))[0], by)
+
+    def parallel(self, metric: str | None = None, mode: str | None = None) -> Parallel:
+        """Returns a picture with a line per member, through its parameters to a metric.
+
+        Args:
+            metric: a number in the result, or what was logged; by default as for :meth:`best`.
+            mode: ``max`` or ``min``, which says what the best is.
+
+        Raises:
+            UsageError: no member has such a number, or no parameter differs.
+        """
+        from allranks.ensemble.plot import Parallel
+
+        wanted = self.metric(metric, mode)
+        return Parallel([self.row(member, wanted) for member in self], *(wanted or ("", False)))
 
     def to_pandas(self) -> pandas.DataFrame:
         """Returns :meth:`rows` as a table, by the member's number.
@@ -256,7 +271,7 @@ class Runs(Sequence[Member]):
         if self.wishes is None:
             raise UsageError(
                 f"the ensemble has ended, so nothing can be {kind}{'p' * (kind == 'stop')}ed. "
-                "Run the cell again with a grid of your own; with --store, what is there is kept."
+                "Run the cell again with another grid; with --store, finished members are kept."
             )
         self.wishes.put((kind, what))
 

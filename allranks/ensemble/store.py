@@ -182,7 +182,7 @@ class Store:
         except OSError as error:
             raise UsageError(
                 f"--store {self.shown} cannot be written any more: {error}. Members that ended "
-                "before are kept; make room, and run the cell again."
+                "before are kept; free some space, and run the cell again."
             ) from error
         if len(packed):
             member.place = InFile(path, len(line), len(packed))

@@ -147,8 +147,8 @@ def _accumulate(optimizer: Any, passes: int) -> None:
     before = optimizer.gradient_accumulation_steps
     if before and before != passes:
         raise UsageError(
-            f"backward_passes_per_step={passes} and gradient_accumulation_steps={before} say "
-            "different things. Pass one of them."
+            f"backward_passes_per_step={passes} and gradient_accumulation_steps={before} "
+            "contradict each other. Pass one of them."
         )
     if before:
         return

@@ -118,7 +118,7 @@ class Turns:
 
     def _found(self, waited: float) -> str:
         return (
-            f"rank {current().rank} has not come to it for {waited:.0f} s, "
+            f"rank {current().rank} has not reached it for {waited:.0f} s, "
             f"and waits in {', '.join(self._ready)}"
         )
 

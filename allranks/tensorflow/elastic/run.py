@@ -9,6 +9,7 @@ from typing import Any
 from allranks import collectives
 from allranks.errors import CollectiveError
 from allranks.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from allranks.tensorflow.elastic.resuming import resumed
 from allranks.tensorflow.elastic.state import State
 
 _MOST_FAILURES = 3
@@ -21,7 +22,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     rank back to its last commit, and ``func`` is called again. It is not called again after three
     failures with no commit between them, as it would fail for ever; nor where a rank has left, as
     that one does not come back: then the state is restored and the exception goes on, so that the
-    next cell can.
+    next cell can. In a notebook, where a rank has died, the next call of a function of this name
+    goes on from the last commit, on the ranks that are left and on those that are new.
 
     Collective over all ranks.
     """
@@ -33,6 +35,10 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        with resumed(state, getattr(func, "__qualname__", "run")):
+            return attempt(state, *args, **kwargs)
+
+    def attempt(state: State, *args: Any, **kwargs: Any) -> Any:
         skip_sync, failures, commits = False, 0, state.commits
         while True:
             try:

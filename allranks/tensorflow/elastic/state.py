@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from allranks import collectives
+from allranks.collectives import world
+from allranks.collectives.ops.keeping import keep_in
 from allranks.horovod.common.exceptions import HostsUpdatedInterrupt
 from allranks.tensorflow.objects import broadcast_object
 from allranks.tensorflow.variables import broadcast_variables
@@ -37,6 +39,8 @@ class State:
         self._rank = get_rank
         self._reset_callbacks: list[Callable[[], None]] = []
         self._updates: list[int] = []
+        self.of_training = ""
+        """The name of the training whose state this is, while it runs."""
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Has functions called before every further try."""
@@ -60,8 +64,24 @@ class State:
     def commit(self) -> None:
         """This is the state to go back to from now on. Collective over all ranks."""
         self.save()
+        self._keep()
         self.commits += 1
         self.check_host_updates()
+
+    def _keep(self) -> None:
+        """Keeps what was saved for ranks that take the place of others. Collective."""
+        kept = world.current().keeps
+        if kept is not None and self.of_training and self.saved() is not None:
+            found = {"training": self.of_training, "saved": self.saved()}
+            keep_in(kept.of_training, lambda: found, copy=False)
+
+    def saved(self) -> Any:
+        """What `save` has kept, as it can be pickled; None where only this process can have it."""
+        return None
+
+    def take_up(self, saved: Any) -> bool:
+        """The state is what another process had saved; False, and as it was, where none fits."""
+        return False
 
     def check_host_updates(self) -> None:
         """Raises on every rank where the first rank has heard of new hosts.
@@ -118,6 +138,18 @@ class ObjectState(State):
         """The values are what they were at the last `save`."""
         self._show()
 
+    def saved(self) -> Any:
+        """The values as they were at the last `save`."""
+        return self._saved
+
+    def take_up(self, saved: Any) -> bool:
+        """The values are those that were saved, where they have the same names."""
+        if not isinstance(saved, dict) or saved.keys() != self._saved.keys():
+            return False
+        self._saved = saved
+        self._show()
+        return True
+
     def sync(self) -> None:
         """Every rank has the first rank's values. Collective over all ranks."""
         if self._saved:
@@ -163,6 +195,21 @@ class TensorFlowState(ObjectState):
             variable.assign(self._values[index] if known else np.zeros_like(variable.numpy()))
         super().restore()
 
+    def saved(self) -> Any:
+        """The variables and values as they were at the last `save`."""
+        return self._values, super().saved()
+
+    def take_up(self, saved: Any) -> bool:
+        """The variables and values are those that were saved, where they have the same shapes."""
+        values, others = saved
+        if [v.shape for v in values] != [tuple(v.shape) for v in self.variables]:
+            return False
+        if not super().take_up(others):
+            return False
+        self._values = values
+        self.restore()
+        return True
+
     def sync(self) -> None:
         """Every rank has the first rank's variables and values. Collective over all ranks."""
         broadcast_variables(self.variables, 0)
@@ -191,11 +238,19 @@ class TensorFlowKerasState(TensorFlowState):
         state = [] if self.optimizer is None else which_keras().state_of(self.optimizer)
         return [*self.model.weights, *state]
 
+    def take_up(self, saved: Any) -> bool:
+        """The model and values are those that were saved, where they have the same shapes."""
+        self._build()
+        return super().take_up(saved)
+
     def sync(self) -> None:
         """Every rank has the first rank's model and values. Collective over all ranks."""
+        self._build()
+        super().sync()
+
+    def _build(self) -> None:
         if self.optimizer is not None and self.model.built:
             which_keras().build(self.optimizer, self.model.trainable_variables)
-        super().sync()
 
 
 def which_keras() -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from allranks.engine import metrics
+from allranks.engine.cells import metrics
 from allranks.errors import UsageError
 from allranks.tensorflow.which_keras import keras
 

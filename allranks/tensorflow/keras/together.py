@@ -84,8 +84,9 @@ def check_steps(params: dict[str, Any]) -> None:
         for (epochs, steps), ranks in who.items()
     )
     raise UsageError(
-        f"fit needs the same number of steps on every rank, found {found}. Give every rank as many "
-        "batches: pass steps_per_epoch, or cut the data to a multiple of batch size and ranks."
+        f"fit needs the same number of steps on every rank, found {found}. Give every rank the "
+        "same number of batches: pass steps_per_epoch, or cut the data to a multiple of batch size "
+        "and ranks."
     )
 
 
