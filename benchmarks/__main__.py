@@ -29,7 +29,7 @@ def main() -> None:
         parser.error(f"expected {', '.join([*known, 'report'])}; found {', '.join(unknown)}")
     for name in chosen or known:
         if name == "report":
-            report.update_readme()
+            report.update()
         else:
             sys.argv = [f"benchmarks {name}"]  # a measurement may have options of its own
             importlib.import_module(f"benchmarks.{name}").main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 from benchmarks import frontend, machine, results
@@ -52,13 +51,19 @@ def table(result: dict[str, Any]) -> str:
     """Returns the figures as markdown."""
     rows = []
     for n, peers in result["samples"].items():
-        share = statistics.median(peers["allranks"]) / statistics.median(peers["ipyparallel"])
         figures = [results.middle_and_least(peers[peer]) for peer in CELLS]
-        rows.append([n, *figures, f"{100 * share:.0f} %"])
+        faster = results.times_faster(peers["ipyparallel"], peers["allranks"])
+        rows.append([n, *figures, faster])
     count = len(next(iter(result["samples"].values()))["allranks"])
     return (
-        f"A cell with `pass`, there and back, in milliseconds: median (least) of {count}.\n\n"
-        + results.markdown(
-            ["ranks", "`%%distributed`", "`%%px`", "no magic", "of `%%px`’s time"], rows
-        )
+        f"Round trip of a cell with `pass`, in milliseconds: median (least) of {count}.\n\n"
+        + results.markdown(["ranks", "`%%distributed`", "`%%px`", "no magic", "times faster"], rows)
     )
+
+
+def at_a_glance(result: dict[str, Any]) -> list[str]:
+    """Returns the README's row."""
+    n = str(min(4, max(map(int, result["samples"]))))
+    peers = result["samples"][n]
+    what = f"round trip of a cell with `pass` on {n} ranks"
+    return results.compared(what, peers["allranks"], peers["ipyparallel"], "ms")

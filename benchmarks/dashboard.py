@@ -97,7 +97,7 @@ def _training(end: FrontEnd) -> dict[str, list[float]]:
         for name, view, told in kinds if number % 2 else kinds[::-1]:
             cell = end.start(TRAIN.format(view=view, steps=STEPS, told=told))
             if told:
-                _listen(end, cell)
+                listen(end, cell)
             cell.wait(120)
             if number:  # the first of each warms up
                 samples[name].append(max(_read(end)))
@@ -108,7 +108,7 @@ def _page(end: FrontEnd) -> dict[str, float]:
     """Returns the bytes of the first show, and of every second after it."""
     before = end.nbytes
     cell = end.start(TRAIN.format(view="full", steps=20 * STEPS, told=1))
-    _listen(end, cell)
+    listen(end, cell)
     end.drain(_SETTLE_SECONDS)
     first = end.nbytes
     end.drain(_WATCHED_SECONDS)
@@ -120,7 +120,7 @@ def _page(end: FrontEnd) -> dict[str, float]:
 def _flood(end: FrontEnd) -> dict[str, float]:
     """Returns how many values were logged as fast as can be, and how many were kept."""
     cell = end.start(f"%%distributed -o seconds --view full\nflood({FLOOD_SECONDS})")
-    _listen(end, cell)
+    listen(end, cell)
     cell.wait(120)
     said = re.search(r"([\d,]+) values of .* came too fast", cell.text)
     dropped = int(said.group(1).replace(",", "")) if said else 0
@@ -132,7 +132,7 @@ def _read(end: FrontEnd) -> list[float]:
     return [float(word) for word in end.do(READ.format(name="seconds")).stdout.split()]
 
 
-def _listen(end: FrontEnd, cell: Any) -> None:
+def listen(end: FrontEnd, cell: Any) -> None:
     """Says what a page says once it shows the panel."""
     opened: list[str] = []
 

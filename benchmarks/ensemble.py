@@ -134,5 +134,13 @@ def table(result: dict[str, Any]) -> str:
     )
 
 
+def at_a_glance(result: dict[str, Any]) -> list[str]:
+    """Returns the README's row."""
+    ranks = str(result["ranks"])
+    spent = result["ms_a_member"][ranks]
+    what = f"overhead of an ensemble's member on {ranks} ranks"
+    return results.compared(what, spent["allranks"], spent["ipyparallel"], "ms")
+
+
 if __name__ == "__main__":
     main()

@@ -91,9 +91,14 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
-def front_end() -> Iterator[FrontEnd]:
-    """A front end of a fresh kernel; whatever came from that kernel ends with it."""
-    with tempfile.TemporaryDirectory() as folder, FrontEnd(Path(folder), {**environment()}) as end:
+def front_end(more: dict[str, str] | None = None) -> Iterator[FrontEnd]:
+    """A front end of a fresh kernel; whatever came from that kernel ends with it.
+
+    Args:
+        more: settings of the kernel's environment that replace those of :func:`environment`.
+    """
+    env: dict[str, str | None] = {**environment(), **(more or {})}
+    with tempfile.TemporaryDirectory() as folder, FrontEnd(Path(folder), env) as end:
         try:
             yield end
         finally:

@@ -135,7 +135,7 @@ def on_ranks() -> None:
     """What every rank runs."""
     from mpi4py import MPI
 
-    from allranks.engine import pinning
+    from allranks.engine.devices import pinning
 
     rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
     pinning.apply(os.environ, pinning.pinning([os.environ[RANK]], rank, size)[1])

@@ -75,9 +75,11 @@ def launch(hosts: Any, nbytes: list[int], quick: bool) -> list[Any]:
     return rows
 
 
-def table(runs: dict[str, list[Any]]) -> str:
-    """All runs as Markdown."""
-    head = ["bytes", *(f"{link}: {who}" for link in runs for who in ("mpi4py µs", "ours µs", "÷"))]
+def table(result: dict[str, Any]) -> str:
+    """Returns the figures as markdown: a row for each size."""
+    runs: dict[str, list[Any]] = result["runs"]
+    sides = ("mpi4py µs", "allranks µs", "÷")
+    head = ["bytes", *(f"{link}: {side}" for link in runs for side in sides)]
     lines = []
     for place, (nbytes, _) in enumerate(next(iter(runs.values()))):
         line = [f"{nbytes:,}"]
@@ -85,7 +87,12 @@ def table(runs: dict[str, list[Any]]) -> str:
             theirs, ours = rows[place][1]["mpi4py"], rows[place][1]["ours"]
             line += [f"{theirs * 1e6:,.1f}", f"{ours * 1e6:,.1f}", f"{ours / theirs:.2f}"]
         lines.append(line)
-    return results.markdown(head, lines)
+    return (
+        "An allreduce of float32 among two hosts of two ranks, made of namespaces of one machine, "
+        "over TCP by the speed of its memory (veth) and by 1 Gbit/s, against mpi4py's `Allreduce`: "
+        "median, the slowest rank's time. All four ranks share the machine's cores.\n\n"
+        + results.markdown(head, lines)
+    )
 
 
 def main() -> None:
@@ -109,8 +116,7 @@ def main() -> None:
                 script = str(ROOT / "tests" / "hosts" / "hosts.sh")
                 subprocess.run([script, "rate", name, rate], env=hosts.environment, check=True)
             runs[link] = launch(hosts, options.bytes, options.quick)
-    results.write("hosts", described, {"ranks": WHERE, "runs": runs})
-    print(table(runs))
+    print(table(results.write("hosts", described, {"ranks": WHERE, "runs": runs})))
 
 
 if __name__ == "__main__":

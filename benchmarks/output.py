@@ -58,6 +58,13 @@ def table(result: dict[str, Any]) -> str:
     )
 
 
+def at_a_glance(result: dict[str, Any]) -> list[str]:
+    """Returns the README's row."""
+    sides = [[sample["seconds"] for sample in samples] for samples in result["samples"].values()]
+    what = f"{result['ranks']} ranks print {result['lines_a_rank']:,} lines each"
+    return results.compared(what, *sides, "s")
+
+
 def _allranks() -> dict[str, float]:
     with frontend.front_end() as end:
         end.do(frontend.LOAD)

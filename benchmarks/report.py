@@ -1,4 +1,7 @@
-"""The README's figures: written from ``results/``, between two markers, and nowhere else."""
+"""The figures of docs/benchmarks.md, and the README's few: written from ``results/`` alone.
+
+They stand between two markers; what is around them is left as it is.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,15 @@ from typing import Any
 
 from benchmarks import machine, results
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+REPOSITORY = Path(__file__).resolve().parent.parent
+README = REPOSITORY / "README.md"
+PAGE = REPOSITORY / "docs" / "benchmarks.md"
 BEGIN = "<!-- figures -->"
 END = "<!-- /figures -->"
 #: The others are for those who work on allranks.
-ORDER = ("start", "cells", "output", "ensemble")
+ORDER = ("start", "cells", "output", "ensemble", "panel", "keeping", "hosts")
+#: The README has those that are compared with ipyparallel.
+AT_A_GLANCE = ORDER[:4]
 
 
 def section(measured: list[dict[str, Any]]) -> str:
@@ -46,7 +53,21 @@ def insert(text: str, figures: str) -> str:
     return f"{head}{BEGIN}\n{figures}\n{END}{tail}"
 
 
-def update_readme() -> None:
-    """Writes the README's figures anew."""
+def at_a_glance(measured: list[dict[str, Any]]) -> str:
+    """Returns the README's table: a row for each result."""
+    rows = [
+        importlib.import_module(f"benchmarks.{result['name']}").at_a_glance(result)
+        for result in measured
+    ]
+    dates = " and ".join(sorted({result["date"] for result in measured}))
+    cores = measured[0]["machine"]["cores"]
+    table = results.markdown(["", "allranks", "ipyparallel", "times faster"], rows)
+    return f"{table}\n\nMedians, measured {dates} on {cores} cores."
+
+
+def update() -> None:
+    """Writes the figures of the page and of the README anew."""
     measured = [results.read(name) for name in ORDER if (results.FOLDER / f"{name}.json").exists()]
-    README.write_text(insert(README.read_text(), section(measured)))
+    PAGE.write_text(insert(PAGE.read_text(), section(measured)))
+    compared = [result for result in measured if result["name"] in AT_A_GLANCE]
+    README.write_text(insert(README.read_text(), at_a_glance(compared)))

@@ -37,6 +37,14 @@ def middle_and_least(samples: Sequence[float], digits: int = 1) -> str:
     return f"{statistics.median(samples):.{digits}f} ({min(samples):.{digits}f})"
 
 
-def ratio(theirs: Sequence[float], ours: Sequence[float]) -> str:
+def times_faster(theirs: Sequence[float], ours: Sequence[float]) -> str:
     """Returns how many times longer theirs takes, median by median."""
-    return f"{statistics.median(theirs) / statistics.median(ours):.1f}×"
+    return f"{statistics.median(theirs) / statistics.median(ours):.1f}"
+
+
+def compared(
+    what: str, ours: Sequence[float], theirs: Sequence[float], unit: str, digits: int = 1
+) -> list[str]:
+    """Returns a row of the README's table: the medians of both, and how they compare."""
+    medians = [f"{statistics.median(side):.{digits}f} {unit}" for side in (ours, theirs)]
+    return [what, *medians, times_faster(theirs, ours)]

@@ -52,19 +52,27 @@ def table(result: dict[str, Any]) -> str:
         for peer in others:
             theirs = peers.get(peer)
             row += (
-                [results.middle_and_least(theirs, 2), results.ratio(theirs, ours)]
+                [results.middle_and_least(theirs, 2), results.times_faster(theirs, ours)]
                 if theirs
                 else ["–", "–"]
             )
         rows.append(row)
     head = ["ranks", "allranks"]
     for peer in others:
-        head += [peer, "longer by"]
+        head += [peer, "times faster"]
     count = len(next(iter(result["samples"].values()))["allranks"])
     return (
         f"From start to the first reply of every rank, in seconds: median (least) of {count}.\n\n"
         + results.markdown(head, rows)
     )
+
+
+def at_a_glance(result: dict[str, Any]) -> list[str]:
+    """Returns the README's row."""
+    n = max(result["samples"], key=int)
+    peers = result["samples"][n]
+    what = f"from start to the first reply of {n} ranks"
+    return results.compared(what, peers["allranks"], peers["ipyparallel"], "s")
 
 
 def _in_fresh_process(peer: str, n: int) -> float:

@@ -1,0 +1,105 @@
+"""What keep() costs against pickle.dump on every rank: python -m benchmarks keeping [--quick]
+
+Two ranks; each keeps an array of a quarter of a gigabyte, the two ways taking turns. Then a small
+training loop: so many steps, with one keep() of its model in their middle and without, by turns.
+What the keep() adds, over a minute, is the slowdown at one commit a minute. The slowest rank's time
+counts. Prints a table in Markdown and writes benchmarks/results/keeping.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import machine, results  # noqa: E402
+
+RANKS, NBYTES, STEPS = 2, 1 << 28, 400
+SETUP = """
+import os, pickle, tempfile
+from time import perf_counter
+import numpy as np
+from allranks.collectives import world
+series = world.current().keeps.of_cells
+big = np.ones({nbytes} // 8)
+batch = np.random.default_rng(rank).normal(size=(256, 256))
+model = dict(weights=np.zeros((256, 256)), momentum=np.zeros((256, 256)))
+
+def taken(do):
+    barrier()
+    began = perf_counter()
+    do()
+    return float(allreduce(np.array(perf_counter() - began), Max))
+
+def dumps():
+    with tempfile.NamedTemporaryFile() as file:
+        pickle.dump(big, file, protocol=5)
+        file.flush()
+        barrier()
+
+def writes():
+    keep(big=big)
+    series.settle()
+    barrier()
+
+def trains(kept):
+    for step in range({steps}):
+        gradient = batch.T @ (batch @ model["weights"] - batch) / 256
+        model["momentum"] = 0.9 * model["momentum"] + allreduce(gradient)
+        model["weights"] -= 0.01 * model["momentum"]
+        if kept and step == {steps} // 2:
+            keep(model=model)
+    series.settle()
+"""
+SAMPLE = """
+[taken(dumps), taken(lambda: keep(big=big)), (series.settle(), taken(writes))[1],
+ taken(lambda: trains(False)), taken(lambda: trains(True))]
+"""
+HEAD = ("", "pickle.dump", "keep()", "times faster")
+
+
+def measure(repeats: int, nbytes: int, steps: int) -> list[list[float]]:
+    import allranks
+
+    with allranks.Cluster(RANKS, gpus="none") as cluster:
+        cluster.run(SETUP.format(nbytes=nbytes, steps=steps))
+        return [cluster.run(SAMPLE)[0] for _ in range(repeats + 1)][1:]
+
+
+def table(result: dict[str, Any]) -> str:
+    dumped, held, written, plain, kept = zip(*result["samples"], strict=True)
+    gigabytes = result["nbytes"] / 1e9
+    per_gb = [[each / gigabytes for each in times] for times in (dumped, held, written)]
+    shown = [results.middle_and_least(times, 2) for times in per_gb]
+    faster = results.times_faster
+    rows = [
+        ("seconds a GB: the loop is held up", shown[0], shown[1], faster(dumped, held)),
+        ("seconds a GB: it is written", shown[0], shown[2], faster(dumped, written)),
+    ]
+    added = min(kept) - min(plain)  # what else runs here only ever adds
+    return (
+        f"`keep()` of {gigabytes:.2f} GB on each of {RANKS} ranks at once, against `pickle.dump` "
+        f"to a file: median (least) of {len(dumped)}.\n\n"
+        + results.markdown(HEAD, rows)
+        + f"\n\nA training loop of {result['steps']} steps: {min(kept) / min(plain):.3f} times as "
+        f"long with one keep(); at one a minute {100 * max(added, 0) / 60:.3f} % slower."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks keeping", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few repetitions, small arrays")
+    quick = parser.parse_args().quick
+    nbytes, steps = (NBYTES // 4, STEPS // 4) if quick else (NBYTES, STEPS)
+    described = machine.describe()
+    samples = measure(3 if quick else 9, nbytes, steps)
+    measured = {"samples": samples, "nbytes": nbytes, "steps": steps}
+    print(table(results.write("keeping", described, measured)))
+
+
+if __name__ == "__main__":
+    main()
