@@ -1,11 +1,15 @@
 # Everything is run from .venv, which these targets make and keep up to date by themselves.
 #
-#   make lab     JupyterLab on the first lab; LAB=02_allreduce chooses another
+#   make lab     JupyterLab on your copy of the first lab, in labs/; LAB=02_allreduce opens another
 #   make demo    the same lab without a browser, printing what each rank said
 #   make test    every check and every test; LANES=0 one after the other
 #   make test-gpu   what needs a GPU; CUDA=cuda13 where the driver is for CUDA 13; SYSTEM_SITE=1
 #                   PYTHON=python3 with the packages that this Python has, and no registry;
 #                   PARTS=contract for those whose names begin so
+#   make docs    the documentation as a site, in build/site
+#   make dist    the sdist and the wheel, in dist/
+#   make test-pythons  the unit tests on every Python from 3.11 on that is found, or on PYTHONS=…
+#   make pictures   docs/pictures, taken anew; PICTURES="ring strips" takes some of them
 #   make soak    random hostile cells on real ranks, for MINUTES=60
 #   make bench   every measurement; its samples go to benchmarks/results
 #   make lock    new versions in constraints.txt
@@ -32,29 +36,28 @@ PYTEST_ARGS ?=
 LANES ?= 2
 BENCH_ARGS ?=
 MINUTES ?= 60
+PICTURES ?=
+PYTHONS ?=
+SUITES ?= tests/unit
 CUDA ?= cuda12
 
 # Where images ask for none, what pip or the tests have not compiled would be compiled by each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Running as root is what containers do; JupyterLab wants it said.
-ALLOW_ROOT = $(shell test "$$(id -u)" -ne 0 || echo --allow-root)
-
-.PHONY: help lab demo test test-gpu lint types contract browser hosts soak bench lock clean
+.PHONY: help lab demo test test-gpu lint types contract browser hosts docs dist test-pythons pictures soak bench lock clean
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
 
 lab: $(VENV)/.lab
-	$(BIN)/python -m jupyterlab $(ALLOW_ROOT) --ServerApp.root_dir=. \
-	    --LabApp.default_url=/lab/tree/$(NOTEBOOK) $(LAB_ARGS)
+	@$(BIN)/python notebooks/serve.py $(basename $(notdir $(LAB))) $(LAB_ARGS)
 
 demo: $(VENV)/.lab
 	$(BIN)/python notebooks/run.py $(NOTEBOOK)
 
 test:
 	@$(MAKE) --jobs=3 $(VENV)/.test $(MPICH)/.made $(CUPY)/.made $(TORCH)/.made
-	@$(MAKE) --jobs=3 lint types contract browser hosts
+	@$(MAKE) --jobs=3 lint types contract docs browser hosts
 	ALLRANKS_TEST_PYTHONS=$(abspath $(MPICH)/bin/python) \
 	    ALLRANKS_TEST_CUPY=$(abspath $(CUPY)/bin/python) \
 	    ALLRANKS_TEST_TORCH=$(abspath $(TORCH)/bin/python) \
@@ -80,6 +83,21 @@ types: $(VENV)/.test
 contract: $(VENV)/.test
 	$(BIN)/lint-imports
 
+# Fails where a link or an anchor leads nowhere, or a docstring cannot be found.
+docs: $(VENV)/.test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+dist: $(VENV)/.made
+	@$(PIP) install --quiet --constraint constraints.txt hatchling
+	rm -rf dist
+	$(BIN)/python -m hatchling build -t sdist -t wheel -d dist
+
+pictures: $(VENV)/.test
+	$(BIN)/python -m tests.browser.pictures $(PICTURES)
+
+test-pythons: $(VENV)/.made
+	$(BIN)/python tests/pythons.py --suites $(SUITES) $(PYTHONS)
+
 # Never fails: without a Chromium the browser tests are skipped, and say what to type.
 browser: $(VENV)/.test
 	@PYTHON=$(BIN)/python sh tests/browser/install.sh
@@ -100,7 +118,7 @@ bench: $(VENV)/.test
 UV = $(shell command -v uv || echo $(BIN)/uv)
 COMPILE = $(UV) pip compile pyproject.toml tests/mpi/requirements.txt --quiet --upgrade --universal --python-version 3.11 \
 	--fork-strategy fewest --strip-extras --no-annotate --no-header --no-emit-index-url \
-	--extra tensorflow --extra legacy-keras --extra lab --extra test --extra dev
+	--extra tensorflow --extra legacy-keras --extra lab --extra test --extra docs --extra dev
 
 lock: $(VENV)/.made
 	@test -x "$(UV)" || $(PIP) install --quiet uv
@@ -117,17 +135,20 @@ lock: $(VENV)/.made
 	    || { echo 'The names above are pinned twice: pip would refuse.' >&2; exit 1; }
 
 clean:
-	rm -rf $(VENV) $(MPICH) $(CUPY) $(TORCH) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
+	rm -rf $(VENV) $(MPICH) $(CUPY) $(TORCH) .venv-pythons build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
+
+# Where somebody looks on, pip says what it fetches, with a bar; else only what goes wrong.
+SHOWN = $(shell test -t 2 && echo --progress-bar=on || echo --quiet)
 
 # One stamp for each set of packages: a changed pyproject.toml or constraints.txt installs again.
 
-$(VENV)/.test: EXTRAS = lab,tensorflow,legacy-keras,early,test,dev
+$(VENV)/.test: EXTRAS = lab,tensorflow,legacy-keras,early,test,docs,dev
 $(VENV)/.lab: EXTRAS = lab,tensorflow
 $(VENV)/.gpu-$(CUDA): EXTRAS = test,$(CUDA)
 
 $(VENV)/.lab $(VENV)/.test $(VENV)/.gpu-$(CUDA): $(VENV)/.made pyproject.toml constraints.txt
 	@echo 'Installing allranks[$(EXTRAS)] into $(VENV): a few minutes the first time.'
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@$(PIP) install $(SHOWN) --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
 # The collectives run on both MPI wheels, and one environment cannot hold both. Nor is the real cupy
