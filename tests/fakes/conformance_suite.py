@@ -29,8 +29,8 @@ from allranks.collectives.arrays.reductions import Arithmetic, ReduceOp, check, 
 from allranks.collectives.gpu import api, device, kinds, lending, nccl_comm, nccl_types
 from allranks.collectives.gpu.nccl import cut
 from allranks.collectives.transports import loopback
-from allranks.engine import gpu_memory
-from allranks.engine.gpu import is_out_of_memory
+from allranks.engine.devices import gpu_memory
+from allranks.engine.devices.gpu import is_out_of_memory
 from allranks.errors import MissingDependency
 
 FAKES = Path(__file__).parent
@@ -192,8 +192,10 @@ def test_what_a_fake_takes_the_real_one_takes(owner, faked):
         (cupy.cuda.Event, {"disable_timing"}),
         (cupy.copyto, {"casting"}),
         (cupy.empty_like, {"dtype", "shape"}),
+        (cupy.zeros_like, {"shape"}),
+        (cupy.concatenate, {"out"}),
     ],
-    ids=["Stream", "Event", "copyto", "empty_like"],
+    ids=["Stream", "Event", "copyto", "empty_like", "zeros_like", "concatenate"],
 )
 def test_arguments_that_are_given_by_name_are_known(made, arguments):
     assert arguments <= {p.name for p in real_parameters(made)}
@@ -201,7 +203,7 @@ def test_arguments_that_are_given_by_name_are_known(made, arguments):
 
 def test_every_name_that_is_asked_of_the_driver_is_there():
     asked = set()
-    for room in ("engine/gpu.py", "cluster/devices.py", "cluster/preflight.py"):
+    for room in ("engine/devices/gpu.py", "cluster/devices.py", "cluster/preflight.py"):
         path = PACKAGE / room
         if path.exists():
             asked |= set(re.findall(r"\.((?:nvml|NVML)\w+)", path.read_text()))
@@ -394,6 +396,9 @@ def test_numpys_functions_reach_cupy_and_stop_at_the_missing_driver():
         lambda: np.divide(array, 3, out=array),
         lambda: np.empty_like(array, shape=(3,), dtype=np.float64),
         lambda: np.concatenate([array, array]),
+        lambda: np.concatenate([array[:0], *[array[:1]] * 6], out=array),
+        lambda: np.concatenate([array[:2]] * 9, out=on_the_host(np.zeros(18, "f4"))),
+        lambda: np.zeros_like(array, shape=(3,)),
         lambda: array.astype(np.float64),
         lambda: cupy.empty((3,), ml_dtypes.bfloat16),
     ):

@@ -29,6 +29,8 @@ _SLURM_PACKAGES = {
 }
 #: What every host runs by itself, and nothing else may be left of it.
 _OWN = ("unshare", "bash", "sleep", "sshd", "munged", "slurmctld", "slurmd", "slurmscriptd")
+#: With what find lists a folder, though files vanish meanwhile.
+_ITS_CONTENTS = ("-ignore_readdir_race", "-mindepth", "1", "-maxdepth", "1")
 
 
 def missing(slurm: bool = False) -> str:
@@ -124,6 +126,11 @@ class Hosts:
         self._do("crash", host)
         self._crashed.add(host)
 
+    def boot(self, host: str) -> None:
+        """Switches on again a host that has crashed; its temporary files are gone."""
+        self._do("boot", host)
+        self._crashed.remove(host)
+
     def processes(self, host: str) -> list[str]:
         """Returns what runs on a host besides its own services: pids of its own, and commands."""
         if host in self._crashed:
@@ -140,12 +147,12 @@ class Hosts:
         """Returns the files of allranks and MPI in a host's /tmp and /dev/shm."""
         if host in self._crashed:
             return []
-        found = self.on(host, "find", "/tmp", "/dev/shm", "-mindepth", "1", "-maxdepth", "1")
+        found = self.on(host, "find", "/tmp", "/dev/shm", *_ITS_CONTENTS)
         kept = str(self._folder), *map(str, Path(REPOSITORY).parents)
         mine = [path for path in found.split() if not path.startswith(kept[:1])]
         return [f"{host}: {path}" for path in mine if path not in kept and path != str(REPOSITORY)]
 
-    def left(self, seconds: float = 15) -> list[str]:
+    def left(self, seconds: float = 60) -> list[str]:
         """Returns which processes and files are left on any host once so many seconds have gone."""
         deadline = time.monotonic() + seconds
         while True:

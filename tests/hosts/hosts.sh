@@ -10,6 +10,7 @@
 #   hosts.sh rate h2 1gbit | rate h2 off               token bucket, both ways
 #   hosts.sh freeze h2 | thaw h2                       SIGSTOP / SIGCONT of every process of the host
 #   hosts.sh crash h2          power off: cable first, then every process, so that no FIN leaves
+#   hosts.sh boot h2           power on again
 #   hosts.sh down              every process, namespace and file is gone
 set -euo pipefail
 BASE=${HOSTS_BASE:?}       # a folder that is made, and removed at the end
@@ -25,7 +26,7 @@ start_host() {  # name number
   local h=$1 i=$2 d=$BASE/$1 ns=$P-$1
   mkdir -p "$d/tmp" "$d/var"
   ip netns add "$ns"
-  ip link add "$P$i" netns "$P-sw" type veth peer name eth0 netns "$ns"
+  ip link add "$P$i" netns "$P-sw" type veth peer name eth0 address "$(printf '02:00:00:00:00:%02x' "$i")" netns "$ns"
   ip -n "$P-sw" link set "$P$i" master br0 up
   ip -n "$ns" addr add "$NET.$((i+10))/24" dev eth0
   ip -n "$ns" link set eth0 up; ip -n "$ns" link set lo up
@@ -47,11 +48,12 @@ start_host() {  # name number
       mount --bind $BASE/etc-hosts /etc/hosts
       mkdir -p /run/sshd; chmod 755 /run/sshd
       /usr/sbin/sshd -f $BASE/sshd_config -E $DIR/sshd.log -o PidFile=$DIR/sshd.pid
+      until [ -s $DIR/sshd.pid ]; do sleep .05; done  # it listens a moment after the command has ended
       touch $DIR/ready
       trap : TERM INT
       while :; do sleep 3600 & wait $! || :; done
     ' > "$d/init.log" 2>&1 < /dev/null
-  for _ in $(seq 100); do [ -e "$d/ready" ] && break; sleep .05; done
+  for _ in $(seq 1200); do [ -e "$d/ready" ] && break; sleep .05; done
   [ -e "$d/ready" ] || { cat "$d/init.log"; exit 1; }
   # the init of the PID namespace: the one process that is pid 1 in there
   for p in $(ip netns pids "$ns"); do
@@ -90,14 +92,20 @@ rate)
   fi ;;
 freeze|thaw)
   s=STOP; [ "$1" = thaw ] && s=CONT
-  for p in $(ip netns pids "$P-$2"); do [ "$p" = "$(pid_of "$2")" ] || kill -$s "$p"; done ;;
+  # One that has ended since it was listed needs no signal.
+  for p in $(ip netns pids "$P-$2"); do [ "$p" = "$(pid_of "$2")" ] || kill -$s "$p" 2>/dev/null || [ ! -e "/proc/$p" ]; done ;;
 crash) ip -n "$P-sw" link set "$P${2#h}" nomaster; kill -9 "$(pid_of "$2")"; rm "$BASE/$2/init.pid" ;;
+boot)
+  for p in $(ip netns pids "$P-$2"); do kill -9 "$p" 2>/dev/null || :; done
+  ip -n "$P-sw" link del "$P${2#h}"; ip netns del "$P-$2"; rm -f "$BASE/$2/ready" "$BASE/$2/sshd.pid"; start_host "$2" "${2#h}" ;;
 down)
   for h in $(names); do kill -9 "$(pid_of "$h")" 2>/dev/null || :; done
   for ns in $(ip netns list | awk '{print $1}' | grep "^$P-" || :); do
     for p in $(ip netns pids "$ns"); do kill -9 "$p" 2>/dev/null || :; done
     ip netns del "$ns"
   done
-  sleep .2; rm -rf "$BASE" ;;
-*) sed -n '2,17p' "$0"; exit 2 ;;
+  # What was killed may still be ending, and writing.
+  for _ in $(seq 100); do sleep .2; rm -rf "$BASE" 2>/dev/null && break; done
+  [ ! -e "$BASE" ] ;;
+*) sed -n '2,18p' "$0"; exit 2 ;;
 esac

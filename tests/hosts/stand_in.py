@@ -52,7 +52,7 @@ def state() -> str:
 
 def cancel() -> None:
     for host in HOSTS if state() == "runs" else ():  # what the job runs on its hosts is told to end
-        subprocess.run(["ssh", "-T", host, "pkill", "-f", "allranks.engine.relay"])
+        subprocess.run(["ssh", "-T", host, "pkill", "-f", "allranks.engine.host.relay"])
     with suppress(ProcessLookupError):
         os.kill(int((HERE / "job").read_text()), signal.SIGTERM)
 

@@ -51,20 +51,22 @@ def test_a_host_that_is_cut_off_is_named_within_its_lease(hosts, notebook, new_n
         hosts.mend("h2")
     for cell in cells:
         assert cell.error_name == "ClusterLost", cell.text
-        assert cell.error_value.startswith("Host h2 is cut off, or has crashed: nothing was heard")
+        assert cell.error_value.startswith("Host h2 is cut off or has crashed: no heartbeat")
         assert "the variables of all 4 ranks are lost" in cell.error_value
     assert "size" in notebook.on_ranks("'size'").text
     told = idle.on_ranks("'kept' in globals()")
-    assert told.text.startswith("Host h2 is cut off, or has crashed"), told.text
+    assert told.text.startswith("Host h2 is cut off or has crashed"), told.text
     assert "allranks started again" in told.text
     assert "ranks 0–3 → False" in told.text
 
 
 def test_a_host_that_is_frozen_for_eight_seconds_goes_on(hosts, notebook):
+    frozen = time.monotonic()
     hosts.freeze("h2")
     try:
         cell = notebook.start_on_ranks("kept").wait_for("rank 1 → 10")
-        notebook.drain(8)
+        # Of a lease of ten seconds; freezing takes a while on a loaded machine.
+        notebook.drain(max(0, frozen + 8 - time.monotonic()))
         assert cell.status == "running"
     finally:
         hosts.thaw("h2")
@@ -75,7 +77,7 @@ def test_a_host_that_is_frozen_for_eight_seconds_goes_on(hosts, notebook):
 @pytest.mark.parametrize("name", ["relay", "nursery"])
 def test_the_end_of_what_a_host_runs_for_its_ranks_is_named_with_the_host(hosts, notebook, name):
     cell = notebook.start_on_ranks(SLEEP).wait_for("here")
-    found = next(line for line in hosts.processes("h2") if f"allranks.engine.{name}" in line)
+    found = next(line for line in hosts.processes("h2") if f"allranks.engine.host.{name}" in line)
     hosts.on("h2", "kill", "-9", found.split()[1])
     assert cell.wait(NAMED_SECONDS + SLACK_SECONDS).error_name == "ClusterLost"
     assert cell.error_value.startswith("Host h2 "), cell.error_value
@@ -84,5 +86,8 @@ def test_the_end_of_what_a_host_runs_for_its_ranks_is_named_with_the_host(hosts,
 def test_a_host_that_crashes_is_named_within_its_lease(hosts, notebook):
     cell = notebook.start_on_ranks(SLEEP).wait_for("here")
     hosts.crash("h2")
-    cell.wait(NAMED_SECONDS + SLACK_SECONDS)
-    assert cell.error_value.startswith("Host h2 is cut off, or has crashed"), cell.text
+    try:
+        cell.wait(NAMED_SECONDS + SLACK_SECONDS)
+        assert cell.error_value.startswith("Host h2 is cut off or has crashed"), cell.text
+    finally:
+        hosts.boot("h2")

@@ -1,13 +1,14 @@
 """However a notebook, or its connection, ends, nothing of it is left on any host."""
 
 import re
+import time
 
 import pytest
 
 from tests.hosts.conftest import SSH
 
-#: A host's lease, and the time that it takes it to end its ranks.
-LEASE_SECONDS = 12
+#: For a host's lease of ten seconds, the end of its ranks, and a machine that has much to do.
+GONE_SECONDS = 60
 SLEEP = "import time\nprint('here')\ntime.sleep(60)"
 ALLREDUCE = "import numpy as np\nprint('here')\nwhile True: allreduce(np.ones(9))"
 
@@ -31,7 +32,7 @@ def test_a_kernel_killed_with_9_leaves_nothing_on_any_host(notebook, source):
 def test_a_kernel_killed_with_9_while_the_ranks_start_leaves_nothing(hosts, new_notebook):
     notebook = new_notebook()
     notebook.start_on_ranks("rank", SSH)
-    notebook.pump(lambda: len(hosts.processes("h2")) > 3, 30, "a nursery")
+    notebook.pump(lambda: len(hosts.processes("h2")) > 3, 60, "a nursery")
     notebook.kill9()
     notebook.check_nothing_left()
 
@@ -40,11 +41,16 @@ def test_a_notebook_that_is_cut_off_leaves_nothing_on_the_hosts(hosts, notebook)
     notebook.start_on_ranks(SLEEP).wait_for("here")
     hosts.cut("h0")
     try:
-        notebook.drain(LEASE_SECONDS)
-        assert hosts.processes("h1") + hosts.processes("h2") == []
-        assert hosts.files("h1") + hosts.files("h2") == []
+        deadline = time.monotonic() + GONE_SECONDS
+        while left := [line for name in ("h1", "h2") for line in on(hosts, name)]:
+            assert time.monotonic() < deadline, left
+            notebook.drain(0.5)
     finally:
         hosts.mend("h0")
+
+
+def on(hosts, name):
+    return hosts.processes(name) + hosts.files(name)
 
 
 def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_says(notebook):

@@ -56,22 +56,22 @@ def test_a_job_that_waits_says_why_and_an_interrupt_cancels_it(notebook, system,
     (commands / "hold").touch()
     cell = notebook.start_on_ranks("rank", f"--on {system} {OPTIONS}")
     reason = {"pbs": "Insufficient amount of resource", "lsf": "Job slot limit reached"}[system]
-    cell.wait_for(reason, 20)
+    cell.wait_for(reason)
     notebook.interrupt()
-    assert cell.wait(20).error_name == "KeyboardInterrupt"
+    assert cell.wait().error_name == "KeyboardInterrupt"
 
 
 def test_a_job_that_is_cancelled_is_named_so(notebook, system, commands):
     notebook.on_ranks("rank", f"--on {system} {OPTIONS}")
     cell = notebook.start_on_ranks("import time\nprint('here')\ntime.sleep(60)").wait_for("here")
     notebook._hosts.on("h0", str(commands / COMMANDS[system][2]), "7")
-    assert cell.wait(20).error_name == "ClusterLost"
+    assert cell.wait().error_name == "ClusterLost"
     assert " job 7" in cell.error_value
     assert "has ended" in cell.error_value
 
 
 def test_a_kernel_killed_with_9_cancels_its_job(notebook, system, commands):
     (commands / "hold").touch()
-    notebook.start_on_ranks("rank", f"--on {system} {OPTIONS}").wait_for("waits in queue", 20)
+    notebook.start_on_ranks("rank", f"--on {system} {OPTIONS}").wait_for("waits in queue")
     notebook.kill9()
     notebook.check_nothing_left()

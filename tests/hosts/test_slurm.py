@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -14,7 +17,8 @@ from tests.hosts.notebook import NotebookOnAHost
 
 SLURM = "--on slurm --nodes 2 --ntasks-per-node 2"
 SLEEP = "import time\nprint('here')\ntime.sleep(100)"
-NAMED_SECONDS = 15
+#: A lease is ten seconds; the rest is for the machine that runs these tests to come to it.
+NAMED_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +69,27 @@ def test_ranks_run_on_the_nodes_and_stop_ends_the_job(hosts, notebook):
     until_idle(hosts)
 
 
+def test_an_exported_notebook_runs_on_the_nodes(hosts):
+    folder = folder_in(hosts.shared)
+    source = (
+        "%%distributed\nimport socket\nprint(rank, size, socket.gethostname(), allreduce(1.0, Sum))"
+    )
+    made = {"nbformat": 4, "cells": [{"cell_type": "code", "source": source}]}
+    (folder / "n.ipynb").write_text(json.dumps(made))
+    words = ["--to", "slurm", "-np", "4", "--nodes", "2", "--time", "5:00"]
+    command = [sys.executable, "-m", "allranks.command.main", "export", "n.ipynb", *words]
+    subprocess.run(hosts.command("h0", command, folder), check=True)
+    ended = subprocess.run(
+        hosts.command("h0", ["sbatch", "--wait", "n.sbatch"], folder), timeout=100
+    )
+    (log,) = folder.glob("n-*.log")
+    assert (ended.returncode, sorted(log.read_text().splitlines())) == (
+        0,
+        ["0 4 h1 4.0", "1 4 h1 4.0", "2 4 h2 4.0", "3 4 h2 4.0"],
+    )
+    until_idle(hosts)
+
+
 PROFILE = """
 c.SlurmLauncher.timelimit = "7:00"
 c.SlurmLauncher.options = "--comment={word}"
@@ -98,11 +123,11 @@ def test_a_job_that_waits_says_its_place_and_an_interrupt_cancels_it(hosts, note
     hosts.on("h0", "sbatch", "-N2", "--exclusive", "--time=3", "--wrap", "sleep 100")
     try:
         cell = notebook.start_on_ranks("rank", SLURM)
-        cell.wait_for("place 1 of 1", 30)
+        cell.wait_for("place 1 of 1")
         said = r"Slurm job \d+ waits in partition main: place 1 of 1 \(\w+\)"
         assert re.search(said, cell.text), cell.text
         notebook.interrupt()
-        assert cell.wait(20).error_name == "KeyboardInterrupt"
+        assert cell.wait().error_name == "KeyboardInterrupt"
         assert hosts.on("h0", "squeue", "-h", "-t", "PENDING") == ""
     finally:
         hosts.on("h0", "scancel", "--user=root")
@@ -111,7 +136,7 @@ def test_a_job_that_waits_says_its_place_and_an_interrupt_cancels_it(hosts, note
 def test_a_job_that_is_cancelled_while_it_waits_is_named_so(hosts, notebook):
     hosts.on("h0", "sbatch", "-N2", "--exclusive", "--time=3", "--wrap", "sleep 100")
     try:
-        cell = notebook.start_on_ranks("rank", SLURM).wait_for("place 1 of 1", 30)
+        cell = notebook.start_on_ranks("rank", SLURM).wait_for("place 1 of 1")
         number = hosts.on("h0", "squeue", "-h", "-t", "PENDING", "-o", "%i").strip()
         hosts.on("h0", "scancel", number)
         assert cell.wait(NAMED_SECONDS).error_name == "StartFailed", cell.text
@@ -124,9 +149,9 @@ def test_a_job_that_is_cancelled_while_it_waits_is_named_so(hosts, notebook):
 def test_a_kernel_killed_with_9_while_its_job_waits_cancels_it(hosts, notebook):
     hosts.on("h0", "sbatch", "-N2", "--exclusive", "--time=3", "--wrap", "sleep 100")
     try:
-        notebook.start_on_ranks("rank", SLURM).wait_for("place 1 of 1", 30)
+        notebook.start_on_ranks("rank", SLURM).wait_for("place 1 of 1")
         notebook.kill9()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while hosts.on("h0", "squeue", "-h", "-t", "PENDING"):
             assert time.monotonic() < deadline
             time.sleep(0.2)
@@ -187,12 +212,15 @@ def test_a_job_that_runs_into_its_time_limit_is_named_so(notebook):
     begin(notebook, "--time 1")
     cell = notebook.start_on_ranks(SLEEP).wait_for("here")
     assert cell.wait(100).error_name == "ClusterLost"
-    assert re.match(r"Slurm job \d+ ran into its time limit of 00:01:00; ", cell.error_value)
+    assert re.match(r"Slurm job \d+ reached its time limit of 00:01:00; ", cell.error_value)
 
 
 def test_a_node_that_is_lost_is_named(hosts, notebook):
     begin(notebook)
     cell = notebook.start_on_ranks(SLEEP).wait_for("here")
     hosts.crash("h2")
-    assert cell.wait(NAMED_SECONDS).error_name == "ClusterLost"
-    assert cell.error_value.startswith("Host h2 is cut off, or has crashed")
+    try:
+        assert cell.wait(NAMED_SECONDS).error_name == "ClusterLost"
+        assert cell.error_value.startswith("Host h2 is cut off or has crashed")
+    finally:
+        hosts.boot("h2")

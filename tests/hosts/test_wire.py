@@ -87,17 +87,18 @@ def test_who_has_another_key_is_not_heard(hosts, notebook, key):
             "-c",
             "import sys, zmq\n"
             "from zmq.utils.monitor import recv_monitor_message\n"
-            "url, key = sys.argv[1:]\n"
+            "url, key, limit = sys.argv[1:]\n"
             "socket = zmq.Context().socket(zmq.DEALER)\n"
             "socket.linger = 0\n"
             "socket.curve_serverkey = key.encode()\n"
             "socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()\n"
             "monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)\n"
             "socket.connect(url)\n"
-            "print(bool(monitor.poll(2000)))\n"
+            "print(bool(monitor.poll(int(limit))), flush=True)\n"
             "import os; os._exit(0)",
             f"tcp://{address}:{port}",
             tried,
+            "30000" if heard else "2000",
         )
         assert said == f"{heard}\n"
     assert notebook.on_ranks("size").text == "ranks 0–3 → 4\n"

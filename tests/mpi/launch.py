@@ -69,4 +69,7 @@ def run(command: Sequence[str], timeout: float, **more: str) -> subprocess.Compl
             if isinstance(error, subprocess.TimeoutExpired):
                 error.output = said
             raise
+    # Open MPI's launcher may warn that a process which it has started was faster than itself.
+    lines = said.splitlines(keepends=True)
+    said = "".join(line for line in lines if "Warning: setpgid(" not in line)
     return subprocess.CompletedProcess(command, process.returncode, said)

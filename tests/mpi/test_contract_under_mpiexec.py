@@ -118,13 +118,15 @@ import allranks.collectives as c
 from allranks.collectives import world
 from allranks.collectives.start import exit as start_exit
 c.init()
-start_exit._FINALIZE_SCRIPT_SECONDS = 0.5
 """
+# What a loaded machine needs for the end of MPI, and for that of the GPU more.
 GPU_ENDS_LATE = f"""{ENDS}
-ending = SimpleNamespace(wait=lambda seconds: time.sleep(1.0))
+start_exit._FINALIZE_SCRIPT_SECONDS = 5
+ending = SimpleNamespace(wait=lambda seconds: time.sleep(6))
 world.current().gpu = SimpleNamespace(end=lambda: None, ending=ending)
 """
 FINALIZE_HANGS = f"""{ENDS}
+start_exit._FINALIZE_SCRIPT_SECONDS = 0.5
 # As the real one, which holds Python's lock until it returns.
 MPI.Finalize = lambda: ctypes.PyDLL(None).sleep(100)
 """
@@ -139,6 +141,40 @@ def test_a_rank_whose_end_of_mpi_hangs_says_where_and_ends() -> None:
     ended = mpiexec(1, "-c", FINALIZE_HANGS, timeout=60)
     assert ended.returncode != 0
     assert "in finish" in ended.stdout
+
+
+FINALIZES = """
+from mpi4py import MPI
+import allranks.collectives as c
+from allranks.collectives.start.stand_in import stand_in
+c.init()
+stand_in(c.world.current())
+stand_in(c.world.current())  # as after a member of an ensemble
+"""
+IN_A_CELL = f"""{FINALIZES}
+c.scope.enter("this cell", None, 1)
+try:
+    MPI.Finalize()
+except ValueError as error:
+    print(error)
+print(MPI.Is_finalized(), MPI.COMM_WORLD.Dup().allreduce(1))
+"""
+IN_A_SCRIPT = f"""{FINALIZES}
+MPI.Finalize()
+print(MPI.Is_finalized())
+"""
+
+
+def test_a_cells_end_of_mpi_is_refused_and_the_ranks_own_is_not() -> None:
+    ended = mpiexec(2, "-c", IN_A_CELL)
+    refused, *rest = sorted(ended.stdout.splitlines(), reverse=True)[::2]
+    assert "MPI.Finalize() needs a rank that ends: this one is a notebook's" in refused
+    assert (ended.returncode, rest) == (0, ["False 2"])
+
+
+def test_a_script_ends_mpi_itself() -> None:
+    ended = mpiexec(2, "-c", IN_A_SCRIPT)
+    assert (ended.returncode, ended.stdout) == (0, "True\nTrue\n")
 
 
 def test_data_that_moves_in_pieces_is_not_taken_for_a_deadlock() -> None:

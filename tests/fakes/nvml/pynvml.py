@@ -1,7 +1,7 @@
 """FAKE pynvml: the GPUs that ALLRANKS_FAKE_NVML lists, as JSON, and no driver.
 
 Each is {"uuid", "slices": [uuid, …], "used", "total": bytes, "processes": [[pid, bytes], …],
-"lost": bool}.
+"lost": bool}. ALLRANKS_FAKE_CUDA is the driver's newest CUDA, as 12040 for 12.4.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from types import SimpleNamespace
 FAKE = True
 NVML_TEMPERATURE_GPU = 0
 GPUS = "ALLRANKS_FAKE_NVML"
+CUDA = "ALLRANKS_FAKE_CUDA"
 
 
 class NVMLError(Exception):
@@ -33,6 +34,10 @@ class NVMLError_NotFound(NVMLError):
 
 class NVMLError_GpuIsLost(NVMLError):
     pass
+
+
+def nvmlSystemGetCudaDriverVersion():
+    return int(os.environ.get(CUDA, "12040"))
 
 
 def _gpus():

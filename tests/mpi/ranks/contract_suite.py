@@ -535,7 +535,7 @@ def way_of(call: Callable[[], object]) -> list[tuple[Path, str]]:
         if event == "call" and file.is_relative_to(ROOMS):
             ways[-1].append((file.relative_to(ROOMS), code.co_name))
 
-    for _ in range(100):
+    for _ in range(500):
         ways.append([])
         sys.setprofile(note)
         call()
@@ -552,7 +552,7 @@ def test_an_array_passes_few_functions_and_no_room_twice():
     assert len({file for file, _ in way}) <= 6
     assert len(entered) == len(set(entered))
     # The page names them in this order.
-    told, at = PAGE.read_text().partition("## The way of an array")[2].partition("\n## ")[0], 0
+    told, at = PAGE.read_text().partition("## The path of an array")[2].partition("\n## ")[0], 0
     for file, name in way:
         assert f"`{file.as_posix()}`" in told
         at = told.index(f"{name}`", at)
@@ -613,6 +613,19 @@ def test_send_and_recv_carry_an_array_around(count):
             found = c.recv(before)
             c.send(mine, after)
         same(found, np.full((count, 2), before, "int16"))
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        (lambda: c.send(np.ones(2), "a"), r"found rank 'a' .*, tag 0\."),
+        (lambda: c.send(np.ones(2), 0.5), r"found rank 0\.5 .*, tag 0\."),
+        (lambda: c.recv((c.rank() + 1) % c.size(), None), r"found rank \d .*, tag None\."),
+    ],
+)
+def test_send_and_recv_refuse_what_is_no_rank_or_no_tag(call, found):
+    with pytest.raises(UsageError, match=f"send and recv need another rank.*{found}"):
+        call()
 
 
 def test_the_timeline_has_a_row_a_rank(tmp_path):

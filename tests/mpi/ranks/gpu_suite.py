@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import time
 import warnings
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,9 @@ from conftest import in_a_cell, interrupted_after, odd
 
 import allranks.collectives as c
 from allranks.collectives import world
-from allranks.collectives.gpu import lending
-from allranks.engine import gpu_memory
+from allranks.collectives.gpu import kinds, lending
+from allranks.collectives.world.kept import Kept
+from allranks.engine.devices import gpu_memory
 from allranks.errors import CollectiveMismatch, RankLeft, TransportFailed, UsageError
 
 cupy = pytest.importorskip("cupy", reason="the package cupy is missing: pip install cupy-cuda12x")
@@ -583,7 +586,168 @@ def test_pinned_memory_that_a_call_left_is_given_back_once_the_gpu_is_through():
     assert [each for each in runtime.registered if each[0] not in in_use] == before
 
 
+def counted() -> Any:
+    """What the fake has counted since it was cleared last."""
+    from cupy.cuda import _queue
+
+    return _queue.counted
+
+
+@fake_only
+@pytest.mark.parametrize("transport", [None, "staged"])
+def test_what_came_in_one_piece_is_not_copied_again(transport):
+    me, size = c.rank(), c.size()
+    mine = cupy.asarray(np.full((me + 1, 3), float(me)))
+    wanted = np.concatenate([np.full((r + 1, 3), float(r)) for r in range(size)])
+    counted().clear()
+    gathered = c.allgather(mine, transport=transport)
+    (again,) = c.grouped_allgather([mine], transport=transport)
+    at_root = c.gather(mine, size - 1, transport=transport)
+    exchanged = c.alltoall(cupy.asarray(np.full((size, 3), float(me))), transport=transport)
+    assert counted()["concatenate"] == 0
+    for found in (gathered, again):
+        np.testing.assert_array_equal(host(found), wanted)
+    if me == size - 1:
+        np.testing.assert_array_equal(host(at_root), wanted)
+    np.testing.assert_array_equal(host(exchanged)[:, 0], np.arange(float(size)))
+
+
+@fake_only
+@pytest.mark.parametrize("transport", [None, "staged"])
+def test_calls_use_events_that_are_there(transport):
+    def calls() -> None:
+        for _ in range(3):
+            c.allreduce(ones(3_000_000), c.Sum, transport=transport)
+            c.allreduce(ones(9, "float16"), c.Sum, transport=transport)
+            c.grouped_allreduce([ones(), ones(5)], c.Sum, transport=transport)
+            c.broadcast(ones(), transport=transport)
+            c.allgather(ones(1 + c.rank()), transport=transport)
+            found = c.alltoall(ones(c.size()), transport=transport)
+            assert (host(found) == 1).all()
+
+    calls()
+    counted().clear()
+    calls()
+    assert counted()["event"] == 0
+    assert counted()["wait"] > 0
+
+
+@fake_only
+@two
+@pytest.mark.parametrize("transport", [None, "staged"])
+def test_events_of_a_call_that_was_left_mark_nothing_else(transport, monkeypatch):
+    next_cell_works()
+    gpu, gate = world.current().gpu, cupy.cuda.Event()
+    assert gpu is not None
+    awaited: list[tuple[Any, Any]] = []
+    wait = gpu.wait
+
+    def note(event: Any, *arguments: Any) -> Any:
+        awaited.append((event, event.mark))
+        if odd():
+            raise KeyboardInterrupt
+        return wait(event, *arguments)
+
+    def left() -> None:
+        cupy.cuda.get_current_stream().wait_event(gate)
+        with monkeypatch.context() as patch:
+            patch.setattr(gpu, "wait", note)
+            c.allreduce(ones(), c.Sum, transport=transport)
+
+    try:
+        error = in_a_cell(left)
+        spare = [event for events in gpu.events._spare.values() for event in events]
+    finally:
+        gate.record(cupy.cuda.Stream(non_blocking=True))
+        cupy.cuda.runtime.deviceSynchronize()
+    assert isinstance(error, KeyboardInterrupt if odd() else RankLeft)
+    assert awaited or not odd()
+    assert all(event not in spare and event.mark is mark for event, mark in awaited)
+    next_cell_works()
+
+
+@fake_only
+@pytest.mark.parametrize("transport", [None, "staged"])
+@pytest.mark.parametrize("dtype", ["float32", "int16", "float16", "complex64"])
+def test_many_arrays_are_laid_out_in_one_copy(dtype, transport):
+    shapes = [(), (0,), (3, 5), (2, 0), (64,), (7,), (1,), (300,), (2, 2, 2), (65,), (128,), (5,)]
+    mine = [cupy.asarray(np.full(shape, n, dtype)) for n, shape in enumerate(shapes)]
+    mine += [cupy.asarray(np.arange(6).reshape(2, 3).astype(dtype)).T, ones(4, "float64")]
+    counted().clear()
+    found = c.grouped_allreduce(mine, c.Sum, prescale_factor=2.0, transport=transport)
+    assert counted()["concatenate"] == 1
+    if dtype == "float32":
+        assert counted()["copyto"] == 0
+    for one, source in zip(found, mine, strict=True):
+        assert one.dtype == source.dtype
+        np.testing.assert_array_equal(host(one), host(source) * 2 * c.size())
+
+
+class Tensor:
+    """An array of a library that reads memory as it is, on a stream that cupy knows nothing of."""
+
+    __module__ = "tensorflow"
+    backing_device = "/GPU:0"
+    dtype = SimpleNamespace(is_floating=True, is_integer=False)
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.values = array, array._raw.copy()
+        assert array.data.ptr % kinds.ALIGNED == 0
+
+
+@fake_only
+@pytest.mark.parametrize("transport", [None, "staged"])
+def test_tensors_of_one_call_are_waited_for_once(transport, monkeypatch):
+    """Those of a library that takes what it is given as ready."""
+    dlpack = SimpleNamespace(to_dlpack=lambda tensor: tensor.array, from_dlpack=Tensor)
+    library = SimpleNamespace(
+        Variable=type("Variable", (), {}),
+        convert_to_tensor=lambda value: value,
+        experimental=SimpleNamespace(dlpack=dlpack),
+    )
+    monkeypatch.setitem(sys.modules, "tensorflow", library)
+
+    def waits(count: int) -> int:
+        mine = [Tensor(cupy.empty_like(ones(n))) for n in range(1, count + 1)]
+        for tensor in mine:
+            tensor.array = ones(tensor.array.size) * 3.0
+        counted().clear()
+        found = c.grouped_allreduce(mine, c.Average, transport=transport)
+        made = counted()["wait"]
+        assert counted()["copy"] == 0
+        assert all(type(each) is Tensor and (each.values == 3).all() for each in found)
+        assert [each.values.size for each in found] == list(range(1, count + 1))
+        return made
+
+    waits(1)
+    assert waits(20) == waits(1)
+    halves = Tensor(cupy.empty_like(ones(5)))
+    halves.array = ones(5) * 3.0
+    found = c.allreduce(halves, c.Average, compression=c.Compression.fp16, transport=transport)
+    assert (found.values == 3).all()
+
+
 @fake_only
 def test_the_fake_refuses_to_become_numpys():
     with pytest.raises(TypeError, match="Implicit conversion"):
         np.asarray(ones())
+
+
+@one_host
+def test_what_is_kept_of_a_gpu_is_as_it_is_when_its_work_is_done(tmp_path, monkeypatch):
+    this = world.current()
+    folder = c.broadcast_object(str(tmp_path))
+    weights = cupy.asarray(np.arange(3.0) + c.rank())
+    names = {"weights": weights}
+    monkeypatch.setattr(this, "keeps", Kept((folder,), c.rank(), c.size(), names), raising=False)
+    for _ in range(5):
+        weights = weights * 2
+    names["weights"] = weights
+    c.keep("weights", model={"same": weights}, step=5)
+    np.multiply(weights, 0, out=weights)  # what is kept is a copy
+    assert not this.keeps.of_cells.settle()
+    c.barrier()
+    _, values = this.keeps.of_cells.load()
+    assert values["model"]["same"] is values["weights"]
+    assert (host(values["weights"]) == 32 * (np.arange(3) + c.rank())).all()
+    assert (host(weights) == 0).all()

@@ -12,7 +12,7 @@ import pytest
 from libraries import package
 
 import allranks.collectives as c
-from allranks.engine import gpu_memory
+from allranks.engine.devices import gpu_memory
 
 cupy = pytest.importorskip("cupy", reason="the package cupy is missing: pip install cupy-cuda12x")
 if not cupy.is_available():
@@ -85,7 +85,7 @@ def test_arrays_may_have_more_than_two_to_the_31_elements(transport):
 FORKS = """
 import os
 import cupy
-from allranks.engine import cuda
+from allranks.engine.devices import cuda
 assert not cuda.is_open(), "importing cupy opens CUDA"
 child = os.fork()
 if not child:

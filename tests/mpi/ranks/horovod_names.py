@@ -163,7 +163,7 @@ MODULES: dict[str, tuple[Row, ...]] = {
         Row(
             "run",
             TWO,
-            "goes back to the last commit when a collective has failed on every rank, at most three times without a commit between; a rank that has left does not come back: the state is restored and the exception goes on",
+            "goes back to the last commit when a collective has failed on every rank, at most three times without a commit between; where a rank has left, the state is restored and the exception goes on; in a notebook [the cell runs again](failures.md#continuing-a-training) where a rank has died",
             True,
         ),
         Row("TensorFlowState TensorFlowKerasState", TWO),

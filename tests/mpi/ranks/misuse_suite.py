@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import time
 from collections.abc import Callable
@@ -226,7 +227,7 @@ def test_a_late_rank_is_told_of_with_its_line_and_awaited():
 
     def late():
         if odd():
-            time.sleep(1.6)  # the line to be found
+            time.sleep(4)  # the line to be found
         c.allreduce(X)
 
     try:
@@ -234,9 +235,9 @@ def test_a_late_rank_is_told_of_with_its_line_and_awaited():
     finally:
         world.late_seconds = patience
     if c.rank() == 0:
-        assert len(told) == 1
-        assert "has waited 1 s for rank 1" in told[0]
-        assert "time.sleep(1.6)  # the line to be found" in told[0]
+        assert told  # and again where this takes longer than twice as long
+        assert re.search(r"has waited \d+ s for rank 1\b", told[0])
+        assert "time.sleep(4)  # the line to be found" in told[0]
     else:
         assert told == []
 
@@ -311,7 +312,7 @@ def test_an_epoch_that_is_over_for_a_rank_is_over_at_once():
             return
         with pytest.raises(RankLeft):
             c.allreduce(X)
-        with pytest.raises(RankLeft, match="needs an epoch that is whole"):
+        with pytest.raises(RankLeft, match="needs an intact epoch"):
             c.allreduce(X)
 
     assert in_a_cell(twice) is None
@@ -361,5 +362,6 @@ def test_descriptors_stay_flat_over_a_hundred_epochs():
     for _ in range(100):
         in_a_cell(lambda: None if odd() else c.allreduce(X))
     assert descriptors() == files
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith("allranks-")]
+    # A cluster beside this one may keep variables there.
+    assert not [name for name in os.listdir("/dev/shm") if re.match(r"allranks-(?!kept-)", name)]
     assert MPI.Is_initialized()

@@ -81,6 +81,7 @@ def test_reducescatter_and_allgather_make_an_allreduce(count, dtype):
     mine = values(c.rank(), (count,), np.dtype(dtype))
     whole = c.allgather(c.reducescatter(mine, c.Sum))
     same(whole, reduced(c.Sum, [values(r, (count,), np.dtype(dtype)) for r in range(c.size())]))
+    same(c.allreduce(mine, c.Sum), whole)
 
 
 @drawn

@@ -12,7 +12,7 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="no TensorFlow: pip install 'allranks[tensorflow]'")
 import allranks.collectives as c  # noqa: E402
 import allranks.tensorflow.keras as hvd  # noqa: E402
-from allranks.engine import metrics  # noqa: E402
+from allranks.engine.cells import metrics  # noqa: E402
 from allranks.errors import CollectiveMismatch, UsageError  # noqa: E402
 from allranks.tensorflow import elastic, pinning  # noqa: E402
 from allranks.tensorflow.which_keras import LEGACY, keras  # noqa: E402

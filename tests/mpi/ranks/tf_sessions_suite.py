@@ -75,9 +75,9 @@ def test_a_collective_that_one_rank_does_not_fetch_is_named(
         assert error is not None
         said = "".join(capfd.readouterr())
         if odd():
-            assert f"first is next on all ranks: rank {R} has not come to it for" in said
+            assert f"first is next on all ranks: rank {R} has not reached it for" in said
             assert isinstance(error, CollectiveMismatch)
-            assert f"rank {R} has not come to it for" in str(error)
+            assert f"rank {R} has not reached it for" in str(error)
             assert "waits in second" in str(error)
         elif R == 0:
             assert "has waited 0 s for rank 1" in said

@@ -33,6 +33,16 @@ def empty_like(a, dtype=None, order="K", subok=None, shape=None):
     return empty(a.shape if shape is None else shape, a.dtype if dtype is None else dtype)
 
 
+def zeros_like(a, dtype=None, order="K", subok=None, shape=None):
+    out = empty_like(a, dtype, order, subok, shape)
+    cuda._queue.push(lambda: out._raw.fill(0))
+    return out
+
+
+def array(obj, dtype=None):
+    return ndarray._of(np.array(obj, dtype))
+
+
 def asarray(a, dtype=None, order=None):
     return a if isinstance(a, ndarray) else ndarray._of(np.array(a, dtype, order=order))
 
@@ -69,4 +79,5 @@ __all__ = [
     "from_dlpack",
     "is_available",
     "ndarray",
+    "zeros_like",
 ]

@@ -68,7 +68,8 @@ class ndarray:
         return ndarray._of(self._raw.view(dtype))
 
     def copy(self):
-        out = ndarray._of(np.empty(self.shape, self.dtype))
+        _queue.counted["copy"] += 1
+        out = ndarray._of(_memory.pooled(self.shape, self.dtype, 0))
         _queue.push(lambda: np.copyto(out._raw, self._raw))
         return out
 
@@ -80,6 +81,11 @@ class ndarray:
     def get(self):
         _queue.finish()
         return self._raw.copy()
+
+    def __reduce__(self):
+        import cupy
+
+        return cupy.array, (self.get(),)
 
     def __array__(self, *arguments, **options):
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Use .get()")
@@ -107,6 +113,7 @@ class ndarray:
     def __array_function__(self, function, types, arguments, options):
         import cupy
 
+        _queue.counted[function.__name__] += 1
         if function is np.copyto:
             to, source = arguments
             if not isinstance(to, ndarray) or not isinstance(source, ndarray):
@@ -116,15 +123,21 @@ class ndarray:
         if function is np.concatenate:
             (arrays,) = arguments
             raws = [each._raw for each in arrays]
-            out = ndarray._of(np.empty(sum(map(len, raws)), raws[0].dtype))
+            out = options.get("out")
+            if out is None:
+                out = ndarray._of(np.empty(sum(map(len, raws)), raws[0].dtype))
+            assert out.size == sum(raw.size for raw in raws), "Output array is the wrong shape"
             _queue.push(lambda: np.concatenate(raws, out=out._raw))
             return out
-        if function is np.empty_like:
-            return cupy.empty_like(*arguments, **options)
+        if function in (np.empty_like, np.zeros_like):
+            return getattr(cupy, function.__name__)(*arguments, **options)
         return NotImplemented
 
     def __dlpack_device__(self):
         return 2, 0
+
+    def __dlpack__(self, *, stream=None):
+        return self
 
     def _as_cupy(self):
         return self

@@ -1,7 +1,7 @@
 """FAKE memory pool: what is freed on a stream is handed out on it again, at once.
 
 Source: cupy 14, cupy/cuda/memory.pyx, SingleDeviceMemoryPool: an arena for each stream, and no
-wait before a block is used again.
+wait before a block is used again. Blocks begin on a boundary of ALLOCATION_UNIT_SIZE.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 
 from cupy.cuda import _queue
 
+_UNIT = 512
 _free: defaultdict[tuple[int, int], list[np.ndarray]] = defaultdict(list)
 
 
@@ -20,11 +21,17 @@ class _Block:
 
     def __init__(self, nbytes):
         self._arena = _free[_queue.current().ptr, nbytes]
-        self._memory = self._arena.pop() if self._arena else np.empty(nbytes, np.uint8)
+        self._memory = self._arena.pop() if self._arena else _fresh(nbytes)
         self.__array_interface__ = self._memory.__array_interface__
 
     def __del__(self):
         self._arena.append(self._memory)
+
+
+def _fresh(nbytes):
+    room = np.empty(nbytes + _UNIT, np.uint8)
+    start = -room.ctypes.data % _UNIT
+    return room[start : start + nbytes]
 
 
 def pooled(shape, dtype, rubbish):

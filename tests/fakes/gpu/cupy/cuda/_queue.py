@@ -7,13 +7,15 @@ import random
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 
 _numbers = itertools.count(1000)
 _streams: dict[int, Stream] = {}
 _events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
 _stack: list[Stream] = []
 _chance = random.Random(7)
+counted: Counter[str] = Counter()
+"""Events that were made, waits for one that have begun, and calls of what copies arrays."""
 _lock = threading.RLock()
 """Work is done by whoever asks for an event: the main thread, or one that makes or ends NCCL's."""
 _thread = threading.local()
@@ -30,18 +32,39 @@ def must_be_used():
     assert main or hasattr(_thread, "used"), "CUDA_ERROR_INVALID_CONTEXT: no use() in this thread"
 
 
+class _Mark:
+    """Where an event was recorded: what waits for it waits for that, whatever comes later.
+
+    Source: CUDA runtime API, cudaEventRecord. What waits for an event that was never recorded does
+    not wait there; here it waits for the first record.
+    """
+
+    done_at = None
+    asked = False
+
+    def happen(self):
+        self.done_at = time.perf_counter()
+
+    def has_happened(self):
+        if not self.asked:
+            self.asked = True
+            counted["wait"] += 1
+        return self.done_at is not None
+
+
 class Event:
     def __init__(self, block=False, disable_timing=False, interprocess=False):
         self.ptr = next(_numbers)
-        self.done_at = None
+        self.mark, self.recorded = _Mark(), False
         self.timed = not disable_timing
+        counted["event"] += 1
         _events[self.ptr] = self
 
     def record(self, stream=None):
-        def happen():
-            self.done_at = time.perf_counter()
-
-        (stream or null)._work.append(happen)
+        if self.recorded:
+            self.mark = _Mark()
+        self.recorded = True
+        (stream or null)._work.append(self.mark.happen)
 
 
 class Stream:
@@ -51,7 +74,8 @@ class Stream:
         _streams[self.ptr] = self
 
     def wait_event(self, event):
-        self._work.append(lambda: event.done_at is not None or _AGAIN)
+        mark = event.mark
+        self._work.append(lambda: mark.done_at is not None or _AGAIN)
 
     def __enter__(self):
         _stack.append(self)

@@ -50,13 +50,13 @@ def eventQuery(pointer):
     if failing:
         raise CUDARuntimeError(failing[0])
     _queue.progress()
-    return 0 if _queue._events[pointer].done_at is not None else 600
+    return 0 if _queue._events[pointer].mark.has_happened() else 600
 
 
 def eventElapsedTime(first, second):
     one, two = _queue._events[first], _queue._events[second]
     assert one.timed is two.timed is True, "cudaErrorInvalidResourceHandle: an event without timing"
-    return (two.done_at - one.done_at) * 1e3
+    return (two.mark.done_at - one.mark.done_at) * 1e3
 
 
 def memcpyAsync(to, source, nbytes, kind, stream):
@@ -72,11 +72,11 @@ def deviceSynchronize():
     _queue.must_be_used()
     if capturing:
         raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: the fake captures", capturing[0])
-    events = []
+    marks = []
     for stream in list(_queue._streams.values()):
-        events.append(_queue.Event())
-        events[-1].record(stream)
-    while any(event.done_at is None for event in events):
+        marks.append(_queue._Mark())
+        stream._work.append(marks[-1].happen)
+    while any(mark.done_at is None for mark in marks):
         _queue.progress()
 
 
