@@ -7,14 +7,57 @@ import shutil
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
+
+import psutil
 
 from tests.kernel import Cell, Kernel
 
 GONE_SECONDS = 10
 _SHARED_MEMORY = Path("/dev/shm")
+#: Run in the notebook: what it has not heard of by then, the next cell would hear of in its middle.
+_HEARS_OF_A_DEATH = """
+def hears(rank):
+    session = get_ipython().magics_manager.registry["DistributedMagics"].session
+    ranks = session.running._ranks
+    while not ranks.ends and rank not in ranks.dead:
+        ranks.step(0.05)
+hears({})
+del hears
+"""
+
+
+def name_of(process: psutil.Process) -> str:
+    """Returns the name of a process, or an empty text where it has ended meanwhile."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def named(processes: list[psutil.Process], *names: str) -> psutil.Process:
+    """Returns the first process that has one of these names; others may end meanwhile."""
+    for process in processes:
+        if name_of(process) in names:
+            return process
+    raise LookupError(f"no process is named {' or '.join(names)}")
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Within, a process stands still, unless it is killed there."""
+    process = psutil.Process(pid)
+    process.suspend()
+    try:
+        while process.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
+        yield
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 class Notebook(Kernel):
@@ -60,6 +103,12 @@ class Notebook(Kernel):
             )
         }
 
+    def kill_rank(self, rank: int) -> None:
+        """Kills a rank between two cells, and returns once the notebook has heard of it."""
+        psutil.Process(self.pids()[rank]).kill()
+        heard = self.run(_HEARS_OF_A_DEATH.format(rank))
+        assert heard.status == "ok", heard.text
+
     def logs(self) -> dict[str, Path]:
         """Returns the log files of all clusters so far, those of the newest by their name."""
         return {path.name: path for path in sorted(self.cwd.glob(".state/allranks/*/*.log"))}
@@ -81,7 +130,7 @@ class Notebook(Kernel):
         assert left == [], left
 
     def files_left(self) -> list[str]:
-        """Returns the files that the cluster had and that are still there, logs apart."""
+        """Returns the files that the cluster had and that are still there, its logs apart."""
         shared = [name for name in self._segments if (_SHARED_MEMORY / name).exists()]
         temporary = [str(path) for path in self.temporary.rglob("*")]
         # The kernel's own, which its front end removes, and the folders that the tests gave it.
@@ -89,7 +138,9 @@ class Notebook(Kernel):
         mine = [path.name for path in self.cwd.iterdir() if not path.name.startswith(own)]
         state = [path.name for path in self.cwd.glob(".state/**/*") if path.is_file()]
         state += [path.name for path in self.cwd.glob(".ipython/*/security/*.json")]
-        return shared + temporary + mine + [name for name in state if not name.endswith(".log")]
+        # Beside the logs stands what cells have logged.
+        stays = (".log", ".json.gz")
+        return shared + temporary + mine + [name for name in state if not name.endswith(stays)]
 
     def stop(self) -> None:
         """Ends the kernel; its cluster is given the time to tidy up before it is killed."""

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ def ipython(notebook):
     return notebook.cwd / ".ipython"
 
 
-def files(ipython, count, seconds=20):
+def files(ipython, count, seconds=60):
     """Waits until there are so many files, and returns them."""
     deadline = time.monotonic() + seconds
     while len(found := sorted(ipython.glob("profile_*/security/*.json"))) != count:
@@ -36,6 +37,7 @@ def listed(ipython):
 
 
 def test_a_client_of_this_notebook_or_of_another_finds_the_ranks(notebook, ipython):
+    files(ipython, 3)
     notebook.run("import ipyparallel as ipp")
     assert notebook.value("(found := ipp.Client()).ids") == "[0, 1, 2, 3]"
     assert notebook.value("found[:].pull('kept', block=True)") == "[0, 10, 20, 30]"
@@ -91,9 +93,15 @@ def test_what_a_killed_kernel_of_this_host_has_left_is_swept(notebook, ipython):
     (security / "ipcontroller-client.json").write_text("left")
     notebook.on_ranks("kept = 10 * rank", "-n 4")
     client = security / "ipcontroller-client.json"
-    notebook.pump(lambda: client.exists() and client.read_text() != "left", 20, "new files")
+
+    def anew():
+        with suppress(FileNotFoundError):  # what was left is gone, and the new one is not there
+            return client.read_text() != "left"
+        return False
+
+    notebook.pump(anew, 60, "new files")
     cell = notebook.run(
-        "import ipyparallel as ipp; (found := ipp.Client()).wait_for_engines(4, timeout=20)"
+        "import ipyparallel as ipp; (found := ipp.Client()).wait_for_engines(4, timeout=60)"
     )
     assert cell.status == "ok", cell.text
     notebook.run("found.close()")

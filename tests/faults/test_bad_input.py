@@ -29,7 +29,7 @@ def _nothing_is_lost(notebook):
         ("--timeout 0", "expected --timeout in seconds above 0"),
         ("--timeout soon", "invalid float value: 'soon'"),
         ("--gpus 7", "--gpus"),
-        ("--on moon", "There is: --on local"),
+        ("--on moon", "Available: --on local"),
         ("-n 'four", "No closing quotation"),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_bad_command_is_refused(notebook, command, said):
 @pytest.mark.parametrize(
     ("typed", "shown"),
     [
-        ("%distributed", "  restart    ends the ranks and starts them again"),
+        ("%distributed", "  restart         ends the ranks and starts them again"),
         ("%distributed log --help", "usage: %distributed log"),
         ("%%distributed --help", "--timeout SECONDS"),
         ("%%distributed -n 4 -h\nkept = 'overwritten'", "--timeout SECONDS"),

@@ -1,19 +1,19 @@
-"""A rank that dies is named with what it died of, and the next cell gets fresh ranks."""
-
-import os
-import signal
+"""A rank that dies is named with what it died of; where none is replaced, all ranks are fresh."""
 
 import psutil
 import pytest
 
+from tests.faults.notebook import named, stopped
+
 # Whoever dies does so once all have spoken: MPI ends the others soon after, whatever they are at.
 SPEAK = "import ctypes, os, time\nprint('last words of', rank); barrier()\n"
 DIE = SPEAK + "if rank == 1:\n    {}\ntime.sleep(30)"
-NAMED_SECONDS = 10
+NAMED_SECONDS = 25
 
 
 @pytest.fixture(autouse=True)
 def _ranks_come_back(notebook):
+    notebook.run("%distributed heal off")
     yield
     notebook.note_files()
     notebook.on_ranks("kept = 10 * rank")
@@ -60,8 +60,7 @@ def test_all_ranks_that_die_at_once_are_one_loss(notebook):
 
 
 def test_a_rank_that_died_between_cells_is_told_by_the_next(notebook):
-    os.kill(notebook.pids()[2], signal.SIGKILL)
-    notebook.drain(1)
+    notebook.kill_rank(2)
     cell = notebook.on_ranks("'kept' in globals()")
     assert cell.stdout.startswith("rank 2 (")
     assert "the variables of all 4 ranks are lost" in cell.stdout
@@ -70,7 +69,7 @@ def test_a_rank_that_died_between_cells_is_told_by_the_next(notebook):
 
 
 def test_the_end_of_the_launcher_ends_the_cell(notebook):
-    launcher = next(p for p in notebook.children() if p.name() in ("mpiexec", "prterun"))
+    launcher = named(notebook.children(), "mpiexec", "prterun")
     cell = notebook.start_on_ranks("import time; print('here'); time.sleep(30)").wait_for("here")
     launcher.kill()
     assert cell.wait(NAMED_SECONDS).error_name == "ClusterLost"
@@ -78,7 +77,7 @@ def test_the_end_of_the_launcher_ends_the_cell(notebook):
 
 
 def test_the_end_of_the_nursery_ends_the_cell(notebook):
-    nursery = next(p for p in notebook.children() if "allranks.engine.nursery" in p.cmdline())
+    nursery = next(p for p in notebook.children() if "allranks.engine.host.nursery" in p.cmdline())
     cell = notebook.start_on_ranks("import time; print('here'); time.sleep(30)").wait_for("here")
     nursery.kill()
     assert cell.wait(NAMED_SECONDS).error_name == "ClusterLost"
@@ -93,21 +92,17 @@ def test_the_end_of_the_nursery_ends_what_cells_have_started(notebook):
     assert started.status == "ok", started.text
     notebook.note_files()
     children = notebook.children()
-    next(p for p in children if "allranks.engine.nursery" in p.cmdline()).kill()
+    next(p for p in children if "allranks.engine.host.nursery" in p.cmdline()).kill()
     assert psutil.wait_procs(children, timeout=10)[1] == []
     assert [path for path in notebook.files_left() if "sem.mp" in path] == []
 
 
 def test_a_rank_that_is_stopped_for_five_seconds_goes_on(notebook):
-    pid = notebook.pids()[2]
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with stopped(notebook.pids()[2]):
         status = notebook.run("%distributed status")
         cell = notebook.start_on_ranks("rank * 2").wait_for("rank 3 → 6")
         notebook.drain(5)
         assert cell.status == "running"
-    finally:
-        os.kill(pid, signal.SIGCONT)
     assert "rank 2" in next(line for line in status.text.splitlines() if "stopped" in line)
     assert cell.wait().status == "ok"
     assert "rank 2 → 4" in cell.text

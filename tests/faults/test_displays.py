@@ -82,7 +82,7 @@ def test_a_value_of_50_million_characters_is_cut_and_says_how_to_have_it(noteboo
     cell = notebook.on_ranks("'x' * 50_000_000", "-o whole")
     assert cell.status == "ok"
     assert cell.iopub_nbytes < 500_000
-    said = re.search(r"… ([\d,]+) bytes are not shown: %%distributed -o NAME brings", cell.text)
+    said = re.search(r"… ([\d,]+) bytes are not shown: %%distributed -o NAME returns", cell.text)
     shown = cell.text[: said.start()].count("x") + cell.text[said.end() :].count("x")
     assert int(said[1].replace(",", "")) + shown == 50_000_000
     assert notebook.value("[len(value) for value in whole]") == f"[{', '.join(['50000000'] * 4)}]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -71,6 +72,35 @@ def test_a_rank_that_dies_takes_one_member_with_it_and_that_runs_again(notebook,
     notebook.note_files()
 
 
+KEEPS = """
+import os, pathlib, time
+died, done = pathlib.Path({folder!r}, "died"), globals().get("done", ())
+for step in range(len(done), 6):
+    if x == 3 and rank == 0 and step == 4 and not died.exists():
+        died.touch()
+        time.sleep(1)  # what is kept is written behind the steps
+        os._exit(4)
+    done += ((step, os.getpid()),)
+    keep(done=done)
+result = {{"steps": [step for step, pid in done], "ranks": len({{pid for step, pid in done}})}}
+"""
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_a_member_whose_rank_dies_goes_on_from_what_it_has_kept(notebook, tmp_path, each):
+    body = KEEPS.format(folder=str(tmp_path))
+    cell = notebook.run(f"%%ensemble --ranks-per-member {each} x=0:5\n{body}", 90)
+    assert cell.status == "ok", cell.text
+    assert "it ran member 3, which runs again, once" in cell.text
+    assert re.search(r"continues from what it kept \d+ s ago: done", cell.text)
+    assert notebook.value("all(m.result['steps'] == [*range(6)] for m in runs)") == "True"
+    assert notebook.value("runs[3].result['ranks']") == "2"
+    # The next ensemble's members begin from the start, and nothing is left of these.
+    notebook.run("%%ensemble x=0:5\nresult = 'done' in globals()")
+    assert notebook.value("[m.result for m in runs]") == str([False] * 5)
+    assert not [*Path("/dev/shm").glob("allranks-*/member-*")]
+
+
 def test_a_member_that_kills_its_rank_twice_has_failed_and_the_others_finish(notebook, ran):
     deadly = f"import os\nif x == 3: os.kill(os.getpid(), 11)\n{body(ran, 0.02)}"
     cell = notebook.run(f"%%ensemble x=0:10\n{deadly}", 90)
@@ -122,6 +152,8 @@ if x >= 4:
         except KeyboardInterrupt: print("no", flush=True)
 """
     cell = notebook.start(f"%%ensemble x=0:8\n{body(ran, 0.005)}{stubborn}").wait_for("in")
+    for member in range(4, 8):
+        pid_of(ran, member)  # each of them runs where one of the first four has ended
     notebook.interrupt()
     cell.wait_for("no")
     notebook.interrupt()
@@ -228,21 +260,22 @@ def test_a_store_that_is_full_stops_the_ensemble_and_says_so(notebook, tmp_path)
     assert notebook.value("[m.result.sum() > 0 for m in runs].count(True)") == "14"
 
 
-def test_while_an_ensemble_runs_no_cell_can_be_run_beside_it(notebook):
-    notebook.run("""
-import asyncio
+def test_while_an_ensemble_runs_no_cell_can_be_run_beside_it(notebook, ran):
+    notebook.run(f"""
+import asyncio, os
 said = []
 async def meddle():
-    await asyncio.sleep(0.5)
+    while not os.path.exists({str(ran)!r}):
+        await asyncio.sleep(0.05)
     cluster = get_ipython().magics_manager.registry["DistributedMagics"].session.running
     for act in (lambda: cluster.run("1 + 1"), cluster.interrupt):
         try:
             said.append(act())
         except Exception as error:
-            said.append(f"{type(error).__name__}: {error}")
+            said.append(f"{{type(error).__name__}}: {{error}}")
 task = asyncio.ensure_future(meddle())
 """)
-    cell = notebook.run("%%ensemble x=0:8\nimport time; time.sleep(0.5)")
+    cell = notebook.run(f"%%ensemble x=0:8\n{body(ran, 2)}")
     assert cell.error_name == "CellInterrupted"
     refused, interrupted = notebook.run("print(*said, sep='\\n')").stdout.splitlines()
     assert refused.startswith("UsageError: expected idle ranks, found them running an ensemble")
@@ -275,10 +308,10 @@ def test_a_member_that_no_interrupt_reaches_ends_its_ranks_and_the_others_finish
     where = f"In[{cell.execution_count}]:2  if x == 2: {stuck}"
     said = "member 2 has not ended 2 s after its interrupt: rank"
     assert said in cell.text
-    assert f"{where}; all ranks are ended in 8 s" in cell.text
-    assert "so all 4 ranks were ended" in cell.text
+    assert f"{where}; all ranks will be killed in 8 s" in cell.text
+    assert "so all 4 ranks were killed" in cell.text
     error = notebook.value("runs.failed[0].error")
-    assert "it went past its time of 1 s, and 10 s after it was interrupted there was" in error
+    assert "it exceeded its timeout of 1 s, and 10 s after the interrupt it was" in error
     assert where in error
     assert notebook.on_ranks("size").status == "ok"
     notebook.note_files()

@@ -8,6 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+import allranks
+from allranks.errors import ClusterLost
+
 
 def test_a_missing_mpiexec_is_named_with_what_to_type(new_notebook):
     notebook = new_notebook(env={"ALLRANKS_MPIEXEC": "/nowhere/mpiexec"})
@@ -16,10 +19,23 @@ def test_a_missing_mpiexec_is_named_with_what_to_type(new_notebook):
     assert "found '/nowhere/mpiexec', which cannot be run" in cell.error_value
     assert "unset ALLRANKS_MPIEXEC" in cell.error_value
     assert "Traceback" not in cell.text
-    assert notebook.children() == []
-    assert notebook.files_left() == []
+    notebook.check_nothing_left()
     notebook.run("import os; del os.environ['ALLRANKS_MPIEXEC']")
     assert "ranks 0–1 → 2\n" in notebook.on_ranks("size", "-n 2").text
+
+
+def test_a_rank_whose_folder_is_gone_may_wait_for_others(new_notebook):
+    notebook = new_notebook()
+    notebook.on_ranks(
+        "import os, tempfile, time\n"
+        "folder = tempfile.mkdtemp()\nos.chdir(folder); os.rmdir(folder)",
+        "-n 2",
+    )
+    cell = notebook.on_ranks("if rank:\n    time.sleep(0.5)\nallreduce(1, op=Sum)")
+    assert cell.text == "ranks 0–1 → 2\n"
+    cell = notebook.on_ranks("if rank:\n    raise ValueError('mine')\nbarrier()")
+    assert "rank 1 of 2 at line 3: ValueError: mine" in cell.error_value
+    assert "rank 0 was waiting at line 4: barrier()" in cell.text
 
 
 def test_an_mpiexec_that_fails_is_quoted_and_nothing_is_left(new_notebook):
@@ -74,17 +90,40 @@ def test_inside_a_job_of_a_scheduler_the_ranks_are_on_this_machine(new_notebook,
         notebook.run(f"%distributed stop\nfor name in {list(job)!r}: del os.environ[name]")
 
 
-def test_nobody_can_connect_from_the_network(notebook):
-    ranks = notebook.pids().values()
-    open_to_all = []
-    for process in notebook.children():
-        for link in process.net_connections("inet"):
-            if link.status == psutil.CONN_LISTEN and not link.laddr.ip.startswith("127."):
-                assert process.pid not in ranks
-                open_to_all.append(link.laddr.port)
-    for port in open_to_all:
+def open_ports(notebook):
+    """The ports on which processes of a notebook listen beyond loopback."""
+    return {
+        link.laddr.port
+        for process in notebook.children()
+        for link in _links(process)
+        if link.status == psutil.CONN_LISTEN and not link.laddr.ip.startswith("127.")
+    }
+
+
+def _links(process):
+    try:
+        return process.net_connections("inet")
+    except psutil.NoSuchProcess:
+        return []  # it was a short one
+
+
+def check_closed(address, ports):
+    for port in ports:
         with pytest.raises(OSError, match=r"timed out|refused"):
-            socket.create_connection(("127.0.0.1", port), timeout=0.3)
+            socket.create_connection((address, port), timeout=0.3)
+
+
+def test_nobody_can_connect_before_a_rank_has_died_and_then_nobody_from_the_network(notebook):
+    ports = open_ports(notebook)
+    assert len(ports) > len(notebook.pids())  # the ranks', and the launcher's
+    check_closed("127.0.0.1", ports)
+    died = notebook.on_ranks("import os\nif rank == 1: os._exit(5)\nbarrier()")
+    assert "rank 1 was replaced" in died.text
+    found = [a for each in psutil.net_if_addrs().values() for a in each]
+    own = [a.address for a in found if a.family == socket.AF_INET and a.address[:4] != "127."]
+    if not own:
+        pytest.skip("this machine has no address but the loopback's")
+    check_closed(own[0], open_ports(notebook))
 
 
 _SMALL = """
@@ -208,3 +247,10 @@ def _maps(pid: int) -> str:
         return Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return ""  # the shell's sleep has ended
+
+
+@pytest.mark.parametrize("name", ["OMPI_MCA_btl", "OMPI_MCA_coll"])
+def test_settings_of_ones_own_leave_no_way_to_new_ranks_and_all_are_fresh(monkeypatch, name):
+    monkeypatch.setenv(name, {"OMPI_MCA_btl": "self,sm", "OMPI_MCA_coll": "^tuned"}[name])
+    with allranks.Cluster(2) as cluster, pytest.raises(ClusterLost, match="ended with exit code 5"):
+        cluster.run("import os\nif rank: os._exit(5)\nbarrier()")

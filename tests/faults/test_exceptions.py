@@ -52,7 +52,7 @@ def test_ranks_that_waited_for_the_failed_one_are_called_waiting(notebook):
 def test_a_syntax_error_is_shown_once_and_nothing_runs(notebook):
     cell = notebook.on_ranks("kept = 'overwritten'\nkept = (1,\n")
     assert (cell.status, cell.error_name) == ("error", "InvalidCell")
-    assert "nothing has run, on any rank" in cell.text
+    assert "the cell was not run on any rank" in cell.text
     assert cell.text.count("SyntaxError: '(' was never closed") == 1
     assert "line 3" in cell.text
 
@@ -67,7 +67,7 @@ def test_sys_exit_ends_the_cell_and_not_the_rank(notebook):
     cell = notebook.on_ranks("import sys\nprint('before')\nsys.exit(3)\nprint('after')")
     assert (cell.status, cell.error_name) == ("error", "CellFailed")
     assert cell.error_value == "ranks 0–3 of 4 at line 4: SystemExit: 3"
-    assert "the rank lives on with its variables" in cell.text
+    assert "the rank keeps running, with its variables" in cell.text
     assert "before" in cell.text
     assert "│ after" not in cell.text
 
@@ -75,7 +75,7 @@ def test_sys_exit_ends_the_cell_and_not_the_rank(notebook):
 def test_quit_ends_the_cell_and_not_the_rank(notebook):
     cell = notebook.on_ranks("quit()")
     assert cell.status == "error"
-    assert "the rank lives on with its variables" in cell.text
+    assert "the rank keeps running, with its variables" in cell.text
 
 
 def test_an_exception_whose_text_cannot_be_made_shows_why(notebook):
@@ -155,6 +155,18 @@ def test_an_exception_that_ipython_cannot_show_is_shown_plainly(notebook, source
     assert len(cell.text) < 50_000
 
 
+def test_an_exception_that_something_else_shows_is_told_too(notebook):
+    """As by rich, which shows tracebacks itself once it is installed."""
+    cell = notebook.on_ranks(
+        "shell = get_ipython()\nas_before = shell.showtraceback\n"
+        "shell.showtraceback = lambda *args, **options: None\n1 / 0"
+    )
+    notebook.on_ranks("shell.showtraceback = as_before")
+    assert cell.error_name == "CellFailed"
+    assert "line 5, in <module>" in cell.text
+    assert "ZeroDivisionError: division by zero" in cell.text
+
+
 def test_an_endless_recursion_is_told_in_bounded_lines(notebook):
     cell = notebook.on_ranks("def again(n):\n    return again(n + 1)\nagain(0)")
     assert "RecursionError" in cell.error_value
@@ -186,7 +198,7 @@ def test_an_interrupt_while_an_error_is_shown_changes_nothing_for_the_next(noteb
     """IPython forgets who formats an error where the formatting itself is interrupted."""
     differ = "import numpy as np\nallreduce(np.ones(3 + rank))"
     notebook.on_ranks(
-        "import signal\nfrom allranks.engine import cell\nwhole = cell.without_middle\n"
+        "import signal\nfrom allranks.engine.cells import cell\nwhole = cell.without_middle\n"
         "def interrupted(tb):\n    cell.without_middle = whole\n"
         "    signal.raise_signal(signal.SIGINT)\ncell.without_middle = interrupted"
     )

@@ -100,7 +100,9 @@ def test_different_numbers_of_batches_end_with_who_has_left(training):
     )
     assert cell.error_name == "CellFailed"
     assert ") raised RankLeft at line 3: model.fit(" in cell.text
-    assert re.search(r"rank 1 has left [^\n]*finished the cell", cell.text)
+    assert re.search(
+        r"rank 1 finished In\[\d+\] without calling [^\n]*; rank 0 waits for it", cell.text
+    )
     assert "rank 1 finished the cell" in cell.text
 
 

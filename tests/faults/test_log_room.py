@@ -1,13 +1,14 @@
 """The log of a rank takes no more of the disk than it may, and a full disk is said."""
 
 import errno
+import os
 import re
 import subprocess
 from contextlib import suppress
 
 import pytest
 
-from allranks.engine import log_room
+from allranks.engine.output import log_room
 from tests.faults.notebook import Notebook
 
 LIMIT = 2_000_000
@@ -52,7 +53,7 @@ def test_a_process_that_a_cell_has_started_goes_on_writing_to_a_log_that_is_cut(
     )
     assert "ALLRANKS_LOG_LIMIT" in cell.text
     assert "│ from the child\n" in cell.text
-    assert cell.text.rstrip().endswith(("│ the end", "part goes."))
+    assert cell.text.rstrip().endswith(("│ the end", "part is removed."))
 
 
 def test_a_cell_that_writes_little_is_not_told_of_the_limit(limited):
@@ -91,14 +92,27 @@ def test_a_full_disk_is_said_in_the_cell_and_ends_when_there_is_room(new_noteboo
         while True:
             file.write(bytes(4096))
     cell = notebook.on_ranks("os.system('head -c 20000 /dev/zero | tr \"\\\\0\" x');", "-r 0")
-    assert f"no room is left for {small_disk}" in cell.text
-    assert "rank-0.log: what is written is lost" in cell.text
+    assert f"no space left for {small_disk}" in cell.text
+    assert "rank-0.log: output is lost" in cell.text
     cell = notebook.on_ranks("print('x' * 20_000)", "-r 1")
     assert cell.error_name == "CellFailed"
     assert "No space left on device" in cell.error_value
     filler.unlink()
     assert notebook.on_ranks("print('room')", "-r 0").text.endswith("│ room\n")
-    assert "no room" not in notebook.on_ranks("print('room')").text
+    assert "no space left" not in notebook.on_ranks("print('room')").text
+
+
+def test_a_log_that_is_closed_is_not_a_full_disk(tmp_path):
+    log = tmp_path / "rank-0.log"
+    log.touch()
+    room = log_room.LogRoom(str(log), LIMIT)
+    # In its place stands what can take no block, as where a cell has closed it.
+    instead = os.open("/proc/self/status", os.O_RDONLY)
+    os.dup2(instead, room.file)
+    os.close(instead)
+    assert os.fstatvfs(room.file).f_bavail == 0
+    assert not room.is_full()
+    os.close(room.file)
 
 
 def test_a_file_system_without_holes_on_demand_lets_all_of_a_log_go(tmp_path, monkeypatch):

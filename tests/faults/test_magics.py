@@ -57,6 +57,14 @@ def test_an_extension_is_loaded_on_the_ranks(notebook):
     notebook.run("import os, shutil; os.remove('extends.py'); shutil.rmtree('__pycache__', True)")
 
 
+def test_the_doctor_looks_at_the_machine_and_imports_nothing_into_the_notebook(notebook):
+    cell = notebook.run("%distributed doctor")
+    assert cell.status == "ok", cell.text
+    assert re.search(r"^ok +MPI .*: 2 processes are 2 ranks$", cell.text, re.MULTILINE)
+    heavy = "{'keras', 'mpi4py', 'tensorflow', 'torch'}"
+    assert notebook.value(f"import sys\n{heavy} & {{*sys.modules}}") == "set()"
+
+
 @pytest.mark.parametrize("magic", ["%%time\n", "%time "])
 def test_a_cell_and_a_line_are_timed_on_each_rank(notebook, magic):
     seen = on_two(notebook, f"{magic}sum(range(10))").text
@@ -73,6 +81,34 @@ def test_what_a_cell_writes_is_captured(notebook):
     shown = on_two(notebook, "got.show()").text
     assert "rank 0    │ text 0" in shown
     assert "'shown'" in shown
+
+
+def test_what_fails_while_it_is_captured_fails_the_cell(notebook):
+    source = "%%capture got\nprint('text')\nif rank == 1:\n    int('x')\nbarrier()"
+    cell = notebook.on_ranks(source, "-r 0-1")
+    assert cell.error_name == "CellFailed"
+    assert re.search(r"^rank 1 .* raised ValueError", cell.text)
+    assert "----> 3     int('x')" in cell.text
+    assert "interactiveshell.py" not in cell.text
+    assert "rank 0 was waiting" in cell.text
+    assert notebook.on_ranks("got.stdout", "-r 0-1").text == "ranks 0–1 → 'text\\n'\n"
+
+
+def test_an_await_is_captured_no_more_than_by_ipython_and_fails_the_cell(notebook):
+    cell = notebook.on_ranks("%%capture\nimport asyncio\nawait asyncio.sleep(0)", "-r 0-1")
+    assert "RuntimeError: This event loop is already running" in cell.error_value
+
+
+def test_an_interrupt_ends_a_cell_that_is_captured(notebook):
+    cell = notebook.on_ranks("%%capture got\nimport time\ntime.sleep(60)", "--timeout 1")
+    assert cell.error_name == "CellTimeout"
+
+
+def test_a_reset_leaves_what_every_rank_has(notebook):
+    on_two(notebook, "own = 1\n%reset -f")
+    told = on_two(notebook, "'own' in globals(), size, callable(allreduce), comm.size").text
+    assert told == "ranks 0–1 → (False, 4, True, 4)\n"
+    on_two(notebook, "kept = 10 * rank")
 
 
 def test_a_file_is_written_and_a_script_is_run_by_each_rank(notebook):

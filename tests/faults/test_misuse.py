@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.notebook import Notebook
+from tests.kernel import wait_until
 
 TIMES = 50
 FLAT_NBYTES = 8_000_000
@@ -29,7 +30,8 @@ assert np.array_equal(allreduce(mine, op=Sum), right)
 assert np.array_equal(total, np.arange(100_000.0) * size + sum(range(size)))
 print("kept", kept == 10 * rank)
 """
-LEFT = "RankLeft: allreduce(Average) needs every one of ranks 0–3: rank 2 has left cell In["
+FINISHED = "without calling allreduce(Average); ranks 0–1, 3 wait for it. Make the same calls on"
+LEFT = "allreduce(Average) needs all of ranks 0–3: rank 2 has left cell In["
 MISTAKES = {
     "shape": (
         "allreduce(np.ones(3 + (rank == 2)))",
@@ -63,21 +65,21 @@ MISTAKES = {
     ),
     "number": (
         "for _ in range(2 - (rank == 2)): allreduce(np.ones(3))",
-        LEFT,
-        "(finished the cell). Make the same calls on every rank",
+        "RankLeft: rank 2 finished In[",
+        FINISHED,
         "rank 2 finished the cell.",
     ),
     "raises": (
         "assert rank != 2, 'bad batch'; allreduce(np.ones(3))",
         "AssertionError: bad batch",
         "ranks 0–1, 3 were waiting at line 2: assert",
-        LEFT.removeprefix("RankLeft: "),
+        LEFT,
         "(raised AssertionError). Make the same calls on every rank",
     ),
     "returns": (
         "if rank != 2: allreduce(np.ones(3))",
-        LEFT,
-        "(finished the cell). Make the same calls on every rank",
+        "RankLeft: rank 2 finished In[",
+        FINISHED,
         "rank 2 finished the cell.",
     ),
 }
@@ -105,7 +107,7 @@ def test_the_first_average_of_integers_says_that_it_is_cut_and_how_to_sum(notebo
     cells = [notebook.on_ranks("allreduce(rank)") for _ in range(2)]
     for cell in cells:
         assert "ranks 0–3 → 1" in cell.text, cell.text
-    said = "averages where no op is given, and the average of integers is cut towards zero"
+    said = "averages by default, and the average of integers is truncated towards zero"
     assert [said in cell.text and "pass op=Sum" in cell.text for cell in cells] == [True, False]
 
 
@@ -113,7 +115,7 @@ def test_the_first_average_of_integers_says_that_it_is_cut_and_how_to_sum(notebo
 def test_a_mistake_ends_in_the_right_error_and_the_next_cell_is_right(notebook, mistake):
     source, *said = MISTAKES[mistake]
     for _ in range(TIMES):
-        cell = notebook.on_ranks(source, timeout=10)
+        cell = notebook.on_ranks(source, timeout=45)
         assert cell.error_name == "CellFailed", cell.text
         assert [part for part in said if part not in cell.text] == [], cell.text
         check_correct(notebook)
@@ -121,6 +123,7 @@ def test_a_mistake_ends_in_the_right_error_and_the_next_cell_is_right(notebook, 
 
 def test_an_interrupt_inside_a_collective_is_survived(notebook):
     source = """
+barrier()
 if rank == 2:
     time.sleep(0.05)
     print('the others wait')
@@ -130,7 +133,7 @@ allreduce(np.ones(3))
     for _ in range(TIMES):
         cell = notebook.start_on_ranks(source).wait_for("the others wait")
         notebook.interrupt()
-        assert cell.wait(10).error_name == "CellInterrupted", cell.text
+        assert cell.wait(45).error_name == "CellInterrupted", cell.text
         assert re.search(
             r"ranks 0–1, 3 \(.*\) raised KeyboardInterrupt at line \d: allreduce", cell.text
         ), cell.text
@@ -152,20 +155,20 @@ allreduce(np.ones(3))
 def test_a_rank_that_sleeps_is_named_with_its_line_and_waited_for(notebook, seconds):
     cell = notebook.on_ranks(f"if rank == 2: time.sleep({seconds})\nallreduce(np.ones(3), op=Sum)")
     assert cell.status == "ok", cell.text
-    assert re.search(r"· allreduce\(Sum\) at .* has waited 2 s for rank 2:", cell.text), cell.text
+    assert re.search(r"· allreduce\(Sum\) at .* has waited \d s for rank 2:", cell.text), cell.text
     assert re.search(rf"· +rank 2 is at .*time\.sleep\({seconds}\)", cell.text), cell.text
     assert "ranks 0–3 → array([4., 4., 4.])" in cell.text
     check_correct(notebook)
 
 
 def test_a_rank_that_shuts_down_has_only_left_the_cell(notebook):
-    cell = notebook.on_ranks("if rank == 2: shutdown()\nelse: allreduce(np.ones(3))", timeout=10)
-    assert LEFT in cell.text
+    cell = notebook.on_ranks("if rank == 2: shutdown()\nelse: allreduce(np.ones(3))", timeout=45)
+    assert FINISHED in cell.text
     check_correct(notebook)
 
 
 def test_a_script_that_begins_with_init_and_ends_with_shutdown_is_a_cell_like_any_other(notebook):
-    assert notebook.on_ranks("init()\nallreduce(kept)\nshutdown()", timeout=10).status == "ok"
+    assert notebook.on_ranks("init()\nallreduce(kept)\nshutdown()", timeout=45).status == "ok"
     check_correct(notebook)
 
 
@@ -182,26 +185,31 @@ for _ in range({times}):
     before = resources(notebook)
     assert notebook.on_ranks(mistakes.format(times=1000)).status == "ok"
     assert notebook.on_ranks("aborted").displays[-1]["text/plain"] == "ranks 0–3 → 1200"
-    check_flat(before, resources(notebook))
+    check_flat(before, notebook)
 
 
 def test_fifty_cells_that_a_rank_left_leave_memory_and_descriptors_as_they_were(notebook):
     def abort(times: int) -> None:
         for _ in range(times):
-            cell = notebook.on_ranks("if rank != 2: allreduce(np.ones(20_000))", timeout=10)
-            assert LEFT in cell.text
+            cell = notebook.on_ranks("if rank != 2: allreduce(np.ones(20_000))", timeout=45)
+            assert FINISHED in cell.text
 
     abort(10)
     before = resources(notebook)
     abort(TIMES)
-    check_flat(before, resources(notebook))
+    check_flat(before, notebook)
 
 
-def check_flat(before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]]) -> None:
-    assert after.keys() == before.keys()
-    for rank, (nbytes, descriptors) in after.items():
-        assert nbytes - before[rank][0] < FLAT_NBYTES
-        assert descriptors == before[rank][1]
+def check_flat(before: dict[int, tuple[int, int]], notebook: Notebook) -> None:
+    def more() -> dict[int, tuple[int, int]]:
+        return {
+            rank: (nbytes, descriptors)
+            for rank, (nbytes, descriptors) in resources(notebook).items()
+            if nbytes - before[rank][0] >= FLAT_NBYTES or descriptors > before[rank][1]
+        }
+
+    # What a rank has open for a moment, to look at itself, is not left.
+    wait_until(lambda: not more(), lambda: f"no more than {before}, found {more()}")
 
 
 def resources(notebook: Notebook) -> dict[int, tuple[int, int]]:
@@ -211,3 +219,18 @@ def resources(notebook: Notebook) -> dict[int, tuple[int, int]]:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         found[rank] = (pages * 4096, len(list(Path(f"/proc/{pid}/fd").iterdir())))
     return found
+
+
+def test_threads_that_call_collectives_at_once_are_told_of_in_each_cell(notebook):
+    """Each gets what others brought, and the ranks' calls look alike: no comparison finds it."""
+    cell = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(4) as pool:\n"
+        "    found = [*pool.map(lambda i: allreduce(np.array(i), Sum), range(200))]\n"
+        "print('done')"
+    )
+    for _ in range(2):
+        told = notebook.on_ranks(cell, timeout=60)
+        assert told.status == "ok"
+        assert "allreduce is called from several threads at once: ranks match" in told.text
+    assert "several threads" not in notebook.on_ranks("allreduce(1, Sum)").text

@@ -78,9 +78,10 @@ def test_what_c_has_buffered_is_shown_when_the_cell_ends(notebook):
 
 def test_output_after_the_end_of_a_cell_is_shown_by_the_next(notebook):
     first = notebook.on_ranks(
-        "import threading\nthreading.Timer(0.5, lambda: print('late from', rank)).start()", "-r 3"
+        "import threading\nthreading.Timer(1, lambda: print('late from', rank)).start()", "-r 3"
     )
-    notebook.drain(1.5)
+    log = notebook.logs()["rank-3.log"]
+    notebook.pump(lambda: "late from 3\n" in log.read_text(errors="replace"), 30, "what is late")
     following = notebook.on_ranks("'on time'", "-r 3")
     assert (first.status, first.text) == ("ok", "")
     assert re.search(

@@ -12,6 +12,7 @@ import time
 
 from tests.fuzz import play
 from tests.fuzz.grammar import Seed
+from tests.fuzz.ranks import numbers
 from tests.fuzz.soak import soak
 
 
@@ -36,15 +37,6 @@ def main() -> int:
     if played.fault is not None:
         print(f"in step {played.steps[-1]}: {played.fault}")
     return int(played.fault is not None)
-
-
-def numbers(text: str) -> list[int]:
-    """Returns the numbers of ``3,8-10``."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        found.extend(range(int(first), int(last or first) + 1))
-    return found
 
 
 def _tell(line: str) -> None:

@@ -13,7 +13,7 @@ from tests.fuzz.known import KNOWN
 if TYPE_CHECKING:
     from tests.fuzz.sessions import Session
 
-KINDS = ("notebook", "cluster")
+KINDS = ("notebook", "cluster", "healing")
 
 
 class Fault(Exception):
@@ -39,6 +39,7 @@ class Case:
         says: what a reader must find in what is shown.
         failed: the exception of each rank that must be reported as failed; None: it may be any.
         lost: whether the ranks' variables are lost; None: it may be either, as long as it is said.
+            Where ranks are replaced those of the dead are, and no others.
         ranks: the ranks that run it; None: all.
         timeout: ``--timeout``.
         presses: when the notebook is interrupted, in seconds after the cell was begun there.

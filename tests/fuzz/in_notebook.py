@@ -44,6 +44,8 @@ class InNotebook(Session):
         self.notebook.__enter__()
         try:
             # What is made once, with the first ranks, is made before anything is counted.
+            # What a cell here breaks is all lost, so that one seed gives the same session.
+            self._must("%distributed heal off")
             self._must("%distributed start -n 1")
             self._must(_ONCE)
             self._must("%distributed stop")

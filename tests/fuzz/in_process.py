@@ -57,7 +57,7 @@ class InProcess(Session):
             with allranks.Cluster(1) as first:
                 first.push({"large": np.zeros(_LARGE, np.uint8)})
             self._idle = self._held()
-            self.cluster = allranks.Cluster(size).start()
+            self.cluster = self._started(size)
             self.set_up()
         except BaseException:
             self.abandon()
@@ -110,7 +110,7 @@ class InProcess(Session):
             self.cluster.restart()
         else:
             self.cluster.stop()
-            self.cluster = allranks.Cluster(size).start()
+            self.cluster = self._started(size)
         self.size = size
 
     def stop(self) -> None:
@@ -143,6 +143,11 @@ class InProcess(Session):
                 process.kill()
         self._patch.stop()
         tempfile.tempdir = None
+
+    def _started(self, size: int) -> allranks.Cluster:
+        cluster = allranks.Cluster(size)
+        cluster.heal_when("on" if self.heals else "off")
+        return cluster.start()
 
     def _held(self) -> tuple[int, int]:
         """How many descriptors and threads this process holds without ranks."""
@@ -200,6 +205,13 @@ class InProcess(Session):
             sender.join()
             signal.signal(signal.SIGUSR1, before[0])
             signal.signal(signal.SIGINT, before[1])
+
+
+class Healing(InProcess):
+    """Ranks of an ``allranks.Cluster`` of this process that are replaced where they die."""
+
+    kind = "healing"
+    heals = True
 
 
 def _short(folder: Path) -> str:

@@ -16,11 +16,11 @@ from tests.fuzz import oracle, ranks, statements
 from tests.fuzz.figures import Figures
 from tests.fuzz.grammar import RIGHT, Act, Case, Fault, Made, Seed
 from tests.fuzz.in_notebook import InNotebook
-from tests.fuzz.in_process import InProcess
+from tests.fuzz.in_process import Healing, InProcess
 from tests.fuzz.sessions import Session
 
 statements.load()
-_SESSIONS = {cls.kind: cls for cls in (InNotebook, InProcess)}
+_SESSIONS = {cls.kind: cls for cls in (InNotebook, InProcess, Healing)}
 _LENGTHS = (1, 7, 1000, 20_000, 300_000)
 _MOST_BEFORE = 3
 _SHOWN_CHARACTERS = 600

@@ -89,16 +89,17 @@ def unfold(text: str) -> dict[int, list[str]]:
         if row is None:
             continue
         if row["ranks"]:
-            ranks = _numbers(row["ranks"])
+            ranks = numbers(row["ranks"])
         if row["mark"] == "│":
             for rank in ranks:
                 said.setdefault(rank, []).append(row["text"] or "")
     return said
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    numbers: list[int] = []
-    for part in text.replace(" ", "").split(","):
+def numbers(text: str) -> tuple[int, ...]:
+    """Returns the numbers of a label or an option, as 0, 2 and 3 of ``0, 2–3`` or ``0,2-3``."""
+    found: list[int] = []
+    for part in text.replace(" ", "").replace("-", "–").split(","):
         first, _, last = part.partition("–")
-        numbers.extend(range(int(first), int(last or first) + 1))
-    return tuple(numbers)
+        found.extend(range(int(first), int(last or first) + 1))
+    return tuple(found)

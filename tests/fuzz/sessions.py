@@ -56,6 +56,8 @@ class Session(ABC):
     """
 
     kind: str
+    heals = False
+    """Whether ranks that die are replaced."""
 
     def __init__(self, size: int, folder: Path) -> None:
         self.size = size

@@ -13,14 +13,15 @@ SESSIONS = (
     ("notebook-2-1", range(50, 100)),
     ("cluster-3-1", range(50)),
     ("cluster-4-1", range(50, 100)),
+    ("healing-4-1", range(25)),
 )
-"""Two halves of one deck in notebooks, and two through a cluster in this process."""
+"""Two halves of one deck in notebooks, two through a cluster in this process, and one healing."""
 
 
 # A session is some twenty seconds; one that fails is played again until it is short.
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("seed", "steps"), SESSIONS, ids=[seed for seed, _ in SESSIONS])
-def test_fifty_random_steps_never_hang_lie_or_leak(seed, steps):
+def test_random_steps_never_hang_lie_or_leak(seed, steps):
     played = play(Seed.parse(seed), steps)
     if played.fault is not None:
         pytest.fail(report(played, shorten(played)), pytrace=False)

@@ -14,6 +14,9 @@ from tests.fuzz.grammar import Act, Draw, Fault, statement
 from tests.fuzz.in_notebook import InNotebook
 from tests.fuzz.sessions import Session
 
+#: What an extension that is loaded anew no longer knows of this session is said again.
+_LOAD = "%load_ext allranks\n%distributed heal off\n"
+
 
 @statement()
 def a_restart(draw: Draw) -> Act:
@@ -92,7 +95,7 @@ def the_extension_is_loaded_again(draw: Draw) -> Act:
     def do(session: Session) -> None:
         assert isinstance(session, InNotebook)
         cell = session.notebook.run(
-            f"%unload_ext allranks\n%load_ext allranks\n%distributed start -n {session.size}"
+            f"%unload_ext allranks\n{_LOAD}%distributed start -n {session.size}"
         )
         if cell.status != "ok":
             raise Fault("reload", cell.text)
@@ -124,7 +127,7 @@ def the_kernel_is_restarted(draw: Draw) -> Act:
             notebook.wait_for_no_children(10)
         except TimeoutError as error:
             raise Fault("left", str(error)) from error
-        cell = notebook.run(f"%load_ext allranks\n%distributed start -n {session.size}")
+        cell = notebook.run(f"{_LOAD}%distributed start -n {session.size}")
         if cell.status != "ok":
             raise Fault("kernel restart", cell.text)
 
@@ -133,7 +136,7 @@ def the_kernel_is_restarted(draw: Draw) -> Act:
 
 @statement(soak=True)
 def a_helper_process_is_killed(draw: Draw) -> Act:
-    which = draw.rng.choice(("prterun", "allranks.engine.nursery"))
+    which = draw.rng.choice(("prterun", "allranks.engine.host.nursery"))
 
     def do(session: Session) -> None:
         for process in session.leader().children(recursive=True):

@@ -137,7 +137,7 @@ def a_rank_dies(draw: Draw) -> Case:
     return Case(
         f"if rank == {draw.rank}:\n    {source}\n{then}",
         ("ClusterLost",),
-        () if "Abort" in source else (f"rank {draw.rank} (",),
+        (f"rank {draw.rank} (",),
         lost=True,
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+from contextlib import suppress
 from unittest.mock import patch
 
 import psutil
@@ -96,15 +98,26 @@ def structures_in_opposite_order(draw: Draw) -> Act:
     return Act(do)
 
 
+def _addresses() -> list[str]:
+    """This machine's addresses but the loopback's."""
+    found = [each for card in psutil.net_if_addrs().values() for each in card]
+    inet = [each.address for each in found if each.family == socket.AF_INET]
+    return [address for address in inet if not address.startswith("127.")]
+
+
 @statement()
 def doors(draw: Draw) -> Act:
-    """No rank listens where another machine could reach it."""
+    """No rank hears anybody who comes by this machine's address in the network."""
 
     def do(session: Session) -> None:
         for rank, pid in session.pids.items():
             for link in psutil.Process(pid).net_connections("inet"):
-                if link.status == psutil.CONN_LISTEN and not link.laddr.ip.startswith("127."):
-                    raise Fault("door", f"rank {rank} listens on {link.laddr}")
+                if link.status != psutil.CONN_LISTEN or link.laddr.ip.startswith("127."):
+                    continue
+                for address in _addresses():
+                    with suppress(OSError):
+                        socket.create_connection((address, link.laddr.port), 0.3).close()
+                        raise Fault("door", f"rank {rank} listens on {link.laddr}")
 
     return Act(do)
 

@@ -102,7 +102,7 @@ def a_timeout(draw: Draw) -> Case:
     return Case(
         _busy(draw),
         ("CellTimeout",),
-        ("is over: interrupting",),
+        ("reached: interrupting",),
         timeout=draw.rng.choice((0.001, 0.05, 0.3)),
     )
 

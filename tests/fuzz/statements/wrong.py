@@ -44,7 +44,7 @@ def a_call_too_few(draw: Draw) -> Case:
     return Case(
         f"for _i in range({times} - (rank == {draw.rank})): {call}",
         ("CellFailed",),
-        (f"rank {draw.rank} has left", "finished the cell"),
+        (f"rank {draw.rank} finished ", "finished the cell"),
         {},
         after_end=False,
     )
@@ -147,7 +147,7 @@ def a_rank_that_shuts_down(draw: Draw) -> Case:
     return Case(
         f"if rank == {draw.rank}: shutdown()\nelse: allreduce(np.ones(3))",
         ("CellFailed",),
-        (f"rank {draw.rank} has left",),
+        (f"rank {draw.rank} finished ",),
         {},
     )
 

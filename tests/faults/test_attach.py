@@ -1,0 +1,390 @@
+"""Ranks that stay when their notebook goes, and the notebook that has them then."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults.notebook import stopped
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the nursery needs Linux")
+
+NONE = "No ranks of yours run on this machine.\n"
+KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
+SUM = "import numpy as np\nfloat(allreduce(np.ones(2), op=Sum)[0])"
+LONG = (
+    "import os, time\nbegan = time.monotonic()\n"
+    "display({'text/plain': 'shown'}, raw=True)\n"
+    "for step in range(3):\n    log(loss=1.0 / (1 + step))\n"
+    "print('begun')\n"
+    "while not os.path.exists('go'):\n    time.sleep(0.02)\n"
+    "print('ended')\ntook = time.monotonic() - began\nkept\n"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _they_stay(notebook):
+    """The ranks of this file stay when their notebook goes, and in the end they do not."""
+    said = notebook.run("%distributed detach-on-exit 120s")
+    assert "keep running for 2 min" in said.text
+    yield
+    assert notebook.run("%distributed detach-on-exit off").text == (
+        "The ranks end with this notebook.\n"
+    )
+
+
+@pytest.fixture
+def go(notebook):
+    """Lets the cell that waits for it end."""
+    path = notebook.cwd / "go"
+    yield path.touch
+    path.unlink(missing_ok=True)
+
+
+def again(notebook, attach=True):
+    """Starts a kernel in the place of the one before; returns what attach says."""
+    notebook.restart()
+    assert notebook.run("%load_ext allranks").status == "ok"
+    if not attach:
+        return None
+    cell = notebook.run("%distributed attach")
+    assert "Attached to ranks 0–3" in cell.text, cell.text
+    return cell
+
+
+def check_at_work(notebook):
+    """The ranks have what they had, and work together."""
+    assert notebook.on_ranks("kept").text == KEPT
+    assert notebook.on_ranks(SUM).text == "ranks 0–3 → 4.0\n"
+
+
+def test_a_kernel_that_is_restarted_has_its_ranks_back(notebook):
+    pids = notebook.pids()
+    again(notebook, attach=False)
+    while "; detached, " not in (listed := notebook.run("%distributed clusters").text):
+        notebook.drain(0.1)
+    assert re.search(
+        r"^\w{8}  ranks 0–3, since \d\d:\d\d, idle; detached, \d+ s left: "
+        r"%distributed attach \w{8}$",
+        listed.strip(),
+    )
+    attached = notebook.run("%distributed attach")
+    assert re.fullmatch(
+        r"Attached to ranks 0–3 of \w{8}, running since \d\d:\d\d\. When this notebook's kernel "
+        r"ends, they keep running for 2 min\.\n",
+        attached.text,
+    )
+    assert notebook.pids() == pids
+    check_at_work(notebook)
+    assert "attached to this notebook" in notebook.run("%distributed clusters").text
+    assert notebook.value("ranks.client().ids") == "[0, 1, 2, 3]"
+
+
+def test_a_kernel_that_was_killed_has_its_ranks_back(notebook, go):
+    notebook.on_ranks(
+        "import threading, time\n"
+        "import os\ndef later():\n    while not os.path.exists('go'): time.sleep(0.02)\n"
+        "    print('said while nobody was there')\n"
+        "threading.Thread(target=later).start()",
+        "-r 1",
+    )
+    pids = notebook.pids()
+    os.killpg(notebook.pid, signal.SIGKILL)  # as Jupyter does where a kernel does not end
+    go()
+    said = again(notebook)
+    if "said while nobody" not in said.text:  # the kernel was that fast
+        said = notebook.on_ranks("import time; time.sleep(1)")
+    assert "said while nobody was there" in said.text
+    assert notebook.pids() == pids
+    check_at_work(notebook)
+
+
+def test_a_cell_goes_on_where_its_kernel_dies_and_is_shown_from_its_beginning(notebook, go):
+    cell = notebook.start_on_ranks(LONG).wait_for("begun")
+    notebook.kill9()
+    for seconds in (0.0, 0.1, 0.2):  # kernels come and go
+        again(notebook, attach=False)
+        notebook.start("%distributed attach")
+        notebook.drain(seconds)
+        notebook.kill9()
+    again(notebook, attach=False)
+    assert "ranks 0–3, since" in (listed := notebook.run("%distributed clusters").text)
+    assert "running In[" in listed
+    attached = notebook.start("%distributed attach").wait_for("begun")
+    go()
+    attached.wait()
+    assert attached.status == "ok", attached.text
+    assert "ranks 0–3 are still running In[" in attached.text
+    for said in ("shown", "begun", "ended", "rank 3    → 30"):
+        assert said in attached.text
+    assert attached.text.count("begun") == 1
+    assert "loss" in str(attached.displays)
+    shown = re.search(r"ranks 0–3: finished, ([\d.]+) s", attached.text)[1]
+    took = notebook.on_ranks("took", "-r 0").text.rpartition("→ ")[2]
+    assert float(shown) > float(took) - 0.01  # as it is rounded
+    assert cell.status == "aborted"
+    check_at_work(notebook)
+
+
+def test_a_cell_that_ended_while_nobody_was_there_is_shown_and_fails_as_it_did(notebook, go):
+    notebook.start_on_ranks(f"{LONG}if rank == 2: 1 / 0").wait_for("begun")
+    notebook.kill9()
+    go()
+    again(notebook, attach=False)
+    while ", idle; " not in notebook.run("%distributed clusters").text:
+        notebook.drain(0.2)
+    attached = notebook.run("%distributed attach")
+    assert attached.error_name == "CellFailed"
+    assert "rank 2 of 4 at line 13: ZeroDivisionError" in attached.error_value
+    assert re.search(r"In\[\d+\] finished while no notebook was attached:", attached.text)
+    assert "ended" in attached.text
+    check_at_work(notebook)
+    # Once seen, it is not shown again.
+    assert "finished" not in again(notebook).text
+    check_at_work(notebook)
+
+
+def test_a_cell_that_is_followed_can_be_interrupted_and_typed_to(notebook):
+    notebook.start(
+        "%%distributed\n"
+        "answer = input('name? ') if rank == 1 else ''\nprint('here')\nwhile True: barrier()",
+        typing=True,
+    ).wait_for("here")
+    notebook.kill9()
+    again(notebook, attach=False)
+    attached = notebook.start("%distributed attach", typing=True)
+    assert "name?" in attached.prompt()
+    attached.answer("Ada")
+    attached.wait_for("rank 1")
+    notebook.drain(0.5)
+    notebook.interrupt()
+    assert attached.wait().error_name == "CellInterrupted"
+    assert notebook.on_ranks("answer", "-r 1").text == "rank 1 → 'Ada'\n"
+    check_at_work(notebook)
+
+
+def test_a_rank_that_dies_while_nobody_is_there_is_replaced_after_it(notebook):
+    victim = notebook.pids()[3]
+    notebook.on_ranks("weights = 7 * rank\nkeep('weights', 'kept')")
+    again(notebook, attach=False)
+    os.kill(victim, signal.SIGKILL)
+    notebook.drain(0.5)
+    attached = notebook.run("%distributed attach")
+    assert attached.status == "ok", attached.text
+    cell = notebook.on_ranks("weights")
+    assert "was killed by signal 9" in attached.text
+    assert "rank 3 was replaced, with weights and kept kept" in attached.text
+    assert "rank 3 → 21\n" in cell.text
+    check_at_work(notebook)
+    # And one that dies now.
+    died = notebook.on_ranks("import os\nif rank == 1: os.kill(os.getpid(), 9)")
+    assert "rank 1 was replaced" in died.text
+    notebook.on_ranks("kept = 10 * rank")
+    check_at_work(notebook)
+    again(notebook)
+    check_at_work(notebook)
+
+
+def test_another_notebook_attaches_when_the_first_lets_go(notebook, new_notebook):
+    other = new_notebook({"TMPDIR": str(notebook.temporary)})
+    name = re.match(r"\w{8}", notebook.run("%distributed clusters").text)[0]
+    watched = other.run(f"%distributed attach {name[:5]}")
+    assert f"Watching ranks 0–3 of {name}, attached to the notebook of process" in watched.text
+    left = notebook.run("%distributed detach").text
+    assert left == (
+        "ranks 0–3 keep running for 2 min. Type in another notebook, or here: "
+        f"%distributed attach {name}\n"
+    )
+    watched.wait_for(f" s left: %distributed attach {name}.")
+    # What is left of a nursery that was killed is ended at once: this one lives on.
+    other.run("from allranks.cluster import nursery; nursery._LAUNCHER_SECONDS = 0")
+    assert "they keep running for 2 min" in other.run("%distributed attach").text
+    check_at_work(other)
+    assert "keep running for 60 s" in other.run("%distributed detach 60s").text
+    assert "keep running for 60 s" in notebook.run("%distributed attach").text
+    check_at_work(notebook)
+    notebook.run("%distributed detach-on-exit 120s")
+
+
+def test_where_there_are_several_it_is_said_which_can_be_attached_to(notebook, new_notebook):
+    name = re.match(r"\w{8}", notebook.run("%distributed clusters").text)[0]
+    other = new_notebook({"TMPDIR": str(notebook.temporary)})
+    other.on_ranks("rank", "-n 1")
+    third = new_notebook({"TMPDIR": str(notebook.temporary)})
+    assert third.run("%distributed clusters").text.count("attached to the notebook of process") == 2
+    several = third.run("%distributed attach").error_value
+    assert "expected one cluster to attach to, found 2: " in several
+    assert f"{name} (4 ranks)" in several
+    assert "(1 ranks). Type for example: %distributed attach " in several
+    # Those that nobody has come first.
+    detached = other.run("%distributed detach 120s").text
+    assert "Attached to rank 0 of" in third.run("%distributed attach").text, detached
+    assert third.on_ranks("1").text.endswith("1\n")
+    third.run("%distributed stop")
+
+
+def test_ranks_of_another_version_are_refused(notebook, new_notebook):
+    name = re.match(r"\w{8}", notebook.run("%distributed clusters").text)[0]
+    other = new_notebook({"TMPDIR": str(notebook.temporary)})
+    other.run("from allranks.cluster import sessions\nsessions.version = lambda: '99.0'")
+    expected = "expected ranks of allranks 99.0, found "
+    assert expected in other.run("%distributed attach").error_value
+    notebook.run("%distributed detach")
+    refused = other.run(f"%distributed attach {name}").error_value
+    assert expected in refused
+    assert f"in {name}. Attach from a notebook with that version" in refused
+    assert notebook.run("%distributed attach").status == "ok"
+    # One that tells more than this one knows is listed all the same.
+    other.run("import dataclasses; sessions.fields = lambda it: dataclasses.fields(it)[:12]")
+    assert name in other.run("%distributed clusters").text
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make another user's process")
+def test_ranks_of_another_user_are_refused(notebook):
+    folder = notebook.temporary / "allranks-session-1-0badcafe"
+    notebook.temporary.chmod(0o777)
+    listens = (
+        "import os, socket, sys, time\nos.mkdir(sys.argv[1], 0o700)\n"
+        "door = socket.socket(socket.AF_UNIX)\ndoor.bind(sys.argv[1] + '/notebook')\n"
+        "door.listen()\nprint('listens', flush=True)\ntime.sleep(600)"
+    )
+    with subprocess.Popen(
+        ["/usr/bin/env", "python3", "-c", listens, str(folder)],
+        user=65534,
+        group=65534,
+        cwd="/",
+        stdout=subprocess.PIPE,
+    ) as theirs:
+        try:
+            assert theirs.stdout.readline() == b"listens\n"
+            assert "0badcafe" not in notebook.run("%distributed clusters").text
+            notebook.run("%distributed detach")
+            refused = notebook.run("%distributed attach 0badcafe").error_value
+            assert "expected a cluster of yours, found that 0badcafe belongs to nobody" in refused
+            assert notebook.run("%distributed attach").status == "ok"
+        finally:
+            theirs.kill()
+            notebook.temporary.chmod(0o700)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_the_members_of_an_ensemble_that_are_left_run_after_an_attach(notebook, go):
+    notebook.on_ranks("import os; os.makedirs('.ran', exist_ok=True)")
+    ensemble = (
+        "%%ensemble x=0:8 --store .members\n"
+        "import os, time\nopen(f'.ran/{x}', 'a').write('.')\n"
+        "while x > 5 and not os.path.exists('go'): time.sleep(0.02)\nresult = x\n"
+    )
+
+    def stored():
+        return [*(notebook.cwd / ".members").glob("*.member")]
+
+    def begun(member):
+        path = notebook.cwd / f".ran/{member}"
+        return path.read_text() if path.exists() else ""
+
+    notebook.start(ensemble)
+    while begun(6) != "." or begun(7) != "." or len(stored()) < 6:
+        notebook.drain(0.1)
+    notebook.kill9()
+    attached = again(notebook)
+    assert "The ensemble that ran is interrupted" in attached.text
+    check_at_work(notebook)
+    go()
+    rest = notebook.run(ensemble)
+    assert rest.status == "ok", rest.text
+    assert [begun(x) for x in range(8)] == 6 * ["."] + 2 * [".."]
+    check_at_work(notebook)
+
+
+def test_fresh_ranks_are_not_started_without_a_word_where_others_wait(notebook):
+    name = re.match(r"\w{8}", notebook.run("%distributed clusters").text)[0]
+    notebook.run("%distributed detach")
+    cell = notebook.on_ranks("rank", "-n 1")
+    assert f"Earlier ones are detached: ranks 0–3 of {name}. To list them" in cell.text
+    assert "found ranks running for this one" in notebook.run("%distributed attach").error_value
+    notebook.run("%distributed stop")
+    assert "Attached to ranks 0–3" in notebook.run("%distributed attach").text
+    check_at_work(notebook)
+
+
+def test_a_rank_that_does_not_answer_is_named_and_stays(notebook):
+    victim = notebook.pids()[2]
+    again(notebook, attach=False)
+    notebook.run("from allranks.cluster import connection; connection._ATTACH_SECONDS = 4.5")
+    with stopped(victim):
+        refused = notebook.run("%distributed attach").error_value
+    assert "found that rank 2 did not answer within 4.5 s" in refused
+    notebook.run("connection._ATTACH_SECONDS = 20")
+    assert notebook.run("%distributed attach").status == "ok"
+    check_at_work(notebook)
+
+
+def test_what_cannot_be_attached_to_is_said(notebook):
+    told = notebook.run("%distributed attach")
+    assert "expected a notebook without ranks" in told.error_value
+    notebook.run("%distributed detach")
+    unknown = notebook.run("%distributed attach abcd0123x").error_value
+    assert "found none: it has ended, or its time ran out" in unknown
+    assert "expected a time as" in notebook.run("%distributed detach-on-exit soon").error_value
+    assert notebook.run("%distributed attach").status == "ok"
+
+
+def test_a_process_that_has_the_line_of_a_killed_kernel_does_not_hold_its_ranks(notebook):
+    again(notebook)
+    notebook.run(
+        "import subprocess\n"
+        "session = get_ipython().magics_manager.registry['DistributedMagics'].session\n"
+        "line = session.running._ranks._taken._door.fileno()\n"
+        "sleeps = subprocess.Popen(\n"
+        "    ['sleep', '600'], pass_fds=[line], start_new_session=True\n)"
+    )
+    sleeps = int(notebook.value("sleeps.pid"))
+    notebook.kill9()
+    try:
+        notebook.restart()
+        notebook.run("%load_ext allranks")
+        while "; detached, " not in notebook.run("%distributed clusters").text:
+            notebook.drain(0.1)
+    finally:
+        os.kill(sleeps, signal.SIGKILL)
+    assert notebook.run("%distributed attach").status == "ok"
+    check_at_work(notebook)
+
+
+def test_ranks_that_cannot_be_replaced_end_where_one_dies_and_nobody_is_there(new_notebook):
+    notebook = new_notebook({"OMPI_MCA_coll": "^han"})  # a setting of the user's own
+    notebook.run("%distributed detach-on-exit 60s")
+    notebook.on_ranks("kept = rank", "-n 2")
+    notebook.note_files()
+    victim = notebook.pids()[1]
+    notebook.run("%distributed detach")
+    os.kill(victim, signal.SIGKILL)
+    while notebook.run("%distributed clusters").text != NONE:
+        notebook.drain(0.1)
+    notebook.check_nothing_left()
+
+
+def test_nothing_is_left_when_nobody_has_come_in_time(new_notebook):
+    notebook = new_notebook()
+    notebook.on_ranks("keep(kept=rank)", "-n 2")
+    for command in ("", " 8s"):
+        notebook.run(f"%distributed detach-on-exit{command}")
+    notebook.note_files()
+    notebook.start_on_ranks("import time\nprint('here')\ntime.sleep(600)").wait_for("here")
+    notebook.kill9()
+    notebook.restart()
+    assert len(notebook.children()) > 2
+    notebook.kill9()
+    notebook.wait_for_no_children(30)
+    notebook.check_nothing_left()
+    notebook.restart()
+    notebook.run("%load_ext allranks")
+    assert "found none of yours here" in notebook.run("%distributed attach").error_value
+    assert notebook.run("%distributed clusters").text == NONE

@@ -1,0 +1,254 @@
+"""A rank that dies is replaced in its place; the others keep their variables."""
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.notebook import named
+from tests.kernel import wait_until
+
+SIZE = 4
+NAMED_SECONDS = 60
+WHOLE = (
+    "import numpy as np\n"
+    "print(globals().get('kept'), float(allreduce(np.ones(3), op=Sum)[0]), comm.allreduce(rank),"
+    " float(allreduce(np.ones(3), op=Sum, process_set=pair())[0]) if rank in (0, 2) else '')"
+)
+PAIR = (
+    "def pair():\n"
+    "    import allranks.collectives as c\n"
+    "    found = c.ProcessSet([0, 2])\n"
+    "    found.process_set_id = 1\n"
+    "    return found\n"
+)
+DEATHS = {
+    "kill -9": "os.kill(os.getpid(), 9)",
+    "a crash in C": "ctypes.string_at(0)",
+    "os._exit": "os._exit(3)",
+}
+WAITS = {
+    "an allreduce": "allreduce(np.ones(3))",
+    "an allreduce of large arrays": "while True: allreduce(np.ones(1 << 20))",
+    "a receive through comm": "comm.recv(source={dead})",
+    "a reduction through comm": "while True: comm.allreduce(1)",
+    "an array's reduction through comm": "while True: comm.Allreduce(np.ones(9), np.empty(9))",
+}
+ENDINGS = ("was killed by signal 9 (SIGKILL", "was killed by signal 11", "ended with exit code 3")
+
+
+@pytest.fixture(autouse=True)
+def _fresh(notebook):
+    notebook.run("%distributed heal on")
+    mark(notebook)
+
+
+def mark(notebook):
+    cell = notebook.on_ranks(
+        f"kept = 10 * rank\nimport ctypes, os, time\nimport numpy as np\n{PAIR}"
+        "import allranks.collectives as c\n"
+        "if c.world.process_sets.number_of((0, 2)) is None:\n    c.add_process_set([0, 2])"
+    )
+    assert cell.status == "ok", cell.text
+
+
+def die(notebook, dead, act, wait):
+    dying = f"if rank in {tuple(dead)}:\n    time.sleep(0.3)\n    {act}\n{wait}"
+    source = f"import ctypes, os, time\nimport numpy as np\n{dying}"
+    return notebook.on_ranks(source, timeout=NAMED_SECONDS)
+
+
+def check(notebook, dead):
+    """The others have what they had, and all of them can do again what ranks do."""
+    notebook.on_ranks(PAIR)
+    cell = notebook.on_ranks(WHOLE, "--no-fold")
+    assert cell.status == "ok", cell.text
+    total = SIZE * (SIZE - 1) // 2
+    for rank in range(SIZE):
+        kept = None if rank in dead else 10 * rank
+        of_pair = "2.0" if rank in (0, 2) else ""
+        assert f"rank {rank} │ {kept} {float(SIZE)} {total} {of_pair}".rstrip() in cell.text
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
+@pytest.mark.parametrize(
+    ("act", "ending"), list(zip(DEATHS.values(), ENDINGS, strict=True)), ids=DEATHS.keys()
+)
+def test_a_rank_that_dies_is_replaced(notebook, act, ending, wait):
+    before = notebook.pids()
+    cell = die(notebook, [1], act, wait.format(dead=1))
+    assert (cell.status, cell.error_name) == ("error", "RankDied")
+    assert "rank 1 of 4" in cell.error_value
+    assert ending in cell.error_value
+    assert "rank 1 was replaced and has no variables; ranks 0, 2–3 kept theirs" in cell.text
+    assert "were waiting" in cell.text
+    check(notebook, [1])
+    after = notebook.pids()
+    assert {rank for rank in range(SIZE) if before[rank] != after[rank]} == {1}
+
+
+@pytest.mark.parametrize("dead", [[0], [1, 2], [0, 3], [1, 2, 3], [0, 1, 2]])
+def test_whichever_ranks_die_the_others_keep_their_variables(notebook, dead):
+    cell = die(notebook, dead, "os._exit(5)", "allreduce(np.ones(3))")
+    assert cell.error_name == "RankDied"
+    check(notebook, dead)
+
+
+def test_all_ranks_that_die_are_a_loss(notebook):
+    cell = die(notebook, [0, 1, 2, 3], "os._exit(5)", "")
+    assert cell.error_name == "ClusterLost"
+    assert "allranks started again" in notebook.on_ranks("rank").text
+
+
+def test_a_replacement_that_dies_is_replaced(notebook):
+    for _ in range(2):
+        assert die(notebook, [2], "os._exit(5)", "barrier()").error_name == "RankDied"
+    check(notebook, [2])
+
+
+def test_a_rank_that_died_between_cells_is_told_and_replaced_by_the_next(notebook):
+    notebook.kill_rank(3)
+    cell = notebook.on_ranks("globals().get('kept')")
+    assert cell.status == "ok", cell.text
+    assert "was killed by signal 9 (SIGKILL" in cell.text
+    assert "rank 3 was replaced and has no variables" in cell.text
+    check(notebook, [3])
+
+
+def test_ranks_that_wait_for_nobody_finish_the_cell(notebook, tmp_path):
+    go = tmp_path / "go"
+    cell = notebook.start_on_ranks(
+        "if rank == 1: os._exit(4)\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.02)\nkept += 1"
+    ).wait_for("ranks 0, 2–3 keep running")
+    go.touch()
+    cell.wait()
+    assert cell.error_name == "RankDied"
+    assert "ranks 0, 2–3 finished the cell" in cell.text
+    assert "rank 0 → 1\n" in notebook.on_ranks("kept", "-r 0").text
+
+
+def test_where_it_is_to_ask_the_others_can_be_used_until_it_is_told_to(notebook):
+    assert "when you type" in notebook.run("%distributed heal ask").text
+    assert die(notebook, [1], "os._exit(5)", "barrier()").error_name == "RankDied"
+    refused = notebook.on_ranks("kept")
+    assert refused.error_name == "UsageError"
+    assert "%distributed heal" in refused.error_value
+    assert "rank 3 → 30" in notebook.on_ranks("kept", "-r 0,2,3").text
+    assert "rank 1 was replaced" in notebook.run("%distributed heal").text
+    check(notebook, [1])
+    assert notebook.run("%distributed heal").text == "All ranks are alive.\n"
+    wrong = notebook.run("%distributed heal perhaps")
+    assert "expected on, ask, off, found 'perhaps'" in wrong.error_value
+
+
+def test_twenty_deaths_leave_no_more_than_one(notebook):
+    for rank in range(1, SIZE):
+        die(notebook, [rank], "os._exit(5)", "barrier()")
+    check(notebook, range(1, SIZE))
+    before, open_before = held(notebook), descriptors_of_rank_0(notebook)
+    for count in range(20):
+        dead = 1 + count % (SIZE - 1)
+        assert die(notebook, [dead], "os._exit(5)", "barrier()").error_name == "RankDied"
+    check(notebook, range(1, SIZE))
+
+    # What is only just being started or closed is counted in one look and not in the next.
+    def more():
+        return {what: n for what, n in held(notebook).items() if n > before[what]}
+
+    wait_until(lambda: not more(), lambda: f"no more than {before}, found {more()}")
+    # One connection each way to every rank that is new, which is made when it is first needed.
+    most = open_before + 2 * (SIZE - 1)
+    wait_until(
+        lambda: descriptors_of_rank_0(notebook) <= most,
+        lambda: f"at most {most} descriptors, found {descriptors_of_rank_0(notebook)}",
+    )
+
+
+def descriptors_of_rank_0(notebook):
+    return psutil.Process(notebook.pids()[0]).num_fds()
+
+
+def held(notebook):
+    """What the notebook, its nursery and its ranks hold: processes, descriptors, shared memory."""
+    processes = notebook.children()
+    nursery = named(processes, "prterun").parent()
+    return {
+        "processes": len(processes),
+        "descriptors of the nursery": nursery.num_fds(),
+        "descriptors of the kernel": psutil.Process(notebook.pid).num_fds(),
+        "segments": len([n for n in notebook.note_files() if os.path.exists(f"/dev/shm/{n}")]),
+        "files": len(list(notebook.temporary.rglob("*"))),
+    }
+
+
+def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_told_from_others(notebook):
+    mounted = Path("/sys/fs/cgroup/memory") if Path("/sys/fs/cgroup/memory").exists() else None
+    group = (mounted or Path("/sys/fs/cgroup")) / f"allranks-test-{os.getpid()}"
+    limit = "memory.limit_in_bytes" if mounted else "memory.max"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(200 << 20))
+        (group / "cgroup.procs").write_text(str(notebook.pids()[2]))
+    except OSError as problem:
+        pytest.skip(f"no cgroup can be made here: {problem}")
+    try:
+        cell = die(notebook, [2], "b'x' * (1 << 30)", "barrier()")
+        assert cell.error_name == "RankDied", cell.text
+        assert "killed by signal 9 (SIGKILL: out of memory" in cell.text
+        check(notebook, [2])
+        cell = die(notebook, [2], DEATHS["kill -9"], "barrier()")
+        assert "(SIGKILL: the kernel reports no out-of-memory kill" in cell.text
+    finally:
+        group.rmdir()
+
+
+def test_a_death_in_fit_leaves_the_others_their_model_and_the_new_rank_what_was_preloaded(
+    new_notebook,
+):
+    notebook = new_notebook()
+    started = notebook.run("%distributed start -n 2 --preload tensorflow")
+    assert started.status == "ok", started.text
+    made = notebook.on_ranks(TRAINING, timeout=120)
+    assert made.status == "ok", made.text
+    cell = notebook.on_ranks("fit(Die() if rank == 1 else None)", timeout=60)
+    assert cell.error_name == "RankDied", cell.text
+    assert "rank 1 of 2" in cell.error_value
+    assert "rank 0 → True" in notebook.on_ranks("trained == model.count_params() > 0", "-r 0").text
+    there = notebook.on_ranks("import sys; 'tensorflow' in sys.modules", "-r 1")
+    assert "rank 1 → True" in there.text
+    again = notebook.on_ranks(f"{TRAINING}\nfit(None)", timeout=120)
+    assert again.status == "ok", again.text
+
+
+def test_where_nobody_can_be_replaced_all_ranks_are_fresh(new_notebook, tmp_path):
+    """An mpiexec that is not the wheel's, of which nobody knows what it can."""
+    other = tmp_path / "mpiexec"
+    other.write_text(f'#!/bin/sh\nexec {sys.prefix}/bin/mpiexec "$@"\n')
+    other.chmod(0o700)
+    notebook = new_notebook(env={"ALLRANKS_MPIEXEC": str(other)})
+    notebook.on_ranks("kept = 1", "-n 2")
+    assert "These ranks cannot be replaced" in notebook.run("%distributed heal on").text
+    cell = die(notebook, [1], "os._exit(5)", "barrier()")
+    assert cell.error_name == "ClusterLost", cell.text
+    assert "ranks 0–1 → False" in notebook.on_ranks("'kept' in globals()").text
+
+
+TRAINING = """
+import os, numpy as np, keras
+import allranks.tensorflow as hvd
+hvd.init()
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+trained = model.count_params()
+class Die(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3:
+            os._exit(6)
+def fit(callback):
+    x = np.ones((64, 4), np.float32)
+    more = [callback] if callback else []
+    model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0, callbacks=more)
+"""

@@ -1,0 +1,144 @@
+"""What ranks keep is there again in the process that takes a dead rank's place."""
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+SIZE = 4
+DIE = "import os\nif rank == 1: os._exit(5)\nbarrier()"
+DURING = {
+    "it copies": "class Dies:\n    def __reduce__(self): os._exit(5)\n"
+    "step = Dies() if rank == 1 else 2\n",
+    "it writes": "if rank == 1: os.replace = lambda *_: os._exit(5)\nstep = 2\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh(notebook):
+    notebook.run("%distributed heal on")
+    cell = notebook.on_ranks("import os\nimport numpy as np\nstep = 0\nmodel = None\nother = rank")
+    assert cell.status == "ok", cell.text
+
+
+def ok(cell):
+    assert cell.status == "ok", cell.text
+    return cell.text
+
+
+def test_a_new_rank_has_what_its_rank_kept_last(notebook):
+    ok(notebook.on_ranks("model = np.arange(4.0) + rank\nkeep('model', step=7)\nmodel += 100"))
+    ok(notebook.on_ranks("step = 8\nmodel = np.arange(4.0) + 10 * rank\nkeep('model', 'step')"))
+    cell = notebook.on_ranks(DIE)
+    assert cell.error_name == "RankDied"
+    assert "rank 1 was replaced, with model and step kept " in cell.text
+    assert " s ago; ranks 0, 2–3 kept theirs" in cell.text
+    now = ok(notebook.on_ranks("model[0] += 1\nprint(model, step, 'other' in globals())"))
+    assert "rank 1 │ [11. 11. 12. 13.] 8 False" in now
+    assert "rank 2 │ [21. 21. 22. 23.] 8 True" in now
+
+
+@pytest.mark.parametrize("dying", DURING.values(), ids=DURING.keys())
+def test_a_rank_that_dies_while(notebook, dying):
+    """What was kept before counts, on that rank and on all others."""
+    ok(notebook.on_ranks("step = 1\nkeep('step')"))
+    cell = notebook.on_ranks(f"{dying}keep('step')\nbarrier()\nbarrier()")
+    assert cell.error_name == "RankDied", cell.text
+    assert "rank 1 was replaced, with step kept" in cell.text
+    assert "rank 1 → 1" in notebook.on_ranks("step", "-r 1").text
+    ok(notebook.on_ranks("step = 3\nkeep('step')"))
+    again = notebook.on_ranks(DIE.replace("1", "2"))
+    assert "rank 2 was replaced, with step kept" in again.text
+    assert "→ 3" in notebook.on_ranks("step").text
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("keep(step=1, model=(i for i in range(rank)))", "model on rank 0 cannot be"),
+        ("step = os.scandir() if rank == 2 else 1\nkeep('step')", "step on rank 2 cannot be"),
+        ("keep('step', 'nowhere')", "has none named nowhere"),
+        ("keep()", "keep() needs variables, found none"),
+        ("keep(**{'a' if rank else 'b': 1})", "rank 0 has b; rank 1 has a"),
+    ],
+)
+def test_what_cannot_be_kept_is_said_on_all_ranks_and_changes_nothing(notebook, source, expected):
+    ok(notebook.on_ranks("step = 5\nkeep('step')"))
+    cell = notebook.on_ranks(source)
+    assert cell.error_name == "CellFailed"
+    assert cell.error_value.startswith("ranks 0–3 of 4")
+    assert "UsageError: keep()" in cell.error_value
+    assert expected in cell.text
+    notebook.on_ranks(DIE)
+    assert "rank 1 → 5" in notebook.on_ranks("step", "-r 1").text
+
+
+def test_what_is_named_once_is_kept_after_each_cell(notebook):
+    said = ok(notebook.run("%distributed keep step, other"))
+    assert said == "step and other kept after each cell until: %distributed keep off\n"
+    ok(notebook.on_ranks("step = 41"))
+    ok(notebook.on_ranks("step += 1"))
+    assert notebook.on_ranks("step = 'failed'\n1 / 0").status == "error"
+    assert "with step and other kept" in notebook.on_ranks(DIE).text
+    assert "rank 1 → (42, 1)" in ok(notebook.on_ranks("step, other", "-r 1"))
+    missing = notebook.on_ranks("del other")
+    assert "step and other not kept: " in ok(missing)
+    assert "has none named other" in missing.text
+    assert "those kept before remain" in ok(notebook.run("%distributed keep off"))
+    assert "not kept" not in ok(notebook.on_ranks("step = 43"))
+    assert "rank 1 was replaced, with step and other kept" in notebook.on_ranks(DIE).text
+    assert "rank 1 → 42" in ok(notebook.on_ranks("step", "-r 1"))
+
+
+def test_every_so_many_seconds_is_not_after_each_cell(notebook):
+    assert "once in 3600 s" in ok(notebook.run("%distributed keep step --every 3600"))
+    ok(notebook.on_ranks("step = 1"))
+    ok(notebook.on_ranks("step = 2"))
+    notebook.on_ranks(DIE)
+    assert "rank 1 → 1" in ok(notebook.on_ranks("step", "-r 1"))
+    wrong = notebook.run("%distributed keep step --every -1")
+    assert "--every expected 0 seconds or more, found -1" in wrong.error_value
+    ok(notebook.run("%distributed keep off"))
+
+
+def test_where_all_ranks_are_lost_the_fresh_ones_have_what_was_kept(notebook):
+    ok(notebook.on_ranks("step = 10 + rank\nkeep('step')"))
+    notebook.run("%distributed heal off")
+    assert notebook.on_ranks(DIE).error_name == "ClusterLost"
+    cell = notebook.on_ranks("print(step, 'other' in globals())")
+    assert "ranks 0–3 have step kept" in ok(cell)
+    assert "rank 3 │ 13 False" in cell.text
+    ok(notebook.on_ranks("step += 1\nkeep('step')"))
+    assert notebook.on_ranks("import os; os._exit(5)").error_name == "ClusterLost"
+    assert "rank 3 │ 14" in ok(notebook.on_ranks("print(step)"))
+
+
+def test_ranks_that_are_stopped_keep_nothing_and_leave_nothing(notebook):
+    ok(notebook.on_ranks("keep('step')"))
+    assert kept_by(notebook)
+    notebook.run("%distributed stop")
+    assert not kept_by(notebook)
+    assert "ranks 0–3 │ False" in ok(notebook.on_ranks("print('step' in globals())", "-n 4"))
+
+
+def test_what_was_kept_goes_with_a_kernel_that_is_killed(new_notebook):
+    notebook = new_notebook()
+    ok(notebook.on_ranks("keep(step=1)", "-n 2"))
+    folders = kept_by(notebook)
+    assert folders
+    assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
+    os.kill(notebook.pid, signal.SIGKILL)
+    notebook.wait_for_no_children(20)
+    assert not [folder for folder in folders if folder.exists()]
+
+
+def kept_by(notebook):
+    """The folders that the kernel holds open."""
+    links = Path(f"/proc/{notebook.pid}/fd").iterdir()
+    found = []
+    for link in links:
+        with suppress(OSError):  # it was closed just now
+            found.append(Path(os.readlink(link)))
+    return [folder for folder in found if folder.name.startswith("allranks-kept-")]

@@ -1,0 +1,94 @@
+"""A profile of real ranks: what it shows of a cell, and that no cell is any different for it."""
+
+from __future__ import annotations
+
+import re
+
+UNEVEN = """
+import time
+
+def works():
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        sum(range(1000))
+
+if rank == 3:
+    works()
+allreduce(1.0, op=Sum)
+"""
+
+
+def test_a_profile_shows_which_rank_is_at_what(notebook):
+    cell = notebook.on_ranks(UNEVEN, "--profile")
+    assert cell.status == "ok", cell.text
+    shown = next(d for d in cell.displays if d["text/plain"].startswith("profile of ranks 0–3"))
+    assert re.search(r"^≠ works In\[\d+\]:\d+ .*: rank 3 [\d.]+ m?s", shown["text/plain"], re.M)
+    assert re.search(
+        r"^≠ allreduce \(allranks\): ranks 0–2 [\d.]+ m?s, rank 3", shown["text/plain"], re.M
+    )
+    assert 'usemap="#allranks-' in shown["text/html"]
+
+
+def test_a_cell_without_profile_has_none_and_leaves_no_thread(notebook):
+    cell = notebook.on_ranks("import threading; [t.name for t in threading.enumerate()]")
+    assert "allranks-wire" in cell.text
+    assert "allranks-sampler" not in cell.text
+    assert "profile of" not in cell.text
+
+
+def test_a_cell_that_fails_is_profiled_all_the_same(notebook):
+    cell = notebook.on_ranks("import time\ntime.sleep(0.2)\n1 / 0", "--profile")
+    assert "ZeroDivisionError" in cell.text
+    assert re.search(r"In\[\d+\]:3  time.sleep\(0.2\)", cell.text)
+
+
+def test_seconds_of_the_next_cell_are_shown_while_it_still_runs(notebook, tmp_path):
+    file = tmp_path / "stacks.txt"
+    said = notebook.run(f"%distributed profile 0.3 --save {file}").text
+    assert "The first 0.3 s of the next cell on the ranks will be profiled." in said
+    cell = notebook.start_on_ranks("import time\nfor _ in range(600): time.sleep(0.1)")
+    notebook.pump(lambda: "profile of ranks 0–3" in cell.text, 30, "the profile", cell)
+    assert not cell.done
+    notebook.interrupt()
+    cell.wait(30)
+    assert cell.error_name == "CellInterrupted"
+    assert cell.text.count("profile of") == 1
+    for rank in range(4):
+        assert re.search(
+            rf"^rank {rank};In\[\d+\]:3  for _ in .*sleep\(0.1\) \d+$", file.read_text(), re.M
+        )
+
+
+def test_functions_that_the_notebook_calls_are_profiled_from_their_first_line(notebook):
+    cell = notebook.run(
+        "from allranks.cluster.profiling import Profiling\n"
+        "def nap():\n    import time\n    time.sleep(0.2)\n    return rank\n"
+        "cluster = get_ipython().magics_manager.registry['DistributedMagics'].session.running\n"
+        "seen = []\n_ = cluster.profile(Profiling(seen.extend))\n"
+        "cluster.run(nap), [max(p.stacks, key=p.stacks.get) for p in seen]"
+    )
+    assert cell.status == "ok", cell.text
+    assert cell.text.count("('nap (__main__)',)") == 4, cell.text
+
+
+def test_a_profile_cannot_be_saved_where_there_is_no_folder(notebook):
+    cell = notebook.on_ranks("1", "--profile --save /nowhere/at/all.txt")
+    assert "expected a file in an existing folder" in cell.text
+    assert "→" not in cell.text
+
+
+def test_a_cell_that_runs_is_profiled_from_beside_it(notebook):
+    notebook.run(
+        "import threading, time\n"
+        "def beside(magic=get_ipython().run_line_magic):\n"
+        "    while not cluster.busy: time.sleep(0.05)\n"
+        "    magic('distributed', 'profile 0.3')\n"
+        "cluster = get_ipython().magics_manager.registry['DistributedMagics'].session.running\n"
+        "threading.Thread(target=beside).start()"
+    )
+    cell = notebook.start_on_ranks("import time\nfor _ in range(600): time.sleep(0.1)")
+    notebook.pump(lambda: "profile of ranks 0–3" in cell.text, 30, "the profile", cell)
+    assert not cell.done
+    notebook.interrupt()
+    cell.wait(30)
+    assert cell.text.count("profile of") == 1

@@ -1,0 +1,339 @@
+"""What may befall the replacement of a rank, while it is under way and just before."""
+
+import os
+import re
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+import allranks
+from allranks.errors import CellFailed, ClusterLost, RankDied, UsageError
+from allranks.records.ranks import label
+from allranks.widgets import text_view
+from tests.faults.notebook import stopped
+from tests.kernel import wait_until
+
+SIZE = 4
+ALL = "(kept, comm.allreduce(1), float(allreduce(1.0, op=Sum)))"
+
+
+class Holds:
+    """Named pipes at which a new rank waits for a test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def hold(self, where, act):
+        """Within, the first new rank that comes there goes on once ``act`` has been called."""
+        pipe = self.folder / where
+        os.mkfifo(pipe)
+        ended = threading.Event()
+
+        def attend():
+            while not ended.is_set():
+                try:
+                    descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+                    break
+                except OSError:
+                    ended.wait(0.01)
+            else:
+                return
+            pipe.unlink()
+            try:
+                act()
+            finally:
+                os.close(descriptor)
+                came.append(where)
+
+        came = []
+        thread = threading.Thread(target=attend)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            pipe.unlink(missing_ok=True)
+        assert came == [where]
+
+    def held_pid(self):
+        """The process that is held: the pipe is among its files a moment after it is opened."""
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            for process in psutil.Process().children(recursive=True):
+                for link in Path(f"/proc/{process.pid}/fd").glob("*"):
+                    if os.path.islink(link) and str(self.folder) in os.readlink(link):
+                        return process.pid
+        raise AssertionError("nobody is held")
+
+
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.3)  # two that come at once are one
+
+
+def kill(cluster, rank):
+    process = psutil.Process(cluster.hellos[rank].pid)
+    process.kill()
+    psutil.wait_procs([process], timeout=5)
+    while rank not in cluster.dead:  # else the next cell is sent, and hears of it then
+        cluster._ranks.step(0.05)
+
+
+@pytest.fixture(scope="module")
+def holds(tmp_path_factory):
+    return Holds(tmp_path_factory.mktemp("holds"))
+
+
+@pytest.fixture(scope="module")
+def shared(holds):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ALLRANKS_HOLDS", str(holds.folder))
+        with allranks.Cluster(SIZE) as started:
+            yield started
+
+
+@pytest.fixture
+def cluster(shared):
+    """Four ranks with ``kept``; the module's own, or fresh ones where a test has ended them."""
+    shared.start().run("import os, signal, time; kept = 10 * rank")
+    return shared
+
+
+def check(cluster, dead):
+    """All ranks are there, and all but the dead have what they had."""
+    cluster.run("globals().setdefault('kept', None)", timeout=30)
+    kept = [None if rank in dead else 10 * rank for rank in range(SIZE)]
+    assert cluster.run(ALL, timeout=30) == [(each, SIZE, float(SIZE)) for each in kept]
+
+
+def leave(cluster, source):
+    """Sends a cell and leaves it: what would show it fails."""
+    view = text_view(range(SIZE), cluster.log_dir)
+
+    def refresh():
+        raise UnicodeEncodeError("latin-1", "→", 0, 1, "this stream has no such letter")
+
+    view.refresh = refresh
+    run = cluster.submit(source, view=view)
+    with pytest.raises(UnicodeEncodeError):
+        cluster.wait(run)
+
+
+DIE_WHEN_INTERRUPTED = """
+try:
+    while True: time.sleep(0.1)
+except KeyboardInterrupt:
+    if rank == 1:
+        time.sleep(0.5)
+        os._exit(5)
+"""
+
+
+def test_a_rank_that_dies_in_a_cell_that_was_left_is_replaced_before_the_next(cluster, capsys):
+    leave(cluster, DIE_WHEN_INTERRUPTED)
+    check(cluster, [1])
+    said = capsys.readouterr().out
+    assert "rank 1 " in said
+    assert "ended with exit code 5" in said
+
+
+@pytest.mark.parametrize("dead", [[2], [0], [0, 2]])
+def test_others_that_die_once_all_have_agreed_are_named_and_replaced(cluster, capsys, holds, dead):
+    pids = {rank: hello.pid for rank, hello in cluster.hellos.items()}
+
+    def kill():
+        for rank in dead:
+            os.kill(pids[rank], signal.SIGKILL)
+
+    with holds.hold("joined", kill), pytest.raises(RankDied, match="rank 1 of 4"):
+        cluster.run("if rank == 1: os._exit(5)\nbarrier()", timeout=30)
+    said = capsys.readouterr().out
+    for rank in dead:
+        assert f"rank {rank} was killed by signal 9" in said
+    assert re.search(rf"{label([1, *dead])} were replaced and have no variables; rank", said)
+    check(cluster, [1, *dead])
+
+
+@pytest.mark.parametrize("who", ["another", "the new one"])
+def test_one_that_dies_before_that_may_cost_all_ranks_but_no_more_time(
+    cluster, holds, monkeypatch, who
+):
+    """MPI itself waits for it, while it makes the communicator with the new one."""
+    monkeypatch.setattr("allranks.cluster.replacement._SECONDS", 2.0)
+    another = cluster.hellos[2].pid
+
+    def kill():
+        os.kill(another if who == "another" else holds.held_pid(), signal.SIGKILL)
+
+    with holds.hold("join", kill), pytest.raises(ClusterLost, match="could not be replaced: "):
+        cluster.run("if rank == 1: os._exit(5)\nbarrier()", timeout=30)
+
+
+def test_a_new_rank_that_dies_once_all_have_agreed_is_replaced(cluster, holds, capsys):
+    def kill():
+        os.kill(holds.held_pid(), signal.SIGKILL)
+
+    with holds.hold("joined", kill), pytest.raises(RankDied, match="rank 1 of 4"):
+        cluster.run("if rank == 1: os._exit(5)\nbarrier()", timeout=30)
+    assert "rank 1, which was new, was killed by signal 9" in capsys.readouterr().out
+    check(cluster, [1])
+
+
+@pytest.mark.parametrize("where", ["join", "joined"])
+def test_an_interrupt_waits_for_the_end(cluster, holds, where):
+    with holds.hold(where, press), pytest.raises(RankDied, match="rank 1 of 4"):
+        cluster.run("if rank == 1: os._exit(5)\nbarrier()", timeout=30)
+    check(cluster, [1])
+
+
+def test_an_interrupt_before_a_cell_waits_for_the_end_and_the_cell_does_not_run(cluster, holds):
+    kill(cluster, 1)
+    with holds.hold("join", press), pytest.raises(KeyboardInterrupt):
+        cluster.run("kept = 'overwritten'")
+    check(cluster, [1])
+
+
+def test_a_second_interrupt_ends_all(cluster, holds):
+    def twice():
+        press()
+        press()
+
+    with holds.hold("join", twice), pytest.raises(ClusterLost, match="interrupted twice"):
+        cluster.run("if rank == 1: os._exit(5)\nbarrier()", timeout=30)
+
+
+def test_who_cannot_be_replaced_in_time_is_said_while_it_lasts(cluster, holds, monkeypatch, capsys):
+    monkeypatch.setattr("allranks.cluster.replacement._SECONDS", 0.0)
+    monkeypatch.setattr("allranks.cluster.replacement._SLOW_SECONDS", 0.2)
+    done = threading.Event()
+    with holds.hold("join", lambda: done.wait(20)):
+        with pytest.raises(ClusterLost, match="took over 1 s"):
+            cluster.run("if rank == 1: os._exit(5)\nbarrier()", timeout=30)
+        done.set()
+    assert "rank 1: still being replaced" in capsys.readouterr().out
+
+
+def test_without_memory_to_share_nobody_is_replaced_and_all_are_fresh(cluster):
+    cluster.run(
+        "from allranks.collectives.host import memory\n"
+        "if rank == 0: memory.segment = lambda *_, **__: None"
+    )
+    with pytest.raises(ClusterLost, match="expected memory for all ranks to share"):
+        cluster.run("if rank == 1: os._exit(5)\nbarrier()", timeout=30)
+    check(cluster.start(), range(SIZE))
+
+
+@contextmanager
+def soon(act):
+    """Within, ``act`` is called once half a second has passed."""
+    timer = threading.Timer(0.5, act)
+    timer.start()
+    yield
+    timer.join()
+
+
+def test_a_rank_that_dies_while_the_ranks_are_made_ready_is_replaced(cluster):
+    cluster.run("'nothing'")
+    with pytest.raises(CellFailed):
+        cluster.run("if rank == 0: 1 / 0\nbarrier()")
+    pid = cluster.hellos[1].pid
+    with stopped(pid), soon(lambda: os.kill(pid, signal.SIGKILL)):
+        check(cluster, [1])
+
+
+@pytest.mark.parametrize("call", ["comm.Dup()", "comm.Split(rank % 2, rank)"])
+def test_a_rank_that_dies_while_communicators_are_made_is_replaced(cluster, call, capsys):
+    pid = cluster.hellos[1].pid
+    with soon(lambda: os.kill(pid, signal.SIGKILL)), pytest.raises(RankDied):
+        cluster.run(f"while True: {call}", timeout=30)
+    # Open MPI itself may crash there in another rank, which is said, and replaced as well.
+    crashed = re.findall(r"rank (\d) was killed by signal 11 ", capsys.readouterr().out)
+    check(cluster, [1, *map(int, crashed)])
+
+
+def test_a_death_beside_a_cell_is_named_in_it(cluster, capsys, tmp_path):
+    pid = cluster.hellos[2].pid
+    go = tmp_path / "go"
+
+    def kill_and_go():
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: 2 in cluster.dead, lambda: "the news of the death")
+        go.touch()
+
+    with soon(kill_and_go):
+        cluster.run(f"while not os.path.exists({str(go)!r}): time.sleep(0.02)", ranks=[0])
+    said = capsys.readouterr().out
+    assert "rank 2 was killed by signal 9" in said
+    assert "rank 2 was replaced" in said
+    check(cluster, [2])
+
+
+def command_of(process):
+    """The command that a process runs where that is Python, or an empty text."""
+    try:
+        return " ".join(process.cmdline()) if process.name().startswith("python") else ""
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def test_a_rank_that_the_launcher_has_ended_ends_all(cluster):
+    stub = next(
+        each for each in psutil.Process().children(recursive=True) if "stub.py" in command_of(each)
+    )
+    with soon(stub.kill), pytest.raises(ClusterLost) as raised:
+        cluster.run("time.sleep(20)", timeout=30)
+    assert "could not be replaced" not in str(raised.value)
+
+
+def test_the_status_replaces_nobody(cluster):
+    kill(cluster, 3)
+    for _ in range(2):  # the first may be earlier than the news of it
+        cluster.status()
+    assert cluster.dead == (3,)
+    check(cluster, [3])
+
+
+def test_last_words_are_of_the_cell_in_which_a_rank_dies(cluster):
+    cluster.run("print('of an earlier cell')")
+    for words in ("", "of this cell"):
+        with pytest.raises(RankDied) as raised:
+            cluster.run(
+                f"import os\nprint({words!r})\nif rank == 1: os._exit(5)\nbarrier()", timeout=30
+            )
+        said = [line for line in raised.value.text.splitlines() if "exit code 5" in line]
+        assert "earlier" not in "".join(said)
+        assert ("its last lines: of this cell" in "".join(said)) == bool(words)
+        cluster.run("print('of an earlier cell')")
+
+
+def test_what_needs_all_ranks_is_refused_where_one_has_died(cluster):
+    cluster.heal_when("ask")
+    try:
+        kill(cluster, 1)
+        with pytest.raises(UsageError, match=r"rank 1 \(.*Type: %distributed heal"):
+            cluster.pull("kept")
+        cluster.heal()
+    finally:
+        cluster.heal_when("on")
+    check(cluster, [1])
+
+
+@pytest.mark.parametrize("end", ["kill9", "shutdown"])
+def test_a_kernel_that_ends_while_a_rank_is_replaced_leaves_nothing_but_logs(
+    new_notebook, tmp_path_factory, end
+):
+    folder = tmp_path_factory.mktemp("holds")
+    os.mkfifo(folder / "join")
+    notebook = new_notebook(env={"ALLRANKS_HOLDS": str(folder)})
+    cell = notebook.start_on_ranks("import os\nif rank == 1: os._exit(5)\nbarrier()", "-n 2")
+    cell.wait_for("rank 1: still being replaced")
+    notebook.note_files()
+    getattr(notebook, end)()
+    notebook.check_nothing_left()
