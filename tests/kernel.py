@@ -23,6 +23,8 @@ import zmq
 from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpec
 
+from tests.ports import free_port
+
 MARK = "ALLRANKS_TEST_KERNEL"
 """The environment variable by which a kernel's processes are known, orphans included."""
 
@@ -145,6 +147,7 @@ class Kernel:
         cwd: where the kernel runs; its IPython and Jupyter directories are made there too.
         env: additions to the environment; a value of None removes the name.
         python: the interpreter whose kernel it is.
+        spec: another kernel than IPython's.
 
     Attributes:
         pid: the process id of the kernel itself; another one after a restart.
@@ -153,9 +156,14 @@ class Kernel:
     pid: int
 
     def __init__(
-        self, cwd: Path, env: dict[str, str | None] | None = None, python: str = sys.executable
+        self,
+        cwd: Path,
+        env: dict[str, str | None] | None = None,
+        python: str = sys.executable,
+        spec: KernelSpec | None = None,
     ) -> None:
         self.cwd, self.python = cwd, python
+        self._spec = spec or spec_of(python)
         self.mark = uuid.uuid4().hex
         self._env = _private_env(cwd) | {MARK: self.mark} | (env or {})
         self._cells: dict[str, Cell] = {}
@@ -167,8 +175,11 @@ class Kernel:
         """Starts the kernel and waits until it answers."""
         self._manager = KernelManager(kernel_name="python3")
         # The spec that is found by name may belong to another environment.
-        self._manager._kernel_spec = spec_of(self.python)
+        self._manager._kernel_spec = self._spec
         self._manager.connection_file = str(self.cwd / f"kernel-{self.mark}.json")
+        self._manager.cache_ports = False
+        for channel in ("shell", "iopub", "stdin", "hb", "control"):
+            setattr(self._manager, f"{channel}_port", free_port())
         self._start()
         return self
 
@@ -185,7 +196,12 @@ class Kernel:
         return self.start(source).wait(timeout)
 
     def start(
-        self, source: str, *, typing: bool = False, metadata: dict[str, Any] | None = None
+        self,
+        source: str,
+        *,
+        typing: bool = False,
+        metadata: dict[str, Any] | None = None,
+        history: bool = True,
     ) -> Cell:
         """Sends ``source`` as a cell and returns it while it runs.
 
@@ -193,11 +209,12 @@ class Kernel:
             source: the cell's text.
             typing: whether its front end has somebody who can answer a prompt.
             metadata: what its front end says of the cell, as JupyterLab ``{"cellId": …}``.
+            history: False for what a front end asks for itself.
         """
         content = {
             "code": source,
             "silent": False,
-            "store_history": True,
+            "store_history": history,
             "user_expressions": {},
             "allow_stdin": typing,
             "stop_on_error": True,
@@ -251,7 +268,7 @@ class Kernel:
     def kill9(self) -> None:
         """Kills the kernel's process alone with SIGKILL, and waits until it is gone."""
         os.kill(self.pid, signal.SIGKILL)
-        _until(lambda: not self.is_alive, 10, "the kernel's end")
+        wait_until(lambda: not self.is_alive, lambda: "the kernel's end")
 
     def children(self) -> list[psutil.Process]:
         """Returns every live process that came from this kernel, orphans included, oldest first."""
@@ -260,11 +277,18 @@ class Kernel:
     def wait_for_no_children(self, timeout: float = 10) -> None:
         """Returns once no process from this kernel is left, or raises naming those that are."""
         deadline = time.monotonic() + timeout
-        while children := self.children():
+        while children := self._children_twice():
             if time.monotonic() > deadline:
                 names = "\n".join(f"  {_describe(process)}" for process in children)
                 raise TimeoutError(f"still there after {timeout:g} s:\n{names}")
             time.sleep(0.1)
+
+    def _children_twice(self) -> list[psutil.Process]:
+        """Looks again where there are none: one that just begins has no environment yet."""
+        if not (children := self.children()):
+            time.sleep(0.05)
+            children = self.children()
+        return children
 
     def drain(self, seconds: float = 0.5) -> None:
         """Takes in what arrives after cells have ended, for ``seconds``."""
@@ -430,9 +454,14 @@ def _describe(process: psutil.Process) -> str:
         return f"{process.pid} (gone)"
 
 
-def _until(condition: Callable[[], bool], timeout: float, what: str) -> None:
-    deadline = time.monotonic() + timeout
+def wait_until(condition: Callable[[], bool], what: Callable[[], str], seconds: float = 30) -> None:
+    """Returns once something is so.
+
+    Raises:
+        TimeoutError: after so many seconds, with what was waited for.
+    """
+    deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {timeout:g} s for {what}")
+            raise TimeoutError(f"waited {seconds:g} s for {what()}")
         time.sleep(0.02)

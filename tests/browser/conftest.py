@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from tests.browser.chromium import MISSING, find_chromium
 from tests.browser.lab import CHROMIUM_ARGS, Lab, Server
 
 PICTURES = Path("test-results") / "browser"
+
+# Five seconds, as Playwright has it, are not enough on a machine that has much to do.
+expect.set_options(timeout=30_000)
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +47,7 @@ def browser(chromium: str) -> Iterator[Browser]:
 @pytest.fixture
 def lab(browser: Browser, server: Server, request: pytest.FixtureRequest) -> Iterator[Lab]:
     """A fresh page. A picture of how it ended is left in test-results/browser."""
+    server.clear()
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     lab = Lab(context.new_page(), server)
     yield lab

@@ -9,7 +9,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,8 @@ from typing import Any, Self
 
 import psutil
 from playwright.sync_api import Locator, Page
+
+from tests.ports import free_port
 
 MARK = "ALLRANKS_TEST_LAB"
 """The environment variable by which the server's processes are known, orphans included."""
@@ -57,7 +58,7 @@ class Server:
         self.home = home
         self.root = home / "notebooks"
         self.token = secrets.token_hex(16)
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = home / "jupyterlab.log"
 
@@ -94,7 +95,7 @@ class Server:
         """Ends the server, its kernels and all that they started."""
         self._process.terminate()
         try:
-            self._process.wait(15)
+            self._process.wait(30)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -111,6 +112,14 @@ class Server:
                     found.append(process)
         return found
 
+    def clear(self) -> None:
+        """Removes what earlier tests have left: cells of later ones wait for some such files."""
+        for path in self.root.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
     def add(self, notebook: Path | Mapping[str, Any], name: str | None = None) -> str:
         """Puts a copy of a notebook, a file or nbformat's dictionary, where the server sees it.
 
@@ -126,6 +135,11 @@ class Server:
             metadata = {"kernelspec": KERNELSPEC, **notebook["metadata"]}
             (self.root / name).write_text(json.dumps({**notebook, "metadata": metadata}))
         return name
+
+    def trust(self, path: str) -> None:
+        """Trusts a notebook below the server's root, as its author does."""
+        command = [sys.executable, "-m", "jupyter", "trust", str(self.root / path)]
+        subprocess.run(command, env=os.environ | self._private_env(), check=True, timeout=60)
 
     def _private_env(self) -> dict[str, str]:
         places = {
@@ -186,13 +200,17 @@ class Lab:
         )
         return self
 
-    def open_without_kernel(self, path: str, timeout: float = 90) -> Self:
+    def open_without_kernel(self, path: str, timeout: float = 90, trusted: bool = False) -> Self:
         """Opens a notebook as a reader who runs nothing: no kernel is started for it."""
         # The name and the language of no kernel, and the question for another one declined.
         file = self.server.root / path
         notebook = json.loads(file.read_text())
-        notebook["metadata"] = {"kernelspec": {"name": "none", "display_name": "none"}}
+        # What was changed on the way is trusted no more.
+        spec = {"name": "none", "display_name": "none", "sent_by": secrets.token_hex(4)}
+        notebook["metadata"] = {"kernelspec": spec}
         file.write_text(json.dumps(notebook))
+        if trusted:
+            self.server.trust(path)
         self.page.goto(f"{self.server.url}/lab/tree/{path}?reset&token={self.server.token}")
         self.page.locator(".jp-Dialog").get_by_role("button", name="No Kernel").click(
             timeout=1000 * timeout
@@ -250,6 +268,13 @@ class Lab:
             timeout,
             polling=100,
         )
+        self.wait_painted()
+
+    def wait_painted(self) -> None:
+        """Returns once the page has drawn what came last, which it does in its next picture."""
+        self.page.evaluate(
+            "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
 
     def output(self, index: int) -> Locator:
         """The output area of a cell. Searches stay inside it, since the source has words too."""
@@ -263,6 +288,32 @@ class Lab:
     def wait_for(self, index: int, text: str, timeout: float = 60) -> None:
         """Returns once ``text`` stands in a cell's output, whether or not the cell has ended."""
         self.output(index).get_by_text(text).first.wait_for(timeout=1000 * timeout)
+
+    def wait_drawn(self, canvas: Locator, timeout: float = 30) -> None:
+        """Returns once something is drawn on a canvas."""
+        self.page.wait_for_function(
+            """c => c.getContext("2d").getImageData(0, 0, c.width, c.height)
+                .data.some(value => value > 0)""",
+            arg=canvas.element_handle(),
+            timeout=1000 * timeout,
+        )
+
+    def choose_theme(self, theme: str, timeout: float = 60) -> None:
+        """Changes JupyterLab's theme, as ``JupyterLab Dark``; returns once the page has it."""
+        self.page.evaluate(
+            "theme => jupyterapp.commands.execute('apputils:change-theme', { theme })", theme
+        )
+        self.page.wait_for_function(
+            "theme => document.body.dataset.jpThemeName === theme",
+            arg=theme,
+            timeout=1000 * timeout,
+        )
+        # Its colours are there once nothing covers the page, and none is on its way to another.
+        self._wait(
+            """() => !document.getElementById("jupyterlab-splash")
+                && !document.getAnimations().some(one => one instanceof CSSTransition)""",
+            timeout,
+        )
 
     def screenshot(self, path: Path) -> Path:
         """Takes a picture of the page as it stands."""
@@ -278,9 +329,3 @@ class Lab:
 
     def _wait(self, condition: str, timeout: float, polling: float | None = None) -> None:
         self.page.wait_for_function(condition, timeout=1000 * timeout, polling=polling)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -9,10 +9,11 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import expect
 
+from tests.browser import widths
 from tests.browser.conftest import PICTURES
 
 SWEEP = """%%ensemble lr=log:3e-3:3:6 seed=0:4 --metric accuracy -o runs
-import time
+import os, time
 import numpy as np
 from sklearn.datasets import load_digits
 
@@ -42,9 +43,13 @@ for step in range(30):
     log(step=step, loss=loss, accuracy=(forward(x[test])[1].argmax(axis=1) == y[test]).mean())
     time.sleep({pause})
 
+# The panel is there until the last member has ended: not before all has been looked at.
+while member == 23 and not os.path.exists({go!r}):
+    time.sleep(0.1)
 p = forward(x[test])[1]
 result = {{"accuracy": (p.argmax(axis=1) == y[test]).mean(), "p": p, "weights": [w1, w2]}}
 """
+RATES = ("0.003", "0.01194", "0.04755", "0.1893", "0.7536", "3")
 AFTER = """
 import numpy as np
 best = runs.best("accuracy")
@@ -59,7 +64,11 @@ def sweep(lab, server):
     pytest.importorskip("sklearn", reason="scikit-learn is missing: pip install scikit-learn")
 
     def start(pause=0.02):
-        sources = ["%load_ext allranks\n%distributed start -n 4", SWEEP.format(pause=pause), AFTER]
+        sources = [
+            "%load_ext allranks\n%distributed start -n 4",
+            SWEEP.format(pause=pause, go=str(server.root / "go")),
+            AFTER,
+        ]
         lab.open(server.add(new_notebook(cells=[new_code_cell(source) for source in sources])))
         lab.run_cell(0)
         lab.wait_for(0, "allranks started", timeout=90)
@@ -72,40 +81,83 @@ def sweep(lab, server):
     return start
 
 
-def states(lab):
-    return lab.page.evaluate(
-        "() => [...document.querySelectorAll('table.ar-members tbody tr')]"
-        ".map(row => row.dataset.state)"
+def wait_for_states(lab, **counts):
+    """Waits for a moment at which the table has so many members, or more, in each of the states."""
+    lab.page.wait_for_function(
+        """counts => Object.entries(counts).every(([state, count]) => document.querySelectorAll(
+            `table.ar-members tr[data-state=${state}]`).length >= count)""",
+        arg=counts,
+        timeout=60_000,
     )
 
 
-def wait_for_finished(lab, count, timeout=60):
+def wait_for_sorted_rates(lab):
+    """Waits until the members stand in the order of their rates."""
     lab.page.wait_for_function(
-        "count => document.querySelectorAll("
-        "'table.ar-members tr[data-state=finished]').length >= count",
-        arg=count,
-        timeout=1000 * timeout,
+        """() => {
+            const cells = [...document.querySelectorAll(".ar-members td[data-column=lr]")];
+            const rates = cells.map(cell => parseFloat(cell.textContent));
+            return rates.length === 24 && rates.every((rate, i) => !i || rate >= rates[i - 1]);
+        }""",
+        timeout=30_000,
     )
 
 
 def picture_of(lab, what, name, theme="JupyterLab Light"):
-    lab.page.evaluate(
-        "theme => jupyterapp.commands.execute('apputils:change-theme', { theme })", theme
-    )
-    light = str(theme == "JupyterLab Light").lower()
-    lab.page.wait_for_function(
-        "light => document.body.dataset.jpThemeLight === light", arg=light, timeout=20_000
-    )
+    lab.choose_theme(theme)
     lab.page.wait_for_timeout(600)
     lab.output(1).locator(what).screenshot(path=PICTURES / name)
 
 
-def test_a_sweep_of_24_digit_models_is_seen_while_it_runs_and_after_it(sweep, lab):
+def told_apart_by_parameters(lab):
+    """More than 16 members are grouped unasked; a line a member leads from parameters to metric."""
+    out = lab.output(1)
+    by, canvas = (
+        out.get_by_role("combobox", name="by", exact=True),
+        out.locator("canvas[aria-label^='accuracy:']"),
+    )
+    legend = out.locator(".ar-panel-curves .ar-legend")
+    expect(by).to_have_value("lr")
+    expect(canvas).to_have_attribute("aria-label", re.compile(r"lr=0.003, 4 members: mean 0\.\d"))
+    expect(legend).to_contain_text("lr=0.01194 (4)")
+    by.select_option("seed")
+    expect(canvas).to_have_attribute("aria-label", re.compile("^accuracy: seed=0, 6 members: mean"))
+    expect(legend).to_contain_text("seed=3 (6)")
+    # Without bands each member is a line in the colour of its value.
+    out.get_by_label("mean and spread").uncheck()
+    expect(legend).not_to_contain_text("mean between")
+    expect(legend).to_contain_text("seed=3 (6)")
+    by.select_option("lr")
+    out.get_by_label("mean and spread").check()
+
+    parallel = out.get_by_role(
+        "img", name=re.compile("members from lr, seed to accuracy; the highest is")
+    )
+    expect(parallel).to_be_visible()
+    line = parallel.locator("polyline[data-member='1']")
+    expect(line).to_have_count(1, timeout=30_000)
+    points = [tuple(map(float, point.split(","))) for point in line.get_attribute("points").split()]
+    assert len(points) == 3
+    # From the lowest of the rates, at the foot of its axis, to the second of four seeds.
+    feet = parallel.locator("path").first.get_attribute("d")
+    assert points[0][1] == pytest.approx(float(feet.partition("V")[2]))
+    assert points[1][1] < points[0][1]
+    colour = line.get_attribute("stroke")
+    out.get_by_role("combobox", name="colour").select_option("seed")
+    expect(line).not_to_have_attribute("stroke", colour)
+    expect(out.locator(".ar-panel-parameters .ar-legend")).to_contain_text("seed=3")
+    line.dispatch_event("click")
+    choose = out.locator(".ar-choose").nth(1)
+    expect(choose).to_have_attribute("aria-pressed", "true")
+    choose.click()
+    expect(choose).to_have_attribute("aria-pressed", "false")
+    out.get_by_role("combobox", name="colour").select_option("")
+
+
+def test_a_sweep_of_24_digit_models_is_seen_while_it_runs_and_after_it(sweep, lab, server):
+    lab.page.set_viewport_size({"width": 1366, "height": 1400})
     table = sweep()
-    wait_for_finished(lab, 6)
-    now = states(lab)
-    assert now.count("running") >= 1
-    assert "waiting" in now
+    wait_for_states(lab, finished=6, running=1, waiting=1)
     status = lab.output(1).locator(".ar-status")
     expect(status).to_contain_text(re.compile(r"\d+ of 24 finished.*about .* left"))
     bar = lab.output(1).get_by_role("progressbar", name="members that have ended")
@@ -113,10 +165,10 @@ def test_a_sweep_of_24_digit_models_is_seen_while_it_runs_and_after_it(sweep, la
     for metric in ("loss", "accuracy"):
         canvas = lab.output(1).locator(f"canvas[aria-label^='{metric}:']")
         expect(canvas).to_have_count(1)
-        assert canvas.evaluate(
-            "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v > 0)"
-        )
+        lab.wait_drawn(canvas)
     expect(lab.output(1).locator(".ar-tile").first).to_contain_text("member")
+    told_apart_by_parameters(lab)
+    widths.check(lab, 1, "sweep", (lab.output(1).locator(".ar-dashboard"), 0.95))
     picture_of(lab, ".ar-dashboard", "ensemble-light.png")
 
     # A member that is chosen stands out in the curves.
@@ -131,7 +183,7 @@ def test_a_sweep_of_24_digit_models_is_seen_while_it_runs_and_after_it(sweep, la
             const said = cells.map(cell => parseFloat(cell.textContent)).filter(Number.isFinite);
             return said.length > 6 && said.every((value, i) => !i || value <= said[i - 1]);
         }""",
-        timeout=10_000,
+        timeout=30_000,
     )
     expect(lab.output(1).locator("tr.ar-best")).to_have_attribute("data-state", "finished")
     star = "★ the best of those that have finished: the highest accuracy"
@@ -139,32 +191,42 @@ def test_a_sweep_of_24_digit_models_is_seen_while_it_runs_and_after_it(sweep, la
     picture_of(lab, ".ar-dashboard", "ensemble-dark.png", "JupyterLab Dark")
     # By a parameter, as by every other column.
     lab.output(1).get_by_role("button", name="lr", exact=True).click()
-    rates = lab.output(1).locator(".ar-members td[data-column=lr]").all_inner_texts()
-    assert [float(rate) for rate in rates] == sorted(float(rate) for rate in rates)
+    wait_for_sorted_rates(lab)
 
+    (server.root / "go").touch()
     lab.wait_idle(180)
-    assert lab.output(1).locator(".ar-dashboard").count() == 0
-    assert lab.output(1).locator("img[src^='data:image/svg+xml']").count() == 2
+    # It stays, sorted as it was; what has ended takes no more members, and none can be stopped.
+    expect(lab.output(1).locator(".ar-dashboard")).to_have_count(1)
     expect(lab.output(1).locator("tbody tr")).to_have_count(24)
+    wait_for_sorted_rates(lab)
+    for name in ("Add", "Stop all", "stop member 0"):
+        button = lab.output(1).get_by_role("button", name=name, exact=True)
+        expect(button).to_have_count(0)
     expect(lab.output(1)).to_contain_text("24 of 24 finished")
     expect(lab.output(1)).to_contain_text("★")
     lab.run_cell(2)
     lab.wait_idle()
     assert lab.outputs_text(2).splitlines() == ["24 True (64, 32)", "(24, 597, 10) True"]
     lab.page.set_viewport_size({"width": 1280, "height": 1600})
-    picture_of(lab, ".allranks-still", "ensemble-still.png")
+    picture_of(lab, ".ar-dashboard", "ensemble-after.png")
     assert lab.complaints == []
 
     saved = lab.save()
     (output,) = nbformat.read(saved, as_version=4).cells[1].outputs
     assert set(output.data) == {"text/html", "text/plain"}
     assert saved.stat().st_size < 300_000
+    pictures = re.findall(r'<img alt="([^"]*)" src="data:image/svg', output.data["text/html"])
+    assert [words.partition(":")[0] for words in pictures] == [
+        f"{metric} by {', '.join(f'lr={rate}' for rate in RATES)}"
+        for metric in ("loss", "accuracy")
+    ] + ["each member from its parameters to its metric"]
 
 
 def test_members_are_added_and_stopped_from_the_panel(sweep, lab):
-    table = sweep(pause=0.1)
+    # Those that are stopped here would not end by themselves while this looks at them.
+    table = sweep(pause="0.1 if 0 < member < 20 else 3")
     table.nth(23).get_by_role("button", name="stop member 23").click()
-    expect(table.nth(23)).to_have_attribute("data-state", "stopped", timeout=10_000)
+    expect(table.nth(23)).to_have_attribute("data-state", "stopped")
     # It imports first, for a while: what it logs says that it runs.
     expect(table.nth(0).locator("td[data-column=metric]")).to_have_text(
         re.compile(r"\d"), timeout=60_000
@@ -176,17 +238,17 @@ def test_members_are_added_and_stopped_from_the_panel(sweep, lab):
     field.fill("lr=0.3 seed=")
     lab.output(1).get_by_role("button", name="Add", exact=True).click()
     answer = lab.output(1).locator(".ar-answer")
-    expect(answer).to_contain_text("seed= expected values", timeout=10_000)
+    expect(answer).to_contain_text("seed= expected values")
     field.fill("lr=0.3 seed=7:9")
     field.press("Enter")
-    expect(table).to_have_count(26, timeout=10_000)
+    expect(table).to_have_count(26)
     for name, value in (("lr", "0.3"), ("seed", "8")):
         expect(table.nth(25).locator(f"td[data-column={name}]")).to_have_text(value)
     expect(answer).to_have_text("added 2")
 
-    wait_for_finished(lab, 2)
+    wait_for_states(lab, finished=2)
     lab.output(1).get_by_role("button", name="Stop all").click()
-    lab.wait_idle(60)
+    lab.wait_idle()
     expect(lab.output(1)).to_contain_text(re.compile(r"\d+ of 26 finished, \d+ stopped"))
     assert "Error" not in lab.outputs_text(1)
     assert lab.complaints == []

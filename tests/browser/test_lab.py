@@ -22,7 +22,7 @@ def test_one_cell_runs_alone_and_can_be_interrupted(lab, server):
     lab.run_cell(1)
     lab.wait_for(1, "here")
     lab.interrupt()
-    lab.wait_idle(10)
+    lab.wait_idle()
     assert "KeyboardInterrupt" in lab.outputs_text(1)
     assert lab.outputs_text(2) == ""
 

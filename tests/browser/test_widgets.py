@@ -48,7 +48,7 @@ def test_bars_sliders_and_outputs_of_ranks_are_drawn_and_work(lab, server):
     for index in range(1, 3):
         lab.run_cell(index)
         lab.wait_idle()
-    assert "slowest: 0, mean 50%" in lab.outputs_text(1)
+    expect(lab.output(1)).to_contain_text("slowest: 0, mean 50%")
     expect(lab.output(2).locator(".noUi-handle")).to_have_count(2, timeout=30_000)
     expect(lab.output(2).get_by_text("inside 1")).to_be_visible()
     moved_by(lab, 1, 3)

@@ -18,6 +18,7 @@ CHANGES = (
     (r"(?<=: )[\d.]+ (s|ms|µs)\b", "SECONDS"),
     (r"(?<=finished, )[\d.]+ (s|ms|µs)$", "SECONDS"),
     (r"\b\d+\.\d+ s\b", "SECONDS"),
+    (r"\bkept \d+ s ago", "kept SECONDS ago"),
     (r"shortest of \d+", "shortest of TIMES"),
     (r"within [\d.]+%", "within PERCENT"),
     (r"In\[\d+\]", "In[N]"),

@@ -27,7 +27,7 @@ def test_every_algorithm_adds_up_the_counts_of_all_images(lab, cell):
     [
         ("deadlock", "CellFailed", "ranks 0–3 wait for each other, and none can go on"),
         ("mismatch", "CellFailed", "ranks 0, 2 have allreduce, ranks 1, 3 have broadcast"),
-        ("left", "CellFailed", "rank 3 has left cell"),
+        ("left", "CellFailed", "rank 3 finished In["),
     ],
 )
 def test_what_goes_wrong_on_purpose_is_told(lab, cell, name, told):

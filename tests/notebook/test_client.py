@@ -1,8 +1,10 @@
 """Who knows ipyparallel finds the ranks by the ids of its engines."""
 
 import os
+from pathlib import Path
 
 import allranks
+from allranks.cluster import connection
 
 
 def test_engine_ids_are_ranks_and_the_variables_are_shared():
@@ -28,3 +30,13 @@ def test_the_client_of_ranks_that_are_gone_is_not_handed_out_again():
         assert cluster.client().ids == [0, 1]
     finally:
         cluster.stop()
+
+
+def test_many_ranks_have_no_controller_until_somebody_asks_for_a_client(monkeypatch):
+    monkeypatch.setattr(connection, "CLIENTS_RANKS", 1)
+    with allranks.Cluster(2) as cluster:
+        cluster.run("pass")
+        log = Path(cluster.log_dir) / "controller.log"
+        assert not log.exists()
+        assert cluster.client().ids == [0, 1]
+        assert log.exists()

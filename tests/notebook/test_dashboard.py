@@ -78,7 +78,7 @@ def test_collectives_are_summed_by_name_and_size(notebook):
 import time
 import numpy as np
 for step in range(30):
-    time.sleep(0.02 * rank)
+    time.sleep(0.05 * rank)
     allreduce(np.ones(1000), name="weights")
 broadcast(np.ones(10, np.float32), 0, name="start")
 barrier()
@@ -88,7 +88,8 @@ barrier()
     assert re.search(r"broadcast start +1 × 40 B ", said)
     assert re.search(r"barrier In\[\d+\]:8 +1 × 0 B .* n/a +n/a$", said, re.MULTILINE)
     assert re.search(r"rank 0 +32 ", said)
-    assert re.search(r"rank 1 came last in (2[5-9]|3\d) of 32 calls", said)
+    # Where others are busy, rank 0 may be held up as well now and then.
+    assert int(re.search(r"rank 1 came last in (\d+) of 32 calls", said)[1]) > 20
 
 
 def test_the_explainer_leaves_a_still_picture_and_text(notebook):
@@ -106,7 +107,8 @@ def test_the_explainer_leaves_a_still_picture_and_text(notebook):
 def test_the_explainer_names_ranks_that_are_not_there(notebook):
     cell = notebook.run("from allranks.widgets import ring\nring(ranks=3)")
     assert cell.error_name == "UsageError"
-    assert "found 3, and 2 run. Type for example: %distributed restart -n 3" in cell.error_value
+    expected = "found 3, and 2 are running. Type for example: %distributed restart -n 3"
+    assert expected in cell.error_value
 
 
 def test_the_explainer_keeps_what_ranks_write_for_the_next_cell(notebook):

@@ -49,9 +49,9 @@ def test_every_rank_and_the_notebook_draw(lab):
     [
         ("one-raises", "CellFailed", "rank 2"),
         ("one-raises", "CellFailed", "were waiting at line 5: allreduce(share, op=Sum)"),
-        ("syntax-error", "InvalidCell", "nothing has run, on any rank"),
+        ("syntax-error", "InvalidCell", "the cell was not run on any rank"),
         ("timeout", "CellTimeout", "time.sleep(60)"),
-        ("death", "ClusterLost", "ended with exit code 3"),
+        ("death", "RankDied", "ended with exit code 3"),
     ],
 )
 def test_what_goes_wrong_on_purpose_is_told(lab, cell, name, told):
@@ -63,5 +63,22 @@ def test_ranks_outlive_their_errors(lab):
     assert "ranks 0–3 → array(1797)" in text_of(lab["still-there"])
 
 
-def test_the_next_cell_starts_fresh_ranks(lab):
-    assert text_of(lab["fresh"]).splitlines()[-1] == "ranks 0–3 │ False"
+def test_a_rank_that_died_has_no_words_of_earlier_cells(lab):
+    earlier = {line.partition("│ ")[2] for cell in lab.values() for line in lines_before(cell, lab)}
+    told = text_of(lab["death"])
+    assert [words for words in earlier if words and words in told] == []
+
+
+def lines_before(cell, lab):
+    """What a cell has printed, where it stands before the one in which a rank dies."""
+    names = list(lab)
+    before = names.index(cell.id) < names.index("death")
+    return text_of(cell).splitlines() if before and cell.cell_type == "code" else []
+
+
+def test_a_rank_that_died_is_replaced_and_the_others_kept_their_variables(lab):
+    assert text_of(lab["replaced"]).splitlines() == [
+        "ranks 0, 2–3 │ True",
+        "rank 1       │ False",
+        "ranks 0–3    │ the sum of all ranks is 6",
+    ]

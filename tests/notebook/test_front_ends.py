@@ -57,7 +57,9 @@ def test_the_environment_says_it_either_way(notebook, said, displays):
     notebook.run(f"%env ALLRANKS_FRONT_END={said}")
     try:
         cells = [
-            notebook.start("%%distributed\nprint('here')", typing=True, metadata=told).wait()
+            notebook.start(
+                "%%distributed\nbarrier()\nprint('here')", typing=True, metadata=told
+            ).wait()
             for told in (None, LAB)
         ]
         assert [len(cell.displays) for cell in cells] == [displays, displays]
@@ -77,7 +79,7 @@ def test_another_word_for_it_is_refused(notebook):
 
 def test_a_figure_stands_between_the_lines_and_is_folded(notebook):
     cell = notebook.start(
-        "%%distributed\nprint('before')\n"
+        "%%distributed\nbarrier()\nprint('before')\n"
         f"display({{'image/png': '{PNG}', 'text/plain': '<a figure>'}}, raw=True)\n"
         "display({'text/html': f'<b>{rank}</b>', 'text/plain': f'<of {rank}>'}, raw=True)\n"
         "print('after')",
@@ -106,7 +108,7 @@ def test_updates_of_one_display_end_with_the_last_and_are_few(notebook):
 
 
 def test_the_tables_of_a_cell_that_logs_stand_at_its_end(notebook):
-    seen = in_console(notebook, "log(loss=0.5)\nprint('logged')")
+    seen = in_console(notebook, "barrier()\nlog(loss=0.5)\nprint('logged')")
     assert "ranks 0–1 │ logged\n" in seen
     assert re.search(r"loss +0 +0\.5 +0\.5 +0\.5 +0\.5 +0\.5\n", seen)
 

@@ -57,7 +57,7 @@ def test_shared_gpus_are_said_and_limited(new_kernel):
     failed = kernel.run(FULL)
     said = "rank 2 is out of memory on FAKE GPU (GPU-1): 1.0 GiB of 2.0 GiB are in use"
     assert said in failed.text
-    assert "Also on it: rank 0." in failed.text
+    assert "Also using it: rank 0." in failed.text
 
 
 def test_no_gpus_wanted_are_none_seen(new_kernel):

@@ -46,7 +46,7 @@ def test_output_after_the_cell_ended_is_taken_in(kernel):
         "import threading\nhandle = display('early', display_id=True)\n"
         "threading.Timer(0.3, lambda: handle.update('late')).start()"
     )
-    kernel.drain(1)
+    kernel.pump(lambda: cell.displays != [{"text/plain": "'early'"}], 30, "the update", cell)
     assert cell.displays == [{"text/plain": "'late'"}]
 
 

@@ -10,9 +10,11 @@ from tests.notebook.steady import steady
 from tests.torch.conftest import MISSING, python_with_torch
 
 PAGES = [
+    "../README.md",
     "cells.md",
     "output.md",
     "dashboard.md",
+    "slow.md",
     "failures.md",
     "collectives.md",
     "mpi.md",

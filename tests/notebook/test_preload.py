@@ -28,7 +28,7 @@ def test_a_module_is_there_before_the_first_cell(kernel):
     )
     assert "ranks 0–1 → [True, True]" in cell.text
     other = kernel.run("%%distributed --preload wave\npass")
-    assert "--preload wave was asked for, but --preload mailbox," in other.text
+    assert "--preload wave was given, but --preload mailbox," in other.text
     restarted = kernel.run("%distributed restart --preload wave")
     assert restarted.status == "ok", restarted.text
     cell = kernel.run("%%distributed\nimport sys\n'wave' in sys.modules, 'mailbox' in sys.modules")
@@ -41,7 +41,7 @@ def test_a_module_that_is_not_installed_is_named_before_anything_starts(kernel):
     assert cell.text.startswith("MissingDependency: expected no_such_module to preload")
     cell = kernel.run("%%distributed --preload not-a-name\npass")
     assert cell.text.startswith("UsageError: expected names of modules, found 'not-a-name'")
-    assert kernel.children() == []
+    kernel.wait_for_no_children()
 
 
 def test_a_module_that_cannot_be_imported_says_so_in_its_cell(kernel):
@@ -114,8 +114,10 @@ def test_a_module_that_opens_cuda_is_refused_before_anything_is_forked(kernel):
     (kernel.cwd / "opens_cuda.py").write_text(f"{LOADS}; driver.cuInit(0)")
     kernel.run("%load_ext allranks")
     cell = kernel.run("%%distributed -n 1 --preload loads_cuda,opens_cuda\npass")
-    assert cell.text.startswith("StartFailed: --preload opens_cuda needs a module that leaves CUDA")
-    assert kernel.children() == []
+    assert cell.text.startswith(
+        "StartFailed: --preload opens_cuda: importing this module initializes CUDA"
+    )
+    kernel.wait_for_no_children()
     cell = kernel.run("%%distributed -n 1 --preload loads_cuda,loads_a_stub\n'started'")
     assert "rank 0 → 'started'" in cell.text
     kernel.run("%distributed stop")

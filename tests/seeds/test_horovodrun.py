@@ -104,7 +104,7 @@ class TestOnThisMachine:
         page = (tmp_path / "out" / "run.html").read_text()
         assert "<code>train.py pass</code>" in page
         assert "2 ranks, " in page
-        assert "ended well" in page
+        assert "finished" in page
         assert '<img alt="what each rank waited and transferred' in page
         assert re.search(r"<td>barrier\b", page)
 
@@ -130,11 +130,16 @@ class TestOnThisMachine:
         assert ended.returncode == 1
         assert re.search(r"rank 1 \(.*\) was killed by .*SIGKILL", ended.stdout)
         assert "The next cell" not in ended.stdout
+        assert "was replaced" not in ended.stdout
+
+    def test_a_rank_that_dies_under_mpiexec_ends_the_others(self, job, tmp_path):
+        (tmp_path / "h").write_text("localhost slots=2\n")
+        assert job("die", "--hostfile", "h").returncode != 0
 
     def test_a_script_ends_when_its_time_is_over(self, job):
         ended = job("wait", "--timeout", "1")
         assert ended.returncode == 124
-        assert "the time of 1 s is over: interrupting ranks 0–1" in ended.stdout
+        assert "timeout of 1 s reached: interrupting ranks 0–1" in ended.stdout
 
     def test_what_cannot_be_written_is_said_before_the_script_is_run(self, job, tmp_path):
         (tmp_path / "taken").write_text("")

@@ -1,4 +1,4 @@
-"""The figures of the README: what the samples say, and where it is written."""
+"""The figures of the README and of docs/benchmarks.md: what the samples say, and where."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cells, ensemble, machine, output, report, start, students
+from benchmarks import cells, ensemble, machine, output, panel, report, results, start, students
 
 MACHINE = {
     "processor": "A processor",
@@ -43,11 +43,11 @@ OUTPUT = result(
 
 
 def test_a_start_is_told_as_median_and_least_with_the_ratio_of_medians() -> None:
-    assert start.table(STARTS).endswith("| 4 | 2.00 (1.00) | 8.00 (7.00) | 4.0× |")
+    assert start.table(STARTS).endswith("| 4 | 2.00 (1.00) | 8.00 (7.00) | 4.0 |")
 
 
-def test_a_cell_is_told_as_its_share_of_the_peers_time() -> None:
-    row = "| 2 | 5.5 (5.0) | 11.0 (10.0) | 4.0 (4.0) | 50 % |"
+def test_a_cell_is_told_by_how_many_times_faster_it_is() -> None:
+    row = "| 2 | 5.5 (5.0) | 11.0 (10.0) | 4.0 (4.0) | 2.0 |"
     assert cells.table(CELLS).endswith(row)
 
 
@@ -77,6 +77,18 @@ def test_an_ensemble_is_told_by_what_a_member_takes_and_how_much_is_filled() -> 
     assert "64 members that sleep between 0.1 and 0.7 s" in told
 
 
+def looked(turn: int, view: str, share: float) -> dict[str, Any]:
+    sample = {"side": "now", "ranks": 4, "turn": turn, "view": view, "cpu_share": share}
+    return {**sample, "nbytes_a_second": 10_000.0, "steps_a_second": 20.0}
+
+
+def test_a_panel_is_told_by_what_it_takes_more_than_text() -> None:
+    samples = [looked(0, "plain", 0.02), looked(0, "auto", 0.05), looked(1, "plain", 0.04)]
+    table = panel.table(result("panel", seconds=20, samples=[*samples, looked(1, "auto", 0.05)]))
+    assert "| 4 ranks, `--view plain` | 600 | 3.0 | – | 20.0 |" in table
+    assert table.endswith("| 4 ranks, `--view auto` | 600 | 5.0 | 2.0 | 20.0 |")
+
+
 SAMPLE = {"processes": 18, "idle_cpu_seconds": 0.2, "watched_seconds": 5.0, "load_before": 0.3}
 STUDENTS = result(
     "students",
@@ -98,6 +110,28 @@ def test_results_of_one_machine_name_it_once() -> None:
     text = report.section([STARTS, CELLS, OUTPUT])
     assert text.count("Measured 2026-01-02 on A processor, 2 cores, 8 GiB, Linux x86_64") == 1
     assert "start 0.3, cells 0.3, output 0.3" in text
+
+
+def test_the_readme_has_a_row_for_each_result() -> None:
+    assert report.at_a_glance([STARTS, CELLS, OUTPUT, ENSEMBLE]).splitlines() == [
+        "|  | allranks | ipyparallel | times faster |",
+        "| --- | ---: | ---: | ---: |",
+        "| from start to the first reply of 4 ranks | 2.0 s | 8.0 s | 4.0 |",
+        "| round trip of a cell with `pass` on 2 ranks | 5.5 ms | 11.0 ms | 2.0 |",
+        "| 2 ranks print 500 lines each | 2.0 s | 2.0 s | 1.0 |",
+        "| overhead of an ensemble's member on 4 ranks | 4.5 ms | 7.0 ms | 1.6 |",
+        "",
+        "Medians, measured 2026-01-02 on 2 cores.",
+    ]
+
+
+def test_readme_and_page_show_what_was_measured() -> None:
+    for page, names, figures in (
+        (report.PAGE, report.ORDER, report.section),
+        (report.README, report.AT_A_GLANCE, report.at_a_glance),
+    ):
+        text = page.read_text()
+        assert text == report.insert(text, figures([results.read(name) for name in names]))
 
 
 def test_only_what_stands_between_the_markers_is_written() -> None:

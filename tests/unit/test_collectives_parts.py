@@ -16,10 +16,12 @@ from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.callsite import Site
 from allranks.collectives.calls.guard import Spec, pack, pack_text, unpack_text
 from allranks.collectives.calls.peers import Peers, Scope, State
+from allranks.collectives.calls.transport import Cut, cut
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.host import memory
 from allranks.collectives.host import window as window_room
 from allranks.collectives.host.window import Window
+from allranks.collectives.ops import moving
 from allranks.collectives.timings.timeline import trace
 from allranks.errors import CollectiveMismatch
 from allranks.records.collective import CallRecord
@@ -217,6 +219,15 @@ def test_a_deadlock_told_while_a_rank_leaves_is_no_departure():
 def test_a_rank_outside_of_the_cell_never_comes():
     scope = Scope("this cell", 1, frozenset({0, 2, 3}))
     assert Peers(board_of(1, 0)).departure(1, scope, 0) == (1, "does not run this cell (-r 0,2-3)")
+
+
+def test_pieces_of_one_array_are_joined_without_a_copy():
+    whole = np.arange(24, dtype=np.uint8)
+    like = np.empty((0, 2), np.int16)
+    for parts in (cut(whole, [8, 0, 16]), cut(whole, [24]), [whole[:8], whole[8:]]):
+        found = moving._join(parts, like, 6)
+        assert np.shares_memory(found, whole) == isinstance(parts, Cut)
+        np.testing.assert_array_equal(found, whole.view(np.int16).reshape(6, 2))
 
 
 def test_adasum_averages_what_is_parallel_and_adds_what_is_orthogonal():

@@ -145,6 +145,24 @@ def test_the_live_views_colours_are_seen_in_both_themes(name, paper):
     assert min(contrast(colour, paper) for colour in colours) >= 3
 
 
+#: JupyterLab's paper and what is raised on it.
+GROUNDS = {"light": ("#ffffff", "#eeeeee"), "dark": ("#212121", "#424242")}
+
+
+@pytest.mark.parametrize("theme", GROUNDS)
+def test_the_live_views_words_and_shapes_stand_out_on_what_is_raised_too(theme):
+    css = (Path(svg.__file__).parent / "front" / "front.css").read_text()
+    found = re.findall(r"(--ar-\w+): (#\w{6});", css)
+    names = list(dict(found))
+    light, *dark = [found[at : at + len(names)] for at in range(0, len(found), len(names))]
+    # Dark is said twice: of JupyterLab, and of pages that follow the system.
+    assert len(dark) == 2
+    assert dark[0] == dark[1]
+    for name, colour in light if theme == "light" else dark[0]:
+        wanted = 4.5 if name in ("--ar-good", "--ar-error") else 3
+        assert min(contrast(colour, ground) for ground in GROUNDS[theme]) >= wanted, name
+
+
 def test_peaks_survive_thinning():
     made = Figures([hello(0)])
     values = [(i, 100.0 if i == 777 else 1.0) for i in range(2000)]

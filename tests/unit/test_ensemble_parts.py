@@ -14,7 +14,7 @@ import pytest
 
 from allranks.cluster.options import ClusterOptions
 from allranks.collectives.host.memory import Segment
-from allranks.engine.member import numbers_of, summary_of
+from allranks.engine.cells.member import numbers_of, summary_of
 from allranks.ensemble import early, options, predict
 from allranks.ensemble.arrays import Arena, Shared
 from allranks.ensemble.estimate import remaining_seconds
@@ -72,9 +72,9 @@ def test_what_is_asked_of_the_cluster_is_what_a_cell_may_ask_of_it():
         ("x=1 -o 1a", "expected the name of a variable after -o, found '1a'"),
         ("x=1 --ranks-per-member 0", "expected --ranks-per-member of 1 or more, found 0"),
         ("x=1 --timeout -1", "expected --timeout in seconds above 0"),
-        ("x=1 --stop halving", "expected --metric too.*--stop halving --metric loss"),
+        ("x=1 --stop halving", "needs --metric.*--stop halving --metric loss"),
         ("x=1 --stop best --metric loss", "invalid choice: 'best'"),
-        ("x=1 --grace 3", "--grace expected --stop too"),
+        ("x=1 --grace 3", "--grace needs --stop"),
         ("x=1 --metric loss:low", "expected --metric NAME, NAME:min or NAME:max"),
         ("x=1 --random none", "invalid int value"),
     ],
@@ -135,7 +135,8 @@ def test_many_results_need_one_descriptor():
     arena = Arena()
     before = len(os.listdir("/proc/self/fd"))
     places = [arena.put(packed(np.full(10_000, n))) for n in range(50)]
-    assert len(os.listdir("/proc/self/fd")) == before
+    # Fewer where what earlier tests held has been let go meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= before
     assert [place.load()[0] for place in places] == list(range(50))
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from array import array
+from xml.etree import ElementTree
 
 import pytest
 
@@ -44,6 +47,28 @@ def test_a_plot_has_a_line_a_member_and_shows_the_metric_where_nothing_else_is_s
 def test_members_that_were_stopped_are_averaged_as_far_as_they_came(runs: Runs) -> None:
     runs[0].log("loss", array("d", [2]), array("d", [100]))
     assert repr(runs.plot("loss", by="lr")).splitlines()[2].split() == ["lr=0.3", "2", "1", "3.5"]
+
+
+def test_a_line_leads_from_the_parameters_of_each_member_to_its_metric(runs: Runs) -> None:
+    for member in runs:
+        member.values["kind"] = "even" if member.values["seed"] == 0 else "odd"
+        member.values["same"] = 1
+    html = runs.parallel("loss")._repr_html_()
+    (data,) = re.findall(r"base64,([^\"]+)", html)
+    drawn = ElementTree.fromstring(base64.b64decode(data))
+    tags = {tag: [one for one in drawn.iter() if one.tag.endswith(tag)] for tag in ("text", "line")}
+    texts = [one.text for one in tags["text"]]
+    for name in ("lr", "seed", "kind", "loss", "0.1", "0.3", "even", "odd"):
+        assert name in texts
+    assert "same" not in texts
+    lines = [one.get("points", "").split() for one in tags["line"]]
+    assert [len(points) for points in lines] == [4, 4, 4, 4]
+    ends = [float(points[-1].partition(",")[2]) for points in lines]
+    # The best is the last, above the others, and its loss is the lowest of all: at the foot.
+    assert ends == sorted(ends)
+    assert tags["line"][-1].get("stroke") == "rgb(26, 111, 174)"
+    with pytest.raises(UsageError, match="found none"):
+        runs.parallel("accuracy")
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import re
 
 import pytest
 
+from allranks.widgets.dashboard.after import alive
 from allranks.widgets.dashboard.figures import Figures
+from allranks.widgets.dashboard.live import Live
+from allranks.widgets.dashboard.logs import Logs
+from allranks.widgets.dashboard.look import Look
 from allranks.widgets.dashboard.numbers import seconds_like
 from allranks.widgets.dashboard.tables import Table
+from allranks.widgets.ensemble.groups import by
 from allranks.widgets.ensemble.rows import Members, Row
-from allranks.widgets.ensemble.still import best_of, bundle, table_html
+from allranks.widgets.ensemble.still import best_of, bundle, ordered, table_html
 from tests.unit.test_dashboard_stores import hello, points
 
 
@@ -66,6 +72,21 @@ def test_the_picture_that_stays_has_curves_rows_and_errors_and_no_script():
     assert lines[4] == "  ★ the best of those that have finished: the highest loss"
 
 
+@pytest.mark.parametrize(
+    ("settings", "order"),
+    [
+        ({}, [0, 1, 2]),
+        ({"sorted": "metric"}, [2, 1, 0]),
+        ({"sorted": "metric", "down": True}, [1, 2, 0]),
+        ({"sorted": "=lr", "down": True}, [2, 1, 0]),
+        ({"sorted": "no such column"}, [0, 1, 2]),
+    ],
+)
+def test_the_picture_has_members_in_the_order_that_was_chosen(settings, order):
+    rows = [row(0, metric=None), row(1, metric=0.9), row(2, metric=0.2)]
+    assert [row.number for row in ordered(rows, Look.of(settings))] == order
+
+
 def test_durations_of_a_column_have_one_unit():
     assert [seconds_like(value, 80) for value in (0.4, 59.7, 80)] == [
         "0 min 00 s", "1 min 00 s", "1 min 20 s",
@@ -82,7 +103,7 @@ def test_many_members_stay_below_200_kilobytes_and_are_counted():
         record, payload = points(number, "loss", [(i, float(i)) for i in range(50)])
         figures.curves.take(record, payload)
     figures.end()
-    made = bundle(figures)
+    made = alive(bundle(figures), Live(figures, Logs([]), "auto"))
     assert sum(len(part.encode()) for part in made.values()) < 200_000
     assert "800 more members are not in this table" in made["text/html"]
     assert "960 more members are not in this table" in made["text/plain"]
@@ -116,3 +137,40 @@ def test_a_metric_of_any_name_stands_to_the_right():
 def test_columns_of_words_stand_to_the_left():
     text = Table("", ["n", "word"], [["1", "a"], ["20", "bb"]], words=(1,)).text()
     assert text.splitlines() == ["   n  word", "   1  a", "  20  bb"]
+
+
+def test_many_members_leave_a_band_for_each_value_of_a_parameter():
+    members, drawn = Members(), []
+    for count in (16, 24):
+        figures = Figures([hello(0)], members)
+        for number in range(count):
+            parameters = {"same": 1, "lr": (0.1, 0.3, 1.0)[number % 3], "seed": number // 3}
+            members.put(Row(number, "", "finished", 0, 0.5, 1.0, "", parameters))
+            record, payload = points(number, "loss", [(0, 3.0), (1, float(number))])
+            figures.curves.take(record, payload)
+        figures.end()
+        drawn.append(bundle(figures)["text/html"])
+    assert "lr=" not in drawn[0]
+    assert re.findall(r"</span> (lr=[0-9.]+ \(\d+\))", drawn[1]) == [
+        "lr=0.1 (8)", "lr=0.3 (8)", "lr=1 (8)",
+    ]  # fmt: skip
+    found = re.findall(r"base64,([^\"]+)", drawn[1])
+    picture, lines = (base64.b64decode(data).decode() for data in found)
+    assert lines.count("<polyline") == 24
+    assert picture.count("<polygon") == picture.count("<polyline") == 3
+    assert "mean, minimum and maximum of 3 groups of curves" in picture
+
+
+def test_many_different_numbers_are_cut_into_parts_and_words_stay_in_their_order():
+    rows = [
+        Row(n, "", "finished", 0, None, None, "", {"x": 0.5 * n, "w": "ba"[n % 2]})
+        for n in range(12)
+    ]
+    assert by(rows, "x") == {
+        "x=0 to 1": [0, 1, 2],
+        "x=1.5 to 2.5": [3, 4, 5],
+        "x=3 to 4": [6, 7, 8],
+        "x=4.5 to 5.5": [9, 10, 11],
+    }
+    assert list(by(rows, "w")) == ["w=b", "w=a"]
+    assert by(rows, "none") == {}

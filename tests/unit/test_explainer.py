@@ -22,6 +22,7 @@ from allranks.widgets.explainer import values
 from allranks.widgets.explainer.explainer import ALGORITHMS as OFFERED
 from allranks.widgets.explainer.explainer import Explainer
 from allranks.widgets.explainer.frames import chunks, frames, listed, shown
+from allranks.widgets.explainer.quiz import questions
 from allranks.widgets.explainer.still import bundle
 from allranks.widgets.explainer.text import steps, text
 
@@ -115,6 +116,45 @@ def test_a_frame_says_who_sends_what_to_whom():
         "rank 0 sends chunk 0 (element 0) to rank 1: 10 + 1 = 11."
     )
     assert made[2].words(2, 2).endswith("20 becomes 22. Complete: all ranks.")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("count", "size"), [(2, 1), (2, 2), (4, 8), (5, 3), (7, 2), (16, 16)])
+def test_each_question_has_one_right_answer_and_the_ranks_do_what_it_says(algorithm, count, size):
+    made = frames(told(values.made(count, size), algorithm).run)
+    posed = questions(made)
+    assert posed[0] == []
+    assert len(posed) == len(made)
+    for before, frame, asked in zip(made, made[1:], posed[1:], strict=False):
+        assert asked
+        for question in asked:
+            (right,) = [answer for answer in question.answers if answer.right]
+            assert len({answer.said for answer in question.answers}) == len(question.answers) > 1
+            assert all(answer.why.endswith(".") for answer in question.answers)
+            sent = [m for m in frame.messages if m.sender == question.rank]
+            if question.asked.startswith("Which chunk"):
+                assert right.said == f"chunk {sent[0].chunk}"
+            elif question.asked.startswith("To which rank"):
+                assert right.said == (f"rank {sent[0].receiver}" if sent else "nobody")
+            else:
+                place = int(re.findall("element ([0-9]+)", question.asked)[0])
+                assert right.said == shown(frame.values[question.rank][place])
+                assert right.said != shown(before.values[question.rank][place])
+
+
+def test_a_mistake_is_told_why_it_is_one():
+    (which, held), *_ = questions(frames(told([[1, 2], [10, 20]]).run))[1:]
+    assert which.asked == "Which chunk does rank 0 send in round 1?"
+    assert [answer.said for answer in which.answers] == ["chunk 0", "chunk 1"]
+    assert which.answers[1].why == (
+        "Rank 0 sends chunk 0: each rank begins with the chunk of its own number."
+    )
+    added = "In reduce-scatter what comes is added: 10 + 1 = 11."
+    assert [(answer.said, answer.why) for answer in held.answers] == [
+        ("1", f"1 is what rank 0 sends. {added}"),
+        ("10", f"10 is what rank 1 holds already. {added}"),
+        ("11", added),
+    ]
 
 
 def test_chunks_without_elements_are_left_out():

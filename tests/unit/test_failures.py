@@ -36,9 +36,13 @@ def test_ranks_that_saw_different_ones_wait_are_one_group() -> None:
         report(2),
     ]
     text = describe(reports, ran=range(3))
-    assert "ranks 0–1 were waiting at line 3: f(x)" in text
-    assert text.count("Waiting for it:") == 1
-    assert "  ranks 0–1 at In[1]:3: f(x)" in text
+    assert text.endswith("ranks 0–1 were waiting at line 3: f(x)\n  rank 2 has left")
+
+
+def test_who_else_waited_is_listed_where_that_is_not_said_above() -> None:
+    saw = "rank 2 has left\nWaiting for it:\n  rank 0 at In[1]:3: f(x)\n  rank 1 at a.py:8: g(x)"
+    text = describe([report(0, saw, "RankLeft", waiting=True), report(2)], ran=range(3))
+    assert saw in text
 
 
 def test_messages_that_differ_in_a_number_are_not_the_same() -> None:
@@ -61,7 +65,10 @@ def test_the_rank_that_died_of_itself_is_the_culprit() -> None:
     hellos = {r: Hello(r, 3, r, 3, "host", 10 + r, "cpu", "e", "mpi", "/l/x.log") for r in range(3)}
     ends = [End(0, -9, by_launcher=True), End(2, 3, by_launcher=False), End(1, -9, True)]
     text = loss(ends, hellos, "", size=3, shown=True)
-    assert text.startswith("rank 2 (host, pid 12, cpu) ended with exit code 3; MPI ended ranks 0–1")
+    assert text.startswith(
+        "rank 2 (host, pid 12, cpu) ended with exit code 3; ranks 0–1 were killed"
+    )
+    assert "; rank 0 was killed with it" in loss([End(1, 3, False)], hellos, "", 2, shown=True)
 
 
 def test_a_death_is_told_without_waiting_for_the_end_of_all_that_it_took_along():

@@ -23,7 +23,7 @@ COLLECTED = """
         one.itself, one.local = one, threading.local()
         one.local.value = 1
 
-    faulthandler.dump_traceback_later(20, exit=True)
+    faulthandler.dump_traceback_later(60, exit=True)
     gc.disable()
     for allocations in range(40):
         end = threading.Event()
@@ -48,7 +48,7 @@ COLLECTED = """
 
 def test_a_garbage_collection_does_not_end_the_asking():
     program = [sys.executable, "-c", textwrap.dedent(COLLECTED)]
-    ran = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=120)
     assert (ran.stdout, ran.returncode) == ("went on\n", 0), ran.stderr
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from allranks import launched
-from allranks.engine import pinning
-from allranks.engine.gpu import Gpu, GpuUse, is_out_of_memory
-from allranks.engine.gpu_memory import release
+from allranks.engine.devices import pinning
+from allranks.engine.devices.gpu import Gpu, GpuUse, is_out_of_memory
+from allranks.engine.devices.gpu_memory import release
 
 FAKE = str(Path(__file__).resolve().parents[1] / "fakes" / "nvml")
 GIB = 2**30
@@ -97,14 +97,14 @@ def test_running_out_of_memory_names_rank_gpu_and_who_else_is_there(nvml):
     said = Gpu("cuda:0 (GPU-1)").out_of_memory(2, mine, {12: 0, 13: 4})
     assert said.startswith(
         "rank 2 is out of memory on FAKE GPU (GPU-1): 139.0 GiB of 140.0 GiB are in use. "
-        "Also on it: rank 0 (70.0 GiB), "
+        "Also using it: rank 0 (70.0 GiB), "
     )
     assert f"pid {other} (1.0 GiB), pid {unknown}, rank 4." in said
 
 
 def test_alone_on_a_gpu_is_said(nvml):
     nvml(processes=[[11, GIB]], total=GIB)
-    assert Gpu("cuda:0 (GPU-1)").out_of_memory(0, 11, {}).endswith("Nobody else is.")
+    assert Gpu("cuda:0 (GPU-1)").out_of_memory(0, 11, {}).endswith("No other process uses it.")
 
 
 def test_every_librarys_out_of_memory_is_known():

@@ -15,7 +15,7 @@ from allranks.cluster.launchers.local import LocalLauncher
 from allranks.cluster.launchers.sites import SITES
 from allranks.cluster.launchers.ssh import SshLauncher
 from allranks.cluster.options import ClusterOptions
-from allranks.engine import pinning
+from allranks.engine.devices import pinning
 from allranks.errors import StartFailed, UsageError
 from allranks.magics.options import parse_cell, parse_command
 
@@ -90,9 +90,9 @@ def test_a_file_of_places_that_this_user_may_not_read_is_passed_over_and_named(s
     assert launchers.takes_options("pair") is True
     with pytest.raises(UsageError) as refused:
         launchers.named("pair --nodes 2")
-    assert str(refused.value).startswith("expected a launcher, found 'pair --nodes 2'. There is:")
-    assert str(refused.value).endswith(f"\n{sites} was not read: this user may not")
-    assert listing.text().endswith(f"\n  {sites} was not read: this user may not")
+    assert str(refused.value).startswith("expected a launcher, found 'pair --nodes 2'. Available:")
+    assert str(refused.value).endswith(f"\n{sites} was not read: permission denied")
+    assert listing.text().endswith(f"\n  {sites} was not read: permission denied")
 
 
 def test_the_options_of_a_batch_system_go_with_its_name(sites):
@@ -113,7 +113,9 @@ def test_others_have_no_such_options(line):
 def test_a_batch_system_is_asked_for_as_many_ranks_as_its_options_say():
     assert slurm.SlurmLauncher(["--nodes", "2", "--ntasks-per-node", "4"]).size(None) == 8
     assert slurm.SlurmLauncher(["-N", "3"]).size(6) == 6
-    with pytest.raises(UsageError, match=r"expected as many ranks on each of 3 hosts, found 7"):
+    with pytest.raises(
+        UsageError, match=r"expected the same number of ranks on each of 3 hosts, found 7"
+    ):
         slurm.SlurmLauncher(["-N", "3"]).size(7)
     with pytest.raises(UsageError, match="found -n 6"):
         pbs.PbsLauncher(["--nodes", "2", "--ntasks-per-node", "4"]).size(6)
@@ -229,8 +231,8 @@ def test_every_launcher_is_listed_with_why_it_cannot_be_used_here(sites, monkeyp
     text = listing.text()
     assert text.startswith("→ local      ranks on this machine\n")
     assert "ssh        --on ssh:h1:2,h2:2" in text
-    assert "not here: expected ssh, found none. Type: apt install openssh-client" in text
-    assert "not here: expected sbatch, found no such program" in text
+    assert "not available: expected ssh, found none. Type: apt install openssh-client" in text
+    assert "not available: expected sbatch, found no such program" in text
     assert f"pair       the two machines under the desk  ({sites})" in text
 
 
@@ -250,7 +252,7 @@ def test_which_gpus_of_other_hosts_are_used_is_told_by_their_numbers():
     assert devices.numbers("0, 2") == ("0", "2")
     with pytest.raises(UsageError, match="expected --gpus with numbers"):
         Cluster(launcher="ssh:h1:2", gpus="GPU-1")
-    with pytest.raises(UsageError, match="--exclusive looks at this machine's GPUs"):
+    with pytest.raises(UsageError, match="--exclusive counts the GPUs of this machine"):
         Cluster(launcher="ssh:h1:2", exclusive=True)
 
 
@@ -267,5 +269,5 @@ def test_the_address_is_the_one_on_the_way_to_the_host(monkeypatch):
 
 def test_a_host_that_only_ssh_knows_is_passed_over_for_the_address():
     assert spread.address_towards("no.such.host.invalid", "localhost") == "127.0.0.1"
-    with pytest.raises(StartFailed, match="expected a way to no"):
+    with pytest.raises(StartFailed, match="expected a route to no"):
         spread.address_towards("no.such.host.invalid")

@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 import pytest
 
-from allranks.engine.metrics import Metrics
+from allranks.engine.cells.metrics import Metrics
 from allranks.errors import UsageError
 
 
@@ -65,6 +65,8 @@ def test_no_number_is_refused_with_what_it_is():
         Metrics().log(loss=np.ones(3))
     with pytest.raises(UsageError, match="found 'much'"):
         Metrics().log(loss="much")
+    with pytest.raises(UsageError, match=r"log\(step=…\) expected one number, found 'a'"):
+        Metrics().log(step="a", loss=0.5)
 
 
 def test_what_comes_too_fast_is_counted():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import sys
 from math import log2
 
 import numpy as np
@@ -117,9 +117,15 @@ def test_a_prediction_reads_well():
 
 
 def test_a_hundred_thousand_ranks_take_no_time_to_predict():
-    began = time.perf_counter()
-    assert predict(2**30, 100_000, 12_500).busbw_gbps > 300
-    assert time.perf_counter() - began < 0.1
+    calls = []
+    sys.setprofile(lambda _frame, event, _: calls.append(event))
+    try:
+        prediction = predict(2**30, 100_000, 12_500)
+    finally:
+        sys.setprofile(None)
+    assert prediction.busbw_gbps > 300
+    # None of them for each rank, or each host.
+    assert 10 < len(calls) < 10_000
 
 
 def test_what_cannot_be_predicted_is_refused():

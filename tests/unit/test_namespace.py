@@ -1,6 +1,6 @@
 """The names that every rank's cells find, pinned: a cell of a year ago must find them too."""
 
-from allranks.engine.namespace import OPERATIONS, PLACE
+from allranks.engine.cells.namespace import OPERATIONS, PLACE
 from allranks.records.names import RESERVED
 
 NAMES = """
@@ -14,7 +14,7 @@ NAMES = """
     broadcast_object allgather_object
     ReduceOp Average Sum Min Max Product Adasum Compression
     ProcessSet global_process_set add_process_set remove_process_set
-    empty records timeline
+    empty records timeline keep
 """
 
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.engine.nursery import Nursery, first_line
+from allranks.engine.host.nursery import Nursery, first_line
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the nursery needs Linux")
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("said", [b"", b"abc", (100).to_bytes(8, "little") + b"half of it"])
 def test_a_process_that_dies_at_the_door_is_let_go_with_all_it_held(said, tmp_path):
     with socket.socket(socket.AF_UNIX) as door, socket.socket(socket.AF_UNIX) as stub:
@@ -24,7 +24,8 @@ def test_a_process_that_dies_at_the_door_is_let_go_with_all_it_held(said, tmp_pa
             socket.send_fds(stub, [said], [0])
         stub.shutdown(socket.SHUT_WR)
         Nursery._admit(SimpleNamespace(door=door))
-        assert len(os.listdir("/proc/self/fd")) == before
+        # Fewer where what earlier tests held has been let go meanwhile.
+        assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ def test_a_cells_options_are_read() -> None:
         ("--foo", "unrecognized arguments: --foo. Expected: %%distributed"),
         ("-n four", "invalid int value"),
         ("-o 1x", "expected the name of a variable after -o"),
+        ("-o class", "expected the name of a variable after -o, found 'class'"),
         ("--timeout 0", "expected --timeout in seconds above 0"),
         ("-o 'x", "expected options"),
     ],

@@ -17,7 +17,7 @@ from allranks.cluster.wire import Wire
 from allranks.records.config import EVERY_GPU, Invitation, NurseryConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the relay needs Linux")
-SECONDS = 10
+SECONDS = 30
 
 
 def wait_until(done: Callable[[], bool]) -> None:
@@ -27,7 +27,7 @@ def wait_until(done: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(200)
 def test_a_driver_that_takes_long_keeps_no_host_from_answering(tmp_path: Path):
     driver = tmp_path / "nvidia-smi"
     driver.write_text(

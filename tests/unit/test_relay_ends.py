@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from allranks.cluster.hosts import Hosts
@@ -21,7 +22,7 @@ from allranks.cluster.wire import Wire
 from allranks.records.config import Invitation, NurseryConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the relay needs Linux")
-SECONDS = 20
+SECONDS = 60
 
 
 class Notebook:
@@ -125,6 +126,7 @@ def test_a_host_that_comes_while_another_is_still_stopping_is_stopped_too(notebo
     first = notebook.relay(notebook.invitation("h1"))
     until(lambda: "h1" in hosts._addresses)
     first.send_signal(signal.SIGSTOP)
+    until(lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED)
     stop = threading.Thread(target=hosts.stop)
     stop.start()
     until(lambda: hosts._stopping)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import functools
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -130,10 +129,9 @@ def test_ranks_that_wait_for_a_failed_rank_are_freed_at_once():
             seen.append(str(error))
             raise
 
-    began = time.perf_counter()
+    # They are freed by what has happened: by the timeout it would be much later.
     with pytest.raises(KeyError, match="no data"):
-        LoopbackLinks(3).run(one_rank)
-    assert time.perf_counter() - began < 2
+        LoopbackLinks(3, timeout_seconds=3600).run(one_rank)
     assert "rank 2 expected an array from rank 1: rank 1 raised KeyError" in " ".join(seen)
     assert "allreduce" not in [thread.name for thread in threading.enumerate()]
 

@@ -64,7 +64,7 @@ def test_a_left_wait_keeps_the_buffers_that_mpi_may_still_write_to():
 
 
 def test_waiting_costs_a_small_part_of_a_core():
-    began, used = time.perf_counter(), time.process_time()
+    began, used = time.perf_counter(), time.thread_time()
     deadline = began + 0.5
 
     def interrupt_late():
@@ -74,7 +74,7 @@ def test_waiting_costs_a_small_part_of_a_core():
 
     with pytest.raises(Interrupted):
         MpiLink(Comm(interrupt_late)).receive(1)
-    assert time.process_time() - used < 0.2
+    assert time.thread_time() - used < 0.2
 
 
 def test_a_dtype_that_cannot_travel_is_named():

@@ -13,7 +13,7 @@ import zmq
 from allranks.cluster import wire
 from allranks.cluster.launchers.spread import ANY_PORTS, LOOPBACK
 
-SECONDS = 20
+SECONDS = 60
 Talk = Callable[..., threading.Event]
 
 
@@ -37,7 +37,7 @@ class Told:
 
 @pytest.fixture
 def told(monkeypatch) -> Iterator[Told]:
-    monkeypatch.setattr(wire, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(wire, "_LOOK_SECONDS", 0.1)
     heard = Told()
     yield heard
     heard.wire.close()

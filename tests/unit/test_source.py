@@ -17,5 +17,5 @@ def test_a_syntax_error_says_that_nothing_has_run() -> None:
     with pytest.raises(SyntaxError) as caught:
         check("x = 1\ndef f(:\n")
     said = explain(caught.value, number=7)
-    assert said.startswith("nothing has run, on any rank.")
+    assert said.startswith("the cell was not run on any rank.")
     assert "Cell In[7], line 2" in said

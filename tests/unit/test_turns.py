@@ -41,7 +41,7 @@ def test_what_ends_one_wait_ends_those_behind_it(world, monkeypatch):
     here, told = threading.Barrier(2), []
 
     def left(*_args, **_options):
-        here.wait(10)
+        here.wait(60)
         while len(asked._ready) < 2:
             pass
         raise RankLeft("rank 1 has gone")
@@ -51,7 +51,7 @@ def test_what_ends_one_wait_ends_those_behind_it(world, monkeypatch):
 
     def behind():
         worlds.set_thread(world)
-        here.wait(10)
+        here.wait(60)
         try:
             asked.take("b", lambda: None)
         except RankLeft as error:
@@ -61,7 +61,7 @@ def test_what_ends_one_wait_ends_those_behind_it(world, monkeypatch):
     other.start()
     with pytest.raises(RankLeft):
         asked.take("a", lambda: None)
-    other.join(10)
+    other.join(60)
     assert told == ["rank 1 has gone"]
 
 
@@ -84,5 +84,5 @@ def test_the_first_ranks_order_is_everybodys(world, monkeypatch):
     for thread in waiting:
         thread.start()
     for thread in waiting:
-        thread.join(10)
+        thread.join(60)
     assert done == ["c", "a", "b"]

@@ -26,7 +26,7 @@ REPORT = Report(1, "host", "cpu", "ValueError", "no", ("a", "b"), 3, "x = 1", wa
         Reply(1, 2, "ok", 0.5, False, True, "", None),
         Output(0, 1, (["out", "text é"], ["display", {"a": [1]}, {}, None]), 1, 2, 3),
         Ask(7, "pull", {"names": ["x"]}),
-        RunMember(3, 1, "x = 1", 7, "member 1", 1024, 2, 0, True),
+        RunMember(3, 1, "5c0ffee", "x = 1", 7, "member 1", 1024, 2, 0, True),
         Result(1, 3, {"accuracy": 0.5, "n": 3}, "accuracy 0.5", 128, "/proc/1/fd/3", ""),
     ],
 )
@@ -56,7 +56,7 @@ def test_what_is_no_record_is_refused(frames: list[bytes]) -> None:
 
 
 def test_a_field_that_is_not_json_is_refused() -> None:
-    with pytest.raises(WireError, match="Ask cannot cross the wire"):
+    with pytest.raises(WireError, match="Ask cannot be sent"):
         encode(Ask(1, "push", {"x": object()}))
 
 

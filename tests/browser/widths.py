@@ -1,0 +1,58 @@
+"""What a cell shows on a laptop's screen and on a large one: all of its width, and no more."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Locator, expect
+
+from tests.browser.conftest import PICTURES
+from tests.browser.lab import Lab
+
+SIZES = ((1366, 768), (1920, 1080))
+#: What stands out of its cell to the right, or out of the page. What scrolls inside does not, but
+#: for JupyterLab's own boxes, which would have the panel as a whole scroll.
+RUNS_OVER = """area => {
+    const edge = area.getBoundingClientRect().right + 1, over = [];
+    const look = element => {
+        if (["auto", "scroll", "hidden", "clip"].includes(getComputedStyle(element).overflowX)
+            && !element.matches("[class*='jp-']")) return;
+        for (const child of element.children) {
+            const { right, width } = child.getBoundingClientRect();
+            if (width > 1 && right > edge)
+                over.push(`${child.tagName}.${child.getAttribute("class")} by ${right - edge} px`);
+            look(child);
+        }
+    };
+    look(area);
+    const page = document.scrollingElement;
+    if (page.scrollWidth > page.clientWidth) over.push("the page");
+    return over;
+}"""
+#: Whether something fills the cell, once the page has been laid out anew.
+FILLS = """([element, share]) => {
+    const area = element.closest(".jp-OutputArea-output").getBoundingClientRect();
+    return element.getBoundingClientRect().width >= share * area.width;
+}"""
+
+
+def check(lab: Lab, index: int, name: str, *parts: tuple[Locator, float]) -> None:
+    """Looks at the output of a cell in both sizes, of which pictures are left.
+
+    Args:
+        lab: the page; it keeps the size that it had.
+        index: the cell.
+        name: of the pictures.
+        parts: what has to fill at least such a share of the output's width.
+    """
+    before = lab.page.viewport_size
+    assert before is not None
+    for width, height in SIZES:
+        # Its picture is of all of it.
+        lab.page.set_viewport_size({"width": width, "height": max(height, 1600)})
+        lab.page.wait_for_function("width => innerWidth === width", arg=width)
+        for part, share in parts:
+            expect(part).to_be_visible()
+            lab.page.wait_for_function(FILLS, arg=[part.element_handle(), share], timeout=10_000)
+        area = lab.output(index)
+        assert area.evaluate(RUNS_OVER) == []
+        lab.picture_of(index, PICTURES / f"width-{name}-{width}.png")
+    lab.page.set_viewport_size(before)

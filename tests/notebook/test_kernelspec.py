@@ -1,0 +1,100 @@
+"""The kernel that ``allranks install-kernel`` installs: every cell is for the ranks."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+
+from tests.kernel import Kernel, lines_of_two
+
+COMMAND = [sys.executable, "-m", "allranks.command.main", "install-kernel"]
+
+
+def install(prefix: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, "--prefix", str(prefix), *words]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def spec_in(prefix: Path, name: str = "allranks") -> KernelSpec:
+    """The kernel's specification as Jupyter finds it."""
+    folder = str(prefix / "share" / "jupyter" / "kernels")
+    return KernelSpecManager(kernel_dirs=[folder]).get_kernel_spec(name)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """The kernel of a prefix, with two ranks, for all tests of this file."""
+    prefix = tmp_path_factory.mktemp("prefix")
+    done = install(prefix, "-n", "2")
+    assert done.returncode == 0, done.stderr
+    assert f"Installed the kernel 'allranks' in {prefix}" in done.stdout
+    with Kernel(tmp_path_factory.mktemp("kernel"), spec=spec_in(prefix)) as kernel:
+        first = kernel.run("print('rank', rank)")
+        assert first.text.startswith("allranks started ranks 0–1 on ")
+        assert lines_of_two(first.text.split("\n", 2)[2]) == {0: ["rank 0"], 1: ["rank 1"]}
+        yield kernel
+
+
+def test_a_cell_without_a_magic_runs_on_all_ranks(kernel):
+    kernel.run("x = 10 * rank")
+    assert kernel.run("allreduce(x, op=Sum)").text == "ranks 0–1 → 10\n"
+
+
+def test_a_local_cell_runs_in_the_notebook(kernel):
+    cell = kernel.run("%%local\nimport asyncio\nawait asyncio.sleep(0)\nhere = 'rank' in globals()")
+    assert (cell.status, cell.text) == ("ok", "")
+    assert kernel.run("%%local\nhere").text == "False\n"
+    assert kernel.run("'here' in globals()").text == "ranks 0–1 → False\n"
+
+
+def test_an_error_in_a_local_cell_has_the_notebooks_line(kernel):
+    text = kernel.run("%%local\n\n1 / 0").text
+    assert "----> 3 1 / 0" in text
+
+
+def test_ipythons_magics_are_for_the_ranks_too(kernel):
+    assert kernel.run("%%capture said\nprint(rank)").text == ""
+    said = lines_of_two(kernel.run("print(said.stdout.strip())").text)
+    assert said == {0: ["0"], 1: ["1"]}
+    assert kernel.run("%%local\n%%capture said\nprint('here')").text == ""
+    assert kernel.run("%%local\nsaid.stdout").text == "'here\\n'\n"
+
+
+def test_commands_and_cells_that_say_where_they_run_stay_what_they_are(kernel):
+    assert "2 ranks" in kernel.run("%distributed status").text
+    assert kernel.run("%%distributed -r 1\nprint('one')").text == "rank 1 │ one\n"
+    assert kernel.run("%load_ext allranks").status == "ok"
+
+
+def test_what_a_front_end_asks_for_itself_stays_in_the_notebook(kernel):
+    cell = kernel.start("print('rank' in globals())", history=False).wait()
+    assert cell.text == "False\n"
+
+
+def test_fresh_ranks_are_what_was_installed_again(kernel):
+    kernel.run("%distributed stop")
+    assert kernel.run("size").text.endswith("ranks 0–1 → 2\n")
+
+
+def test_the_specification_says_how_ranks_are_started(tmp_path):
+    words = ["--name", "two", "--on", "local", "-n", "2", "--display-name", "Two ranks"]
+    assert install(tmp_path, *words).returncode == 0
+    spec = spec_in(tmp_path, "two")
+    assert (spec.display_name, spec.language) == ("Two ranks", "python")
+    assert shlex.split(spec.env["ALLRANKS_START"]) == ["-n", "2", "--on", "local"]
+    assert spec.argv[0] == sys.executable
+    assert json.loads(json.dumps(spec.metadata))["debugger"] is False
+
+
+def test_a_launcher_that_nobody_knows_is_refused_before_anything_is_written(tmp_path):
+    done = install(tmp_path, "--on", "nowhere")
+    assert done.returncode != 0
+    assert "nowhere" in done.stderr
+    assert list(tmp_path.iterdir()) == []

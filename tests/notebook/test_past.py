@@ -1,0 +1,91 @@
+"""Looking back at cells: drawn again, compared, and written where the user says."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kernel import Kernel
+
+LOGGING = "%%distributed\nprint('loss of', {0})\nfor i in range(5): log(loss={0} * i + rank)"
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel with two ranks; its third cell has logged, and its fifth; the fourth has failed."""
+    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        kernel.run("%load_ext allranks\n%distributed start -n 2")
+        kernel.run("%%distributed\nprint('nothing logged')")
+        kernel.run(LOGGING.format(1))
+        kernel.run("%%distributed\nprint('before'); 1 / 0")
+        kernel.run(LOGGING.format(10))
+        yield kernel
+
+
+def test_the_last_cell_is_drawn_again_with_output_and_curves(notebook):
+    cell = notebook.run("%distributed last")
+    panel, text = cell.displays
+    assert "data-allranks" in panel["text/html"]
+    assert re.search(r"loss +4 +40.5 +40 +41 +40 +41", panel["text/plain"])
+    assert text["text/plain"] == "ranks 0–1 │ loss of 10"
+
+
+def test_any_cell_is_drawn_again_by_its_number(notebook):
+    (shown,) = notebook.run("%distributed last 2").displays
+    assert shown["text/plain"] == "ranks 0–1 │ nothing logged"
+    shown = notebook.run("%distributed last 4").displays
+    assert shown[0]["text/plain"] == "ranks 0–1 │ before"
+
+
+def test_the_curves_of_two_cells_lie_over_each_other(notebook):
+    (shown,) = notebook.run("%distributed compare 3 5").displays
+    assert "data-allranks" in shown["text/html"]
+    said = shown["text/plain"]
+    assert re.match(r"In\[3\] took .*, In\[5\] took .*; each curve is the mean of all", said)
+    assert re.search(r"cell 3 +cell 5\n +loss +4 .* 4\.5 +40\.5$", said, re.MULTILINE)
+    (shown,) = notebook.run("%distributed compare 3 5 -r 1").displays
+    assert re.search(r"loss +4 .* 5 +41$", shown["text/plain"], re.MULTILINE)
+
+
+def test_a_cell_is_compared_with_one_of_an_earlier_notebook(notebook):
+    said = notebook.run("%distributed log -r 0").text
+    folder = Path(re.search(r"rank 0: (.*)/rank-0\.log", said)[1])
+    assert sorted(path.name for path in folder.glob("cell-*")) == [
+        "cell-3.json.gz",
+        "cell-5.json.gz",
+    ]
+    (shown,) = notebook.run(f"%distributed compare 5 {folder}/cell-3.json.gz").displays
+    assert "4.5" in shown["text/plain"]
+
+
+def test_csv_is_written_where_it_was_asked_for_and_nowhere_else(notebook, tmp_path):
+    before = notebook.run("import os; print(sorted(os.listdir()))").stdout
+    notebook.run(f"%distributed export {tmp_path}/results 3")
+    rows = list(csv.reader((tmp_path / "results" / "curves.csv").read_text().splitlines()))
+    assert rows[0] == ["name", "rank", "member", "step", "value"]
+    assert rows[1:3] == [["loss", "0", "", "0.0", "0.0"], ["loss", "0", "", "1.0", "1.0"]]
+    assert len(rows) == 1 + 2 * 5
+    assert notebook.run("print(sorted(os.listdir()))").stdout == before
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("last 77", r"expected the number of a cell .*, found 2, 3, 4, 5, and In\[77\] is none"),
+        ("last 3 5", "expected one cell number, found 3 5"),
+        ("compare 3", "expected two cell numbers or more, found 3"),
+        ("compare 3 4", r"that logged or made collectives, found 3, 5, and In\[4\] is none"),
+        ("compare 3 none.gz", "expected a cell's file, found none.gz"),
+        ("export", "expected a folder and optionally a cell number, found none"),
+        (f"export {os.devnull}/x 3", "expected a folder that can be written"),
+    ],
+)
+def test_what_is_not_there_is_said(notebook, line, said):
+    cell = notebook.run(f"%distributed {line}")
+    assert cell.error_name == "UsageError"
+    assert re.search(said, cell.error_value)

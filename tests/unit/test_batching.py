@@ -1,0 +1,118 @@
+"""What ranks of one host tell goes to the notebook as few messages, whole and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from allranks.cluster.launchers.spread import ANY_PORTS, LOOPBACK
+from allranks.cluster.wire import Wire
+from allranks.engine.host import batching
+from allranks.engine.host.batching import Batching
+from allranks.errors import WireError
+from allranks.records.batches import joined, parts
+from allranks.records.telemetry import Pulse
+from allranks.records.wire import Answer, Output, Record, encode
+from tests.unit.test_relay import wait_until
+
+
+def output(rank: int, text: str) -> list[bytes]:
+    return encode(Output(rank, 1, (["out", text],), 0, 0, 9))
+
+
+def answer(rank: int, *payloads: bytes) -> list[bytes]:
+    return encode(Answer(1, rank, {}, ""), *payloads)
+
+
+class Host:
+    """A relay's part, with a socket that its ranks tell it something on, and one that sends."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.rank, self.told = self._pair("inproc://ranks")
+        events, self.notebook = self._pair("inproc://notebook")
+        self.batching = Batching(events)
+
+    def _pair(self, url: str) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        near, far = self.context.socket(zmq.PUSH), self.context.socket(zmq.PULL)
+        far.bind(url)
+        near.connect(url)
+        return near, far
+
+    def tell(self, *messages: list[bytes]) -> None:
+        for frames in messages:
+            self.rank.send_multipart(frames)
+        self.batching.drain(self.told)
+
+    def heard(self) -> list[list[list[bytes]]]:
+        found = []
+        while self.notebook.poll(0):
+            found.append(list(parts(self.notebook.recv_multipart())))
+        return found
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    monkeypatch.setattr(batching, "TICK_SECONDS", 1000.0)
+    made = Host()
+    made.tell(output(0, "after a silence"))
+    assert made.heard() == [[output(0, "after a silence")]]
+    yield made
+    made.context.destroy(0)
+
+
+def test_output_and_telemetry_wait_for_each_other_and_go_before_what_does_not_wait(host):
+    pulse = encode(Pulse(0, 1, "", "", 0, 0, 0))
+    host.tell(output(0, "a"), output(1, "b"))
+    host.tell(pulse, output(0, "c"))
+    assert host.heard() == []
+    assert 0 < host.batching.left_seconds <= 1000
+    host.tell(answer(1, b"with", b"more"))
+    waited = [output(0, "a"), output(1, "b"), pulse, output(0, "c")]
+    assert host.heard() == [[*waited, answer(1, b"with", b"more")]]
+    assert host.batching.left_seconds == float("inf")
+
+
+def test_what_waits_goes_when_its_time_is_over(host, monkeypatch):
+    host.tell(output(0, "a"))
+    assert host.heard() == []
+    monkeypatch.setattr(batching, "TICK_SECONDS", 0.0)
+    assert host.batching.left_seconds == 0
+    host.tell(output(1, "b"))
+    assert host.heard() == [[output(0, "a"), output(1, "b")]]
+
+
+def test_what_is_large_keeps_nothing_waiting_before_it(host):
+    large = answer(1, bytes(1 << 20))
+    host.tell(output(0, "a"), large, output(0, "b"), answer(0))
+    assert host.heard() == [[output(0, "a")], [large], [output(0, "b"), answer(0)]]
+
+
+@pytest.mark.parametrize(
+    "frames", [[b"batch"], [b"batch", b"{"], [b"batch", b"[2]", b"x"], [b"batch", b"[0]"]]
+)
+def test_a_batch_that_is_none_is_refused(frames):
+    with pytest.raises(WireError):
+        list(parts(frames))
+
+
+def test_what_cannot_be_read_takes_nothing_along():
+    read: list[Record] = []
+    unread: list[Exception] = []
+    wire = Wire(lambda record, _: read.append(record), unread.append, LOOPBACK, ANY_PORTS)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    relay = context.socket(zmq.PUSH)
+    public, secret = zmq.curve_keypair()
+    relay.curve_serverkey = wire.key.encode()
+    relay.curve_publickey, relay.curve_secretkey = public, secret
+    relay.connect(wire.events_url)
+    try:
+        relay.send_multipart(joined([output(0, "a"), [b"what"], output(1, "b")]))
+        wait_until(lambda: len(read) == 2)
+        assert [each.rank for each in read if isinstance(each, Output)] == [0, 1]
+        assert len(unread) == 1
+    finally:
+        wire.close()
+        context.destroy(0)

@@ -1,0 +1,235 @@
+"""``allranks export``: cells as plain Python, and what batch systems are given."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from allranks.command import notebook, targets
+from allranks.command.main import main
+from allranks.command.plain import indented, plain
+from allranks.command.script import export
+from allranks.errors import UsageError
+
+SCHEMAS = Path(__file__).with_name("schemas")
+SCRIPT = 'print("100 % of $HOME, $(id) and “more”")\n\n\n#\tthe end\n'
+JOB = targets.Job("04_Data Parallel", "04_Data Parallel.py", SCRIPT, 2, 4, image="me/train:1")
+
+
+def cells(*sources: str, **tags: list[str]) -> list[notebook.Found]:
+    """What is found in a notebook of these cells."""
+    made = {"cells": [{"cell_type": "code", "source": one, "metadata": tags} for one in sources]}
+    return [*notebook.found(made)]
+
+
+def script(*sources: str, **tags: list[str]) -> str:
+    """The script of a notebook of these cells."""
+    return export(cells(*sources, **tags), "n.ipynb", "n.py", "").source
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["export", *arguments])
+    assert isinstance(ended.value.code, int), ended.value.code
+    return ended.value.code
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """A notebook's file in a folder that the test runs in."""
+    monkeypatch.chdir(tmp_path)
+    source = "%%distributed -n 8 --on 'slurm --nodes 2 --ntasks-per-node 4 --partition gpu'\nrank"
+    made = {"nbformat": 4, "cells": [{"cell_type": "code", "source": [source]}]}
+    (tmp_path / "train.ipynb").write_text(json.dumps(made))
+    return "train.ipynb"
+
+
+def schema_of(name: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(json.loads((SCHEMAS / f"{name}.json").read_text()))
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+@pytest.mark.parametrize("inside", ["", "/app/train.py"])
+def test_manifests_are_valid_against_the_published_schemas(gpus, inside):
+    job = JOB._replace(gpus=gpus, inside=inside, seconds=3600, runtime="deepspeed-distributed")
+    *scripts, made = yaml.safe_load_all(targets.mpijob(job))
+    schema_of("mpijob").validate(made)
+    assert [one["kind"] for one in scripts] == ([] if inside else ["ConfigMap"])
+    schema_of("trainjob").validate(yaml.safe_load(targets.trainjob(job)))
+
+
+def test_a_field_that_the_schemas_do_not_know_is_refused():
+    *_, made = yaml.safe_load_all(targets.mpijob(JOB))
+    made["spec"]["slotsPerworker"] = 4
+    assert [*schema_of("mpijob").iter_errors(made)]
+    train = yaml.safe_load(targets.trainjob(JOB._replace(runtime="")))
+    assert [error.json_path for error in schema_of("trainjob").iter_errors(train)] == [
+        "$.spec.runtimeRef.name"
+    ]
+
+
+def test_an_mpijob_mounts_the_script_that_its_ranks_run():
+    scripts, made = yaml.safe_load_all(targets.mpijob(JOB))
+    assert scripts["data"] == {"04_Data-Parallel.py": SCRIPT}
+    replicas = made["spec"]["mpiReplicaSpecs"]
+    assert replicas["Worker"]["replicas"] * made["spec"]["slotsPerWorker"] == JOB.size
+    for replica in replicas.values():
+        pod = replica["template"]["spec"]
+        (volume,) = pod["volumes"]
+        assert volume["configMap"]["name"] == scripts["metadata"]["name"]
+        (mount,) = pod["containers"][0]["volumeMounts"]
+        assert mount == {"name": volume["name"], "mountPath": "/allranks"}
+    (launcher,) = replicas["Launcher"]["template"]["spec"]["containers"]
+    assert launcher["command"][-1] == "/allranks/04_Data-Parallel.py"
+
+
+def test_a_trainjob_has_the_script_among_its_arguments():
+    made = yaml.safe_load(targets.trainjob(JOB._replace(runtime="mpi")))
+    *_, flag, source = made["spec"]["trainer"]["args"]
+    assert (flag, source.replace("$$", "$")) == ("-c", SCRIPT)
+    with pytest.raises(UsageError, match="--script /app/"):
+        targets.trainjob(JOB._replace(source="#" * 70_000))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "yes", "1", "a: b", "a\nb", "a\nb\n", "a\n\n\n", " a\nb", "a\n b\n", "\ta\nb", "é\x85\n"],
+)
+def test_yaml_of_ours_is_read_as_it_was_written(text):
+    value = {"a": [{"b": text, "c": [text]}, [], {}, 1, True], "d": {"e": {"f": text}}}
+    assert yaml.safe_load(targets.yaml(value)) == value
+
+
+def test_sbatch_is_asked_for_what_the_notebook_had(file, tmp_path):
+    assert run(file, "--to", "slurm", "--time", "1:30:00", "--mem", "4 G") == 0
+    text = (tmp_path / "train.sbatch").read_text()
+    asked = [line.removeprefix("#SBATCH ") for line in text.splitlines() if "#SBATCH" in line]
+    assert asked == [
+        *("--job-name=train", "--nodes=2", "--ntasks-per-node=4", "--output=train-%j.log"),
+        *("--no-requeue", "--time=1:30:00", "--partition gpu", "--mem '4 G'"),
+    ]
+    assert text.endswith("/python train.py\n")
+    assert "/mpiexec -n 8 " in text
+    assert subprocess.run(["bash", "-n", tmp_path / "train.sbatch"]).returncode == 0
+    compile((tmp_path / "train.py").read_text(), "train.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["--to", "mpijob"], "expected --image"),
+        (["--to", "slurm", "-np", "3", "--nodes", "2"], "Type for example: -np 2"),
+        (["--to", "slurm", "--time", "soon"], "Type: --time 1:00:00"),
+        (["--partition", "gpu"], "Options of sbatch go with --to slurm"),
+        (["-o", "nowhere/train.py"], "expected a place to write to"),
+    ],
+)
+def test_what_cannot_be_exported_so_says_what_to_type(file, typed, said):
+    with pytest.raises(SystemExit) as ended:
+        main(["export", file, *typed])
+    assert said in str(ended.value.code)
+
+
+def test_a_file_that_is_no_notebook_is_refused(tmp_path):
+    (tmp_path / "n.ipynb").write_text("{}")
+    with pytest.raises(SystemExit, match="expected a notebook of version 4"):
+        main(["export", str(tmp_path / "n.ipynb")])
+
+
+def test_what_runs_in_the_notebook_is_a_comment():
+    text = script(
+        "%load_ext allranks\nlimit = 3",
+        "%distributed push limit",
+        "%%ensemble lr=1,2\nresult = lr",
+        "%%distributed --timeout 5 -o x\nrank",
+    )
+    assert (
+        "# cell 1 is left out: it ran in the notebook, not on the ranks:\n#     limit = 3" in text
+    )
+    assert "# %distributed push limit\n# left out: the notebook gave the ranks its limit." in text
+    assert "# cell 3 is left out: a notebook runs an ensemble" in text
+    assert "# --timeout: nothing interrupts a cell of a script" in text
+    assert "# -o x: there is no notebook" in text
+    names = {name for name in compile(text, "n.py", "exec").co_names if name in ("limit", "lr")}
+    assert names == set()
+
+
+def test_cells_between_on_and_off_are_for_the_ranks():
+    found = cells(
+        "a = 1", "%distributed on", "b = 1", "%distributed status", "%distributed off", "c"
+    )
+    kinds = [(one.kind, one.source) for one in found if one.source]
+    assert kinds == [("notebook", "a = 1"), ("ranks", "b = 1"), ("notebook", "c")]
+
+
+def test_a_cell_that_fails_on_purpose_is_left_out():
+    found = cells("%%distributed\nassert 0", tags=["raises-exception"])
+    with pytest.raises(UsageError, match=r"found none in n\.ipynb"):
+        export(found, "n.ipynb", "n.py", "")
+
+
+@pytest.mark.parametrize(
+    ("cell", "becomes"),
+    [
+        ("x = 1\nx", "x = 1\nshow(x)"),
+        ("x;", "x;"),
+        ("print(1)", "print(1)"),
+        ("(1,\n 2)  # two", "show((1,\n 2))  # two"),
+        ("é = 1; é", "é = 1; show(é)"),
+        ("%matplotlib inline\nx = 1", "pass  # %matplotlib inline\nx = 1"),
+        ("if x:\n    %time f(1)", "if x:\n    f(1)"),
+        ("%%time\n%%capture\nx = 1", "# %%time\n# %%capture\nx = 1"),
+        (
+            "a = 1\x0c\nif a:\n    %cd /\na",
+            "a = 1\x0c\nif a:\n    __import__('os').chdir('/')  # %cd /\nshow(a)",
+        ),
+        ("%env A=b", "__import__('os').environ['A'] = 'b'  # %env A=b"),
+        ("!ls /", "__import__('subprocess').run('ls /', shell=True)  # !ls /"),
+        ("!pip install x", "pass  # !pip install x"),
+        ("'%matplotlib'", "'%matplotlib'"),
+        ("", "pass"),
+        ("# nothing yet", "# nothing yet\npass"),
+    ],
+)
+def test_ipythons_syntax_becomes_python(cell, becomes):
+    done = plain(cell, "cell 1", "show")
+    assert done.source == becomes
+    compile(f"if True:\n{indented(done.source)}", "cell 1", "exec")
+
+
+def test_imports_from_the_future_go_to_the_top():
+    text = script("%%distributed\nx = 1", "%%distributed\nfrom __future__ import annotations\ny: x")
+    assert text.index("from __future__ import annotations\n") < text.index("import allranks.batch")
+    compile(text, "n.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("files = !ls", "found !ls"),
+        ("!ls {folder}", "found !ls {folder}"),
+        ("%run other.py", "found %run other.py"),
+        ("%%bash\nls", "found %%bash"),
+        ("await f()", "Write asyncio.run"),
+        ("x = = 1", "Mend the cell"),
+    ],
+)
+def test_what_a_script_cannot_do_names_the_cell(cell, said):
+    with pytest.raises(UsageError) as raised:
+        plain(cell, "cell 7", "show")
+    assert str(raised.value).startswith("cell 7 expected Python")
+    assert said in str(raised.value)
+
+
+def test_strings_of_several_lines_stay_when_a_cell_is_put_under_an_if():
+    source = 'a = """one\n  two\n"""\nb = f"""{a}\nthree"""\nif a:\n    c = 1'
+    plainly: dict[str, object] = {}
+    exec(source, plainly)
+    below: dict[str, object] = {}
+    exec(f"if True:\n{indented(source)}", below)
+    assert [below[name] for name in "abc"] == [plainly[name] for name in "abc"]

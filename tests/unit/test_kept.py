@@ -1,0 +1,83 @@
+"""A version of what ranks keep is valid once all of them have written it, and not before."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from allranks.collectives.world import kept
+from allranks.collectives.world.kept import Series, snapshot
+from allranks.errors import UsageError
+
+
+def write(series: Series, version: int, **values: object) -> None:
+    series.write(version, snapshot(values, 0, copy=True))
+    series.wait()
+
+
+def two(folder: Path) -> tuple[Series, Series]:
+    return Series([str(folder)], "cells", 0, 2), Series([str(folder)], "cells", 1, 2)
+
+
+def test_the_last_rank_makes_a_version_valid_and_removes_those_before(tmp_path: Path) -> None:
+    first, second = two(tmp_path)
+    write(first, 1, x=1)
+    assert (first.newest(), second.newest(), second.load()) == (0, 0, None)
+    write(second, 1, x=2)
+    write(second, 2, x=3)
+    found = [series.load() for series in (first, second)]
+    assert [value for _, value in filter(None, found)] == [{"x": 1}, {"x": 2}]
+    write(first, 2, x=4)
+    assert first.newest() == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "cells-2-0-of-2",
+        "cells-2-1-of-2",
+    ]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.iterdir())
+
+
+def test_arrays_come_back_as_they_were_and_can_be_written_to(tmp_path: Path) -> None:
+    series = Series([str(tmp_path)], "cells", 0, 1)
+    array = np.arange(1000.0)
+    parts = snapshot({"x": array, "y": array}, 0, copy=True)
+    array[:] = 0
+    series.write(1, parts)
+    series.wait()
+    found = series.load()
+    assert found is not None
+    values = found[1]
+    assert values["x"] is values["y"]
+    values["x"] += 1
+    np.testing.assert_array_equal(values["x"], np.arange(1000.0) + 1)
+
+
+def test_where_one_folder_has_no_room_the_next_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "_MEMORY", str(tmp_path / "memory"))
+    monkeypatch.setattr(kept, "_SPARED_NBYTES", 1 << 62)
+    folders = [tmp_path / "memory", tmp_path / "disk"]
+    for folder in folders:
+        folder.mkdir()
+    series = Series([str(folder) for folder in folders], "cells", 0, 1)
+    write(series, 1, x=1)
+    assert [len(list(folder.iterdir())) for folder in folders] == [0, 1]
+    assert series.newest() == 1
+
+
+def test_what_could_not_be_written_is_said_and_leaves_the_version_before(tmp_path: Path) -> None:
+    gone = Series([str(tmp_path / "gone")], "cells", 0, 1)
+    write(gone, 1, x=1)
+    assert "No such file" in gone.settle()
+    assert gone.settle() == ""
+    assert gone.newest() == 0
+
+
+def test_of_what_cannot_be_pickled_the_variable_is_named() -> None:
+    class Refuses:
+        def __reduce__(self) -> str:
+            raise pickle.PicklingError("not me")
+
+    with pytest.raises(UsageError, match=r"model on rank 0 cannot be \(PicklingError: not me\)"):
+        snapshot({"step": 1, "model": Refuses()}, 0, copy=True)
