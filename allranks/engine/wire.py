@@ -230,6 +230,8 @@ class Wire:
                 ready = dict(self._poller.poll(int(wait * 1000)))
                 if self._commands in ready:
                     self._receive(*decode(self._commands.recv_multipart()))
+                    # A cell may begin: its first news come as soon as those that follow.
+                    next_tick = min(next_tick, monotonic() + _TICK_SECONDS)
                 if self._monitor in ready:
                     self._leave_line()
                 if monotonic() >= next_tick:

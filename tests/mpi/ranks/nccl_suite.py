@@ -210,8 +210,19 @@ def test_nothing_is_launched_before_it_is_its_turn_on_all_members(pair, monkeypa
 
 
 @three
-def test_a_rank_that_leaves_a_set_frees_those_that_wait_behind_its_call(pair, tail):
+def test_a_rank_that_leaves_a_set_frees_those_that_wait_behind_its_call(pair, tail, monkeypatch):
     """Also those that are in no set with it."""
+    take, told, mine = Turns.take, [], np.ones(1)
+
+    def telling(turns: Turns, call: Any, host: Any) -> Any:
+        for step in take(turns, call, host):
+            if call.behind is not None and not told:
+                told.append(raw.Isend(mine, 2))
+            yield step
+
+    def never(turns: Turns, call: Any, host: Any) -> Any:
+        while True:
+            yield call
 
     def cell() -> None:
         for each in (pair, tail):
@@ -222,17 +233,27 @@ def test_a_rank_that_leaves_a_set_frees_those_that_wait_behind_its_call(pair, ta
             return c.allreduce_async(ones(), c.Sum, process_set=tail, transport="nccl")
 
         if c.rank() == 2:
-            post()
+            # It neither ends this call nor leaves the cell before rank 1 waits behind it.
+            monkeypatch.setattr(Turns, "take", never)
+            posted = post()
         c.barrier()
         if c.rank() == 2:
+            until(lambda: posted.poll() or raw.Iprobe(1))
+            monkeypatch.undo()
             raise ValueError("before synchronize")
         if odd():
             posted, turns = post(), world.current().gpu.turns
             until(lambda: posted.poll() or tail.process_set_id in turns._calls)
+            monkeypatch.setattr(Turns, "take", telling)
         if pair.included():
             summed(process_set=pair)
 
+    raw = world.current().mpi.pristine
     error = in_a_cell(cell)
+    for sent in told:
+        sent.Wait()
+    if c.rank() == 2 and raw.Iprobe(1):
+        raw.Recv(mine, 1)
     kinds = {0: RankLeft, 1: RankLeft, 2: ValueError}
     assert isinstance(error, kinds.get(c.rank(), type(None)))
     if odd():
