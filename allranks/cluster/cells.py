@@ -9,13 +9,14 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from allranks.cluster.connection import CellRecord, Connection
+from allranks.cluster.connection import Connection
 from allranks.cluster.crew import Crew
 from allranks.cluster.deaths import End
 from allranks.cluster.explaining import Aside
 from allranks.cluster.inbox import Pressed
 from allranks.cluster.left import Left
 from allranks.cluster.replacement import Replacement
+from allranks.cluster.roster import CellRecord
 from allranks.cluster.run import Run, View
 from allranks.errors import UsageError
 from allranks.records import requests
@@ -280,12 +281,12 @@ class Cells:
         if self._left is not None:
             self._see_off(self._left)
         # Not without all ranks: those that are left can run what needs no others.
-        if self._dirty and not self._ranks.dead:
+        if self._dirty and not self._ranks.roster.dead:
             self._epoch += 1
             try:
                 self._ask(requests.RENEW, {"epoch": self._epoch})
             except UsageError:
-                if not self._ranks.dead:
+                if not self._ranks.roster.dead:
                     raise
                 return  # those that take the places of the dead begin an epoch with the others
             self._dirty = False

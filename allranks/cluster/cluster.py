@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from allranks.cluster import devices, launchers, sizes, source, variables
+from allranks.cluster.answers import Answers
 from allranks.cluster.cells import Cells
-from allranks.cluster.connection import Answers, Connection
+from allranks.cluster.connection import Connection
 from allranks.cluster.crew import Crew
 from allranks.cluster.explaining import Aside, explain
 from allranks.cluster.failures import plain
@@ -271,7 +272,7 @@ class Cluster:
             self._cells.take_over(self._connection, left)
             if not left.unseen:
                 self._ranks.resume()
-                self._ranks.ask(requests.SEND, {}, ranks=self._ranks.left, strict=False)
+                self._ranks.ask(requests.SEND, {}, ranks=self._ranks.roster.left, strict=False)
         except BaseException:
             self.let_go()
             raise
@@ -314,7 +315,7 @@ class Cluster:
     @property
     def hellos(self) -> dict[int, Hello]:
         """Who and where every rank is."""
-        return dict(sorted(self._ranks.hellos.items()))
+        return dict(sorted(self._ranks.roster.hellos.items()))
 
     @property
     def busy(self) -> bool:
@@ -477,8 +478,8 @@ class Cluster:
             gone = set(chosen) & set(self.dead)
             if gone and not self._heals_by_itself:
                 raise UsageError(
-                    f"expected all ranks to be alive, found that {self._ranks.obituary()}. Type: "
-                    f"%distributed heal   or leave {label(gone)} out: -r"
+                    f"expected all ranks to be alive, found that {self._ranks.roster.obituary()}. "
+                    f"Type: %distributed heal   or leave {label(gone)} out: -r"
                 )
             count = self._cells.prepare(view)
             if not set(chosen) & set(self.dead):
@@ -581,12 +582,12 @@ class Cluster:
     @property
     def dead(self) -> tuple[int, ...]:
         """The ranks that have died, and can be replaced."""
-        return tuple(sorted(self._ranks.dead))
+        return tuple(sorted(self._ranks.roster.dead))
 
     @property
     def _heals_by_itself(self) -> bool:
-        waiting = self.state == "running" and self.healing == "on" and not self._ranks.ends
-        return waiting and bool(self._ranks.dead)
+        waiting = self.state == "running" and self.healing == "on" and not self._ranks.roster.ends
+        return waiting and bool(self._ranks.roster.dead)
 
     def heal(self, tell: Callable[[str], None] | None = None) -> str:
         """Replaces ranks that have died by new processes; returns a line that says so.
@@ -638,7 +639,7 @@ class Cluster:
 
     def _restore(self, new: Iterable[int]) -> str:
         """Has new ranks take back what was kept in their places; returns what that is."""
-        old = set(self._ranks.left) - set(new)
+        old = set(self._ranks.roster.left) - set(new)
         try:
             settled = self._ranks.ask(requests.SETTLE, {}, ranks=old, seconds=_RESTORE_SECONDS)
             self.goes_on = min((content["goes_on"] for content, _ in settled.values()), default=0)
@@ -735,7 +736,7 @@ class Cluster:
         self._look()
         if self._heals_by_itself and not self.busy and not self._cells.occupied:
             tell = tell or self.news.append
-            tell(self._ranks.obituary())
+            tell(self._ranks.roster.obituary())
             with suppress(ClusterLost):  # the state says so, and why
                 tell(self.heal(tell))
         return self.state == "running"
@@ -743,7 +744,7 @@ class Cluster:
     def _look(self) -> None:
         if self.state == "running":
             self._ranks.step(0)
-            if self._ranks.ends and not self.busy:
+            if self._ranks.roster.ends and not self.busy:
                 self._ranks.lose()
 
     def catch_up(self) -> None:

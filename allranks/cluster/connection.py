@@ -14,34 +14,23 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from allranks.cluster import deaths, folders
+from allranks.cluster import deaths
 from allranks.cluster.announced import Announced
-from allranks.cluster.devices import HIDDEN
-from allranks.cluster.failures import ending
+from allranks.cluster.answers import Answers, DeliverAnswer, Got, Requests
 from allranks.cluster.hosts import Hosts
 from allranks.cluster.inbox import Event, FromNursery, FromRank, Inbox, Pressed, Unread
 from allranks.cluster.launchers.launcher import Launcher, OnSeveralHosts
-from allranks.cluster.launchers.local import LASTING, LASTING_SETTINGS, LocalLauncher
-from allranks.cluster.launchers.spread import ANY_PORTS, LOOPBACK, ports
+from allranks.cluster.launchers.spread import ANY_PORTS
 from allranks.cluster.nursery import Nursery
+from allranks.cluster.plan import plan
+from allranks.cluster.roster import CellRecord, Roster
 from allranks.cluster.sessions import Taken, visit
-from allranks.cluster.wire import Deliver, DeliverUnread, Wire
+from allranks.cluster.wire import Wire
 from allranks.errors import ClusterLost, StartFailed, UsageError, WireError
 from allranks.records import requests
-from allranks.records.config import CLIENTS_RANKS, NurseryConfig
+from allranks.records.config import CLIENTS_RANKS
 from allranks.records.ranks import label
-from allranks.records.telemetry import Pulse, Telemetry
-from allranks.records.wire import (
-    Answer,
-    Ask,
-    Died,
-    Hello,
-    Output,
-    Prompt,
-    Record,
-    Reply,
-    Result,
-)
+from allranks.records.wire import Answer, Ask, Died, Hello, Record
 from allranks.widgets.mirrors import Mirrors
 
 if TYPE_CHECKING:
@@ -56,19 +45,14 @@ _POLL_SECONDS = 0.1
 _ATTACH_SECONDS = 20.0
 _REACH_SECONDS = 0.02
 
-Answers = dict[int, tuple[dict[str, Any], list[bytes]]]
-Got = dict[int, tuple[Answer, list[bytes]]]
-"""What has been answered so far: by which rank, and what came with it."""
-CellRecord = Output | Prompt | Reply | Result | Telemetry
 OfCell = Callable[[CellRecord, list[bytes]], None]
-DeliverAnswer = Callable[[Answer], None]
 
 
 class Connection:
     """A set of ranks, up and reachable once :meth:`start` has returned.
 
     Whether they are up, have died or were ended, everybody asks here: ``state`` is ``starting``,
-    ``running``, ``stopped`` or ``lost``, and ``ends`` has what ended by itself.
+    ``running``, ``stopped`` or ``lost``, and ``roster`` knows who lives.
 
     Args:
         size: how many ranks.
@@ -92,20 +76,9 @@ class Connection:
     ) -> None:
         self.size = size
         inbox = self.inbox = Inbox()
-        self.hellos: dict[int, Hello] = {}
-        self.ends: list[deaths.End] = []
-        self.dead: dict[int, deaths.End] = {}
-        """Ranks that have died, and whose places others can take."""
-        self.lines: dict[int, str] = {}
-        """The line at which each rank was last, as it told."""
+        self.roster = Roster(size)
         self.of_death: Callable[[deaths.End], None] = lambda end: None
         """Called with each rank that dies and can be replaced."""
-        self.fresh: set[int] = set()
-        """Ranks that are new and have come up."""
-        self.again: dict[int, deaths.End] = {}
-        """How those have died that had just taken a place."""
-        self._pids: dict[int, int] = {}
-        """The process that takes the place of each rank that has died, the last to be started."""
         self.state = "starting"
         self.lost_because = ""
         self._clients: list[ipyparallel.Client] = []
@@ -115,13 +88,8 @@ class Connection:
         self._ipyparallel: dict[str, Any] = {}
         files = self._files = Announced(size)
         self._of_cell = of_cell
-        self._offsets: dict[int, int] = {}
-        self._ended: dict[int, int] = {}
-        """How long each rank's log was when its last cell ended, or it came."""
         # The ranks may still answer what another notebook has asked.
-        self._requests = secrets.randbits(31) if taken is not None else 0
-        self._answers: dict[int, Got] = {}
-        self._awaited: dict[int, DeliverAnswer] = {}
+        self._requests = Requests(secrets.randbits(31) if taken is not None else 0)
         self._launcher = launcher
         self._taken = taken
         self._early: list[deaths.End] = []
@@ -143,7 +111,9 @@ class Connection:
             self._config = taken.config
             self._wire = Wire(deliver, unread, "", ANY_PORTS, home=taken.config.session_dir)
         else:
-            self._config = self._plan(gpus, preload, kept_dirs, (deliver, unread))
+            self._wire, self._config = plan(
+                launcher, size, gpus, preload, kept_dirs, deliver, unread
+            )
         mirrors.send = self._wire.send
         #: What notebooks are told that watch this one.
         self.sharing = self._wire.sharing
@@ -161,48 +131,6 @@ class Connection:
             self._wire,
             files,
             self._config.session_dir,
-        )
-
-    def _plan(
-        self,
-        gpus: tuple[str, ...],
-        preload: tuple[str, ...],
-        kept_dirs: tuple[str, ...],
-        heard: tuple[Deliver, DeliverUnread],
-    ) -> NurseryConfig:
-        """Opens the wire; returns what the nursery is to bring up."""
-        launcher, size = self._launcher, self.size
-        command: list[str] = []
-        address, allowed, place = LOOPBACK, ANY_PORTS, ""
-        if isinstance(launcher, OnSeveralHosts):
-            address, allowed, place = launcher.address(), ports(), "/tmp"
-        else:
-            command = launcher.command(size)
-        environment = launcher.environment()
-        heals = isinstance(launcher, LocalLauncher) and (
-            launcher.heals(size) and set(gpus) <= {HIDDEN}
-        )
-        if heals:
-            command[1:1] = LASTING
-            environment |= LASTING_SETTINGS
-        work_dir = _work_folder()
-        log_dir = folders.make_log_folder()
-        session_dir = folders.name_session_folder(place)
-        self._wire = Wire(*heard, address, allowed)
-        return NurseryConfig(
-            size=size,
-            launch=tuple(command),
-            environment=environment,
-            session_dir=session_dir,
-            log_dir=log_dir,
-            work_dir=work_dir,
-            devices=gpus,
-            commands_url=self._wire.commands_url,
-            events_url=self._wire.events_url,
-            wire_key=self._wire.key,
-            preload=preload,
-            heals=heals,
-            kept_dirs=kept_dirs,
         )
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────
@@ -224,14 +152,14 @@ class Connection:
             with self.inbox.hearing_interrupts():
                 # An interrupt waits until this is known, and can be ended: a job, for example.
                 nursery = self._nursery()
-                while len(self.hellos) < self.size:
+                while self.roster.missing:
                     if isinstance(nursery, Hosts) and (waits := nursery.begin()):
                         deadline = time.monotonic() + patience
                         tell(waits)
                     if Pressed() in self.step(_POLL_SECONDS):
                         raise KeyboardInterrupt
-                    progress(len(self.hellos), self._preloading)
-                    if self.ends or time.monotonic() > deadline:
+                    progress(len(self.roster.hellos), self._preloading)
+                    if self.roster.ends or time.monotonic() > deadline:
                         raise StartFailed(self._start_problem())
         except BaseException:
             self.close()
@@ -287,14 +215,15 @@ class Connection:
         settle = time.monotonic() + _POLL_SECONDS
         while time.monotonic() < settle:
             self.step(_POLL_SECONDS / 4)
-        missing = set(range(self.size)) - set(self.hellos)
+        missing, ends = self.roster.missing, self.roster.ends
         on = "".join(each.where(missing) for each in self._nurseries if isinstance(each, Hosts))
-        told = deaths.last_lines(self.log_dir, self.ends, self.launcher_text)
-        if not self.ends:
-            told = "\n".join(filter(None, [deaths.stuck(self.log_dir, sorted(missing)), told]))
+        told = deaths.last_lines(self.log_dir, ends, self.launcher_text)
+        if not ends:
+            told = "\n".join(filter(None, [deaths.stuck(self.log_dir, missing), told]))
+        found = self.size - len(missing)
         return (
-            f"expected {self.size} ranks, found {len(self.hellos)}: {label(missing)} did not come "
-            f"up{on}. {deaths.describe(self.ends)}\n{told}\nThe logs are in {self.log_dir}"
+            f"expected {self.size} ranks, found {found}: {label(missing)} did not come up{on}. "
+            f"{deaths.describe(ends)}\n{told}\nThe logs are in {self.log_dir}"
         )
 
     def close(self, state: str = "stopped", why: str = "") -> None:
@@ -306,7 +235,7 @@ class Connection:
         """
         self.state, self.lost_because = state, why
         self.mirrors.close()
-        for nursery in self._nurseries if self.ends else ():
+        for nursery in self._nurseries if self.roster.ends else ():
             # As long as it is not ended from here.
             self._cause = self._cause or nursery.why_ended()
         with self.inbox.hearing_interrupts():  # it ends by itself, and soon
@@ -325,7 +254,7 @@ class Connection:
         self.state = "attaching"
         self._nurseries.append(self._taken)
         self._taken.listen(self._hears_nursery())
-        with self._answering(requests.ATTACH, {}) as (ask, got):
+        with self._requests.awaited(requests.ATTACH, {}) as (ask, got):
             try:
                 self._reach(ask, got)
             except BaseException:
@@ -335,11 +264,11 @@ class Connection:
         # Where others have had them, the nursery knows whether they are to end.
         self._finalizer.atexit = not self._taken.stays and not self._taken.shared
         told = {rank: answer.content for rank, (answer, _) in got.items()}
-        one = self.hellos[min(told)]
+        one = self.roster.hellos[min(told)]
         for end in self._early:
             log = os.path.join(self.log_dir, f"rank-{end.rank}.log")
             gone = replace(one, rank=end.rank, local_rank=end.rank, pid=end.pid, log=log)
-            self.hellos.setdefault(end.rank, gone)
+            self.roster.hellos.setdefault(end.rank, gone)
             self._take_end(end)
         return told
 
@@ -362,7 +291,7 @@ class Connection:
 
     def resume(self) -> None:
         """Has the ranks send what the last notebook may not have shown, and all that follows."""
-        self.ask_soon(requests.RESUME, {}, lambda _: None, self.left)
+        self.ask_soon(requests.RESUME, {}, lambda _: None, self.roster.left)
 
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
         """Says how long the ranks stay for another notebook when this one goes; 0 for not at all.
@@ -382,7 +311,7 @@ class Connection:
             )
         shared = self._taken is not None and self._taken.shared
         home = self._config.session_dir if seconds or shared else ""
-        self.ask(requests.STAY, {"home": home}, ranks=self.left)
+        self.ask(requests.STAY, {"home": home}, ranks=self.roster.left)
         nursery.stay(seconds, memo)
         self._finalizer.atexit = not seconds and not shared
 
@@ -397,7 +326,7 @@ class Connection:
         """
         (nursery,) = self._nurseries
         assert isinstance(nursery, Nursery)  # nobody watches others
-        self.ask(requests.STAY, {"home": self.session_dir}, ranks=self.left)
+        self.ask(requests.STAY, {"home": self.session_dir}, ranks=self.roster.left)
         nursery.stay(seconds, memo)
         visit(self.session_dir, "share")
         self.let_go()
@@ -455,22 +384,11 @@ class Connection:
                 self.inbox.put(pressed)
 
     @contextmanager
-    def _answering(self, name: str, arguments: dict[str, Any]) -> Iterator[tuple[Ask, Got]]:
-        """Yields a request that is to be sent; within, its answers are there as they come."""
-        self._requests += 1
-        ask, got = Ask(self._requests, name, arguments), Got()
-        self._answers[ask.request] = got
-        try:
-            yield ask, got
-        finally:
-            del self._answers[ask.request]
-
-    @contextmanager
     def asking(
         self, ranks: Iterable[int], name: str, arguments: dict[str, Any], *payloads: bytes
     ) -> Iterator[Got]:
         """Makes a request of ranks; within, their answers are there as they come."""
-        with self._answering(name, arguments) as (ask, got):
+        with self._requests.awaited(name, arguments) as (ask, got):
             self.send(ranks, ask, *payloads)
             yield got
 
@@ -489,19 +407,21 @@ class Connection:
             UsageError: a rank refused, or did not answer in time (unless not ``strict``).
             ClusterLost: a rank died meanwhile.
         """
-        chosen = tuple(ranks)
+        chosen, roster = tuple(ranks), self.roster
         with self.asking(chosen, name, arguments, *payloads) as got:
             self.wait_until(
-                lambda: all(rank in got or rank in self.dead for rank in chosen) or bool(self.ends),
+                lambda: (
+                    bool(roster.ends) or all(rank in got or rank in roster.dead for rank in chosen)
+                ),
                 seconds,
             )
-        if strict and self.ends:
+        if strict and roster.ends:
             raise ClusterLost(self.loss())
         problems = [answer.problem for _, (answer, _) in sorted(got.items()) if answer.problem]
         silent = set(chosen) - set(got)
-        if silent & set(self.dead):
-            problems.append(f"{self.obituary()}. Type: %distributed heal")
-            silent -= set(self.dead)
+        if silent & set(roster.dead):
+            problems.append(f"{roster.obituary()}. Type: %distributed heal")
+            silent -= set(roster.dead)
         if silent:
             problems.append(f"{label(silent)} did not answer within {seconds:g} s")
         if strict and problems:
@@ -512,9 +432,7 @@ class Connection:
         self, name: str, arguments: dict[str, Any], deliver: DeliverAnswer, ranks: Iterable[int]
     ) -> None:
         """Makes a request; ``deliver`` is called with each answer, whenever it comes."""
-        self._requests += 1
-        self._awaited[self._requests] = deliver
-        self.send(ranks, Ask(self._requests, name, arguments))
+        self.send(ranks, self._requests.delivered(name, arguments, deliver))
 
     def client(self) -> ipyparallel.Client:
         """Returns an ipyparallel client of the ranks, which closes with this connection."""
@@ -547,23 +465,11 @@ class Connection:
         if isinstance(event, FromRank):
             record = event.record
             if isinstance(record, Hello):
-                if record.pid == self._pids.get(record.rank, record.pid):
-                    self.hellos[record.rank] = record
-                    self.fresh.add(record.rank)
-                    ended = deaths.length(record.log)
-                    self._offsets[record.rank] = self._ended[record.rank] = ended
+                self.roster.came(record)
             elif isinstance(record, Answer):
-                if record.request in self._answers:
-                    self._answers[record.request][record.rank] = (record, event.payloads)
-                elif record.request in self._awaited:
-                    self._awaited[record.request](record)
-            elif isinstance(record, Output | Prompt | Reply | Result | Telemetry):
-                if isinstance(record, Pulse) and record.line:
-                    self.lines[record.rank] = record.line
-                if isinstance(record, Output) and record.log_nbytes:
-                    self._offsets[record.rank] = record.log_nbytes
-                if isinstance(record, Reply):
-                    self._ended[record.rank] = self._offsets.get(record.rank, 0)
+                self._requests.take(record, event.payloads)
+            elif isinstance(record, CellRecord):
+                self.roster.told(record)
                 self._of_cell(record, event.payloads)
         elif isinstance(event, FromNursery):
             if event.name == "connection":
@@ -579,9 +485,7 @@ class Connection:
                     "import it in a cell, or use the GPU inside its functions only."
                 )
             elif event.name == "replaces":
-                rank = event.fields["rank"]
-                self._pids[rank] = event.fields["pid"]
-                self.again.pop(rank, None)
+                self.roster.replaces(event.fields["rank"], event.fields["pid"])
             elif event.name in ("exit", "launcher_exit", "nursery_exit", "host_left"):
                 self._take_end(deaths.End.of(event.name, event.fields))
 
@@ -592,44 +496,27 @@ class Connection:
         """Whether the others are left alone where a rank dies."""
         return self.can_heal and self.healing != "off" and not self.in_crew
 
-    @property
-    def left(self) -> tuple[int, ...]:
-        """The ranks that live."""
-        return tuple(rank for rank in range(self.size) if rank not in self.dead)
-
     def _take_end(self, end: deaths.End) -> None:
-        if end.pid != self._pids.get(end.rank, end.pid):
-            return  # left from a replacement that did not succeed
+        roster = self.roster
+        if roster.is_old(end):
+            return
         if self.state == "attaching":
             self._early.append(end)
             return
         replaceable = self.spares_others and end.rank >= 0 and not end.by_launcher
-        if not replaceable or self.state != "running" or self.ends:
-            self.ends.append(end)
+        if not replaceable or self.state != "running" or roster.ends:
+            roster.ends.append(end)
             return
-        self.fresh.discard(end.rank)
-        again = end.rank in self.dead
-        (self.again if again else self.dead)[end.rank] = end
-        if not self.left:  # nobody has kept anything
-            self.ends += self.dead.values()
-            return
-        how = deaths.how(end, self.lines.get(end.rank, ""), self.last_words(end.rank))
-        self.send(self.left, Died(end.rank, how))
-        if not again:
-            self.of_death(end)
-
-    def obituary(self) -> str:
-        """Returns which ranks have died and were not replaced, and how."""
-        return "; ".join(
-            f"rank {rank} ({self.hellos[rank].host}, pid {self.hellos[rank].pid}) "
-            f"{ending(end.code, end.memory)}"
-            for rank, end in sorted(self.dead.items())
-        )
+        again = roster.died(end)
+        if roster.left:
+            self.send(roster.left, Died(end.rank, roster.how(end)))
+            if not again:
+                self.of_death(end)
 
     @property
     def up(self) -> bool:
         """Whether every rank is there."""
-        return self.state == "running" and not self.ends
+        return self.state == "running" and not self.roster.ends
 
     @property
     def closed(self) -> bool:
@@ -639,7 +526,7 @@ class Connection:
     @property
     def over(self) -> bool:
         """Whether nothing more is to be expected: they were ended, or have died."""
-        return self.closed or deaths.all_over(self.ends, self.size)
+        return self.closed or self.roster.all_over
 
     def all_up(self) -> None:
         """Says to who has brought them up that all ranks are there."""
@@ -657,37 +544,16 @@ class Connection:
         self.lost_because = self.loss(shown)
         return self.lost_because
 
-    def unseen(self, rank: int) -> str:
-        """Returns the text that a rank wrote and did not get to send."""
-        return deaths.unseen(self.hellos[rank].log, self._offsets.get(rank, 0))
-
-    def last_words(self, rank: int) -> str:
-        """Returns the end of what a rank has written since its last cell."""
-        return deaths.tail(self.hellos[rank].log, self._ended.get(rank, 0))
-
     def loss(self, shown: bool = False) -> str:
         """Returns which rank died, how, and what is lost with it.
 
         Args:
             shown: the last lines of the ranks have been shown already.
         """
+        known = self.roster
         return deaths.loss(
-            self.ends, self.hellos, self.launcher_text, self.size, shown, self._cause
+            known.ends, known.hellos, self.launcher_text, self.size, shown, self._cause
         )
-
-
-def _work_folder() -> str:
-    """Returns the folder in which the ranks run: the notebook's own.
-
-    Raises:
-        StartFailed: it has been removed.
-    """
-    try:
-        return os.getcwd()
-    except OSError as error:
-        raise StartFailed(
-            f"expected a working folder, found that it has been removed: {error}. Type: %cd ~"
-        ) from error
 
 
 def _end_anywhere(*held: Any) -> None:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from allranks.cluster.connection import CellRecord, Connection
+from allranks.cluster.connection import Connection
+from allranks.cluster.roster import CellRecord
 from allranks.cluster.variables import pack
 from allranks.records.wire import Interrupt, Reply, RunMember
 

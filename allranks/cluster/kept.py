@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from allranks.cluster.connection import Answers
+from allranks.cluster.answers import Answers
 from allranks.cluster.explaining import OnRank
 from allranks.errors import UsageError
 

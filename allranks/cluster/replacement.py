@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from allranks.cluster.connection import Connection, Got
+from allranks.cluster.answers import Got
+from allranks.cluster.connection import Connection
 from allranks.cluster.deaths import End
 from allranks.cluster.failures import ending
 from allranks.errors import ClusterLost
@@ -50,7 +51,7 @@ class Replacement:
         Raises:
             ClusterLost: they could not be replaced, and all were killed.
         """
-        ranks, problem = self._ranks, ""
+        ranks, roster, problem = self._ranks, self._ranks.roster, ""
         with ranks.inbox.hearing_interrupts():
             for epoch in range(self.epoch, self.epoch + _TRIES):
                 self.epoch = epoch
@@ -59,14 +60,14 @@ class Replacement:
                 except TimeoutError as error:  # who did not hear this will not hear the next
                     problem = str(error)
                     break
-                if not ranks.dead:
+                if not roster.dead:
                     ranks.all_up()
                     return
-                if ranks.ends:
+                if roster.ends:
                     break
                 if problem:
-                    self._wait(lambda: bool(ranks.ends), _SETTLE_SECONDS)
-        ranks.ends = ranks.ends or list(ranks.dead.values())
+                    self._wait(lambda: bool(roster.ends), _SETTLE_SECONDS)
+        roster.ends = roster.ends or list(roster.dead.values())
         why = f"{ranks.loss(shown=True)}\nIt could not be replaced: {problem}"
         ranks.close("lost", why)
         raise ClusterLost(why)
@@ -80,10 +81,10 @@ class Replacement:
         Raises:
             TimeoutError: they did not come to an end.
         """
-        ranks = self._ranks
-        dead, left = sorted(ranks.dead), ranks.left
-        ranks.fresh.clear()
-        ranks.again.clear()
+        ranks, roster = self._ranks, self._ranks.roster
+        dead, left = sorted(roster.dead), roster.left
+        roster.fresh.clear()
+        roster.again.clear()
         seconds = _SECONDS + len(dead)
         with ranks.asking(left, requests.HEAL, {"dead": dead, "epoch": self.epoch}) as got:
 
@@ -91,24 +92,24 @@ class Replacement:
                 return any(not answer.problem for answer, _ in got.values())
 
             def over() -> bool:
-                answered = all(rank in got or rank in ranks.dead for rank in left)
-                came = all(rank in ranks.fresh or rank in ranks.again for rank in dead)
-                return bool(ranks.ends) or (answered and (came or not agreed()))
+                answered = all(rank in got or rank in roster.dead for rank in left)
+                came = all(rank in roster.fresh or rank in roster.again for rank in dead)
+                return bool(roster.ends) or (answered and (came or not agreed()))
 
             self._wait(over, seconds)
         problem = _problem(got)
         if not over():
             why = f"took over {seconds:g} s" if self.presses < 2 else "was interrupted twice"
             raise TimeoutError(f"replacing {label(dead)} {why}")
-        if ranks.ends or not agreed():
+        if roster.ends or not agreed():
             return problem or "another rank has died meanwhile"
         if problem:
             raise TimeoutError(problem)
         for rank in dead:
-            self.ends[rank] = ranks.dead.pop(rank)
-            ranks.lines.pop(rank, None)
-            if rank in ranks.again:
-                end = ranks.dead[rank] = ranks.again[rank]
+            self.ends[rank] = roster.dead.pop(rank)
+            roster.lines.pop(rank, None)
+            if rank in roster.again:
+                end = roster.dead[rank] = roster.again[rank]
                 self._tell(f"rank {rank}, which was new, {ending(end.code, end.memory)}")
         for warning in {answer.content.get("warning", "") for answer, _ in got.values()} - {""}:
             self._tell(warning)
@@ -116,7 +117,7 @@ class Replacement:
 
     def _wait(self, done: Callable[[], bool], seconds: float) -> None:
         """Handles what comes until ``done``, or so long, or until the second interrupt."""
-        dead = self._ranks.dead
+        dead = self._ranks.roster.dead
         known, began, slow = set(dead), time.monotonic(), False
         while not done() and time.monotonic() < began + seconds and self.presses < 2:
             try:

@@ -118,7 +118,7 @@ class Run:
         self._prompts = Prompts(field(), self._type, view.make_way, view.notice)
         self._stepped_at = time.monotonic()
         self._died: dict[int, Report] = {}
-        self._connection.lines.clear()
+        self._connection.roster.lines.clear()
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -128,18 +128,16 @@ class Run:
 
     def died(self, end: deaths.End) -> None:
         """Takes in that a rank has died, while the others live on."""
-        rank, hello = end.rank, self._connection.hellos[end.rank]
+        rank, roster = end.rank, self._connection.roster
         if rank not in self.ranks or rank in self.replies:
             self.view.notice(f"rank {rank} {failures.ending(end.code, end.memory)}")
             return
         self._prompts.left(rank)
         self.view.left(rank, "lost")
-        text = self._connection.unseen(rank)
+        text = roster.unseen(rank)
         if text:
             self.view.output(Output(rank, self.cell, (["out", text],), 0, 0, 0))
-        self._died[rank] = deaths.report(
-            end, hello, self._connection.lines.get(rank, ""), self._connection.last_words(rank)
-        )
+        self._died[rank] = roster.report(end)
         others = [rank for rank in self.pending if rank != end.rank]
         if others:
             how = failures.ending(end.code, end.memory)
@@ -274,17 +272,17 @@ class Run:
         if self._connection.closed:
             kind = CellTimeout if self.timed_out else CellInterrupted
             raise kind(self._connection.lost_because or "the ranks were stopped")
-        if self._connection.ends:
+        if self._connection.roster.ends:
             raise ClusterLost(self._lose())
 
     def _lose(self) -> str:
         """Ranks died: shows what each wrote and did not get to send, and returns what happened."""
         if self.size > _MANY_RANKS:
-            self.view.notice(f"{deaths.describe(self._connection.ends)} Killing the others.")
+            self.view.notice(f"{deaths.describe(self._connection.roster.ends)} Killing the others.")
             self.view.refresh()
         why = self._connection.lose(shown=True)
         for rank in self.ranks:
-            text = self._connection.unseen(rank)
+            text = self._connection.roster.unseen(rank)
             if rank in self.pending:
                 self.view.left(rank, "lost")
             if text:

@@ -8,7 +8,7 @@ from typing import Any
 
 import cloudpickle
 
-from allranks.cluster.connection import Answers
+from allranks.cluster.answers import Answers
 from allranks.errors import UsageError
 
 

@@ -23,7 +23,8 @@ from allranks.collectives.world.kept import Kept
 from allranks.engine import filters, processes
 from allranks.engine.attaching import Attaching
 from allranks.engine.cells import forks, metrics, namespace
-from allranks.engine.cells.cell import CellRunner, ignore_interrupt
+from allranks.engine.cells.cell import CellRunner
+from allranks.engine.cells.interrupts import ignore_interrupt
 from allranks.engine.cells.member import MemberRunner
 from allranks.engine.cells.mending import Mender
 from allranks.engine.devices import pinning
@@ -210,7 +211,7 @@ class Rank:
             self.rank,
             self._ask_person,
             lambda: self.wire.cell if self.wire.busy else 0,
-            lambda: self._runner.interrupts,
+            lambda: self._runner.interrupts.count,
         )
         self._keyboard.install(shell)
         self._widgets = Widgets(
@@ -308,7 +309,7 @@ class Rank:
             self._attaching.sent(record)
             self._loop.call_soon_threadsafe(self._start_cell, record, payloads)
         elif isinstance(record, Interrupt):
-            self._runner.interrupt(record.cell)
+            self._runner.interrupts.send(record.cell)
         elif isinstance(record, Died):
             runtime.died(record.rank, record.how)
         elif isinstance(record, Typed):

@@ -142,7 +142,7 @@ class Drive:
                 for slot in crew.at_work():
                     crew.interrupt(slot)
                 raise
-            if crew.ranks.ends and not crew.ranks.closed:
+            if crew.ranks.roster.ends and not crew.ranks.closed:
                 self._mourn(crew)
         if self.cluster.state != "running" and self._left():
             began = time.monotonic()
@@ -308,12 +308,12 @@ class Drive:
 
     def _mourn(self, crew: Crew) -> None:
         """A rank died and the others were ended: its member runs again, once, and so do theirs."""
-        died = culprits(crew.ranks.ends)
+        died = culprits(crew.ranks.roster.ends)
         culprit = died[0].rank if died else None
         busy = crew.at_work()
         blamed = next((slot for slot in busy if culprit in slot.ranks), None)
         if blamed is not None and culprit is not None and blamed.member is not None:
-            text = crew.ranks.unseen(culprit)
+            text = crew.ranks.roster.unseen(culprit)
             if text:
                 said = Output(culprit, blamed.cell, (["out", text],), 0, 0, 0)
                 self.view.output(blamed.member, said, self.cluster.hellos[culprit].log)

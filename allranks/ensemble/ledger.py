@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from allranks.cluster import failures
-from allranks.cluster.connection import CellRecord
 from allranks.cluster.crew import Crew, Slot
+from allranks.cluster.roster import CellRecord
 from allranks.ensemble.arrays import Arena, Shared
 from allranks.ensemble.early import Early
 from allranks.ensemble.estimate import remaining_seconds
@@ -146,7 +146,7 @@ class Ledger:
                 packed = self._open(member, left)
             except OSError as error:
                 # Its rank has died, or its memory cannot be seen from here.
-                self.shared = self.shared and bool(crew.ranks.ends)
+                self.shared = self.shared and bool(crew.ranks.roster.ends)
                 self.again(member, f"the result of member {member.number} was lost ({error})")
         elif why and all(r.waiting or r.etype == "KeyboardInterrupt" for r in reports):
             member.state = why

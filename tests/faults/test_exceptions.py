@@ -198,12 +198,13 @@ def test_an_interrupt_while_an_error_is_shown_changes_nothing_for_the_next(noteb
     """IPython forgets who formats an error where the formatting itself is interrupted."""
     differ = "import numpy as np\nallreduce(np.ones(3 + rank))"
     notebook.on_ranks(
-        "import signal\nfrom allranks.engine.cells import cell\nwhole = cell.without_middle\n"
-        "def interrupted(tb):\n    cell.without_middle = whole\n"
-        "    signal.raise_signal(signal.SIGINT)\ncell.without_middle = interrupted"
+        "import signal\nfrom allranks.engine.cells import exceptions\n"
+        "whole = exceptions.without_middle\n"
+        "def interrupted(tb):\n    exceptions.without_middle = whole\n"
+        "    signal.raise_signal(signal.SIGINT)\nexceptions.without_middle = interrupted"
     )
     notebook.on_ranks(differ)
-    assert notebook.on_ranks("cell.without_middle is whole").text == "ranks 0–3 → True\n"
+    assert notebook.on_ranks("exceptions.without_middle is whole").text == "ranks 0–3 → True\n"
     cell = notebook.on_ranks(differ)
     assert "CollectiveMismatch" in cell.error_value
     assert "allranks/collectives" not in cell.text
