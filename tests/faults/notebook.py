@@ -23,7 +23,7 @@ _HEARS_OF_A_DEATH = """
 def hears(rank):
     session = get_ipython().magics_manager.registry["DistributedMagics"].session
     ranks = session.running._ranks
-    while not ranks.ends and rank not in ranks.dead:
+    while not ranks.roster.ends and rank not in ranks.roster.dead:
         ranks.step(0.05)
 hears({})
 del hears
