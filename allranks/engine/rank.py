@@ -111,7 +111,7 @@ class Rank:
         signal.signal(signal.SIGINT, ignore_interrupt)
         self._log = os.dup(2)  # a start that does not end tells where, and no thread is needed
         faulthandler.dump_traceback_later(SLOW_START_SECONDS, file=self._log)
-        self.transcript.capture()
+        self.transcript.streams.capture()
         faulthandler.enable(all_threads=False)
         _fresh_main_module()
         # What multiprocessing makes when first asked outlives a rank, which nothing can tidy up.

@@ -191,7 +191,7 @@ class Wire:
         """Ends the rank where a cell has closed its log: what it prints would be lost."""
         lost = self._transcript.lost() if in_rank() else []
         if lost:
-            self._transcript.reopen_err()
+            self._transcript.streams.reopen_err()
             give_up(
                 self.rank,
                 f"cannot go on without its own descriptors ({', '.join(map(str, lost))}), "

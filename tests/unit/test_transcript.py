@@ -13,7 +13,7 @@ import json, os, subprocess, sys
 from allranks.engine.output.transcript import Transcript
 answer = os.dup(1)
 transcript = Transcript(sys.argv[1])
-transcript.capture()
+transcript.streams.capture()
 transcript.begin_cell(limit_nbytes=4096)
 """
 TAIL = """

@@ -50,7 +50,9 @@ def watch(transcript: Transcript, come_back: Callable[[Callable[[], object]], ob
         come_back(leave)
 
     # What is buffered would be written twice.
-    os.register_at_fork(before=lambda: transcript.flush(c_streams=True), after_in_child=in_child)
+    os.register_at_fork(
+        before=lambda: transcript.streams.flush(c_streams=True), after_in_child=in_child
+    )
 
 
 def _take_no_part(this: World) -> None:

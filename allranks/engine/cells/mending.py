@@ -9,7 +9,8 @@ from __future__ import annotations
 import builtins
 import os
 
-from allranks.engine.output.transcript import Transcript, same_file
+from allranks.engine.output.streams import same_file
+from allranks.engine.output.transcript import Transcript
 
 #: Programs replace these with good reason: something that can be called stays.
 _OFTEN_REPLACED = {
@@ -65,9 +66,9 @@ class Mender:
         return said
 
     def _standard(self) -> list[str]:
-        moved = self._transcript.mend_descriptors()
+        moved = self._transcript.streams.mend_descriptors()
         if not same_file(0, self._input):
             os.dup2(self._input, 0)
             moved.insert(0, 0)
         names = [f"{_STANDARD[number]} (descriptor {number})" for number in moved]
-        return names + self._transcript.mend_streams()
+        return names + self._transcript.streams.mend_python()

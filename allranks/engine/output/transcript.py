@@ -9,11 +9,7 @@ as they come, the last ones when it ends, and a count of what stands between the
 from __future__ import annotations
 
 import codecs
-import ctypes
-import io
-import logging
 import os
-import sys
 import threading
 from collections.abc import Callable
 from time import monotonic
@@ -21,38 +17,17 @@ from typing import Any
 
 from allranks.engine.output import bundle
 from allranks.engine.output.log_room import LogRoom, as_text
+from allranks.engine.output.streams import Streams
 
 Entry = list[Any]
 
 _CHUNK_NBYTES = 1 << 20
 _TAIL_SHARE = 4  # a quarter of a cell's screen budget is kept for its last lines
 _DISPLAYS_A_CELL = 64
-_SPANS_A_BATCH = 2000
 #: What a clear does not take away.
 _STAY = ("notice", "into")
 #: How often room on the disk is looked for, beside at the end of each cell.
 _ROOM_SECONDS = 1.0
-
-
-class _MarkedFile(io.FileIO):
-    """Standard error: appends like the others, and notes which bytes of the file are its own."""
-
-    def __init__(self, descriptor: int, marks: list[tuple[int, int]]) -> None:
-        super().__init__(descriptor, "w", closefd=False)
-        self._marks: list[tuple[int, int]] | None = marks
-
-    def forget(self) -> None:
-        """Nobody asks for the marks any more."""
-        self._marks = None
-
-    def write(self, data: Any, /) -> int:
-        written = super().write(data)
-        if self._marks is None:
-            return written
-        # With O_APPEND the offset after a write is the end of what was written.
-        end = os.lseek(self.fileno(), 0, os.SEEK_CUR)
-        self._marks.append((end - written, end))
-        return written
 
 
 class Transcript:
@@ -71,7 +46,6 @@ class Transcript:
         self._sift = sift
         # Taken again where a finalizer shows something while it is held.
         self._lock = threading.RLock()
-        self._marks: list[tuple[int, int]] = []
         self._placed: list[tuple[int, Entry]] = []
         self.err_spans: tuple[list[int], ...] = ()
         """Which bytes of the last batch's part of the log are standard error."""
@@ -82,15 +56,12 @@ class Transcript:
         self._room_at = 0.0
         self._into = ""
         self._begin(limit_nbytes=1 << 16)
-        self._libc = ctypes.CDLL(None)
         self._forked = False
-        self._streams: dict[str, io.TextIOWrapper] = {}
-        #: Descriptors 1 and 2 as they were, by their numbers.
-        self._spare: dict[int, int] = {}
+        self.streams = Streams(path, self._reader)
 
     def lost(self) -> list[int]:
         """Returns those of its descriptors that are no longer the log: a cell has closed them."""
-        own = [self._reader, self._room.file, *self._spare.values()]
+        own = [self._reader, self._room.file, *self.streams.descriptors]
         return [number for number in own if not self._is_log(number)]
 
     def _is_log(self, number: int) -> bool:
@@ -98,62 +69,6 @@ class Transcript:
             return os.path.samestat(os.fstat(number), self._log)
         except OSError:
             return False
-
-    def reopen_err(self) -> None:
-        """Points descriptor 2 at the log, for a last word, whatever a cell has closed."""
-        os.dup2(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), 2)
-
-    def capture(self) -> None:
-        """Points descriptors 1 and 2 and Python's standard streams at the log file."""
-        for number in (1, 2):
-            # Two open file descriptions, because marks read the offset of the second one.
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            os.dup2(descriptor, number)
-            self._spare[number] = descriptor
-        for name in ("stdout", "stderr"):
-            self._open(name)
-
-    def _open(self, name: str) -> None:
-        """Makes one of Python's standard streams anew."""
-        former = (vars(sys).get(name), vars(sys)[f"__{name}__"])
-        if name == "stdout":
-            file = io.FileIO(1, "w", closefd=False)
-        else:
-            file = self._marks_of_err = _MarkedFile(2, self._marks)
-        stream = io.TextIOWrapper(
-            io.BufferedWriter(file),
-            encoding="utf-8",
-            errors="backslashreplace",
-            line_buffering=True,
-        )
-        self._streams[name] = stream
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
-        _log_to(stream, former)
-
-    def mend_descriptors(self) -> list[int]:
-        """Points descriptors 1 and 2 at the log again; returns those that a cell had not left."""
-        moved = [number for number in self._spare if not same_file(number, self._reader)]
-        for number in moved:
-            os.dup2(self._spare[number], number)
-        return moved
-
-    def mend_streams(self) -> list[str]:
-        """Opens the standard streams that a cell has closed; returns their names.
-
-        One that it has replaced by another open one stays.
-        """
-        closed = []
-        for name in self._streams:
-            stream = vars(sys).get(name)
-            try:
-                if stream is None or stream.closed:
-                    closed.append(name)
-            except AttributeError:
-                pass  # it writes, and has nothing else of a file
-        for name in closed:
-            self._open(name)
-        return [f"sys.{name}" for name in closed]
 
     def _begin(self, limit_nbytes: int) -> None:
         self._head_left = limit_nbytes - limit_nbytes // _TAIL_SHARE
@@ -189,7 +104,7 @@ class Transcript:
         self._forked = True
         # The thread that held it is not in this process.
         self._lock = threading.RLock()
-        self._marks_of_err.forget()
+        self.streams.forget_marks()
 
     def place(self, entry: Entry, nbytes: int = 0) -> None:
         """Puts a display, a result or a notice at this point of the text.
@@ -201,7 +116,7 @@ class Transcript:
         if self._forked:
             print(_text_of(entry), end="")
             return
-        self.flush()
+        self.streams.flush()
         with self._lock:
             kind, *rest = entry
             if kind == "update" and rest[2] not in self._named:
@@ -234,7 +149,7 @@ class Transcript:
         """Has what follows belong in a widget for output; an empty name has it in the cell."""
         if self._forked:
             return
-        self.flush()
+        self.streams.flush()
         with self._lock:
             self._into = name
             self._placed.append((os.fstat(self._reader).st_size, ["into", name]))
@@ -278,34 +193,16 @@ class Transcript:
             self._named[name] = nbytes
         return True
 
-    def flush(self, c_streams: bool = False, replaced: bool = True) -> None:
-        """Writes what Python's streams, and C's where asked, still hold.
-
-        Args:
-            c_streams: C's, too.
-            replaced: those, too, that a cell has put in the place of Python's.
-        """
-        for name, own in self._streams.items():
-            try:
-                # Not as a method: a cell may have given the stream another one.
-                io.TextIOWrapper.flush(own)
-                if replaced and vars(sys)[name] is not own:
-                    vars(sys)[name].flush()
-            except Exception:
-                pass  # the cell closed it, or a flush is under way in another thread
-        if c_streams:
-            self._libc.fflush(None)
-
     def collect(self, final: bool = False) -> tuple[list[Entry], int, int, int]:
         """Returns the new entries, the hidden lines and bytes of this cell, and the offset reached.
 
         Args:
             final: the cell has ended: what was held back for the tail is returned too.
         """
-        self.flush(c_streams=final, replaced=final)
+        self.streams.flush(c_streams=final, replaced=final)
         with self._lock:
             end = os.fstat(self._reader).st_size
-            self.err_spans = _joined(self._marks, self._sent, end)
+            self.err_spans = self.streams.err_spans(self._sent, end)
             placed, self._placed = self._placed, []
             entries: list[Entry] = []
             for offset, entry in placed:
@@ -314,7 +211,7 @@ class Transcript:
             self._advance(end, entries)
             if final:
                 self._finish(end, entries)
-            self._marks[:] = [mark for mark in self._marks if mark[1] > self._sent]
+            self.streams.drop_marks(self._sent)
             entries += [["notice", text] for text in self._look_at_room(end, final)]
             # What the tail will show is late, not hidden: nothing is until there is more than that.
             if not final and self._hidden_nbytes <= self._tail_nbytes:
@@ -386,7 +283,9 @@ class Transcript:
 
     def _show(self, start: int, end: int, entries: list[Entry]) -> None:
         """Appends the text of a range, split into standard output and standard error."""
-        cuts = sorted((max(a, start), min(b, end)) for a, b in self._marks if a < end and b > start)
+        cuts = sorted(
+            (max(a, start), min(b, end)) for a, b in self.streams.marks if a < end and b > start
+        )
         at = start
         for a, b in [*cuts, (end, end)]:
             self._append("out", at, a, entries)
@@ -420,43 +319,8 @@ class Transcript:
         return count
 
 
-def same_file(one: int, other: int) -> bool:
-    """Whether two descriptors are of one file."""
-    try:
-        return os.path.sameopenfile(one, other)
-    except OSError:
-        return False
-
-
 def _text_of(entry: Entry) -> str:
     """Returns a display as the line of text that stands for it."""
     if entry[0] not in ("display", "update"):
         return ""
     return str(entry[1].get("text/plain", "")) + "\n"
-
-
-def _log_to(stream: Any, former: tuple[Any, ...]) -> None:
-    """Handlers of logs that keep a former standard stream, as preloaded modules' do, take this."""
-    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    handlers = [ref() for ref in logging._handlerList]  # type: ignore[attr-defined]
-    for logger in loggers:
-        handlers += getattr(logger, "handlers", [])
-    for handler in handlers:
-        kept = getattr(handler, "stream", None)
-        if kept is None or not isinstance(handler, logging.StreamHandler):
-            continue  # a log file that is not open yet is a StreamHandler too
-        if any(kept is one for one in former):
-            handler.stream = stream  # setStream() would flush one that is closed
-
-
-def _joined(marks: list[tuple[int, int]], start: int, end: int) -> tuple[list[int], ...]:
-    """Returns the marks within a range, adjoining ones as one; the first thousands of them."""
-    spans: list[list[int]] = []
-    for a, b in marks:
-        if b <= start or a >= end:
-            continue
-        if spans and spans[-1][1] >= a:
-            spans[-1][1] = b
-        elif len(spans) < _SPANS_A_BATCH:
-            spans.append([a, b])
-    return tuple(spans)
