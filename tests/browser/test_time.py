@@ -58,12 +58,9 @@ def zoomed(lab):
 
 def look_closer(lab):
     """Drags over a part of the strips, turns the wheel, and uses buttons and keys."""
-    drawn = strips(lab).bounding_box()
-    assert drawn is not None
-    y, (a, b) = drawn["y"] + 30, (drawn["x"] + 200, drawn["x"] + 400)
-    lab.page.mouse.move(a, y)
+    strips(lab).hover(position={"x": 200, "y": 30})
     lab.page.mouse.down()
-    lab.page.mouse.move(b, y)
+    strips(lab).hover(position={"x": 400, "y": 30})
     expect(panel(lab).locator(".ar-picked")).to_be_visible()
     lab.page.mouse.up()
     expect(panel(lab).locator(".ar-picked")).to_be_hidden()

@@ -53,6 +53,31 @@ def test_standard_error_is_told_from_standard_output(tmp_path: Path) -> None:
     assert entries == [["out", "a\n"], ["err", "b\n"], ["out", "c\n"]]
 
 
+def test_standard_error_that_is_just_being_written_is_told_from_standard_output(
+    tmp_path: Path,
+) -> None:
+    body = """
+import threading, time
+seek = os.lseek
+def slowly(*where):
+    time.sleep(0.002)
+    return seek(*where)
+os.lseek = slowly
+def complain():
+    for i in range(300): print("complaint", i, file=sys.stderr)
+thread = threading.Thread(target=complain)
+transcript.begin_cell(limit_nbytes=10**6)
+thread.start()
+found = []
+while thread.is_alive(): found += transcript.collect()[0]
+"""
+    more = "os.write(answer, json.dumps([found, 0, 0, 0]).encode()); os._exit(0)"
+    entries, *_, log = collected(tmp_path, body + more)
+    assert len(entries) > 1
+    assert {kind for kind, _ in entries} == {"err"}
+    assert log.count(b"complaint") == 300
+
+
 def test_a_display_stands_between_the_lines_around_it(tmp_path: Path) -> None:
     body = "print('a'); transcript.place(['display', {}, {}, None]); print('b')"
     entries, *_ = collected(tmp_path, body)

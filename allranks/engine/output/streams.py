@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterable
 from itertools import takewhile
 from typing import Any
@@ -15,23 +16,33 @@ _SPANS_A_BATCH = 2000
 
 
 class _MarkedFile(io.FileIO):
-    """Standard error: appends like the others, and notes which bytes of the file are its own."""
+    """Standard error: appends like the others, and notes which bytes of the file are its own.
 
-    def __init__(self, descriptor: int, marks: list[tuple[int, int]]) -> None:
+    Args:
+        descriptor: what it writes to.
+        marks: where it notes them.
+        marking: held from before they are in the file until they are noted.
+    """
+
+    def __init__(
+        self, descriptor: int, marks: list[tuple[int, int]], marking: threading.RLock
+    ) -> None:
         super().__init__(descriptor, "w", closefd=False)
         self._marks: list[tuple[int, int]] | None = marks
+        self._marking = marking
 
     def forget(self) -> None:
         """Nobody asks for the marks any more."""
         self._marks = None
 
     def write(self, data: Any, /) -> int:
-        written = super().write(data)
         if self._marks is None:
-            return written
-        # With O_APPEND the offset after a write is the end of what was written.
-        end = os.lseek(self.fileno(), 0, os.SEEK_CUR)
-        self._marks.append((end - written, end))
+            return super().write(data)
+        with self._marking:
+            written = super().write(data)
+            # With O_APPEND the offset after a write is the end of what was written.
+            end = os.lseek(self.fileno(), 0, os.SEEK_CUR)
+            self._marks.append((end - written, end))
         return written
 
 
@@ -52,6 +63,8 @@ class Streams:
         self._libc = ctypes.CDLL(None)
         self._streams: dict[str, io.TextIOWrapper] = {}
         self.marks: list[tuple[int, int]] = []
+        # Taken again where a finalizer writes while it is held.
+        self._marking = threading.RLock()
         #: Descriptors 1 and 2 as they were, by their numbers.
         self._spare: dict[int, int] = {}
 
@@ -76,7 +89,7 @@ class Streams:
         if name == "stdout":
             file = io.FileIO(1, "w", closefd=False)
         else:
-            file = self._err = _MarkedFile(2, self.marks)
+            file = self._err = _MarkedFile(2, self.marks, self._marking)
         stream = io.TextIOWrapper(
             io.BufferedWriter(file),
             encoding="utf-8",
@@ -133,6 +146,11 @@ class Streams:
                 pass  # the cell closed it, or a flush is under way in another thread
         if c_streams:
             self._libc.fflush(None)
+
+    def end(self) -> int:
+        """Returns how long the log is, with all marks of what stands before there."""
+        with self._marking:
+            return os.fstat(self._log).st_size
 
     def err_spans(self, start: int, end: int) -> tuple[list[int], ...]:
         """Returns the marks of a part of the log, adjoining ones as one; the first thousands."""

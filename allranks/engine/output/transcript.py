@@ -201,7 +201,7 @@ class Transcript:
         """
         self.streams.flush(c_streams=final, replaced=final)
         with self._lock:
-            end = os.fstat(self._reader).st_size
+            end = self.streams.end()
             self.err_spans = self.streams.err_spans(self._sent, end)
             placed, self._placed = self._placed, []
             entries: list[Entry] = []
