@@ -10,7 +10,6 @@ from allranks import collectives
 from allranks.collectives import Average, Min
 from allranks.errors import UsageError
 from allranks.records.ranks import label
-from allranks.tensorflow.keras.values import allreduce
 from allranks.tensorflow.variables import broadcast_variables
 from allranks.tensorflow.which_keras import build, keras, state_of
 
@@ -114,6 +113,11 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if not logs:
             return
         names = sorted(logs)
-        mine = np.array([float(logs[name]) for name in names])
-        values = allreduce(mine, op=Average, name="metrics")
+        # Compared by their names: another metric of this rank's place in the list is not it.
+        values = collectives.grouped_allreduce(
+            [np.array(float(logs[name])) for name in names],
+            Average,
+            name="metrics",
+            labels=tuple(names),
+        )
         logs.update(zip(names, map(float, values), strict=True))
