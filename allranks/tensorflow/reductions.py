@@ -9,12 +9,15 @@ import tensorflow as tf
 
 from allranks import collectives
 from allranks.collectives import Average, ProcessSet, ReduceOp, Sum, global_process_set
+from allranks.collectives.ops.reducing import op_of
 from allranks.errors import UsageError
+from allranks.tensorflow import compression as compressions
 from allranks.tensorflow import sparse
 from allranks.tensorflow.average import chosen_op
 from allranks.tensorflow.compression import Compression
 from allranks.tensorflow.crossing import Array, like
 from allranks.tensorflow.differentiable import differentiable
+from allranks.tensorflow.failures import published
 from allranks.tensorflow.gathers import grouped_allgather
 
 
@@ -99,6 +102,7 @@ def grouped_allreduce(
     Collective over the process set.
     """
     kind = chosen_op(op, average)
+    compressions.check(compression)
     dense = {i: t for i, t in enumerate(tensors) if not isinstance(t, tf.IndexedSlices)}
     rows = {i: t for i, t in enumerate(tensors) if i not in dense}
     if rows:
@@ -209,7 +213,9 @@ def grouped_reducescatter(
     """
     if not tensors:
         return []
-    kind = ReduceOp(op)
+    with published():
+        kind = op_of("reducescatter", op)
+    compressions.check(compression)
     packed = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
     sources = [tensor for tensor, _ in packed]
     options: dict[str, Any] = {"process_set": process_set, "name": name}

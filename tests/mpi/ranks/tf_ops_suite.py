@@ -160,6 +160,10 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "splits": lambda: hvd.alltoall(tf.ones([2 * N]), tf.fill([N + 1], 1)),
     "rows": lambda: hvd.alltoall(tf.ones([2 * N + 1])),
     "set": lambda: hvd.allreduce(tf.ones(2), process_set=hvd.ProcessSet([0])),
+    "no set": lambda: hvd.allreduce(tf.ones(2), process_set=[0]),
+    "op": lambda: hvd.allreduce(tf.ones(2), op="sum"),
+    "op of reducescatter": lambda: hvd.reducescatter(tf.ones(N), op=77),
+    "compression": lambda: hvd.allreduce(tf.ones(2), compression="fp16"),
 }
 
 
