@@ -9,15 +9,13 @@ import tensorflow as tf
 
 from allranks import collectives
 from allranks.collectives import Average, ProcessSet, ReduceOp, Sum, global_process_set
-from allranks.collectives.ops.reducing import op_of
 from allranks.errors import UsageError
 from allranks.tensorflow import compression as compressions
 from allranks.tensorflow import sparse
-from allranks.tensorflow.average import chosen_op
+from allranks.tensorflow.average import chosen_op, meant
 from allranks.tensorflow.compression import Compression
 from allranks.tensorflow.crossing import Array, like
 from allranks.tensorflow.differentiable import differentiable
-from allranks.tensorflow.failures import published
 from allranks.tensorflow.gathers import grouped_allgather
 
 
@@ -213,8 +211,7 @@ def grouped_reducescatter(
     """
     if not tensors:
         return []
-    with published():
-        kind = op_of("reducescatter", op)
+    kind = meant(op)
     compressions.check(compression)
     packed = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
     sources = [tensor for tensor, _ in packed]

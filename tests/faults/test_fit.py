@@ -104,7 +104,7 @@ def test_a_mistake_is_shown_without_frames_that_are_not_the_users(training):
         "    average.on_epoch_end(0, {'mae' if rank else 'mape': 1.0})\n"
         "own_code()"
     )
-    assert "CollectiveMismatch: grouped_allreduce(Average) needs the same shape" in cell.text
+    assert "CollectiveMismatch: MetricAverageCallback needs the same metrics" in cell.text
     assert "line 4, in own_code()" in cell.text
     assert "File " not in cell.text
 
