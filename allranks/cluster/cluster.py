@@ -760,7 +760,8 @@ class Cluster:
         self._ranks  # noqa: B018  raises where nothing was ever started
         if self.state != "running":
             raise ClusterLost(
-                self.lost_because or "the ranks are stopped. Type: %distributed start"
+                self.lost_because
+                or "the ranks are stopped. Type: %distributed start   or, of a Cluster: .start()"
             )
 
     def ask_soon(

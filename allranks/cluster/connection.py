@@ -439,6 +439,8 @@ class Connection:
         import ipyparallel
 
         self._expect_clients()
+        # One that was closed, as at the end of a ``with``, is of no use to who asks next.
+        self._clients[:] = [client for client in self._clients if not client._closed]
         deadline = time.monotonic() + _CLIENT_SECONDS
         while not self._clients:
             made = ipyparallel.Client(self._ipyparallel["client"])

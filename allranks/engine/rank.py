@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import multiprocessing
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ from allranks.collectives.start import healing, runtime, under_mpi
 from allranks.collectives.start.stand_in import stand_in
 from allranks.collectives.timings.totals import Totals
 from allranks.collectives.world.kept import Kept
-from allranks.engine import filters, processes
+from allranks.engine import filters, processes, scratch
 from allranks.engine.attaching import Attaching
 from allranks.engine.cells import forks, metrics, namespace
 from allranks.engine.cells.cell import CellRunner
@@ -114,8 +113,7 @@ class Rank:
         self.transcript.streams.capture()
         faulthandler.enable(all_threads=False)
         _fresh_main_module()
-        # What multiprocessing makes when first asked outlives a rank, which nothing can tidy up.
-        multiprocessing.current_process()._config["tempdir"] = self._config.session_dir  # type: ignore[attr-defined]
+        scratch.keep_in(self._config.session_dir)
         alias.install()
         tensorflow1.install()
         progress.install()

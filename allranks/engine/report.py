@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import cast
 
+from allranks.collectives.calls.callsite import LIBRARY, OURS, kind_of
 from allranks.errors import RankLeft
 from allranks.records.wire import Report
 
@@ -20,6 +21,8 @@ _KEPT_FRAMES = 10
 _MOST_CHAINED = 30
 #: Stands for what an exception says where it takes too long to say it.
 INTERRUPTED_TEXT = "<str() of it was interrupted>"
+#: The file of what dataclasses and their like make.
+_GENERATED = "<string>"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -46,14 +49,19 @@ def cell_line(tb: TracebackType | None, is_cell: str) -> tuple[int | None, str]:
 def without_own_frames(tb: TracebackType | None, *others: str) -> None:
     """Ends a traceback at the last frame that is not in this package, if there is one.
 
+    What this package calls of a library is not to blame either: TensorFlow, which calls it back.
+
     Args:
         tb: the traceback.
         others: parts of the names of further files whose frames are not to blame.
     """
-    last = None
+    last, ours = None, False
     while tb is not None:
         file = tb.tb_frame.f_code.co_filename
-        if not file.startswith(PACKAGE) and not any(other in file for other in others):
+        kind = kind_of(file)
+        passes = kind == LIBRARY or file == _GENERATED
+        ours = kind == OURS or (ours and passes) or any(other in file for other in others)
+        if not ours:
             last = tb
         tb = tb.tb_next
     if last is not None:

@@ -21,6 +21,7 @@ from allranks.magics import looking
 from allranks.magics.answering import Answering
 from allranks.magics.awaiting import Awaiting, is_awaited, nothing_to_run
 from allranks.magics.completion import Completion
+from allranks.magics.interrupted import BEFORE_THE_CELL, told_shortly
 from allranks.magics.line_help import LineHelp
 from allranks.magics.options import (
     CellOptions,
@@ -161,7 +162,8 @@ class DistributedMagics(Magics):
         except SyntaxError as error:
             raise InvalidCell(source.explain(error, number)) from None
         profiling = _profiling(0.0, options.save) if options.profile else self._profiling
-        cluster = self.session.cluster(options.cluster)
+        with told_shortly(self.session, BEFORE_THE_CELL):
+            cluster = self.session.cluster(options.cluster)
         chosen = rank_lists.parse(options.ranks or "all", cluster.size)
         if profiling is not None:
             self._profiling = None
@@ -195,6 +197,10 @@ class DistributedMagics(Magics):
             name, options = parse_command(line)
         except HelpShown:
             return None
+        with told_shortly(self.session, f"%distributed {name} was interrupted"):
+            return self._command(name, options)
+
+    def _command(self, name: str, options: CommandOptions) -> Any:
         session = self.session
         if name == "start":
             session.cluster(options.cluster)

@@ -19,6 +19,7 @@ from allranks.ensemble.runs import Runs
 from allranks.ensemble.store import Store, key_of, normal
 from allranks.errors import InvalidCell, UsageError
 from allranks.magics.awaiting import is_awaited, nothing_to_run
+from allranks.magics.interrupted import BEFORE_THE_CELL, told_shortly
 from allranks.magics.options import HelpShown, Parser
 from allranks.magics.session import Session
 from allranks.widgets.ensemble.view import ensemble_view
@@ -94,7 +95,8 @@ class EnsembleMagics(Magics):
         try:
             if store is not None and options.retry_failed:
                 store.forget_failed()
-            cluster = self.session.cluster(options.cluster)
+            with told_shortly(self.session, BEFORE_THE_CELL):
+                cluster = self.session.cluster(options.cluster)
             check_size(options, cluster.size)
         except BaseException:
             if store is not None:

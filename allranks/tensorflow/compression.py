@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from allranks.tensorflow.failures import UsageError
+
 
 class Compressor:
     """How tensors are packed before a reduction and unpacked after it."""
@@ -56,3 +58,16 @@ class Compression:
 
     none = NoneCompressor
     fp16 = FP16Compressor
+
+
+def check(compression: Any) -> None:
+    """Says that something compresses nothing.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if not hasattr(compression, "compress"):
+        raise UsageError(
+            f"expected compression Compression.none or Compression.fp16, found "
+            f"{compression!r:.60}. Type: compression=hvd.Compression.fp16"
+        )

@@ -113,9 +113,11 @@ def install() -> None:
     """Lets TensorFlow raise what has been carried; built otherwise, it raises its own."""
     from tensorflow.python.client import session
     from tensorflow.python.eager import execute
+    from tensorflow.python.framework import ops
 
     for name in ("quick_execute", "execute", "execute_with_cancellation"):
         _watch(execute, name)
+    _watch(ops, "raise_from_not_ok_status")  # by which a dataset's iterator raises
     _watch(session.BaseSession, "_do_call")
 
 

@@ -10,7 +10,10 @@ import tensorflow as tf
 
 from allranks import collectives
 from allranks.collectives import Average, ProcessSet, ReduceOp, global_process_set
+from allranks.collectives.ops.reducing import op_of
+from allranks.collectives.world import process_sets
 from allranks.errors import UsageError
+from allranks.tensorflow import compression as compressions
 from allranks.tensorflow import sparse
 from allranks.tensorflow.compression import Compression
 from allranks.tensorflow.crossing import Array, cross, like
@@ -48,7 +51,9 @@ class Reduction:
     local: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.op = ReduceOp(self.op)
+        self.op = op_of("allreduce", self.op)
+        compressions.check(self.compression)
+        process_sets.check(self.process_set, self.name or "allreduce")
         if self.predivide != 1.0 and self.op is not Average:
             raise ValueError(
                 "gradient_predivide_factor needs op=Average: "
@@ -86,7 +91,7 @@ class Reduction:
             if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
                 outs[index] = tf.convert_to_tensor(gradient)
             shared.append(index)
-        if size == 1 or not shared:
+        if not shared or (size == 1 and self.process_set.included()):
             return outs
         # Where some are missing the ranks compare which: another's of the same shape is not it.
         labels = [f"gradient {i}" for i in shared] if len(shared) < len(outs) else []

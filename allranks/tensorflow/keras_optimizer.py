@@ -209,17 +209,19 @@ def DistributedOptimizer(
             ranks.
 
     Raises:
-        ValueError: another op, or a predivide factor with Sum.
-        UsageError: it is no optimizer of Keras.
+        ValueError: a predivide factor with Sum.
+        UsageError: it is no optimizer of Keras, or another op.
     """
     if op not in (Average, Sum):
-        raise ValueError(
-            f"DistributedOptimizer needs op=Average or op=Sum: found {ReduceOp(op).name}. "
+        found = getattr(op, "name", None) or repr(op)
+        raise UsageError(
+            f"DistributedOptimizer needs op=Average or op=Sum: found {found:.60}. "
             "DistributedGradientTape takes the others."
         )
-    if backward_passes_per_step < 1:
-        raise ValueError(
-            f"backward_passes_per_step needs to be 1 or more: found {backward_passes_per_step}."
+    if not hasattr(backward_passes_per_step, "__index__") or backward_passes_per_step < 1:
+        raise UsageError(
+            "backward_passes_per_step needs a whole number, 1 or more: found "
+            f"{backward_passes_per_step!r:.60}. Leave it out to reduce in every step."
         )
     check_groups(num_groups, groups)
     reduction = Reduction(

@@ -10,8 +10,9 @@ import tensorflow as tf
 from allranks import collectives
 from allranks.collectives import Average, ProcessSet, ReduceOp, Sum, global_process_set
 from allranks.errors import UsageError
+from allranks.tensorflow import compression as compressions
 from allranks.tensorflow import sparse
-from allranks.tensorflow.average import chosen_op
+from allranks.tensorflow.average import chosen_op, meant
 from allranks.tensorflow.compression import Compression
 from allranks.tensorflow.crossing import Array, like
 from allranks.tensorflow.differentiable import differentiable
@@ -99,6 +100,7 @@ def grouped_allreduce(
     Collective over the process set.
     """
     kind = chosen_op(op, average)
+    compressions.check(compression)
     dense = {i: t for i, t in enumerate(tensors) if not isinstance(t, tf.IndexedSlices)}
     rows = {i: t for i, t in enumerate(tensors) if i not in dense}
     if rows:
@@ -209,7 +211,8 @@ def grouped_reducescatter(
     """
     if not tensors:
         return []
-    kind = ReduceOp(op)
+    kind = meant(op)
+    compressions.check(compression)
     packed = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
     sources = [tensor for tensor, _ in packed]
     options: dict[str, Any] = {"process_set": process_set, "name": name}

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from allranks import collectives
 from allranks.collectives import Average, ProcessSet, ReduceOp, Sum
+from allranks.collectives.ops.reducing import op_of
 from allranks.tensorflow.crossing import Array, cross, like
 from allranks.tensorflow.places import ANYWHERE, HOST
 
@@ -93,7 +94,7 @@ def check(op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
     Raises:
         NotImplementedError: it is not.
     """
-    if op not in (Average, Sum):
+    if op_of("allreduce", op) not in (Average, Sum):
         raise NotImplementedError(
             f"{op.name} needs dense tensors: tf.IndexedSlices can be averaged and summed only. "
             "Pass sparse_as_dense=True, or tf.convert_to_tensor(slices)."

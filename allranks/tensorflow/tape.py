@@ -95,7 +95,13 @@ def DistributedGradientTape(
 
     Raises:
         ValueError: a predivide factor with another op than Average.
+        UsageError: it is no tape.
     """
+    if not isinstance(gradtape, tf.GradientTape):
+        raise UsageError(
+            f"DistributedGradientTape needs a tf.GradientTape: found {type(gradtape).__name__}. "
+            "Wrap the tape of the block: with tf.GradientTape() as tape"
+        )
     check_groups(num_groups, groups)
     reduction = Reduction(
         op=op,

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from allranks import collectives
 from allranks.collectives import ProcessSet, global_process_set
+from allranks.errors import UsageError
 from allranks.records.ranks import label
 from allranks.tensorflow.crossing import Array, cross, like
 from allranks.tensorflow.failures import CollectiveMismatch
@@ -40,10 +41,25 @@ def broadcast_variables(
 
     Raises:
         CollectiveMismatch: the variables differ between ranks; the text names them.
+        UsageError: they are no variables.
 
     Collective over the process set.
     """
-    return _broadcast_together(list(variables), int(root_rank), process_set, None)
+    return _broadcast_together(_listed(variables), int(root_rank), process_set, None)
+
+
+def _listed(variables: Any) -> list[Any]:
+    """The variables, where all are some; a single one has rows, over which Python iterates."""
+    one = hasattr(variables, "assign") or not isinstance(variables, Iterable)
+    found = [] if one else list(variables)
+    wrong = [variables] if one else [each for each in found if not hasattr(each, "assign")]
+    if wrong:
+        raise UsageError(
+            f"broadcast_variables needs a list of variables: found {type(wrong[0]).__name__}"
+            f"{'' if one else ' in it'}. Type for example: "
+            "broadcast_variables(model.variables, root_rank=0)"
+        )
+    return found
 
 
 def _broadcast_together(
@@ -87,7 +103,7 @@ def broadcast_(
     Args:
         name: of the operation, which matches the other ranks' in a session.
     """
-    found = list(variables)
+    found = _listed(variables)
     done = _broadcast_together(found, int(root_rank), process_set, name)
     if done is None:
         return found

@@ -94,6 +94,28 @@ def test_an_interrupt_reaches_a_rank_that_waits_in_fit_for_another(training):
     assert cell.error_name == "CellInterrupted"
 
 
+def test_a_mistake_is_shown_without_frames_that_are_not_the_users(training):
+    cell = training.on_ranks("import allranks.tensorflow as plain\nplain.broadcast([1.0], 7)")
+    assert "UsageError: broadcast needs a root that is in the process set" in cell.text
+    assert "File " not in cell.text
+    cell = training.on_ranks(
+        "average = hvd.callbacks.MetricAverageCallback()\n"
+        "def own_code():\n"
+        "    average.on_epoch_end(0, {'mae' if rank else 'mape': 1.0})\n"
+        "own_code()"
+    )
+    assert "CollectiveMismatch: MetricAverageCallback needs the same metrics" in cell.text
+    assert "line 4, in own_code()" in cell.text
+    assert "File " not in cell.text
+
+
+def test_source_that_tensorflow_writes_lies_where_it_is_removed_with_the_ranks(training):
+    traced = "import tensorflow as tf\ntf.function(lambda x: x + 1)(1).numpy()"
+    assert training.on_ranks(traced).text == "ranks 0–1 → np.int32(2)\n"
+    assert list(training.temporary.rglob("__autograph*")) != []
+    assert list(training.temporary.glob("__autograph*")) == []
+
+
 def test_different_numbers_of_batches_end_with_who_has_left(training):
     cell = training.on_ranks(
         "rows = 64 if rank == 0 else 40\nmodel.fit(x[:rows], y[:rows], batch_size=8, verbose=0)"

@@ -77,6 +77,10 @@ def test_an_interrupt_while_the_ranks_start_leaves_nothing_and_the_next_cell_wor
     notebook.interrupt()
     assert cell.wait(30).status == "error"
     assert cell.error_name == "KeyboardInterrupt"
+    assert cell.text == (
+        "KeyboardInterrupt: the cell was interrupted before the ranks began it. "
+        "No ranks are running; the next cell starts them.\n"
+    )
     notebook.check_nothing_left()
     assert notebook.on_ranks("size", "-n 3").text.endswith("ranks 0–2 → 3\n")
 

@@ -234,3 +234,47 @@ def test_threads_that_call_collectives_at_once_are_told_of_in_each_cell(notebook
         assert told.status == "ok"
         assert "allreduce is called from several threads at once: ranks match" in told.text
     assert "several threads" not in notebook.on_ranks("allreduce(1, Sum)").text
+
+
+LEAVES_BEHIND = """
+import threading
+go, gone = threading.Event(), threading.Event()
+def late():
+    go.wait()
+    allreduce(np.array(7.0), Sum)
+    gone.set()
+if rank == 0:
+    threading.Thread(target=late, daemon=True).start()
+"""
+
+
+def test_a_thread_of_an_earlier_cell_that_calls_a_collective_is_told_of_on_its_rank(notebook):
+    """Its call looks like the others' of this cell: no comparison finds it."""
+    notebook.on_ranks(LEAVES_BEHIND)
+    told = notebook.on_ranks(
+        "if rank == 0:\n    go.set()\n    gone.wait()\nelse:\n    allreduce(np.array(7.0), Sum)"
+    )
+    assert told.status == "ok", told.text
+    said = "rank 0 · allreduce is called by a thread of an earlier cell: ranks match calls by"
+    assert told.text.count(said) == told.text.count("is called") == 1
+
+
+def test_a_call_after_its_cell_has_ended_is_told_of_with_the_next_one(notebook):
+    notebook.on_ranks(
+        "import asyncio\n"
+        "async def between():\n"
+        "    allreduce(np.array(7.0), Sum)\n"
+        "task = asyncio.get_event_loop().create_task(between())"
+    )
+    told = notebook.on_ranks("task.done()")
+    assert "allreduce is called after its cell has ended: ranks match calls by" in told.text
+    assert "True\n" in told.text
+
+
+def test_a_pool_of_this_cell_is_not_told_of(notebook):
+    cell = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(1) as pool:\n"
+        "    print(pool.submit(allreduce, np.array(1.0), Sum).result())"
+    )
+    assert notebook.on_ranks(cell).text == "ranks 0–3 │ 4.0\n"

@@ -32,6 +32,14 @@ def test_the_client_of_ranks_that_are_gone_is_not_handed_out_again():
         cluster.stop()
 
 
+def test_a_client_that_was_closed_is_not_handed_out_again():
+    with allranks.Cluster(2) as cluster:
+        with cluster.client() as first:
+            assert first[:].apply_sync(abs, -3) == [3, 3]
+        assert cluster.client()[:].apply_sync(abs, -4) == [4, 4]
+        assert cluster.client() is not first
+
+
 def test_many_ranks_have_no_controller_until_somebody_asks_for_a_client(monkeypatch):
     monkeypatch.setattr(connection, "CLIENTS_RANKS", 1)
     with allranks.Cluster(2) as cluster:

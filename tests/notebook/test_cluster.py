@@ -46,6 +46,13 @@ def test_ranks_that_are_not_there_are_refused_and_nothing_is_sent(cluster, call,
     assert cluster.run("kept", ranks=[1, 0, 1]) == [0, 10]
 
 
+def test_a_cluster_that_was_stopped_says_how_it_is_started_again():
+    with allranks.Cluster(1) as stopped:
+        pass
+    with pytest.raises(ClusterLost, match=r"stopped\. Type: %distributed start .*\.start\(\)"):
+        stopped.run("1")
+
+
 def test_one_of_the_ranks_runs_alone(cluster):
     assert cluster.run("kept", ranks=[1]) == [10]
     assert cluster.pull("kept", range(1, 2)) == {1: 10}

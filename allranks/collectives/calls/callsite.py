@@ -16,7 +16,7 @@ _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) 
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-_OURS, _LIBRARY, _USER = range(3)
+OURS, LIBRARY, USER = range(3)
 _kinds: dict[str, int] = {}
 _WIDTH = 100
 _REMEMBERED = 4096
@@ -43,16 +43,17 @@ class Site(NamedTuple):
         return f"{where}: {source}" if source else where
 
 
-def _kind(name: str) -> int:
+def kind_of(name: str) -> int:
+    """Whose a file of source is, by its name."""
     known = _kinds.get(name)
     if known is not None:
         return known
     if name.startswith(_PACKAGE) or name.startswith("<frozen"):
-        kind = _OURS
+        kind = OURS
     elif name.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in name:
-        kind = _LIBRARY
+        kind = LIBRARY
     else:
-        kind = _USER
+        kind = USER
     _kinds[name] = kind
     return kind
 
@@ -72,10 +73,10 @@ def _found(frame: FrameType | None) -> tuple[Site | None, Site | None]:
     library: Site | None = None
     while frame is not None:
         name = frame.f_code.co_filename
-        kind = _kind(name)
-        if kind == _USER:
+        kind = kind_of(name)
+        if kind == USER:
             return Site(name, frame.f_lineno), library
-        if kind == _LIBRARY and library is None:
+        if kind == LIBRARY and library is None:
             library = Site(name, frame.f_lineno)
         frame = frame.f_back
     return None, library
@@ -101,14 +102,14 @@ def find(frame: FrameType | None) -> Site:
         known = SITES.get(at)
         if known is not None:
             return known[0]
-        kind = _kind(code.co_filename)
-        if kind == _USER:
+        kind = kind_of(code.co_filename)
+        if kind == USER:
             if len(SITES) >= _REMEMBERED:
                 SITES.clear()
             site = Site(code.co_filename, above.f_lineno)
             SITES[at] = site, code
             return site
-        if kind == _LIBRARY:
+        if kind == LIBRARY:
             break
         above = above.f_back
     user, library = _found(frame)

@@ -182,7 +182,12 @@ def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
     said = ", ".join(
         f"{label(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}" for value, ranks in found
     )
-    lines = [f"{title} needs the same {_WORDS[field]} on every rank: {said}. {_ADVICE[field]}."]
+    word, advice = _WORDS[field], _ADVICE[field]
+    if field == "shape" and specs[0].op.startswith("grouped_"):
+        advice = "Pass the same arrays in the same order on every rank: those of the same model"
+    if field == "shape" and title == "add_process_set":
+        word, advice = "ranks", "Pass the same list on every rank, also on those that are not in it"
+    lines = [f"{title} needs the same {word} on every rank: {said}. {advice}."]
     lines += list_sites({rank: site for rank, (_, site) in brought.items()})
     return "\n".join(lines)
 

@@ -48,7 +48,7 @@ def _begin(
 ) -> Call:
     """A call of this module, ready to be driven; its result is a list."""
     group = group_of(process_set, kind)
-    op = _op_of(kind, op)
+    op = op_of(kind, op)
     if kind == "reduce":
         group.index(root, kind)
     factors = _factor(kind, prescale_factor), _factor(kind, postscale_factor)
@@ -78,7 +78,12 @@ def _begin(
     return taken.marked(call)
 
 
-def _op_of(kind: str, op: Any) -> ReduceOp:
+def op_of(kind: str, op: Any) -> ReduceOp:
+    """The reduction that is meant.
+
+    Raises:
+        UsageError: it is none.
+    """
     try:
         return ReduceOp(op)
     except (ValueError, TypeError):

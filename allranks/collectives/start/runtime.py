@@ -48,12 +48,18 @@ def init(
 
     Raises:
         MissingDependency: there is no mpi4py, or no MPI library.
-        UsageError: a variable of the environment is invalid, or two process sets are the same.
+        UsageError: a variable of the environment is invalid, two process sets are the same, or
+            what is passed is none.
 
     Collective over the ranks of ``comm``.
     """
     if not world.exists():
         _begin(comm, checks, late_seconds)
+    if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
+        raise UsageError(
+            f"init needs a list of process sets: found {process_sets!r:.60}. Type for example: "
+            "init(process_sets=[[0, 1], [2, 3]])"
+        )
     if process_sets is not None and not isinstance(process_sets, str):
         _register(process_sets)
 

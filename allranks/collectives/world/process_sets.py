@@ -87,6 +87,7 @@ def group_of(process_set: ProcessSet | None, op: str) -> Group:
     this = world.current()
     if process_set is None:
         return this.groups[0]
+    check(process_set, op)
     number = process_set.process_set_id
     group = this.groups.get(number) if number is not None else None
     if group is not None:
@@ -105,6 +106,19 @@ def group_of(process_set: ProcessSet | None, op: str) -> Group:
     raise UsageError(f"{needs}: {process_set} has been removed.")
 
 
+def check(process_set: Any, op: str) -> None:
+    """Says that something is no process set.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(process_set, ProcessSet):
+        raise UsageError(
+            f"{op} needs a process set, or none for all ranks: found {process_set!r:.60}. Make one "
+            "on every rank, and pass it: add_process_set([0, 1])"
+        )
+
+
 def add_process_set(process_set: ProcessSet | Sequence[int] | MPI.Comm) -> ProcessSet:
     """Registers a process set, which from now on has a ``process_set_id``.
 
@@ -116,7 +130,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | MPI.Comm) -> Proce
     chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     this = world.current()
     ranks = tuple(chosen.ranks)
-    if not ranks or ranks[0] < 0 or ranks[-1] >= this.size:
+    if not ranks or not set(ranks) <= set(range(this.size)):
         raise UsageError(
             f"add_process_set needs ranks from 0 to {this.size - 1}: found {list(ranks)}. "
             "Name at least one rank, and none that does not exist."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from allranks.collectives import world
 
 
@@ -15,7 +17,13 @@ def enter(name: str, ranks: tuple[int, ...] | None = None, number: int = 1) -> N
             a rank that has not come to this number is late, one that has left it is gone.
     """
     this = world.current()
-    this.notebook = True
+    this.notebook, this.told_of_strays = True, False
+    this.left_behind = {
+        thread
+        for thread in threading.enumerate()
+        # Others, as TensorFlow's, are no cell's: they call for whichever cell waits for them.
+        if not isinstance(thread, threading._DummyThread)
+    }
     this.enter(name, ranks, number)
 
 

@@ -9,12 +9,14 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from mmap import mmap
+from threading import get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from allranks.collectives.calls.board import Board
 from allranks.collectives.calls.call import Agreement, Call, Members, Prepared
 from allranks.collectives.calls.journal import Journal
+from allranks.collectives.calls.peers import PROCESS
 from allranks.collectives.calls.presence import Presence
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.transport import Transport
@@ -83,6 +85,10 @@ class World(Standing):
         self.whereabouts: Whereabouts | None = None
         self.notebook = False
         """True once an engine has entered a cell: then the scope is not the process."""
+        self.left_behind: set[threading.Thread] = set()
+        """The threads that were there when the cell began."""
+        self.told_of_strays = False
+        """Whether it has been said, since the cell began, that a call is not the cell's."""
 
     def open(
         self, number: int, ranks: tuple[int, ...], memory: mmap | None, *, now: bool = True
@@ -146,6 +152,8 @@ class World(Standing):
         """
         if self.within is not None:
             self._look_at_threads(call)
+        if self.notebook and (self.scope is PROCESS or get_ident() != self.main_thread):
+            self._look_for_strays(call)
         with self.lock:
             if self.dirty or self.pending:
                 self.check_clean(call)
@@ -203,6 +211,20 @@ class World(Standing):
                 "Call collectives from one thread."
             )
 
+    def _look_for_strays(self, call: Call) -> None:
+        """Gives a notice, once after a cell's beginning, where a call is not that cell's."""
+        between = self.scope is PROCESS
+        if self.told_of_strays or not call.ordered or call.members.size == 1:
+            return
+        if between or threading.current_thread() in self.left_behind:
+            self.told_of_strays = True
+            who = "after its cell has ended" if between else "by a thread of an earlier cell"
+            self.notice(
+                f"{call.spec.op} is called {who}: ranks match calls by their order, so that a call "
+                "of another cell may be taken for it, and a result may be wrong. Wait for threads "
+                "and tasks in the cell that starts them."
+            )
+
     def join(self, call: Call) -> Any:
         """Waits for a call that was submitted and returns its result."""
         with self.lock:
@@ -234,6 +256,8 @@ class World(Standing):
 
     def submit(self, call: Call) -> Call:
         """Posts a call as far as it goes without waiting."""
+        if self.notebook and (self.scope is PROCESS or get_ident() != self.main_thread):
+            self._look_for_strays(call)
         with self.lock:
             self.check_clean(call)
             with self.presence:

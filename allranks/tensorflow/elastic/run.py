@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from allranks import collectives
-from allranks.errors import CollectiveError
+from allranks.errors import CollectiveError, UsageError
 from allranks.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from allranks.tensorflow.elastic.resuming import resumed
 from allranks.tensorflow.elastic.state import State
@@ -35,6 +35,11 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(state, State):
+            raise UsageError(
+                "elastic.run needs a function whose first argument is its state: found "
+                f"{state!r:.60}. Pass for instance KerasState(model, batch=0)"
+            )
         with resumed(state, getattr(func, "__qualname__", "run")):
             return attempt(state, *args, **kwargs)
 

@@ -11,6 +11,7 @@ import numpy as np
 from allranks import collectives
 from allranks.collectives import world
 from allranks.collectives.ops.keeping import keep_in
+from allranks.errors import UsageError
 from allranks.horovod.common.exceptions import HostsUpdatedInterrupt
 from allranks.tensorflow.objects import broadcast_object
 from allranks.tensorflow.variables import broadcast_variables
@@ -230,6 +231,11 @@ class TensorFlowKerasState(TensorFlowState):
     def __init__(
         self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
     ) -> None:
+        if not hasattr(model, "weights"):
+            raise UsageError(
+                f"KerasState needs a model of Keras: found {type(model).__name__}. Pass the model "
+                "that is trained, or for values alone: ObjectState(step=0)"
+            )
         self.model = model
         self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         super().__init__(self._of_model, **kwargs)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
+from typing import Any, NoReturn
 
 from allranks import collectives
-from allranks.collectives import Average, Min
+from allranks.collectives import Min
 from allranks.errors import UsageError
 from allranks.records.ranks import label
-from allranks.tensorflow.keras.values import allreduce
+from allranks.tensorflow.failures import CollectiveMismatch
 from allranks.tensorflow.variables import broadcast_variables
 from allranks.tensorflow.which_keras import build, keras, state_of
 
@@ -110,10 +108,26 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Nothing. Keras calls those that look at no batch from another thread."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Averages the epoch's metrics in place. Collective over all ranks."""
-        if not logs:
+        """Averages the epoch's metrics in place. Collective over all ranks.
+
+        Raises:
+            CollectiveMismatch: ranks have metrics of other names.
+        """
+        if logs is None:
             return
-        names = sorted(logs)
-        mine = np.array([float(logs[name]) for name in names])
-        values = allreduce(mine, op=Average, name="metrics")
-        logs.update(zip(names, map(float, values), strict=True))
+        every = collectives.allgather_object({name: float(logs[name]) for name in sorted(logs)})
+        if any(one.keys() != every[0].keys() for one in every):
+            _raise_other_metrics([", ".join(one) or "none" for one in every])
+        for name in every[0]:
+            logs[name] = sum(one[name] for one in every) / len(every)
+
+
+def _raise_other_metrics(named: list[str]) -> NoReturn:
+    found = ", ".join(
+        f"{label([rank for rank, one in enumerate(named) if one == names])}: {names}"
+        for names in dict.fromkeys(named)
+    )
+    raise CollectiveMismatch(
+        f"MetricAverageCallback needs the same metrics on every rank, found {found}. Compile the "
+        "model with the same metrics on every rank, and validate on all of them or on none."
+    )

@@ -15,6 +15,7 @@ import keras  # noqa: E402
 
 import allranks.collectives as c  # noqa: E402
 import allranks.tensorflow as hvd  # noqa: E402
+import allranks.tensorflow.keras as hvd_keras  # noqa: E402
 from allranks.errors import CollectiveMismatch, RankLeft  # noqa: E402
 
 hvd.init()
@@ -124,6 +125,27 @@ def test_rows_of_another_table_are_a_mismatch() -> None:
         assert isinstance(error, CollectiveMismatch)
         assert "rows of (50, 4)" in str(error)
         next_cell_works()
+
+
+def test_metrics_of_other_names_are_a_mismatch() -> None:
+    """As many on every rank: their averages would be of nothing."""
+    average = hvd_keras.callbacks.MetricAverageCallback()
+    error = in_a_cell(lambda: average.on_epoch_end(0, {"loss": 1.0, "mae" if odd() else "mape": R}))
+    assert isinstance(error, CollectiveMismatch)
+    assert "rank 1: loss, mae." in str(error)
+    next_cell_works()
+
+
+def test_a_rank_that_leaves_a_dataset_is_named_by_the_others() -> None:
+    rows = tf.data.Dataset.range(3 if odd() else 2)
+    summed = rows.map(lambda row: hvd.allreduce(tf.cast(row, tf.float32), op=hvd.Sum))
+    error = in_a_cell(lambda: list(summed))
+    if odd():
+        assert isinstance(error, RankLeft)
+        assert "Carried" not in str(error)
+    else:
+        assert error is None
+    next_cell_works()
 
 
 def test_unequal_steps_end_with_who_left() -> None:

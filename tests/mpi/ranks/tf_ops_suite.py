@@ -160,6 +160,9 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "splits": lambda: hvd.alltoall(tf.ones([2 * N]), tf.fill([N + 1], 1)),
     "rows": lambda: hvd.alltoall(tf.ones([2 * N + 1])),
     "set": lambda: hvd.allreduce(tf.ones(2), process_set=hvd.ProcessSet([0])),
+    "no set": lambda: hvd.allreduce(tf.ones(2), process_set=[0]),
+    "op": lambda: hvd.allreduce(tf.ones(2), op="sum"),
+    "op of reducescatter": lambda: hvd.reducescatter(tf.ones(N), op=77),
 }
 
 
@@ -171,6 +174,11 @@ def test_arguments_that_are_wrong_here_are_tensorflows_error(run: Any, mistake: 
         run(MISTAKES[mistake])
     assert isinstance(raised.value, UsageError)
     assert isinstance(raised.value, ValueError)
+
+
+def test_a_compression_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"Compression\.fp16, found 'fp16'"):
+        hvd.allreduce(tf.ones(2), compression="fp16")
 
 
 def test_allgather_of_different_rows(run: Any) -> None:

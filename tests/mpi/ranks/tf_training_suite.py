@@ -157,6 +157,45 @@ def test_groups_change_nothing_and_nonsense_is_refused() -> None:
         hvd.DistributedOptimizer(SGD(gradient_accumulation_steps=3), backward_passes_per_step=2)
 
 
+MISTAKES: dict[str, Callable[[], Any]] = {
+    "op=Average or op=Sum: found 'sum'": lambda: hvd.DistributedOptimizer(SGD(), op="sum"),
+    "1 or more: found 1.5": lambda: hvd.DistributedOptimizer(SGD(), backward_passes_per_step=1.5),
+    "Compression.fp16, found 'fp16'": lambda: hvd.DistributedOptimizer(SGD(), compression="fp16"),
+    "a process set, or none for all ranks: found [0]": lambda: hvd.DistributedOptimizer(
+        SGD(), process_set=[0]
+    ),
+    "a tf.GradientTape: found int": lambda: hvd.DistributedGradientTape(3),
+    "a list of variables: found Variable": lambda: hvd.broadcast_variables(
+        dense_model().weights[0], 0
+    ),
+    "a list of variables: found Sequential": lambda: hvd.broadcast_variables(dense_model(), 0),
+    "a list of variables: found ndarray in it": lambda: hvd.broadcast_variables([np.ones(2)], 0),
+    "its state: found 5": lambda: hvd.elastic.run(lambda state: state)(5),
+    "a model of Keras: found NoneType": lambda: hvd.elastic.TensorFlowKerasState(None),
+    "a list of process sets: found 'all'": lambda: hvd.init(process_sets="all"),
+}
+
+
+@pytest.mark.parametrize("said", MISTAKES)
+def test_what_is_passed_by_mistake_is_named(said: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        MISTAKES[said]()
+    assert said in str(raised.value)
+
+
+@pytest.mark.skipif(N < 2, reason="nobody else is in no set")
+def test_a_rank_outside_a_set_of_one_does_not_train_alone() -> None:
+    only = hvd.add_process_set([0])
+    model = dense_model()
+    model.compile(hvd.DistributedOptimizer(SGD(0.1), process_set=only), "mse")
+    if R == 0:
+        model.train_on_batch(X[0, 0], Y[0, 0])
+    else:
+        with pytest.raises(UsageError, match=f"rank {R} is not a member"):
+            model.train_on_batch(X[0, 0], Y[0, 0])
+    hvd.remove_process_set(only)
+
+
 def test_an_optimizer_keeps_its_state_when_it_becomes_distributed() -> None:
     mine, reference = dense_model(), dense_model()
     for model, optimizer in ((mine, Adam(0.01)), (reference, Adam(0.01))):
