@@ -86,6 +86,8 @@ class Ledger:
             kept = self._store.read([m for m in members if m.state == WAITING])
             for member in kept:
                 self._compare(member)
+            if self._wanted is None:
+                self._find_metric()
         for member in members:
             if member.state == WAITING:
                 self.waiting.append(member)

@@ -94,14 +94,26 @@ class Member:
         None where the member has not finished, or has left nothing.
 
         Raises:
-            UsageError: the result could not be sent.
+            UsageError: the result could not be sent, or cannot be read here.
         """
         if self.problem:
             raise UsageError(
                 f"expected a result that can be sent and kept, found in member {self.number}: "
                 f"{self.problem}. Leave arrays and plain values in it, as model.get_weights()."
             )
-        return self.place.load() if self.place is not None else None
+        try:
+            return self.place.load() if self.place is not None else None
+        except OSError as error:
+            raise UsageError(
+                f"the result of member {self.number} is not there any longer: {error}. "
+                "Run the cell again."
+            ) from error
+        except Exception as error:  # unpickling may raise anything
+            raise UsageError(
+                f"the result of member {self.number} cannot be read in the notebook: "
+                f"{type(error).__name__}: {error}. Leave arrays and plain values in it, as "
+                "model.get_weights(), and run the cell again."
+            ) from error
 
     def log(self, name: str, steps: array[float], values: array[float]) -> None:
         """Takes in what it logged."""
@@ -145,7 +157,11 @@ def short(value: Any) -> str:
     shape = getattr(value, "shape", None)
     if shape:
         return f"<{type(value).__name__} {tuple(shape)}>"
+    told = f"<{type(value).__name__}>"
     if isinstance(value, Mapping | list | tuple | int | None | type):
-        text = getattr(value, "__name__", None) or repr(value)
+        try:
+            text = getattr(value, "__name__", None) or repr(value)
+        except Exception:  # what is in it may refuse to be shown in its own way
+            return told
         return text if len(text) <= 40 else f"{text[:39]}…"
-    return getattr(value, "__name__", f"<{type(value).__name__}>")
+    return getattr(value, "__name__", told)
