@@ -454,7 +454,11 @@ def _describe(process: psutil.Process) -> str:
         return f"{process.pid} (gone)"
 
 
-def wait_until(condition: Callable[[], bool], what: Callable[[], str], seconds: float = 30) -> None:
+def wait_until(
+    condition: Callable[[], object],
+    what: Callable[[], str] = lambda: "what the test waits for",
+    seconds: float = 30,
+) -> None:
     """Returns once something is so.
 
     Raises:

@@ -20,7 +20,7 @@ from tests.faults.notebook import name_of
 from tests.torch.conftest import MISSING, python_with_torch
 
 MARK = "ALLRANKS_TEST_MARK"
-GONE_SECONDS = 10
+GONE_SECONDS = 30
 SCRIPT = """
 import sys, time
 import allranks.batch

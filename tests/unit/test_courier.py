@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import mmap
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,6 +13,7 @@ from allranks.collectives.calls.board import Board
 from allranks.collectives.calls.callsite import Site
 from allranks.collectives.mpi.courier import Courier, Link
 from allranks.collectives.mpi.pages import carried, shown, with_source, without_source
+from tests.kernel import wait_until
 
 HERE = __file__, 1
 """A line with source: this file's first."""
@@ -32,13 +32,6 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield near, far
 
 
-def until(ready: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_board_shows_what_ranks_of_another_host_tell_until_they_are_lost(connected):
     boards = board_of(0), board_of(1)
     couriers = [
@@ -50,21 +43,21 @@ def test_a_board_shows_what_ranks_of_another_host_tell_until_they_are_lost(conne
     boards[1].write(fields.REASON, "ValueError: bad batch")
     boards[1].note(3, 17, 16)
     boards[1].put(fields.LEFT, 5)
-    until(lambda: boards[0].get(1, fields.LEFT) == 5)
+    wait_until(lambda: boards[0].get(1, fields.LEFT) == 5)
     assert boards[0].text(1, fields.REASON) == "ValueError: bad batch"
     assert boards[0].progress(1, 3) == (17, 16)
     boards[0].ask(1, 99)
-    until(lambda: boards[1].get(1, fields.ASKED) == 99)
+    wait_until(lambda: boards[1].get(1, fields.ASKED) == 99)
     # What a rank was asked stays where it was asked, and is not taken for what it tells.
     boards[1].put(fields.LEFT, 6)
-    until(lambda: boards[0].get(1, fields.LEFT) == 6)
+    wait_until(lambda: boards[0].get(1, fields.LEFT) == 6)
     assert boards[0].get(1, fields.ASKED) == 99
     rounds = boards[1].get(1, fields.ROUND)
-    until(lambda: boards[1].get(1, fields.ROUND) > rounds + 2)
+    wait_until(lambda: boards[1].get(1, fields.ROUND) > rounds + 2)
     assert not boards[0].get(1, fields.LOST)
     connected[1].shutdown(socket.SHUT_RDWR)
-    until(lambda: boards[0].get(1, fields.LOST) == fields.ENDED)
-    until(lambda: boards[1].get(0, fields.LOST) == fields.ENDED)
+    wait_until(lambda: boards[0].get(1, fields.LOST) == fields.ENDED)
+    wait_until(lambda: boards[1].get(0, fields.LOST) == fields.ENDED)
     for courier in couriers:
         courier.join(20)
         assert not courier.is_alive()
@@ -84,13 +77,13 @@ def test_what_one_host_tells_reaches_all_others_by_the_first_rank(connected):
         courier.start()
     boards[1].write(fields.WAITING, f"barrier at {Site(*HERE)}")
     boards[1].put(fields.TICKET, 7)
-    until(lambda: boards[2].get(1, fields.TICKET) == 7)
+    wait_until(lambda: boards[2].get(1, fields.TICKET) == 7)
     assert boards[2].text(1, fields.WAITING) == f"barrier at {Site(*HERE)}"
     boards[2].ask(1, 99)
-    until(lambda: boards[1].get(1, fields.ASKED) == 99)
+    wait_until(lambda: boards[1].get(1, fields.ASKED) == 99)
     with third, at_first:
         third.shutdown(socket.SHUT_RDWR)
-        until(lambda: boards[1].get(2, fields.LOST) == fields.ENDED)
+        wait_until(lambda: boards[1].get(2, fields.LOST) == fields.ENDED)
         assert not boards[1].get(0, fields.LOST)
         connected[1].shutdown(socket.SHUT_RDWR)
         for courier in couriers:

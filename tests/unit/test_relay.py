@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,16 +13,10 @@ from allranks.cluster.launchers.spread import ANY_PORTS, LOOPBACK, RELAY
 from allranks.cluster.nursery import event_of
 from allranks.cluster.wire import Wire
 from allranks.records.config import EVERY_GPU, Invitation, NurseryConfig
+from tests.kernel import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the relay needs Linux")
 SECONDS = 30
-
-
-def wait_until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.timeout(200)

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from allranks.cluster.hosts import Hosts
 from allranks.cluster.launchers.spread import ANY_PORTS, LOOPBACK, RELAY
 from allranks.cluster.wire import Wire
 from allranks.records.config import Invitation, NurseryConfig
+from tests.kernel import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the relay needs Linux")
 SECONDS = 60
@@ -46,15 +46,8 @@ class Notebook:
         return self.relays[-1]
 
     def wait_for(self, event: str) -> dict[str, Any]:
-        until(lambda: event in [told["event"] for told in self.told])
+        wait_until(lambda: event in [told["event"] for told in self.told])
         return next(told for told in self.told if told["event"] == event)
-
-
-def until(ready: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -124,12 +117,12 @@ class Late:
 def test_a_host_that_comes_while_another_is_still_stopping_is_stopped_too(notebook, config):
     hosts = Hosts(Late(), config, notebook.wire, lambda *_: None)
     first = notebook.relay(notebook.invitation("h1"))
-    until(lambda: "h1" in hosts._addresses)
+    wait_until(lambda: "h1" in hosts._addresses)
     first.send_signal(signal.SIGSTOP)
-    until(lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED)
+    wait_until(lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED)
     stop = threading.Thread(target=hosts.stop)
     stop.start()
-    until(lambda: hosts._stopping)
+    wait_until(lambda: hosts._stopping)
     try:
         assert notebook.relay(notebook.invitation("h2")).wait(SECONDS) == 0
     finally:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import importlib
 import json
 import os
 import selectors
@@ -28,21 +27,20 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
 from allranks import launched
 from allranks.engine import filters, processes
-from allranks.engine.devices import cuda, pinning
+from allranks.engine.devices import pinning
+from allranks.engine.host.forking import fork
 from allranks.engine.host.hold import Hold
+from allranks.engine.host.preloading import preload
 from allranks.engine.host.remote_agent import RemoteAgent
 from allranks.engine.host.shortage import Deaths
-from allranks.engine.output.noise import QUIET, QUIET_TORCH
 from allranks.launched import doors
 from allranks.records.config import (
     COMMANDS_AT_HOME,
@@ -57,16 +55,6 @@ _MPI_FILES, _MPI_NBYTES = "OMPI_MCA_btl_sm_backing_directory", 16 << 20
 _TRACKER_SECONDS = 1.0
 _WHO = "OMPI_COMM_WORLD_"
 _NO_MORE: Mapping[str, str] = MappingProxyType({})
-_IMPORTS = (
-    "allranks.engine.host.controller",
-    "allranks.engine.rank",
-    # What a first traceback and a first completion would load in every rank again.
-    "IPython.core.completer",
-    "stack_data",
-    "pygments.lexers.python",
-    "pygments.formatters.terminal256",
-    "pygments.formatters.html",
-)
 
 
 class Nursery:
@@ -132,10 +120,7 @@ class Nursery:
                 self.config = dataclasses.replace(self.config, devices=pinning.visible())
             processes.share_cores(self.config.ranks_here)
             filters.set_aside()
-            for name in _IMPORTS:
-                importlib.import_module(name)
-            _prepare_tracebacks()
-            self._preload()
+            preload(self.config, self._tell)
             gc.freeze()  # what is imported by now stays shared between all children
             if self.config.head:
                 self._plan_controller()
@@ -173,36 +158,6 @@ class Nursery:
         if told is not None:
             self._tell("reach", **told)
 
-    def _preload(self) -> None:
-        """Imports once what the ranks were told to begin with: they share it, and its memory.
-
-        What cannot be imported says so in the cell that needs it.
-        """
-        from allranks.engine.output import progress
-
-        progress.install()
-        if self.config.preload:
-            for name, value in QUIET_TORCH.items():
-                os.environ.setdefault(name, value)
-        if self.config.preload and not self.config.devices:
-            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
-        sys.path.insert(0, "")  # modules beside the notebook, which it finds as well
-        for name in self.config.preload:
-            self._tell("preloading", module=name)
-            try:
-                importlib.import_module(name)
-            except Exception:
-                traceback.print_exc()
-            if set(self.config.devices) != {pinning.HIDDEN} and cuda.is_open():
-                # Before the first fork: in what is forked from here all of CUDA would fail, which
-                # matters to none who are shown no GPU.
-                self._tell("opened_cuda", module=name)
-                break
-        if self.config.preload:
-            self._tell("preloading", module="")
-        if "" in sys.path:
-            sys.path.remove("")
-
     def _plan_controller(self) -> None:
         """Settles where ipyparallel's controller will be: the ranks connect to it by themselves."""
         from allranks.engine.host import controller
@@ -225,7 +180,7 @@ class Nursery:
             controller.run(engine, client, secret, folder, size, lambda: os.write(told, b"all"))
 
         log = os.path.join(self.config.log_dir, "controller.log")
-        self.controller = self._fork(live, dict(os.environ), log, keep=[told])
+        self.controller = fork(live, dict(os.environ), log, self.config.work_dir, [told])
         os.close(told)
 
         def tell() -> None:
@@ -419,7 +374,8 @@ class Nursery:
             rank.run()
 
         log = log_path(self.config, number)
-        pid = self._fork(live, environment, log, keep=[self.gate, *received, *told["descriptors"]])
+        keep = [self.gate, *received, *told["descriptors"]]
+        pid = fork(live, environment, log, self.config.work_dir, keep)
         if self.admitted == self.config.ranks_here:
             os.close(self._open_gate)
         for descriptor in received:
@@ -434,46 +390,6 @@ class Nursery:
             self.first.add(pid)
         self.places[pid] = place
         self.selector.register(place, selectors.EVENT_READ, lambda: self._leave(pid))
-
-    def _fork(
-        self,
-        live: Callable[[], None],
-        environment: dict[str, str],
-        log: str,
-        keep: Sequence[int] = (),
-    ) -> int:
-        """Forks a process that runs ``live``, writes to ``log`` and dies with the nursery."""
-        pid = os.fork()
-        if pid:
-            return pid
-        code = 1
-        try:
-            processes.die_with_parent(self.pid)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.environ.clear()
-            os.environ.update(environment)
-            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(descriptor, 1)
-            os.dup2(descriptor, 2)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            processes.close_all_but({0, 1, 2, *keep})
-            os.chdir(self.config.work_dir)
-            live()
-            code = 0
-        except SystemExit as end:
-            if isinstance(end.code, str):
-                print(end.code, file=sys.stderr)
-            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            try:
-                sys.stdout.flush()
-                sys.stderr.flush()
-            finally:
-                os._exit(code)
 
     def _leave(self, pid: int) -> None:
         """The launcher ended a stub: its rank ends too."""
@@ -601,17 +517,6 @@ def first_line(descriptor: int) -> tuple[bytes, bytes] | None:
         said += more
     line, _, rest = said.partition(b"\n")
     return line, rest
-
-
-def _prepare_tracebacks() -> None:
-    """Formats one, which loads and compiles what each rank would for its first."""
-    from IPython.core.ultratb import VerboseTB
-
-    try:
-        raise ValueError
-    except ValueError as error:
-        with suppress(Exception):  # where IPython cannot, a rank does without it too
-            VerboseTB().structured_traceback(ValueError, error, error.__traceback__)
 
 
 def main() -> None:

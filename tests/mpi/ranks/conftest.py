@@ -30,6 +30,9 @@ _STDERR = int(os.environ.get("ALLRANKS_TEST_STDERR", "2"))
 _STUCK_SECONDS = 50
 """After so long in one test a rank says where it is: the others give up soon."""
 
+PATIENCE_SECONDS = 30
+"""For what comes soon, unless it never does."""
+
 _number = 0
 
 
@@ -99,19 +102,35 @@ def odd() -> bool:
     return c.rank() == ODD
 
 
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not true():
+        assert time.monotonic() < end, "what this rank waits for does not happen"
+        time.sleep(0.01)
+
+
 @contextmanager
-def interrupted_after(seconds: float) -> Iterator[None]:
-    """Sends this process a SIGINT, as a notebook's interrupt does."""
+def interrupted_after(seconds: float, true: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Sends this process a SIGINT, as a notebook's interrupt does, so long after ``true`` is."""
+    over = threading.Event()
+
+    def send() -> None:
+        while not true():
+            if over.wait(0.01):
+                return
+        if not over.wait(seconds):
+            os.kill(os.getpid(), signal.SIGINT)
+
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGINT])
+    sender = threading.Thread(target=send)
     # Python drops an interrupt that comes in a finalizer; an engine has it come again.
     gc.disable()
     try:
-        timer.start()
+        sender.start()
         yield
     finally:
-        timer.cancel()
-        timer.join()
+        over.set()
+        sender.join()
         gc.enable()
         signal.signal(signal.SIGINT, before)
 

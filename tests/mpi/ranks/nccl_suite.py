@@ -10,12 +10,12 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import everybody, in_a_cell, interrupted_after, odd
+from conftest import PATIENCE_SECONDS, everybody, in_a_cell, interrupted_after, odd, until
 
 import allranks.collectives as c
 from allranks.collectives import world
@@ -31,7 +31,6 @@ if not cupy.is_available():
 if c.size() < 2:
     pytest.skip("takes two ranks", allow_module_level=True)
 FAKE = hasattr(cupy, "FAKE")
-PATIENCE_SECONDS = 30
 
 fake_only = pytest.mark.skipif(not FAKE, reason="looks into the fake, or breaks it on purpose")
 three = pytest.mark.skipif(c.size() < 3, reason="two sets of two ranks each take three ranks")
@@ -69,13 +68,6 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch, name: str, why: str) -> None
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not true():
-        assert time.monotonic() < end, "what this rank waits for does not happen"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

@@ -177,23 +177,27 @@ def test_data_that_raises_in_fit_is_named_by_the_others() -> None:
 def test_an_interrupt_is_heard_while_fit_waits_for_a_rank() -> None:
     class Waits(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            if odd() and batch == 1:
-                held.acquire()
+            if batch == 1:
+                reached.set()
+                if odd():
+                    held.acquire()
 
-    held = threading.Lock()
+    this, reached, held = c.world.current(), threading.Event(), threading.Lock()
     held.acquire()
     mine = model()
 
     def fit() -> None:
         mine.fit(X, Y, batch_size=8, verbose=0, callbacks=[Waits()])
 
-    if odd():
-        # Were it interrupted as well, the others would hear that it has left.
-        with interrupted_after(6.0):
-            error = in_a_cell(fit)
-    else:
-        with interrupted_after(3.0):
-            error = in_a_cell(fit)
+    def alone() -> bool:
+        number = this.scope.number + 1
+        return reached.is_set() and all(
+            this.peers.state(r).left >= number for r in {*range(N)} - {R}
+        )
+
+    # Were it interrupted before them, the others would hear that it has left.
+    with interrupted_after(0.3, alone if odd() else reached.is_set):
+        error = in_a_cell(fit)
     assert isinstance(error, KeyboardInterrupt)
     next_cell_works()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def test_a_collective_that_one_rank_does_not_fetch_is_named(
 ) -> None:
     from allranks.tensorflow import turns
 
-    monkeypatch.setattr(turns, "_PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(turns, "_PATIENCE_SECONDS", 3.0)
     monkeypatch.setattr(turns.current(), "late_seconds", 0.3)
     with tf.Graph().as_default(), v1.Session() as session:
         a, b = (hvd.allreduce(tf.ones(2), name=name) for name in ("first", "second"))
@@ -80,7 +81,7 @@ def test_a_collective_that_one_rank_does_not_fetch_is_named(
             assert f"rank {R} has not reached it for" in str(error)
             assert "waits in second" in str(error)
         elif R == 0:
-            assert "has waited 0 s for rank 1" in said
+            assert re.search(r"has waited \d s for rank 1", said)
     next_cell_works()
 
 
