@@ -631,7 +631,10 @@ class Cluster:
         try:
             self.call(keep_here, keeping.names, view=Aside(self._cells.late.append, view.notice))
         except AllranksError as error:
-            view.notice(f"{listed(keeping.names)} not kept: {error}")
+            # Its line is ours, not one of the user's.
+            reports = error.reports if isinstance(error, CellFailed) else ()
+            said = next((report.message for report in reports if not report.waiting), error)
+            view.notice(f"{listed(keeping.names)} not kept: {said}")
 
     def take_over(self, lost: Cluster) -> None:
         """Once they are started, these ranks have what those of a cluster that was lost kept."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from allranks.cluster.variables import reading
 from allranks.errors import UsageError
 from allranks.widgets.dashboard.curves import Series
 from allranks.widgets.dashboard.numbers import number, seconds
@@ -102,17 +103,12 @@ class Member:
                 f"{self.problem}. Leave arrays and plain values in it, as model.get_weights()."
             )
         try:
-            return self.place.load() if self.place is not None else None
+            with reading(f"in member {self.number}"):
+                return self.place.load() if self.place is not None else None
         except OSError as error:
             raise UsageError(
                 f"the result of member {self.number} is not there any longer: {error}. "
                 "Run the cell again."
-            ) from error
-        except Exception as error:  # unpickling may raise anything
-            raise UsageError(
-                f"the result of member {self.number} cannot be read in the notebook: "
-                f"{type(error).__name__}: {error}. Leave arrays and plain values in it, as "
-                "model.get_weights(), and run the cell again."
             ) from error
 
     def log(self, name: str, steps: array[float], values: array[float]) -> None:

@@ -263,7 +263,7 @@ def test_a_result_that_is_gone_or_damaged_says_so(tmp_path):
     (path,) = tmp_path.glob("*.member")
     head, _, rest = path.read_bytes().partition(b"\n")
     path.write_bytes(head + b"\n" + b"\xff" * len(rest))
-    with pytest.raises(UsageError, match="result of member 0 cannot be read in the notebook"):
+    with pytest.raises(UsageError, match="the notebook can read, found in member 0: "):
         member.result  # noqa: B018
     path.unlink()
     with pytest.raises(UsageError, match=r"result of member 0 is not there any longer.*Run the"):
