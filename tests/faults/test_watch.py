@@ -136,6 +136,17 @@ def test_a_cell_of_the_watcher_runs_when_the_other_is_idle_and_back(notebook, wa
     assert notebook.pids() == pids
 
 
+def test_the_ranks_change_hands_after_an_ensemble(notebook, watcher, watching):
+    ran = watcher.run("%%ensemble x=0:5\nresult = x")
+    assert "5 of 5 finished" in ran.text, ran.text
+    back = notebook.on_ranks("kept")
+    assert "are back: another notebook has run 5 cells on them" in back.text, back.text
+    assert "rank 3 → 30\n" in back.text
+    assert "5 of 5 finished" in notebook.run("%%ensemble x=0:5\nresult = x").text
+    assert "rank 3 → 30\n" in watcher.on_ranks("kept").text
+    assert "rank 3 → 30\n" in notebook.on_ranks("kept").text
+
+
 def test_a_cell_is_refused_while_the_watcher_runs_one(notebook, watcher, watching, go):
     cell = watcher.start_on_ranks(WAITS.format(str(go))).wait_for("begun")
     for line in ("%%distributed\nkept = 0", "%distributed stop", "%distributed pull kept"):
