@@ -68,6 +68,7 @@ def test_clusters_and_status_say_who_has_the_ranks_and_who_watches(notebook, wat
     assert said in notebook.run("%distributed clusters").text
     assert said in status(notebook)
     assert "Interrupt there" in watcher.run("%distributed interrupt").error_value
+    assert "Type it there" in watcher.run("%distributed heal").error_value
 
 
 def test_cells_are_shown_with_their_panels_and_errors_and_whose_they_are(
