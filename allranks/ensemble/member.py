@@ -149,15 +149,20 @@ def short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, str):
-        return value if len(value) <= 40 else f"{value[:39]}…"
+        return _cut(value)
     shape = getattr(value, "shape", None)
     if shape:
         return f"<{type(value).__name__} {tuple(shape)}>"
     told = f"<{type(value).__name__}>"
     if isinstance(value, Mapping | list | tuple | int | None | type):
         try:
-            text = getattr(value, "__name__", None) or repr(value)
+            return _cut(getattr(value, "__name__", None) or repr(value))
         except Exception:  # what is in it may refuse to be shown in its own way
             return told
-        return text if len(text) <= 40 else f"{text[:39]}…"
     return getattr(value, "__name__", told)
+
+
+def _cut(text: str) -> str:
+    text = text if len(text) <= 40 else f"{text[:39]}…"
+    # A table has no place for lines and colours, nor a notebook for half a character.
+    return text if text.isprintable() else repr(text)[1:-1]

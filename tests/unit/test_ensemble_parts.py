@@ -323,6 +323,11 @@ def test_a_value_that_refuses_to_be_shown_is_told_by_its_type():
     assert Member(0, {"a": Shy(3)}).label == "a=<Shy>"
 
 
+def test_a_text_is_shown_in_one_line_that_a_notebook_can_have():
+    text = "two\nlines \x1b[31m" + chr(0xD83D) + " é"
+    assert Member(0, {"a": text}).label == r"a=two\nlines \x1b[31m\ud83d é"
+
+
 # ── estimates ────────────────────────────────────────────────────────────────────────────────
 
 
