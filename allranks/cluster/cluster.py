@@ -386,10 +386,20 @@ class Cluster:
         view: View | None = None,
     ) -> list[Any]:
         """Calls a function on ranks, as :meth:`run`; its arguments may have any names."""
+        if not callable(function):
+            raise UsageError(
+                f"expected a cell's source or a function, found {type(function).__name__}. "
+                "Type for example: ranks.run('rank')"
+            )
+        name = getattr(function, "__name__", "function")
+        try:
+            call = cloudpickle.dumps((function, args, kwargs or {}), protocol=5)
+        except Exception as error:  # an object's own way to be pickled may do anything
+            raise UsageError(f"{name} cannot be sent to the ranks: {error}") from error
         run = self.submit(
             "",
-            call=cloudpickle.dumps((function, args, kwargs or {}), protocol=5),
-            name=getattr(function, "__name__", "function"),
+            call=call,
+            name=name,
             ranks=ranks,
             timeout=timeout,
             view=view,
@@ -631,7 +641,10 @@ class Cluster:
         try:
             self.call(keep_here, keeping.names, view=Aside(self._cells.late.append, view.notice))
         except AllranksError as error:
-            view.notice(f"{listed(keeping.names)} not kept: {error}")
+            # Its line is ours, not one of the user's.
+            reports = error.reports if isinstance(error, CellFailed) else ()
+            said = next((report.message for report in reports if not report.waiting), error)
+            view.notice(f"{listed(keeping.names)} not kept: {said}")
 
     def take_over(self, lost: Cluster) -> None:
         """Once they are started, these ranks have what those of a cluster that was lost kept."""

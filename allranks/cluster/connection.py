@@ -301,13 +301,19 @@ class Connection:
             memo: what the next notebook is to know.
 
         Raises:
-            UsageError: they are on several hosts.
+            UsageError: they are on several hosts, or no notebook could find them.
         """
         (nursery,) = self._nurseries
         if not isinstance(nursery, Nursery):
             raise UsageError(
                 "expected ranks on this machine, found them on several hosts, where they end with "
                 "the notebook. Start them without --on"
+            )
+        if seconds and visit(self.session_dir) is None:
+            raise UsageError(
+                f"expected {self.session_dir}, by which another notebook finds the ranks, found "
+                "that it has been removed: they end with this one. Fetch what you need, as with "
+                "%distributed pull NAME, and type: %distributed restart"
             )
         shared = self._taken is not None and self._taken.shared
         home = self._config.session_dir if seconds or shared else ""

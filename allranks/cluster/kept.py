@@ -32,10 +32,16 @@ class AfterCells:
         every: at most once in so many seconds.
 
     Raises:
-        UsageError: there is no such time.
+        UsageError: there is no such name or time.
     """
 
     def __init__(self, names: Sequence[str], every: float = 0.0) -> None:
+        other = next((name for name in names if not name.isidentifier()), None)
+        if other is not None:
+            raise UsageError(
+                f"expected the names of variables, found {other}. "
+                "Type for example: %distributed keep x, y"
+            )
         if not every >= 0:
             raise UsageError(
                 f"--every expected 0 seconds or more, found {every:g}. Type for example: --every 60"

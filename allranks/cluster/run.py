@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from allranks.cluster import deaths, failures
+from allranks.cluster import deaths, failures, variables
 from allranks.cluster.connection import Connection
 from allranks.cluster.profiling import Profiling
 from allranks.cluster.prompts import Prompts
@@ -336,7 +335,7 @@ class Run:
         """Returns the value of the last expression on each rank, in order of rank.
 
         Raises:
-            UsageError: a value could not be sent to the notebook.
+            UsageError: a value could not be sent to the notebook, or cannot be read there.
         """
         for rank, reply in sorted(self.replies.items()):
             if reply.value_problem:
@@ -346,6 +345,6 @@ class Run:
                     "End it with a plain value, as list(...) or an array."
                 )
         return [
-            pickle.loads(self._values[rank]) if rank in self._values else None
+            variables.load(self._values[rank], rank) if rank in self._values else None
             for rank in self.ranks
         ]

@@ -37,7 +37,8 @@ _STYLE = (
 )
 _TIMED_OUT, _INTERRUPTED, _TERMINATED = 124, 130, 143
 
-_FOR_NOTEBOOKS = re.compile(r" ?The next cell starts a fresh cluster\.")
+_NEXT = r"The next cell starts a fresh cluster\."
+_FOR_NOTEBOOKS = re.compile(rf"(?m)^{_NEXT} ?| ?{_NEXT}")
 _FIRST_LINES, _LAST_LINES = 500, 2000
 """Of what ranks print, so much is in a report; all of it is in their logs."""
 
@@ -123,7 +124,9 @@ def run(job: Job) -> int:
         sys.stderr.write(f"{failure if sys.stderr.isatty() else plain(failure)}\n")
     if job.report:
         Path(job.report).write_text(
-            _html(job, view, started.size, code, plain(failure), time.monotonic() - began)
+            _html(job, view, started.size, code, plain(failure), time.monotonic() - began),
+            encoding="utf-8",
+            errors="backslashreplace",
         )
     return code
 
@@ -142,7 +145,7 @@ def _check_files(job: Job) -> None:
             Path(job.log_dir).mkdir(parents=True, exist_ok=True)
         if job.report:
             Path(job.report).parent.mkdir(parents=True, exist_ok=True)
-            Path(job.report).touch()
+            Path(job.report).open("a").close()
     except OSError as error:
         raise UsageError(f"expected a place to write to, found {error}. Name another.") from error
 

@@ -57,15 +57,15 @@ def act(said: argparse.Namespace) -> int:
     script = path.with_suffix(".py").name if said.to or not said.out else Path(said.out).name
     made = export(notebook.found(notebook.read(path)), path.name, script, command)
     if said.to is None:
-        _write(Path(said.out or script), made.source)
+        _write(Path(said.out or script), made.source, path)
     else:
         write, suffix = TARGETS[said.to]
         out = Path(said.out or path.with_suffix(suffix).name)
         job = _job(said, made.cluster.n, made.cluster.launcher or "", made.source)
         text = write(job)
         if said.to == "slurm":
-            _write(out.with_name(script), made.source)
-        _write(out, text.replace("FILE", out.name, 1))
+            _write(out.with_name(script), made.source, path)
+        _write(out, text.replace("FILE", out.name, 1), path)
     sys.stderr.write("".join(f"{note}\n" for note in made.notes))
     return 0
 
@@ -116,9 +116,12 @@ def _seconds(time: str | None) -> int:
     return seconds
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, notebook: Path) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        if path.exists() and path.samefile(notebook):
+            raise UsageError(f"expected a file beside the notebook, found {path}. Type: -o FILE")
+        # Half a character may stand in what is a comment.
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UsageError(f"expected a place to write to, found {error}. Type: -o FILE") from None
     sys.stderr.write(f"wrote {path}\n")

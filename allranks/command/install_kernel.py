@@ -77,6 +77,8 @@ def _options(said: argparse.Namespace) -> ClusterOptions:
             f"expected a name of letters, digits, '.', '_' and '-', found {said.name!r}. "
             "Type for example: --name allranks-slurm"
         )
+    if said.n is not None and said.n < 1:
+        raise UsageError(f"expected 1 rank or more, found {said.n}. Type for example: -n 4")
     return ClusterOptions.take_from(vars(said))
 
 

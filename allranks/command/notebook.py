@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,20 +46,45 @@ def read(path: Path) -> dict[str, Any]:
     """Returns a notebook as its file has it.
 
     Raises:
-        UsageError: there is no such file, or it is no notebook of version 4.
+        UsageError: there is no such file, or it is no notebook of version 4, or a damaged one.
     """
     try:
-        made = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        made: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"expected a notebook, found {error}. Type for example: allranks export train.ipynb"
         ) from None
-    if not isinstance(made, dict) or made.get("nbformat") != 4 or "cells" not in made:
+    cells = _under(made, "cells")
+    if not isinstance(cells, list) or made.get("nbformat") != 4:
         raise UsageError(
             f"expected a notebook of version 4, found another file in {path}. "
             f"Type: jupyter nbconvert --to notebook --nbformat 4 {path}"
         )
+    for number, cell in enumerate(cells, 1):
+        source = _under(cell, "source")
+        texts = [_under(cell, "cell_type"), *(source if isinstance(source, list) else [source])]
+        if not all(isinstance(text, str) for text in texts):
+            raise UsageError(
+                f"expected cells with a type and a source, found the {number}. of {path} without: "
+                "the file is damaged. Open it in Jupyter, save it, and export again."
+            )
     return made
+
+
+def _under(made: Any, *names: str) -> Any:
+    """Returns what stands in a file under these names; None where nothing does."""
+    for name in names:
+        made = made.get(name) if isinstance(made, dict) else None
+    return made
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Within, what a line of a cell is refused for is said with the cell."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
 
 
 def found(notebook: dict[str, Any]) -> Iterator[Found]:
@@ -68,8 +94,7 @@ def found(notebook: dict[str, Any]) -> Iterator[Found]:
         UsageError: an option of a magic cannot be understood.
     """
     # The notebook's own kernel may be the one that sends every cell to the ranks.
-    kernel = notebook.get("metadata", {}).get("kernelspec", {}).get("name", "")
-    on = str(kernel).startswith("allranks")
+    on = str(_under(notebook, "metadata", "kernelspec", "name")).startswith("allranks")
     number = 0
     for cell in notebook["cells"]:
         source = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
@@ -83,11 +108,13 @@ def found(notebook: dict[str, Any]) -> Iterator[Found]:
         where = f"cell {number}"
         first, _, rest = source.strip("\n").partition("\n")
         word = first.split(maxsplit=1)[0] if first.strip() else ""
-        fails = FAILS in cell.get("metadata", {}).get("tags", ())
+        tags = _under(cell, "metadata", "tags")
+        fails = isinstance(tags, list) and FAILS in tags
         if word == _MAGIC:
             if {"-h", "--help"} & set(first.split()):
                 continue
-            options = parse_cell(first.strip().removeprefix(_MAGIC))
+            with _named(where):
+                options = parse_cell(first.strip().removeprefix(_MAGIC))
             yield Found(RANKS, where, rest, first.strip(), options, fails)
         elif word == "%%ensemble":
             yield Found(ENSEMBLE, where, rest, first.strip())
@@ -117,7 +144,8 @@ def _in_notebook(source: str, where: str) -> Iterator[Found]:
             continue
         if words[1:2] in ([], ["help"]) or {"-h", "--help"} & set(words):
             continue
-        command, options = parse_command(line.strip().removeprefix(_COMMAND))
+        with _named(where):
+            command, options = parse_command(line.strip().removeprefix(_COMMAND))
         cell = CellOptions(cluster=options.cluster, ranks=options.ranks)
         if command == "push":
             yield Found(PUSH, where, ", ".join(options.names), line.strip(), cell)

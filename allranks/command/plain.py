@@ -81,9 +81,15 @@ def _parsed(text: str, where: str) -> ast.Module:
         compile(tree, where, "exec", dont_inherit=True)
     except SyntaxError as error:
         hint = "Write asyncio.run(…)" if "await" in str(error) else "Mend the cell"
+        line = f"line {error.lineno}: " if error.lineno else ""
         raise UsageError(
-            f"{where} expected Python that a script may have, found line {error.lineno}: "
-            f"{error.msg}. {hint}, and export again."
+            f"{where} expected Python that a script may have, found {line}{error.msg}. "
+            f"{hint}, and export again."
+        ) from None
+    except ValueError as error:  # half a character
+        raise UsageError(
+            f"{where} expected Python that a script may have, found {error}. "
+            "Mend the cell, and export again."
         ) from None
     return tree
 

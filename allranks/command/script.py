@@ -71,13 +71,18 @@ def export(cells: Iterable[Found], name: str, file: str, command: str) -> Export
             "Type it above what the ranks are to run."
         )
     size = made.cluster.n or "N"
-    head = [
-        f'"""The distributed cells of {name}, in order.',
+    about = [
+        f"The distributed cells of {name}, in order.",
         "",
         f"mpiexec -n {size} python {file}",
         f"allranks run -np {size} {file}",
         "",
         f"Written by: {command} (allranks {allranks.__version__})",
+    ]
+    # A file may be called anything.
+    told = "\n".join(about).replace("\\", r"\\").replace('"""', r"\"\"\"")
+    head = [
+        f'"""{told}',
         '"""',
         "",
         *future,

@@ -22,13 +22,22 @@ class Attaching:
         self._wire = wire
         self._hello = hello
         self._last: RunCell | RunMember | None = None
+        self._in_ensemble = False
         self._came = monotonic()
         self._took = 0.0
 
     def sent(self, cell: RunCell | RunMember) -> None:
         """Takes in that a cell has come, which may not have begun yet."""
         self._last = cell
+        self._in_ensemble = isinstance(cell, RunMember)
         self._came = monotonic()
+
+    def heard(self, ask: Ask) -> None:
+        """Takes in what else a rank that is idle is asked: after an ensemble, nothing to show."""
+        if ask.name == requests.MEMBERS and not ask.arguments["ranks_each"]:
+            self._in_ensemble = False
+            if self._wire.unseen is not None:
+                self._wire.unseen.clear()
 
     def ended(self) -> None:
         """Takes in that it has ended."""
@@ -57,7 +66,7 @@ class Attaching:
         return {
             "cell": last.cell if last is not None else 0,
             "label": last.label if last is not None else "",
-            "member": isinstance(last, RunMember),
+            "member": self._in_ensemble,
             "busy": busy,
             "unseen": wire.unseen is not None and wire.unseen.has_reply,
             "seconds": monotonic() - self._came if busy else self._took,

@@ -324,6 +324,7 @@ class Rank:
             elif self.wire.busy:
                 self._refuse(record, f"rank {self.rank} is running a cell")
             else:
+                self._attaching.heard(record)
                 self._loop.call_soon_threadsafe(self._answer, record, payloads)
 
     def _start_cell(self, cell: RunCell | RunMember, payloads: list[bytes]) -> None:

@@ -357,10 +357,11 @@ class Drive:
         if self.ledger.problem is not None:
             raise self.ledger.problem
         if self._presses:
-            why = self.cluster.lost_because if self.cluster.state == "lost" else "interrupted"
+            lost = self.cluster.state == "lost"
+            why = f"{self.cluster.lost_because}\n" if lost else "interrupted: "
             kept = f" and in {self._store.shown}" if self._store is not None else ""
             raise CellInterrupted(
-                f"{why}: {self.ledger.counts()}. What has finished is in runs{kept}."
+                f"{why}{self.ledger.counts()}. What has finished is in runs{kept}."
             )
         failed = [member for member in self.runs if member.state == FAILED]
         if failed and len(failed) == len(self.runs):

@@ -7,6 +7,7 @@ Hyperparameter Tuning, MLSys 2020), which never has a rank wait for others to co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -65,7 +66,8 @@ class Early:
         stop = False
         for step, value in points:
             # Optuna counts steps in whole numbers, each once.
-            if value == value and int(step) > self._last.get(member, -1):
+            comes = value == value and math.isfinite(step)
+            if comes and int(step) > self._last.get(member, -1):
                 self._last[member] = int(step)
                 trial.report(value, int(step))
                 stop = stop or trial.should_prune()

@@ -14,6 +14,7 @@ import math
 import random
 import re
 import sys
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,9 @@ from allranks.records.names import RESERVED
 
 _BARE = re.compile(r"[^\W\d][\w./-]*")
 _WHOLE = re.compile(r"[+-]?\d+")
+#: A number as numpy writes it, in a list of the notebook's: ``np.float64(0.1)``.
+_NUMPYS = re.compile(r"\bnp\.\w+\(([^()]*)\)")
+_NOT_FINITE = ("inf", "-inf", "nan")
 _SCALES = ("lin", "log")
 MOST = 100_000
 _EXAMPLE = "Type for example: %%ensemble lr=1e-1,1e-2 seed=0:8"
@@ -114,6 +118,8 @@ def parse(words: Iterable[str], variables: Mapping[str, Any]) -> Grid:
         if not equals:
             lists.append(_listed(word, variables))
             continue
+        # As Python reads it in the cell: a keyboard's µ is the Greek letter there.
+        name = unicodedata.normalize("NFKC", name)
         check_name(name)
         if name in choices:
             raise UsageError(f"expected {name}= once, found it twice. Leave out one of the two.")
@@ -186,6 +192,8 @@ def _scaled(name: str, text: str, scale: str, parts: list[str]) -> Choices:
     if low >= high or (scale == "log" and low <= 0):
         above = " above 0" if scale == "log" else ""
         raise UsageError(f"{name}={text} expected a low number{above} and a higher one. {example}")
+    if not math.isfinite(high / low if scale == "log" else high - low):
+        raise UsageError(f"{name}={text} expected two numbers that are not so far apart. {example}")
     if len(parts) == 2:
         return Span(low, high, scale == "log")
     if not _WHOLE.fullmatch(parts[2]) or int(parts[2]) < 2:
@@ -205,16 +213,22 @@ def _between(low: float, high: float, share: float, log: bool) -> float:
 
 
 def _value(name: str, piece: str) -> Any:
+    if piece in _NOT_FINITE:
+        return float(piece)
     try:
-        return ast.literal_eval(piece)
+        return ast.literal_eval(_NUMPYS.sub(r"\1", piece))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         pass
     if _BARE.fullmatch(piece):
         return piece
     found = repr(unquoted(piece)) if piece else "nothing"
+    example = f"Type for example: {name}=1e-1,1e-2 or {name}=adam,sgd or {name}='two words'"
+    if piece.startswith("["):
+        example = f"Of an array, type for example: {name}={{array.tolist()}}"
+    elif piece.startswith("{"):
+        example = f"The notebook can fill in its own variables only: {name}={{rates}}"
     raise UsageError(
-        f"{name}= expected values as Python writes them, or bare words, found {found}. "
-        f"Type for example: {name}=1e-1,1e-2 or {name}=adam,sgd or {name}='two words'"
+        f"{name}= expected values as Python writes them, or bare words, found {found}. {example}"
     )
 
 

@@ -34,6 +34,7 @@ from allranks.widgets.dashboard.numbers import seconds
 from allranks.widgets.ensemble.view import EnsembleView
 
 _ESTIMATE_SECONDS = 1.0
+_COUNT_SECONDS = 0.2
 _AGAIN_SECONDS = 5.0
 
 
@@ -78,7 +79,7 @@ class Ledger:
         self._first_interrupt: dict[int, float] = {}
         self._taken: list[float] = []
         self._wanted = runs.metric()
-        self._estimated = (0.0, "")
+        self._estimated = self._counted = (0.0, "")
 
     def enlist(self, members: Sequence[Member]) -> None:
         """Takes up members: those that a store has are done, the others wait."""
@@ -86,6 +87,8 @@ class Ledger:
             kept = self._store.read([m for m in members if m.state == WAITING])
             for member in kept:
                 self._compare(member)
+            if self._wanted is None:
+                self._find_metric()
         for member in members:
             if member.state == WAITING:
                 self.waiting.append(member)
@@ -259,13 +262,15 @@ class Ledger:
     def progress(self, crew: Crew) -> str:
         """Returns :meth:`counts`, and how long the rest will take as far as that can be told."""
         now = time.monotonic()
+        if now - self._counted[0] >= _COUNT_SECONDS:
+            self._counted = now, self.counts()
         if now - self._estimated[0] >= _ESTIMATE_SECONDS:
             running = [now - self.started[s.member] for s in crew.at_work() if s.member is not None]
             found = remaining_seconds(self._taken, running, len(self.waiting), len(crew.slots))
             said = "" if found is None else _between(*found)
             self._estimated = now, said
         said = self._estimated[1] if crew.at_work() or self.waiting else ""
-        return self.counts() + (f"; {said} left" if said else "")
+        return self._counted[1] + (f"; {said} left" if said else "")
 
     def interrupt(self, crew: Crew, slot: Slot, why: str) -> None:
         """Interrupts a member; ``why`` says what becomes of it.

@@ -71,9 +71,13 @@ class Cluster(plain.Cluster):
 class _Mapping(Drive):
     """Runs the calls as an ensemble's members are run."""
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._read: dict[int, Any] = {}
+
     def results(self) -> list[Any]:
         """Returns what each call returned; None where it has not."""
-        return [member.result if member.state == FINISHED else None for member in self.runs]
+        return [self._read.get(member.number) for member in self.runs]
 
     def _conclude(self) -> None:
         if self.ledger.problem is not None:
@@ -82,10 +86,15 @@ class _Mapping(Drive):
         for member in self.runs:
             if member.problem:
                 failed[member.number] = f"its result could not be sent: {member.problem}"
-                member.problem = ""
+            elif member.state == FINISHED:
+                try:
+                    self._read[member.number] = member.result
+                except UsageError as error:
+                    failed[member.number] = str(error)
         if self._presses:
-            why = self.cluster.lost_because if self.cluster.state == "lost" else "interrupted"
-            message = f"{why}: {self.ledger.counts()}. What has finished is in its .results"
+            lost = self.cluster.state == "lost"
+            why = f"{self.cluster.lost_because}\n" if lost else "interrupted: "
+            message = f"{why}{self.ledger.counts()}. What has finished is in its .results"
             raise MapInterrupted(message, message, self.results(), failed)
         if failed:
             raise MapFailed(self._headline(failed), self._text(failed), self.results(), failed)

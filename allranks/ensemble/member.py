@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from allranks.cluster.variables import reading
 from allranks.errors import UsageError
 from allranks.widgets.dashboard.curves import Series
 from allranks.widgets.dashboard.numbers import number, seconds
@@ -94,14 +95,21 @@ class Member:
         None where the member has not finished, or has left nothing.
 
         Raises:
-            UsageError: the result could not be sent.
+            UsageError: the result could not be sent, or cannot be read here.
         """
         if self.problem:
             raise UsageError(
                 f"expected a result that can be sent and kept, found in member {self.number}: "
                 f"{self.problem}. Leave arrays and plain values in it, as model.get_weights()."
             )
-        return self.place.load() if self.place is not None else None
+        try:
+            with reading(f"in member {self.number}"):
+                return self.place.load() if self.place is not None else None
+        except OSError as error:
+            raise UsageError(
+                f"the result of member {self.number} is not there any longer: {error}. "
+                "Run the cell again."
+            ) from error
 
     def log(self, name: str, steps: array[float], values: array[float]) -> None:
         """Takes in what it logged."""
@@ -141,11 +149,20 @@ def short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, str):
-        return value if len(value) <= 40 else f"{value[:39]}…"
+        return _cut(value)
     shape = getattr(value, "shape", None)
     if shape:
         return f"<{type(value).__name__} {tuple(shape)}>"
+    told = f"<{type(value).__name__}>"
     if isinstance(value, Mapping | list | tuple | int | None | type):
-        text = getattr(value, "__name__", None) or repr(value)
-        return text if len(text) <= 40 else f"{text[:39]}…"
-    return getattr(value, "__name__", f"<{type(value).__name__}>")
+        try:
+            return _cut(getattr(value, "__name__", None) or repr(value))
+        except Exception:  # what is in it may refuse to be shown in its own way
+            return told
+    return getattr(value, "__name__", told)
+
+
+def _cut(text: str) -> str:
+    text = text if len(text) <= 40 else f"{text[:39]}…"
+    # A table has no place for lines and colours, nor a notebook for half a character.
+    return text if text.isprintable() else repr(text)[1:-1]

@@ -96,7 +96,8 @@ def parse(line: str, parser: argparse.ArgumentParser) -> Options:
         UsageError: an option is unknown, or its value is not what it must be.
     """
     given, options = _sorted(words(line))
-    made = parser.parse_args([*options, *given], namespace=Options())
+    # In this order: an option at the end would take a word of the grid as its value.
+    made = parser.parse_args([*given, *options], namespace=Options())
     made.cluster = ClusterOptions.take_from(vars(made))
     _check(made)
     return made

@@ -75,7 +75,15 @@ class Runs(Sequence[Member]):
         return self._of([member for member in self if member.state == FAILED])
 
     def where(self, **values: Any) -> Runs:
-        """Returns those with these values, as ``runs.where(lr=0.1)``."""
+        """Returns those with these values, as ``runs.where(lr=0.1)``.
+
+        Raises:
+            UsageError: no member has such a parameter.
+        """
+        known = {name for member in self for name in member.values}
+        for name in values:
+            if known and name not in known:
+                raise UsageError(f"expected a parameter, {', '.join(sorted(known))}, found {name}.")
         return self._of(
             [
                 member
@@ -129,10 +137,11 @@ class Runs(Sequence[Member]):
                 if value is not None and value == value:
                     found.append(member)
         if not found or wanted is None:
-            known = sorted({name for member in self.finished for name in member.metrics})
+            known = sorted({n for m in self.finished for n, v in m.metrics.items() if v == v})
             has = f"found {', '.join(known)}" if known else "found none"
+            named = f" named {wanted[0]!r}" if wanted is not None else ""
             raise UsageError(
-                f"expected a number named {metric!r} in a finished member, {has}. "
+                f"expected a number{named} in a finished member, {has}. "
                 "Log it, or put it into the result: result = {'accuracy': …}"
             )
         return (min if lower else max)(found, key=lambda member: member.metrics[name])

@@ -16,7 +16,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import CodeType
 from typing import Any
+
+import cloudpickle
 
 from allranks.ensemble.arrays import InFile, Shared, is_foreign, write
 from allranks.ensemble.member import ENDED, FAILED, Member
@@ -117,16 +120,25 @@ class Store:
         os.close(self._lock)
 
     def forget_failed(self) -> None:
-        """Has the members that failed run again."""
+        """Has the members that failed run again.
+
+        Raises:
+            UsageError: what is stored there cannot be read or removed.
+        """
         for path in self.path.glob(f"*{_SUFFIX}"):
-            with path.open("rb") as file:
-                line = file.readline()
             try:
-                failed = json.loads(line)["state"] == FAILED
-            except (ValueError, KeyError, TypeError):
-                failed = True  # not whole
-            if failed:
-                path.unlink()
+                with path.open("rb") as file:
+                    line = file.readline()
+                try:
+                    failed = json.loads(line)["state"] == FAILED
+                except (ValueError, KeyError, TypeError):
+                    failed = True  # not whole
+                if failed:
+                    path.unlink()
+            except OSError as error:
+                raise UsageError(
+                    f"--store {self.shown} cannot be written: {error}. Type another folder."
+                ) from error
 
     def read(self, members: Sequence[Member]) -> list[Member]:
         """Fills in the members that have ended before; returns those."""
@@ -140,14 +152,15 @@ class Store:
             head = json.loads(line)
             if head["state"] not in ENDED or path.stat().st_size != len(line) + head["nbytes"]:
                 return False
+            found = Member(member.number, member.values, head["state"], tuple(head["ranks"]))
             for name, (steps, values) in head["history"].items():
-                member.log(name, array("d", steps), array("d", values))
-            member.state, member.seconds = head["state"], head["seconds"]
-            member.ranks, member.numbers = tuple(head["ranks"]), head["numbers"]
-            member.text, member.problem = head["text"], head["problem"]
-            member.error, member.traceback = head["error"], head["traceback"]
-        except (OSError, ValueError, KeyError, TypeError):
+                found.log(name, array("d", steps), array("d", values))
+            found.seconds, found.numbers = head["seconds"], dict(head["numbers"])
+            found.text, found.problem = head["text"], head["problem"]
+            found.error, found.traceback = head["error"], head["traceback"]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return False  # not there, or not whole: it runs
+        member.become(found)
         if head["nbytes"]:
             member.place = InFile(path, len(line), head["nbytes"], self._trusted)
         return True
@@ -214,7 +227,11 @@ def key_of(values: Mapping[str, Any]) -> str:
     """Returns a name for these values, the same in every process."""
     digest = hashlib.blake2b(digest_size=12)
     for name in sorted(values):
-        digest.update(f"{name}=".encode() + _told(values[name]) + b";")
+        try:
+            told = _told(values[name])
+        except Exception:  # it cannot be pickled, or contains itself
+            told = _sent(values[name])
+        digest.update(f"{name}=".encode() + told + b";")
     return digest.hexdigest()
 
 
@@ -226,8 +243,29 @@ def _told(value: Any) -> bytes:
     if isinstance(value, dict):
         return b"{" + b",".join(_told(k) + b":" + _told(value[k]) for k in value) + b"}"
     if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}".encode()
+        told = f"{value.__module__}.{value.__qualname__}".encode()
+        # One of the notebook's own may be another one by the next run.
+        own = value.__module__ == "__main__" and hasattr(value, "__code__")
+        return told + _body(value.__code__) if own else told
     return hashlib.blake2b(pickle.dumps(value, protocol=5)).digest()
+
+
+def _body(part: Any) -> bytes:
+    """Returns what a function's code does, and not where it stands in the notebook."""
+    if isinstance(part, CodeType):
+        parts = [part.co_code, repr(part.co_names).encode(), *map(_body, part.co_consts)]
+        return b"(" + b",".join(parts) + b")"
+    if isinstance(part, frozenset):  # in another order in each process
+        return b",".join(sorted(map(_body, part)))
+    return repr(part).encode()
+
+
+def _sent(value: Any) -> bytes:
+    """Returns what a rank is sent; where it cannot be sent it has no result to be mistaken for."""
+    try:
+        return hashlib.blake2b(cloudpickle.dumps(value, protocol=5)).digest()
+    except Exception:
+        return type(value).__qualname__.encode()
 
 
 def _points(

@@ -32,6 +32,7 @@ class Awaiting:
         self._added = getattr(shell, "kernel", None) is not None
         if self._added:
             shell.input_transformers_post.append(self._transform)
+            shell.events.register("pre_run_cell", self._begin)
 
     def add(self, name: str) -> None:
         """Has one more cell magic awaited."""
@@ -45,6 +46,12 @@ class Awaiting:
         """Leaves the shell as it was."""
         if self._added:
             self._shell.input_transformers_post.remove(self._transform)
+            self._shell.events.unregister("pre_run_cell", self._begin)
+
+    def _begin(self, _: object) -> None:
+        # A value that could not be shown fails its cell. Where the next one is awaited, ipykernel
+        # would report that as failed as well.
+        vars(self._shell)["_last_traceback_during_displayhook"] = False
 
     def _transform(self, lines: list[str]) -> list[str]:
         if not lines or not lines[0].startswith(tuple(self._calls)) or not self._shell.autoawait:

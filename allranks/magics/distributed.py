@@ -263,6 +263,8 @@ class DistributedMagics(Magics):
             print(_FIXED if fixed else _HEALING[words[0]])
             return
         cluster = self.session.running
+        if cluster is None and (line := self.session.shared.line()):
+            raise UsageError(f"expected ranks of this notebook, found {line} Type it there")
         if cluster is None:
             raise UsageError("no ranks are running. Type: %distributed start")
         said: list[str] = []

@@ -303,6 +303,14 @@ def test_the_members_of_an_ensemble_that_are_left_run_after_an_attach(notebook, 
     check_at_work(notebook)
 
 
+def test_an_ensemble_that_has_ended_is_not_said_to_be_interrupted(notebook):
+    assert "5 of 5 finished" in notebook.run("%%ensemble x=0:5\nresult = x").text
+    attached = again(notebook)
+    assert "ensemble" not in attached.text
+    assert "finished while no notebook" not in attached.text
+    check_at_work(notebook)
+
+
 def test_fresh_ranks_are_not_started_without_a_word_where_others_wait(notebook):
     name = re.match(r"\w{8}", notebook.run("%distributed clusters").text)[0]
     notebook.run("%distributed detach")
@@ -388,3 +396,16 @@ def test_nothing_is_left_when_nobody_has_come_in_time(new_notebook):
     notebook.run("%load_ext allranks")
     assert "found none of yours here" in notebook.run("%distributed attach").error_value
     assert notebook.run("%distributed clusters").text == NONE
+
+
+def test_ranks_that_no_notebook_could_find_are_not_said_to_stay(new_notebook):
+    notebook = new_notebook()
+    notebook.on_ranks("kept = rank", "-n 2")
+    (folder,) = notebook.temporary.glob("allranks-session-*")
+    shutil.rmtree(folder)
+    for command in ("detach-on-exit 60s", "detach 60s"):
+        cell = notebook.run(f"%distributed {command}")
+        assert cell.error_name == "UsageError", cell.text
+        assert f"expected {folder}, by which another notebook finds the ranks" in cell.error_value
+    assert notebook.run("%distributed detach-on-exit").text == "The ranks end with this notebook.\n"
+    assert "rank 1 → 1" in notebook.on_ranks("kept").text

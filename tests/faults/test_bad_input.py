@@ -58,6 +58,11 @@ def test_an_option_that_names_what_runs_is_no_conflict(notebook, options):
         ("push", "expected the names of variables"),
         ("push nowhere", "expected names of the notebook's variables, found none named nowhere"),
         ("pull nowhere", "rank 0 has no variable named nowhere"),
+        (
+            "pull comm",
+            "that the notebook can read, found on rank 0: it is MPI's",
+        ),
+        ("keep 1", "expected the names of variables, found 1"),
         ("pull kept -r 4", "expected ranks between 0 and 3"),
         ("status kept", "unrecognized arguments: kept. Expected: %distributed status"),
         ("start -r 0", "unrecognized arguments: -r 0. Expected: %distributed start"),
@@ -115,6 +120,14 @@ def test_a_value_that_cannot_be_pickled_is_named_and_the_cell_has_run(notebook):
     )
     assert notebook.run("got").error_name == "NameError"
     assert notebook.on_ranks("made").text == "ranks 0–3 → 1\n"
+
+
+def test_a_value_that_only_ranks_can_read_is_named_and_the_cell_has_run(notebook):
+    cell = notebook.on_ranks("made = 2\ncomm", "-o got")
+    assert cell.error_name == "UsageError"
+    assert "that the notebook can read, found on rank 0: it is MPI's" in cell.error_value
+    assert notebook.on_ranks("made").text == "ranks 0–3 → 2\n"
+    assert notebook.value("'mpi4py.MPI' in __import__('sys').modules") == "False"
 
 
 def test_a_failed_cell_leaves_the_value_of_the_one_before(notebook):

@@ -1,6 +1,7 @@
 """A rank that dies is replaced in its place; the others keep their variables."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -221,6 +222,16 @@ def test_a_death_in_fit_leaves_the_others_their_model_and_the_new_rank_what_was_
     assert "rank 1 → True" in there.text
     again = notebook.on_ranks(f"{TRAINING}\nfit(None)", timeout=120)
     assert again.status == "ok", again.text
+
+
+def test_a_rank_is_replaced_where_the_folder_of_its_log_was_removed(new_notebook):
+    notebook = new_notebook()
+    notebook.on_ranks("kept = 1", "-n 2")
+    shutil.rmtree(notebook.cwd / ".state")
+    cell = die(notebook, [1], "os._exit(5)", "barrier()")
+    assert cell.error_name == "RankDied", cell.text
+    assert "rank 0    → True" in notebook.on_ranks("print('again')\n'kept' in globals()").text
+    assert notebook.logs()["rank-1.log"].read_text() == "again\n"
 
 
 def test_where_nobody_can_be_replaced_all_ranks_are_fresh(new_notebook, tmp_path):

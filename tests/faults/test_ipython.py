@@ -28,6 +28,12 @@ def test_push_and_pull_carry_values(notebook):
     assert cell.displays[-1]["text/plain"] == "{0: 0, 1: 10, 2: 20, 3: 30}"
 
 
+def test_a_value_that_could_not_be_shown_fails_its_own_cell_only(notebook):
+    shown = notebook.run("class Shy:\n    def __repr__(self): raise ValueError\nShy()")
+    assert shown.status == "error"
+    assert notebook.on_ranks("rank", "-r 1").status == "ok"
+
+
 def test_a_cell_may_await_at_its_top_level(notebook):
     cell = notebook.on_ranks("import asyncio\nawait asyncio.sleep(0.1)\nrank", "-r 0-1")
     assert cell.text == "rank 0 → 0\nrank 1 → 1\n"

@@ -61,6 +61,7 @@ def test_a_rank_that_dies_while(notebook, dying):
         ("step = os.scandir() if rank == 2 else 1\nkeep('step')", "step on rank 2 cannot be"),
         ("keep('step', 'nowhere')", "has none named nowhere"),
         ("keep()", "keep() needs variables, found none"),
+        ("keep([step])", "keep() needs names of variables, found list"),
         ("keep(**{'a' if rank else 'b': 1})", "rank 0 has b; rank 1 has a"),
     ],
 )
@@ -84,7 +85,7 @@ def test_what_is_named_once_is_kept_after_each_cell(notebook):
     assert "with step and other kept" in notebook.on_ranks(DIE).text
     assert "rank 1 → (42, 1)" in ok(notebook.on_ranks("step, other", "-r 1"))
     missing = notebook.on_ranks("del other")
-    assert "step and other not kept: " in ok(missing)
+    assert "step and other not kept: keep() needs variables" in ok(missing)
     assert "has none named other" in missing.text
     assert "those kept before remain" in ok(notebook.run("%distributed keep off"))
     assert "not kept" not in ok(notebook.on_ranks("step = 43"))

@@ -44,6 +44,18 @@ def test_what_failed_is_told_by_item_and_the_rest_is_kept(notebook):
     assert notebook.on_ranks("kept").text == KEPT
 
 
+def test_what_the_notebook_cannot_read_keeps_no_other_result_from_it(notebook):
+    notebook.run(
+        "def odd(x):\n    from allranks.collectives import comm\n    return comm if x else 7\n"
+    )
+    caught = (
+        "from allranks.errors import MapFailed\ntry:\n    ranks.map(odd, [0, 1])\n"
+        "except MapFailed as error:\n    print(error.results, error.failed[1])"
+    )
+    said = notebook.run(caught).text
+    assert "[7, None] expected a value that the notebook can read, found in member 1" in said
+
+
 def test_an_interrupt_ends_it_and_what_has_finished_is_kept(notebook):
     cell = notebook.start(
         "import time\nfrom allranks.errors import CellInterrupted\n"

@@ -185,3 +185,18 @@ def test_what_is_no_script_is_refused_in_one_line(folder):
     with started(folder, "nowhere.py") as run:
         said, _ = run.process.communicate(timeout=60)
     assert said == "allranks: expected a script, found no file 'nowhere.py'. Type its path.\n"
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_runs(folder):
+    with started(folder, "--report", ".", "train.py") as run:
+        said, _ = run.process.communicate(timeout=60)
+    assert said.startswith(
+        "allranks: expected a place to write to, found [Errno 21] Is a directory"
+    )
+
+
+def test_a_script_that_ends_its_process_is_told_of_in_whole_lines(folder):
+    (folder / "ends.py").write_text("import os\nos._exit(3)\n")
+    with started(folder, "ends.py") as run:
+        said, _ = run.process.communicate(timeout=120)
+    assert "\nThe logs are in " in said

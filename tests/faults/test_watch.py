@@ -68,6 +68,7 @@ def test_clusters_and_status_say_who_has_the_ranks_and_who_watches(notebook, wat
     assert said in notebook.run("%distributed clusters").text
     assert said in status(notebook)
     assert "Interrupt there" in watcher.run("%distributed interrupt").error_value
+    assert "Type it there" in watcher.run("%distributed heal").error_value
 
 
 def test_cells_are_shown_with_their_panels_and_errors_and_whose_they_are(
@@ -134,6 +135,17 @@ def test_a_cell_of_the_watcher_runs_when_the_other_is_idle_and_back(notebook, wa
     for each in (watcher, notebook) * 2:
         assert "rank 0 → 1\n" in each.on_ranks("theirs", "-r 0").text
     assert notebook.pids() == pids
+
+
+def test_the_ranks_change_hands_after_an_ensemble(notebook, watcher, watching):
+    ran = watcher.run("%%ensemble x=0:5\nresult = x")
+    assert "5 of 5 finished" in ran.text, ran.text
+    back = notebook.on_ranks("kept")
+    assert "are back: another notebook has run 5 cells on them" in back.text, back.text
+    assert "rank 3 → 30\n" in back.text
+    assert "5 of 5 finished" in notebook.run("%%ensemble x=0:5\nresult = x").text
+    assert "rank 3 → 30\n" in watcher.on_ranks("kept").text
+    assert "rank 3 → 30\n" in notebook.on_ranks("kept").text
 
 
 def test_a_cell_is_refused_while_the_watcher_runs_one(notebook, watcher, watching, go):

@@ -58,6 +58,14 @@ def test_one_of_the_ranks_runs_alone(cluster):
     assert cluster.pull("kept", range(1, 2)) == {1: 10}
 
 
+def test_what_is_no_function_or_cannot_be_sent_is_refused(cluster):
+    with pytest.raises(UsageError, match="expected a cell's source or a function, found int"):
+        cluster.run(3)
+    with pytest.raises(UsageError, match="print cannot be sent to the ranks: cannot pickle"):
+        cluster.call(print, (threading.Lock(),))
+    assert cluster.run("1") == [1] * cluster.size
+
+
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5"])
 def test_a_time_that_is_none_is_refused(cluster, timeout):
     with pytest.raises(UsageError, match=r"timeout in seconds above 0, found .*timeout=60"):

@@ -93,8 +93,12 @@ def test_the_specification_says_how_ranks_are_started(tmp_path):
     assert json.loads(json.dumps(spec.metadata))["debugger"] is False
 
 
-def test_a_launcher_that_nobody_knows_is_refused_before_anything_is_written(tmp_path):
-    done = install(tmp_path, "--on", "nowhere")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--on", "nowhere"], "nowhere"), (["-n", "0"], "expected 1 rank or more, found 0")],
+)
+def test_what_could_never_start_is_refused_before_anything_is_written(tmp_path, words, said):
+    done = install(tmp_path, *words)
     assert done.returncode != 0
-    assert "nowhere" in done.stderr
+    assert said in done.stderr
     assert list(tmp_path.iterdir()) == []

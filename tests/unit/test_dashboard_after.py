@@ -147,3 +147,17 @@ def test_smoothing_and_a_selected_rank_are_in_the_picture():
     faint, plain = loss.findall("{*}polyline")
     assert (faint.get("opacity"), plain.get("opacity")) == ("0.2", None)
     assert faint.get("points") != rough.findall("{*}polyline")[0].get("points")
+
+
+def test_a_view_that_has_no_room_without_its_curves_is_not_packed_again_and_again(monkeypatch):
+    made, packings = figures(2, ["loss"], 50), []
+    pack = after._packed
+
+    def counted(text):
+        packings.append(text)
+        return pack(text)
+
+    monkeypatch.setattr(after, "_packed", counted)
+    monkeypatch.setattr(after, "_STATE_NBYTES", 10)
+    ended(made)
+    assert len([text for text in packings if '"curves":' in text]) == 1

@@ -32,6 +32,8 @@ def members(line, **variables):
         ("(16, 16),(32,)", [(16, 16), (32,)]),
         ("data/a.csv", ["data/a.csv"]),
         ("'lin:0:1'", ["lin:0:1"]),
+        ("1,inf,-inf", [1, math.inf, -math.inf]),
+        ("[np.float64(0.1), np.int64(2)]", [0.1, 2]),
     ],
 )
 def test_choices_are_read(text, values):
@@ -45,6 +47,12 @@ def test_every_value_goes_with_every_other_and_the_last_changes_fastest():
         {"a": 2, "b": "x"},
         {"a": 2, "b": "y"},
     ]
+
+
+def test_a_name_is_the_one_that_python_reads_in_the_cell():
+    assert members("\u00b5=1") == [{"\u03bc": 1}]
+    with pytest.raises(UsageError, match="found 'rank', which every member has already"):
+        members("\uff52ank=1")
 
 
 def test_a_list_of_dictionaries_goes_with_every_value():
@@ -78,6 +86,10 @@ def test_a_random_search_draws_the_same_for_a_seed_and_stays_inside():
         ("x=0:1:0.25", "expected whole numbers as in 0:8.*Type for example: x=lin:0:1:5"),
         ("x=log:0:1:5", "expected a low number above 0 and a higher one.*x=log:1e-4:1e-1:5"),
         ("x=lin:2:1:5", "expected a low number and a higher one"),
+        ("x=log:1e-300:1e300:3", "expected two numbers that are not so far apart"),
+        ("x=lin:-1e308:1e308:3", "expected two numbers that are not so far apart"),
+        ("x=[0.1 0.2]", r"found '\[0.1 0.2\]'. Of an array, type for example: x={array.tolist"),
+        ("x={rates}", "found '{rates}'. The notebook can fill in its own variables only"),
         ("x=log:1:2:one", "expected log:low:high:count"),
         ("x=lin:0:1:1", "expected a count of 2 or more"),
         ("x=log:1e-3:1", "expected a count.*Type x=log:0.001:1:5"),

@@ -7,7 +7,9 @@ import json
 import os
 import pickle
 import sys
+import threading
 from array import array
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from allranks.engine.cells.member import numbers_of, summary_of
 from allranks.ensemble import early, options, predict
 from allranks.ensemble.arrays import Arena, Shared
 from allranks.ensemble.estimate import remaining_seconds
-from allranks.ensemble.member import FAILED, FINISHED, Member
+from allranks.ensemble.member import FAILED, FINISHED, WAITING, Member
 from allranks.ensemble.runs import Runs
 from allranks.ensemble.store import Store, key_of
 from allranks.errors import MissingDependency, UsageError
@@ -69,6 +71,7 @@ def test_what_is_asked_of_the_cluster_is_what_a_cell_may_ask_of_it():
     ("line", "said"),
     [
         ("x=1 --foo", "unrecognized arguments: --foo"),
+        ("x=1 --store", "argument --store: expected one argument"),
         ("x=1 -o 1a", "expected the name of a variable after -o, found '1a'"),
         ("x=1 --ranks-per-member 0", "expected --ranks-per-member of 1 or more, found 0"),
         ("x=1 --timeout -1", "expected --timeout in seconds above 0"),
@@ -231,6 +234,42 @@ def test_a_file_that_was_cut_short_is_as_if_it_were_not_there(tmp_path):
     store.close()
 
 
+def test_a_head_that_is_damaged_leaves_nothing_in_its_member(tmp_path):
+    store = Store(str(tmp_path), "x")
+    store.write(ended(0, lr=0.1), b"")
+    (path,) = tmp_path.glob("*.member")
+    head = json.loads(path.read_bytes())
+    head["history"]["other"] = "damaged"
+    path.write_text(json.dumps(head) + "\n")
+    member = Member(0, {"lr": 0.1})
+    assert store.read([member]) == []
+    assert (member.state, member.history, member.metrics) == (WAITING, {}, {})
+    store.close()
+
+
+def test_a_store_with_a_folder_for_a_member_is_refused_when_it_is_to_run_again(tmp_path):
+    store = Store(str(tmp_path), "x")
+    (tmp_path / "a.member").mkdir()
+    with pytest.raises(UsageError, match=r"cannot be written: .*Is a directory"):
+        store.forget_failed()
+    store.close()
+
+
+def test_a_result_that_is_gone_or_damaged_says_so(tmp_path):
+    store = Store(str(tmp_path), "x")
+    store.write(ended(0, lr=0.1), packed([1, 2]))
+    (member,) = store.read([Member(0, {"lr": 0.1})])
+    store.close()
+    (path,) = tmp_path.glob("*.member")
+    head, _, rest = path.read_bytes().partition(b"\n")
+    path.write_bytes(head + b"\n" + b"\xff" * len(rest))
+    with pytest.raises(UsageError, match="the notebook can read, found in member 0: "):
+        member.result  # noqa: B018
+    path.unlink()
+    with pytest.raises(UsageError, match=r"result of member 0 is not there any longer.*Run the"):
+        member.result  # noqa: B018
+
+
 def test_members_with_the_same_values_are_kept_apart(tmp_path):
     store = Store(str(tmp_path), "x")
     for number in range(2):
@@ -256,6 +295,37 @@ def test_values_have_a_key_that_tells_them_apart_and_ignores_their_order():
     assert len(keys) == 8
     assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
     assert key_of({"a": np.ones(3)}) == key_of({"a": np.ones(3)})
+
+
+def test_a_function_of_the_notebook_has_another_key_once_it_is_another_one():
+    def made(source):
+        names = {"__name__": "__main__"}
+        exec(compile(source, f"cell {len(source)}", "exec"), names)
+        return key_of({"f": names["f"]})
+
+    same = {made("f = lambda x: x + 1"), made("\n\nf = lambda x: x + 1")}
+    assert len(same) == 1
+    assert made("f = lambda x: x + 2") not in same
+
+
+def test_what_cannot_be_pickled_or_contains_itself_has_a_key():
+    circle = []
+    circle.append(circle)
+    values = [threading.Lock(), circle, partial(lambda x: x), partial(lambda x: x + 1)]
+    assert len({key_of({"a": value}) for value in values}) == 4
+
+
+def test_a_value_that_refuses_to_be_shown_is_told_by_its_type():
+    class Shy(int):
+        def __repr__(self):
+            raise ValueError
+
+    assert Member(0, {"a": Shy(3)}).label == "a=<Shy>"
+
+
+def test_a_text_is_shown_in_one_line_that_a_notebook_can_have():
+    text = "two\nlines \x1b[31m" + chr(0xD83D) + " é"
+    assert Member(0, {"a": text}).label == r"a=two\nlines \x1b[31m\ud83d é"
 
 
 # ── estimates ────────────────────────────────────────────────────────────────────────────────
@@ -306,6 +376,12 @@ def test_the_median_stops_what_is_worse_than_those_that_ended():
     assert not stopper.report(6, [(step, 9.0) for step in range(5)])
 
 
+def test_a_step_that_is_not_finite_is_no_step_to_compare_at():
+    pytest.importorskip("optuna", reason="pip install 'allranks[early]'")
+    stopper = early.Early("halving", lower=True, grace=1)
+    assert not stopper.report(0, [(float("nan"), 1.0), (float("inf"), 1.0)])
+
+
 def test_without_optuna_it_is_said_what_to_type(monkeypatch):
     find = builtins.__import__
 
@@ -344,8 +420,12 @@ def test_the_best_is_found_by_name_and_direction():
     assert runs.best("accuracy").number == 2
     assert runs.best("accuracy", mode="min").number == 0
     assert runs.best().number == 2
-    with pytest.raises(UsageError, match=r"named 'f1' in a finished member, found accuracy, loss"):
+    with pytest.raises(UsageError, match=r"named 'f1' in a finished member, found accuracy\."):
         runs.best("f1")
+    with pytest.raises(UsageError, match="expected a number named 'loss' in a finished member"):
+        runs.best("loss")
+    with pytest.raises(UsageError, match="expected a number in a finished member, found none"):
+        Runs([Member(0, {"lr": 1})]).best()
 
 
 def test_the_table_tells_parameters_metrics_and_errors():
@@ -414,6 +494,7 @@ def test_a_vote_of_probabilities_is_refused():
         (lambda runs: runs.add(seed=1), "expected values for lr, found seed"),
         (lambda runs: runs.add(), "expected values, found none"),
         (lambda runs: runs.add("lr"), "expected name=values"),
+        (lambda runs: runs.where(rate=1), "expected a parameter, lr, found rate"),
     ],
 )
 def test_what_cannot_be_asked_of_an_ensemble_is_refused(ask, said):

@@ -174,3 +174,17 @@ def test_many_different_numbers_are_cut_into_parts_and_words_stay_in_their_order
     }
     assert list(by(rows, "w")) == ["w=b", "w=a"]
     assert by(rows, "none") == {}
+
+
+def test_as_many_members_as_there_may_be_are_compared_once_each():
+    class Counted(float):
+        compared = 0
+        __hash__ = float.__hash__
+
+        def __eq__(self, other):
+            Counted.compared += 1
+            return float.__eq__(self, other)
+
+    rows = [Row(n, "", "finished", 0, None, None, "", {"x": Counted(0.5 * n)}) for n in range(2000)]
+    assert sum(map(len, by(rows, "x").values())) == 2000
+    assert Counted.compared < 10 * 2000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 from pathlib import Path
@@ -139,6 +140,62 @@ def test_a_file_that_is_no_notebook_is_refused(tmp_path):
     (tmp_path / "n.ipynb").write_text("{}")
     with pytest.raises(SystemExit, match="expected a notebook of version 4"):
         main(["export", str(tmp_path / "n.ipynb")])
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (None, "expected a notebook of version 4"),
+        ({"a": 1}, "expected a notebook of version 4"),
+        ([3], r"found the 1\. of .* without: the file is damaged"),
+        ([{"cell_type": "code"}], r"found the 1\. of .* without"),
+        ([{"cell_type": "code", "source": ["%%distributed", 3]}], r"found the 1\. of .* without"),
+        ([{"source": "%%distributed"}], r"found the 1\. of .* without"),
+    ],
+)
+def test_a_notebook_that_is_damaged_is_refused(tmp_path, cells, said):
+    (tmp_path / "n.ipynb").write_text(json.dumps({"nbformat": 4, "cells": cells}))
+    with pytest.raises(SystemExit, match=said):
+        main(["export", str(tmp_path / "n.ipynb")])
+
+
+def test_metadata_that_is_damaged_says_nothing():
+    cell = {"cell_type": "code", "source": "%%distributed\npass", "metadata": {"tags": 3}}
+    made = {"cells": [cell, cell | {"metadata": None}], "metadata": {"kernelspec": None}}
+    assert [one.fails for one in notebook.found(made)] == [False, False]
+
+
+def test_the_notebook_itself_is_never_written(file, tmp_path):
+    before = (tmp_path / file).read_text()
+    with pytest.raises(SystemExit, match="expected a file beside the notebook"):
+        main(["export", file, "-o", f"./{file}"])
+    assert (tmp_path / file).read_text() == before
+
+
+def test_a_notebook_may_be_called_anything():
+    name = 'a\\N"""b.ipynb'
+    text = export(cells("%%distributed\npass"), name, "n.py", "").source
+    assert ast.get_docstring(ast.parse(text)).startswith(f"The distributed cells of {name}, in")
+
+
+def test_half_a_character_stays_in_a_comment_and_is_no_python(file, tmp_path):
+    half = chr(0xD83D)
+    made = {"nbformat": 4, "cells": [{"cell_type": "code", "source": f"print('{half}')"}]}
+    made["cells"].append({"cell_type": "code", "source": "%%distributed\npass"})
+    (tmp_path / file).write_text(json.dumps(made))
+    assert run(file) == 0
+    assert r"#     print('\ud83d')" in (tmp_path / "train.py").read_text()
+    made["cells"][0]["source"] = f"%%distributed\nprint('{half}')"
+    (tmp_path / file).write_text(json.dumps(made))
+    with pytest.raises(SystemExit, match="cell 1 expected Python that a script may have"):
+        main(["export", file])
+
+
+def test_a_line_that_cannot_be_understood_is_said_with_its_cell():
+    with pytest.raises(UsageError, match="cell 2: unrecognized arguments: --bogus"):
+        cells("%%distributed\npass", "%%distributed --bogus\npass")
+    with pytest.raises(UsageError, match="cell 1: expected a command, found 'stpo'"):
+        cells("%distributed stpo")
 
 
 def test_what_runs_in_the_notebook_is_a_comment():

@@ -40,6 +40,14 @@ def keep(*names: str, **values: Any) -> None:
         )
 
     def take() -> dict[str, Any]:
+        given: tuple[object, ...] = names
+        for other in given:
+            if isinstance(other, str):
+                continue
+            raise UsageError(
+                f"keep() needs names of variables, found {type(other).__name__}. "
+                "Type for example: keep('model'), or keep(model=model)"
+            )
         missing = [name for name in names if name not in kept.namespace]
         if missing:
             raise UsageError(

@@ -39,6 +39,7 @@ def fork(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ.clear()
         os.environ.update(environment)
+        os.makedirs(os.path.dirname(log), mode=0o700, exist_ok=True)  # it may have been removed
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)

@@ -67,6 +67,9 @@ def _fitting(live: Live) -> str:
     curves = live.figures.curves
     state["apart"] = [name for name in curves.names if not curves.coinciding(name)]
     state["logs"] = _logs(live.logs) if live.with_logs else []
+    packed = _packed(_json({**state, "curves": []}))
+    if len(packed) > _STATE_NBYTES:
+        return ""
     most = _POINTS // max(1, len(curves.series))
     while most > 1:
         state["curves"] = _curves(curves, most)

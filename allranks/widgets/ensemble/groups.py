@@ -38,7 +38,8 @@ def by(rows: Sequence[Row], name: str) -> dict[str, list[int]]:
     for start, stop in pairwise(cuts):
         part = values[start:stop]
         ends = dict.fromkeys((_said(part[0]), _said(part[-1])))
-        members = [row.number for row in rows if row.parameters.get(name) in part]
+        among = set(part)
+        members = [row.number for row in rows if row.parameters.get(name) in among]
         found[f"{name}={' to '.join(ends)}"] = members
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -74,7 +74,7 @@ class Members:
         now = time.monotonic()
         told = []
         for row in rows:
-            one = asdict(row)
+            one = dict(vars(row))
             if row.state == "running":
                 one["seconds"] = now - self._started[row.number]
             told.append(one)
