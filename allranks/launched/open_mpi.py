@@ -12,3 +12,5 @@ OPEN_MPI = Variables(
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
+SHARED_FILES = "OMPI_MCA_btl_sm_backing_directory"
+"""The setting of where ranks of a host share memory, in a file each; /dev/shm without it."""

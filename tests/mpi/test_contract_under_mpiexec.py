@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from launch import mpiexec
 
+from allranks.launched.open_mpi import SHARED_FILES
+
 RUN = str(Path(__file__).with_name("run.py"))
 PYTHONS = [sys.executable, *filter(None, os.environ.get("ALLRANKS_TEST_PYTHONS", "").split(":"))]
 
@@ -73,12 +75,13 @@ def test_the_ranks_of_one_host_keep_the_contract(launch: tuple[str, int, tuple[s
 
 
 @pytest.mark.skipif(len(PYTHONS) < 2, reason="needs a second MPI: ALLRANKS_TEST_PYTHONS")
-def test_a_launcher_of_another_mpi_is_not_taken_for_one_rank() -> None:
+def test_a_launcher_of_another_mpi_is_not_taken_for_one_rank(tmp_path: Path) -> None:
     """Each process would be rank 0 of 1, and say nothing; MPICH under the other refuses itself."""
     python, program = PYTHONS[:2]
     code = "import allranks.collectives as c; c.init(); print('trains alone')"
     other = f"import os; os.execv({python!r}, [{python!r}, '-c', {code!r}])"
-    ended = mpiexec(2, "-c", other, python=program)
+    ended = mpiexec(2, "-c", other, python=program, **{SHARED_FILES: str(tmp_path)})
+    assert list(tmp_path.iterdir()) == []
     assert ended.returncode != 0
     assert "expected 2 ranks, as the launcher says" in ended.stdout
     assert f"{Path(python).parent}/mpiexec" in ended.stdout

@@ -7,12 +7,14 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from allranks.cluster.doctor.findings import ABSENT, OK, WRONG, Finding, text
+from allranks.launched.open_mpi import SHARED_FILES
 
 DOCTOR = [sys.executable, "-m", "allranks.command.main", "doctor"]
 FEW_FILES = 200
@@ -64,9 +66,14 @@ def test_nothing_heavy_is_imported():
 
 def test_an_mpiexec_of_another_mpi_is_found_out(tmp_path):
     alone = tmp_path / "mpiexec"
-    alone.write_text('#!/bin/sh\nshift 2\n"$@"\n"$@"\n')
+    alone.write_text(
+        f'#!/bin/sh\necho "${SHARED_FILES}" > {tmp_path}/shared\nshift 2\n"$@"\n"$@"\n'
+    )
     alone.chmod(0o755)
     code, found = doctor(ALLRANKS_MPIEXEC=str(alone))
+    shared = (tmp_path / "shared").read_text().strip()
+    assert shared.startswith(tempfile.gettempdir())
+    assert not os.path.exists(shared)
     assert code == 1
     assert found["MPI"].state == WRONG
     assert "each of two processes was rank 0 of 1" in found["MPI"].found

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 
@@ -14,6 +15,7 @@ from allranks.cluster.launchers import listing
 from allranks.cluster.launchers.local import LocalLauncher
 from allranks.cluster.launchers.sites import BUILT_IN
 from allranks.errors import AllranksError
+from allranks.launched.open_mpi import SHARED_FILES
 
 #: Two processes tell how many ranks they believe to be, and of which library.
 _ASK = (
@@ -51,15 +53,17 @@ def _mpi() -> Finding:
         return Finding("MPI", WRONG, str(error))
     program = command[0]
     try:
-        answer = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=False,
-        )
+        # Of a process that is a rank alone Open MPI leaves a file where it shares memory.
+        with tempfile.TemporaryDirectory(prefix="allranks-") as folder:
+            answer = subprocess.run(
+                command,
+                env=environment | {SHARED_FILES: folder},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_SECONDS,
+                check=False,
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding("MPI", WRONG, f"two processes did not start: {error}", f"{program} -n 2 id")
     told = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("[")]

@@ -127,7 +127,10 @@ def sweep() -> None:
 
 
 def of_open_mpi() -> list[str]:
-    """Returns the paths of the files that Open MPI shares between the ranks of this host."""
+    """Returns the paths of the files that Open MPI shares between the ranks of this host.
+
+    mpiexec removes them. Of a process that is the only one to its MPI nobody does.
+    """
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:

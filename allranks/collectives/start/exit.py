@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from allranks import launched
 from allranks.collectives.calls import board as fields
 from allranks.collectives.calls.callsite import of_traceback
 from allranks.collectives.calls.peers import State
@@ -68,10 +67,9 @@ def finish() -> None:
     # be started any more. It tells where the rank was, and ends it with 1: mpiexec calls the job of
     # a rank that ends without MPI_Finalize failed, whatever that rank ends with.
     faulthandler.dump_traceback_later(patience, exit=True, file=2)
-    left = [] if launched.size(os.environ)[1] else memory.of_open_mpi()
+    left = memory.of_open_mpi() if MPI.COMM_WORLD.Get_size() == 1 else []
     inspect.unwrap(MPI.Finalize)()  # what a notebook's cell calls by this name is refused
     for path in left:
-        # mpiexec removes these files; where there is none, nobody does.
         Path(path).unlink(missing_ok=True)
     faulthandler.cancel_dump_traceback_later()
 

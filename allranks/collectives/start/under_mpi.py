@@ -166,6 +166,8 @@ def check_launched(size: int, library: str) -> None:
     started, said = launched.size(os.environ)
     if size > 1 or started <= 1:
         return
+    for path in memory.of_open_mpi():
+        os.unlink(path)  # which the end of a process alone would leave
     beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
     program = beside if os.path.exists(beside) else "the mpiexec of that MPI"
     raise UsageError(

@@ -42,6 +42,7 @@ from allranks.engine.host.preloading import preload
 from allranks.engine.host.remote_agent import RemoteAgent
 from allranks.engine.host.shortage import Deaths
 from allranks.launched import doors
+from allranks.launched.open_mpi import SHARED_FILES
 from allranks.records.config import (
     COMMANDS_AT_HOME,
     EVENTS_AT_HOME,
@@ -51,7 +52,7 @@ from allranks.records.config import (
 
 _TICK_SECONDS = 0.5
 _TERM_SECONDS = 0.2
-_MPI_FILES, _MPI_NBYTES = "OMPI_MCA_btl_sm_backing_directory", 16 << 20
+_MPI_NBYTES = 16 << 20
 _TRACKER_SECONDS = 1.0
 _WHO = "OMPI_COMM_WORLD_"
 _NO_MORE: Mapping[str, str] = MappingProxyType({})
@@ -140,7 +141,7 @@ class Nursery:
         environment["TMPDIR"] = self.config.session_dir
         if processes.shared_memory_left() < self.config.ranks_here * _MPI_NBYTES:
             # Open MPI's ranks meet in a file each; one that does not fit ends them by a signal.
-            environment.setdefault(_MPI_FILES, self.config.session_dir)
+            environment.setdefault(SHARED_FILES, self.config.session_dir)
         self.launcher = subprocess.Popen(
             command,
             env=environment,
