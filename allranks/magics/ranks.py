@@ -28,6 +28,11 @@ class Ranks:
             raise AttributeError(f"no ranks are running, and a cluster has no {name!r}")
         return getattr(self._session.cluster(), name)
 
+    def stop(self) -> None:
+        """Ends the ranks, where any run."""
+        if self._session.running is not None:
+            self._session.running.stop()
+
     def __dir__(self) -> list[str]:
         return [name for name in dir(Cluster) if not name.startswith("_")]
 

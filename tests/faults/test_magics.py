@@ -130,3 +130,8 @@ def test_an_update_of_text_replaces_it_and_adds_no_line(notebook):
         "if rank: h.update('mine')",
     )
     assert cell.text.replace("\n\n", "\n") == "rank 0 │ 'step 49'\nrank 1 │ 'mine'\n"
+
+
+def test_ranks_that_do_not_run_are_not_started_to_be_stopped(kernel):
+    cell = kernel.run("%load_ext allranks\nranks.stop(); ranks")
+    assert cell.text == "<ranks, not started yet>\n"
