@@ -38,13 +38,13 @@ BENCH_ARGS ?=
 MINUTES ?= 60
 PICTURES ?=
 PYTHONS ?=
-SUITES ?= tests/unit
+SUITES ?= tests/unit,tests/widgets
 CUDA ?= cuda12
 
 # Where images ask for none, what pip or the tests have not compiled would be compiled by each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help lab demo test test-gpu lint types contract browser hosts docs dist test-pythons pictures soak bench lock clean
+.PHONY: help lab demo test test-gpu lint types contract packages docs dist test-pythons pictures soak bench lock clean
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
@@ -57,11 +57,12 @@ demo: $(VENV)/.lab
 
 test:
 	@$(MAKE) --jobs=3 $(VENV)/.test $(MPICH)/.made $(CUPY)/.made $(TORCH)/.made
-	@$(MAKE) --jobs=3 lint types contract docs browser hosts
+	@$(MAKE) --jobs=3 lint types contract docs packages
 	ALLRANKS_TEST_PYTHONS=$(abspath $(MPICH)/bin/python) \
 	    ALLRANKS_TEST_CUPY=$(abspath $(CUPY)/bin/python) \
 	    ALLRANKS_TEST_TORCH=$(abspath $(TORCH)/bin/python) \
 	    $(BIN)/python -m pytest --numprocesses=$(LANES) --dist=loadscope --no-loadscope-reorder $(PYTEST_ARGS)
+	$(if $(CI),$(BIN)/python tests/pythons.py --newest --suites tests/unit,tests/widgets,tests/notebook/test_cluster.py)
 
 # Writes benchmarks/results/gpu_tests.json as each part ends; a part that cannot run says why. With
 # SYSTEM_SITE=1 nothing is installed: PYTHON has what it has.
@@ -98,12 +99,10 @@ pictures: $(VENV)/.test
 test-pythons: $(VENV)/.made
 	$(BIN)/python tests/pythons.py --suites $(SUITES) $(PYTHONS)
 
-# Never fails: without a Chromium the browser tests are skipped, and say what to type.
-browser: $(VENV)/.test
+# Chromium, and what hosts of namespaces are made of; one after the other, as apt-get has one lock. Never
+# fails: what cannot be installed is named, and so are the tests that are skipped for want of it.
+packages: $(VENV)/.test
 	@PYTHON=$(BIN)/python sh tests/browser/install.sh
-
-# Never fails: where nothing may be installed the tests on several hosts are skipped.
-hosts:
 	@sh tests/hosts/install.sh
 
 soak: $(VENV)/.test
@@ -166,20 +165,12 @@ $(MPICH)/.made $(CUPY)/.made: $(VENV)/.made constraints.txt
 	    --constraint constraints.txt --requirement $(REQUIREMENTS)
 	@touch $@
 
-# torch's build for CPUs is not where pip looks by default, and the other one is gigabytes of CUDA:
-# where pip finds none there is no such environment, and the tests that need it say so.
-TORCH_FOR_CPUS = $(shell sed -n 's/^\(torch==[^;]*\);.*linux.*/\1/p' tests/torch/requirements.txt)
+# Its stamp is written only where torch was found, so that the next run looks again.
+$(TORCH)/.made: $(VENV)/.made tests/torch/requirements.txt tests/torch/install.sh pyproject.toml constraints.txt
+	@sh tests/torch/install.sh $(TORCH) $(BIN)/python
 
-$(TORCH)/.made: $(VENV)/.made tests/torch/requirements.txt pyproject.toml constraints.txt
-	@rm -rf $(@D) && mkdir $(@D)
-	@if test "$$(uname)" != Linux || $(PIP) install --quiet --dry-run --ignore-installed --no-deps \
-	    '$(TORCH_FOR_CPUS)' 2>/dev/null; then \
-	    echo 'Installing what tests/torch/requirements.txt lists into $(@D).'; \
-	    $(BIN)/python -m venv $(@D) && \
-	    $(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile \
-	        --constraint constraints.txt --requirement tests/torch/requirements.txt --editable .; \
-	else echo 'The tests with torch will be skipped: pip finds no $(TORCH_FOR_CPUS).'; fi
-	@touch $@
+# CI takes the oldest Python, and runs a part of the tests on the newest one too.
+CANDIDATES = $(if $(CI),python3.11 python3.12 python3.13,python3.13 python3.12 python3.11)
 
 # A .venv that was cut short, or whose interpreter has been removed, is made anew.
 $(VENV)/.made:
@@ -188,7 +179,7 @@ $(VENV)/.made:
 	    touch $@; exit 0; \
 	fi; \
 	seen=; python=; package=python3-venv; \
-	for candidate in $(if $(PYTHON),'$(PYTHON)',python3.13 python3.12 python3.11 python3); do \
+	for candidate in $(if $(PYTHON),'$(PYTHON)',$(CANDIDATES) python3); do \
 	    version=$$("$$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) \
 	        || continue; \
 	    case $$version in 2.*|3.[0-9]|3.10) seen="$$seen $$candidate ($$version)"; continue;; esac; \

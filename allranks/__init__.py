@@ -20,7 +20,7 @@ __all__ = ["Cluster", "load_ipython_extension", "run", "unload_ipython_extension
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the public names when they are first used: ``import allranks`` stays fast."""
+    # Imported at the first use, so that `import allranks` stays fast.
     if name == "Cluster":
         from allranks.ensemble.mapping import Cluster
 
@@ -42,7 +42,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """Takes the magics away again and ends the ranks."""
+    """Removes the magics and ends the ranks."""
     from allranks.magics.extension import unload
 
     unload(shell)

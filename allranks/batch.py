@@ -1,8 +1,8 @@
-"""What cells have, for a script that has no notebook: ``from allranks.batch import *``.
+"""The names of a cell, for a script without a notebook: ``from allranks.batch import *``.
 
-Runs in every rank, under ``mpiexec`` or ``allranks run``. Importing this starts MPI, pins the rank
-to a GPU of its host, and has ``import horovod`` find allranks, as the start of a notebook's rank
-does. ``allranks export`` writes scripts that begin so.
+Runs in every rank, under ``mpiexec`` or ``allranks run``. The import starts MPI, pins the rank to a
+GPU of its host, and makes ``import horovod`` find allranks, as the start of a notebook's rank does.
+``allranks export`` writes scripts that begin with this line.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Any
 
 from allranks import collectives, launched
 from allranks.collectives import world
-from allranks.collectives.start.stand_in import stand_in
-from allranks.engine import processes
+from allranks.collectives.start.under_mpi import guard_mpi4py
+from allranks.engine import pinning, processes
 from allranks.engine.cells import namespace
-from allranks.engine.devices import pinning
 from allranks.engine.output.noise import QUIET
 from allranks.horovod import alias, tensorflow1
 
@@ -26,7 +25,7 @@ from allranks.horovod import alias, tensorflow1
 def _device() -> str:
     """Shows this process its own GPU only, before anything can open CUDA; returns its name."""
     if collectives.is_initialized():
-        # A rank of `allranks run`, which was pinned as it was started.
+        # `allranks run` pins its ranks when it starts them.
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
         return f"cuda:0 ({gpu})" if gpu and gpu != pinning.HIDDEN else "cpu"
     size, _ = launched.size(os.environ)
@@ -38,25 +37,25 @@ def _device() -> str:
 
 
 def _begin() -> dict[str, Any]:
-    """Makes this process a rank; returns the names that its cells have."""
+    """Makes this process a rank and returns the names that a cell has."""
     device = _device()
     if device == "cpu":
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
     os.environ.setdefault("MPLBACKEND", "agg")
     warnings.filterwarnings("ignore", message="FigureCanvasAgg is non-interactive")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Else ranks write into each other's lines, or long after the line was printed.
+        # Without line buffering, ranks write into each other's lines, and long after the print.
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
     alias.install()
     tensorflow1.install()
     if not collectives.is_initialized():
         collectives.init()
-        stand_in(world.current())
+        guard_mpi4py(world.current())
     return namespace.names(device)
 
 
 def cell() -> None:
-    """A cell begins: all ranks have ended the one before.
+    """Begins a cell: returns when all ranks have ended the cell before.
 
     Collective over all ranks.
 
@@ -68,18 +67,18 @@ def cell() -> None:
 
 
 def show(value: object) -> None:
-    """The value of a cell's last expression is printed, unless it is None."""
+    """Prints the value of a cell's last expression, unless it is None."""
     if value is not None:
-        _say(value)
+        _print(value)
 
 
 def display(*values: object) -> None:
-    """Prints what a notebook would display."""
+    """Prints the values that a notebook would display."""
     for value in values:
-        _say(value)
+        _print(value)
 
 
-def _say(value: object) -> None:
+def _print(value: object) -> None:
     sys.stdout.write(f"{value!r}\n")
 
 

@@ -1,4 +1,4 @@
-"""Every exception allranks raises on purpose. Both sides; standard library only.
+"""The exceptions that allranks raises. Both sides; standard library only.
 
 AllranksError
 ├── UsageError                invalid input: nothing was sent to the ranks, nothing is lost
@@ -14,6 +14,7 @@ AllranksError
 │   ├── CellTimeout           the cell exceeded its ``--timeout``
 │   └── MapFailed             items of ``map`` failed (carries what the others returned)
 │       └── MapInterrupted    it was interrupted (a CellInterrupted as well)
+├── FeatureFailed             a feature failed: its cell fails, the ranks and their variables stay
 └── CollectiveError
     ├── CollectiveMismatch    the ranks passed different arguments to a collective
     ├── RankLeft              a collective can never complete: a rank it needs has left the cell
@@ -28,25 +29,41 @@ A message says what was expected, what was found, and what to type next.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-if TYPE_CHECKING:
-    from allranks.records.report import Report
+WAITING = "Waiting for it:"
+"""Heads the list of places at the end of the message of a rank that waited."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Why a cell ended early on one rank, as a person reads it."""
+
+    rank: int
+    host: str
+    device: str
+    etype: str
+    message: str
+    traceback: tuple[str, ...]
+    line: int | None
+    source_line: str
+    waiting: bool
 
 
 class AllranksError(Exception):
     """Base class of the exceptions that allranks raises."""
 
 
-class _SaidInFull(AllranksError):
-    """Its message says all there is to know: the frames above it are ours, and not to blame."""
+class _WithoutTraceback(AllranksError):
+    """An error whose message needs no traceback: all frames above it are in this package."""
 
     def _render_traceback_(self) -> list[str]:
-        """IPython shows these lines in place of a traceback."""
+        # IPython shows these lines in place of a traceback.
         return [f"{type(self).__name__}: {self}"]
 
 
-class UsageError(_SaidInFull, ValueError):
+class UsageError(_WithoutTraceback, ValueError):
     """Invalid input; nothing was sent to the ranks and nothing is lost."""
 
 
@@ -54,11 +71,11 @@ class InvalidCell(UsageError):
     """The cell is not valid Python; it was not run on any rank."""
 
 
-class MissingDependency(_SaidInFull, ImportError):
+class MissingDependency(_WithoutTraceback, ImportError):
     """A package or a program is missing; the message ends with the command that installs it."""
 
 
-class ClusterError(_SaidInFull):
+class ClusterError(_WithoutTraceback):
     """The cluster of ranks could not be started, reached or kept."""
 
 
@@ -78,7 +95,7 @@ class CellFailed(AllranksError):
     """A cell raised on at least one rank.
 
     Attributes:
-        reports: one :class:`allranks.records.report.Report` for each rank that did not finish.
+        reports: one :class:`Report` for each rank that did not finish.
         text: the whole report as a person reads it, with colour codes.
     """
 
@@ -88,7 +105,7 @@ class CellFailed(AllranksError):
         self.reports = tuple(reports)
 
     def _render_traceback_(self) -> list[str]:
-        """IPython shows this in place of the notebook's own frames, which are not to blame."""
+        """IPython shows this text in place of the notebook's own frames."""
         return [self.text]
 
 
@@ -126,6 +143,10 @@ class MapFailed(CellFailed):
 
 class MapInterrupted(MapFailed, CellInterrupted):
     """``Cluster.map`` was interrupted; what had finished is in ``results``."""
+
+
+class FeatureFailed(AllranksError):
+    """A feature raised in a hook: the cell fails, the ranks and their variables stay."""
 
 
 class CollectiveError(AllranksError):

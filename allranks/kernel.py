@@ -1,6 +1,7 @@
-"""The kernel "allranks": every cell runs on the ranks, but those that begin with ``%%local``.
+"""The kernel "allranks": cells run on the ranks, unless they begin with ``%%local``.
 
-``allranks install-kernel`` puts it into Jupyter's launcher: IPython's kernel with this extension.
+It is IPython's kernel with this extension. ``allranks install-kernel`` adds it to the launcher of
+JupyterLab.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Adds what ``%load_ext allranks`` adds, and sends every cell to the ranks."""
+    """Loads the extension allranks, and sends every cell to the ranks."""
     from allranks.magics.extension import load_kernel
 
     load_kernel(shell)

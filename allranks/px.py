@@ -1,4 +1,4 @@
-"""``%load_ext allranks.px``: the magics of ipyparallel and nbdistributed, on allranks' ranks."""
+"""``%load_ext allranks.px``: the magics of ipyparallel and nbdistributed, on the same ranks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ if TYPE_CHECKING:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Adds ``%%distributed`` and the rest, and ``%%px`` and its like."""
+    """Adds the magics of allranks, and ``%%px`` and the other magics of `allranks.magics.px`."""
     from allranks.magics.extension import load
 
     load(shell, px=True)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """Takes ``%%px`` and its like away again; the ranks stay."""
+    """Removes the magics of `allranks.magics.px`; the ranks stay."""
     from allranks.magics.extension import unload_px
 
     unload_px(shell)

@@ -1,6 +1,5 @@
-"""Measurements of allranks beside its peers, on one machine and in one run.
+"""Measurements of allranks and of similar tools, on one machine and in one run.
 
-``python -m benchmarks [NAME …]`` measures; ``python -m benchmarks report`` writes the figures
-of docs/benchmarks.md and of the README from what was measured. Every figure comes from a file in
-``results/``.
+``python -m benchmarks [NAME …]`` measures. ``python -m benchmarks report`` writes the results into
+docs/benchmarks.md and the README. Every figure comes from a file in ``results/``.
 """

@@ -1,4 +1,4 @@
-"""``python -m benchmarks [NAME …]``: runs the named measurements, by default all; or ``report``."""
+"""``python -m benchmarks [NAME …]``: runs the named measurements (default: all), or ``report``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks import report
 
 
 def names() -> list[str]:
-    """Returns the names of the measurements: the modules here that have a ``main``."""
+    """Returns the names of the measurements: the modules with a ``main``."""
     modules = [m.name for m in pkgutil.iter_modules(benchmarks.__path__) if m.name != "__main__"]
     return [
         name for name in modules if hasattr(importlib.import_module(f"benchmarks.{name}"), "main")
@@ -31,7 +31,7 @@ def main() -> None:
         if name == "report":
             report.update()
         else:
-            sys.argv = [f"benchmarks {name}"]  # a measurement may have options of its own
+            sys.argv = [f"benchmarks {name}"]  # a measurement may have other options
             importlib.import_module(f"benchmarks.{name}").main()
 
 

@@ -1,4 +1,4 @@
-"""The round trip of a cell that does nothing: from the front end's request to the kernel's idle."""
+"""The round trip of an empty cell: from the front end's request until the kernel is idle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WARM_UP = 5
 CELLS = {
     "allranks": "%%distributed\npass",
     "ipyparallel": "%%px\npass",
-    # What any cell costs: no magic can be faster than this.
+    # The time of a plain cell, a lower limit for any magic.
     "kernel": "pass",
 }
 
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _at(end: FrontEnd, n: int) -> dict[str, list[float]]:
-    """Returns the milliseconds of every cell; the two sides take turns, block by block."""
+    """Returns the milliseconds of every cell; the two sides run in turns, block by block."""
     end.do(frontend.START.format(n=n))
     frontend.start_peer(end, n)
     for cell in CELLS.values():
@@ -40,7 +40,7 @@ def _at(end: FrontEnd, n: int) -> dict[str, list[float]]:
     samples: dict[str, list[float]] = {peer: [] for peer in CELLS}
     for _ in range(BLOCKS):
         for peer, cell in CELLS.items():
-            end.do(cell)  # the first after a change of sides is not counted
+            end.do(cell)  # the first cell after a change of sides is not counted
             samples[peer] += [1000 * end.do(cell).seconds for _ in range(CELLS_A_BLOCK)]
     end.do(frontend.STOP)
     end.do(frontend.STOP_PEER)
@@ -48,7 +48,7 @@ def _at(end: FrontEnd, n: int) -> dict[str, list[float]]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures as markdown."""
+    """Returns the figures in Markdown."""
     rows = []
     for n, peers in result["samples"].items():
         figures = [results.middle_and_least(peers[peer]) for peer in CELLS]
@@ -56,7 +56,7 @@ def table(result: dict[str, Any]) -> str:
         rows.append([n, *figures, faster])
     count = len(next(iter(result["samples"].values()))["allranks"])
     return (
-        f"Round trip of a cell with `pass`, in milliseconds: median (least) of {count}.\n\n"
+        f"Round trip of a cell with `pass`, in milliseconds: median (minimum) of {count}.\n\n"
         + results.markdown(["ranks", "`%%distributed`", "`%%px`", "no magic", "times faster"], rows)
     )
 

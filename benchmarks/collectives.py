@@ -1,10 +1,10 @@
-"""Collectives against their peers, in one run: mpi4py, torch.distributed with gloo, one by one.
+"""Compares collectives with mpi4py and with torch.distributed (gloo) in one run.
 
     python benchmarks/collectives.py [--sizes 2 4] [--quick]
 
-Starts mpiexec itself, once a number of ranks. The peers take turns within each repetition, so
-that whatever else the machine does meets all alike; every time is the slowest rank's, and a
-figure is the median over repetitions. Prints a table in Markdown and writes
+Starts mpiexec itself, once for each number of ranks. The peers run in turns within each
+repetition, so other load on the machine affects all of them. Every time is the slowest rank's, and
+a figure is the median over repetitions. Prints a table in Markdown and writes
 benchmarks/results/collectives.json. All checks are on.
 """
 
@@ -32,10 +32,10 @@ Timed = dict[str, Callable[[], object]]
 
 
 def interleaved(comm: Any, peers: Timed, repeats: int, calls: int = 1) -> dict[str, float]:
-    """Each peer's median seconds a call; of one repetition the slowest rank's time counts.
+    """Returns the median seconds per call of each peer, from the slowest rank of each repetition.
 
-    Small calls are made several in a row: a peer's first call after another's finds its code out
-    of the caches, which is not how training meets it.
+    Small calls are repeated several times in a row, because the first call after another peer's
+    call runs with cold caches, which is not typical of training.
     """
     taken: dict[str, list[float]] = {name: [] for name in peers}
     for turn in range(repeats + 2):
@@ -57,7 +57,7 @@ def interleaved(comm: Any, peers: Timed, repeats: int, calls: int = 1) -> dict[s
 
 
 def gloo(rank: int, size: int, port: int) -> Any:
-    """torch.distributed over gloo, or None where torch is not installed."""
+    """Returns torch.distributed with gloo, or None if torch is not installed."""
     try:
         import torch
         import torch.distributed as dist
@@ -70,7 +70,7 @@ def gloo(rank: int, size: int, port: int) -> Any:
 
 
 def on_ranks(quick: bool, port: int) -> None:
-    """What every rank runs."""
+    """Runs the measurement on a rank."""
     from mpi4py import MPI
 
     import allranks.collectives as c
@@ -95,7 +95,7 @@ def on_ranks(quick: bool, port: int) -> None:
 
 
 def allreduce_row(c: Any, comm: Any, dist: Any, nbytes: int, quick: bool) -> dict[str, Any]:
-    """Seconds of one allreduce of float32, a peer each."""
+    """Returns the seconds of an allreduce of float32, one figure per peer."""
     count = nbytes // 4
     private, out = np.ones(count, np.float32), np.empty(count, np.float32)
     living = c.empty(count, np.float32)
@@ -117,7 +117,7 @@ def allreduce_row(c: Any, comm: Any, dist: Any, nbytes: int, quick: bool) -> dic
 
 
 def grouping(c: Any, comm: Any, repeats: int) -> dict[str, float]:
-    """Seconds for many small tensors, grouped and one by one."""
+    """Returns the seconds for many small tensors, grouped and one by one."""
     tensors = [np.ones(TENSOR_BYTES // 4, np.float32) for _ in range(TENSORS)]
     return interleaved(
         comm,
@@ -130,7 +130,7 @@ def grouping(c: Any, comm: Any, repeats: int) -> dict[str, float]:
 
 
 def cpu_while_late(c: Any, comm: Any, who: str) -> float:
-    """The share of a core that the first rank uses while the last one is a second late."""
+    """Returns the share of a core that the first rank uses while the last one is a second late."""
     mine, out = np.ones(4), np.empty(4)
     comm.Barrier()
     if c.rank() == c.size() - 1:
@@ -142,7 +142,7 @@ def cpu_while_late(c: Any, comm: Any, who: str) -> float:
 
 
 def table(result: dict[str, Any]) -> str:
-    """One number of ranks as Markdown."""
+    """Returns the table for one number of ranks in Markdown."""
     names = ["mpi4py", "private", "window", *(["gloo"] if result["gloo"] else [])]
     lines = [
         f"### {result['ranks']} ranks, {result['mpi']}",

@@ -1,4 +1,4 @@
-"""The live view: what a page is sent, what it can be told, and what it costs a training loop."""
+"""The live view: bytes sent to the page, limit of logged values, cost in a training loop."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures as markdown."""
+    """Returns the figures in Markdown."""
     training, page, flood = result["training"], result["page"], result["flood"]
     plain, live = statistics.median(training["plain"]), statistics.median(training["live"])
     shares = [b / a - 1 for a, b in zip(training["plain"], training["live"], strict=True)]
@@ -90,7 +90,7 @@ def _log_cost(end: FrontEnd) -> list[float]:
 
 
 def _training(end: FrontEnd) -> dict[str, list[float]]:
-    """Returns the seconds of the loop in its slowest rank; the two kinds take turns."""
+    """Returns the seconds of the loop on its slowest rank; the two kinds run in turns."""
     samples: dict[str, list[float]] = {"plain": [], "live": []}
     for number in range(ROUNDS + 1):
         kinds = [("plain", "plain", 0), ("live", "full", 1)]
@@ -99,13 +99,13 @@ def _training(end: FrontEnd) -> dict[str, list[float]]:
             if told:
                 listen(end, cell)
             cell.wait(120)
-            if number:  # the first of each warms up
+            if number:  # the first of each is a warm-up
                 samples[name].append(max(_read(end)))
     return samples
 
 
 def _page(end: FrontEnd) -> dict[str, float]:
-    """Returns the bytes of the first show, and of every second after it."""
+    """Returns the bytes of the first display, and of every second after it."""
     before = end.nbytes
     cell = end.start(TRAIN.format(view="full", steps=20 * STEPS, told=1))
     listen(end, cell)
@@ -118,7 +118,7 @@ def _page(end: FrontEnd) -> dict[str, float]:
 
 
 def _flood(end: FrontEnd) -> dict[str, float]:
-    """Returns how many values were logged as fast as can be, and how many were kept."""
+    """Returns the numbers of values that were logged at full speed, and that were kept."""
     cell = end.start(f"%%distributed -o seconds --view full\nflood({FLOOD_SECONDS})")
     listen(end, cell)
     cell.wait(120)
@@ -133,7 +133,7 @@ def _read(end: FrontEnd) -> list[float]:
 
 
 def listen(end: FrontEnd, cell: Any) -> None:
-    """Says what a page says once it shows the panel."""
+    """Sends the message that a page sends when it shows the panel."""
     opened: list[str] = []
 
     def is_open() -> bool:

@@ -1,7 +1,7 @@
-"""What a member costs beside its own work, and how well uneven members fill four ranks.
+"""The overhead of a member, and the load of four ranks with uneven members.
 
-Each side runs the same small function: a loop on one rank, members of ``%%ensemble``, ipyparallel's
-load-balanced view and ``concurrent.futures``. Members sleep, so that the cores do not matter.
+All sides run the same small function: a loop on one rank, members of ``%%ensemble``, ipyparallel's
+load-balanced view and ``concurrent.futures``. Members sleep, so the number of cores is irrelevant.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.frontend import FrontEnd
 RANKS = 4
 COUNT = 64
 ROUNDS = 5
-#: Seconds: between a twentieth and three quarters, the same in every run.
+# Seconds, between 0.05 and 0.75, the same in every run.
 _SOURCE = random.Random(7)
 UNEVEN = [round(_SOURCE.uniform(0.05, 0.75), 3) for _ in range(COUNT)]
 WORK = "result = sum(range(x + 1000))"
@@ -57,11 +57,11 @@ def main() -> None:
     """Measures, writes ``results/ensemble.json`` and prints its table."""
     described = machine.describe()
     with frontend.front_end() as end:
-        # The pool forks: before there are threads in the kernel.
+        # The pool forks, so it starts before the kernel has threads.
         end.do(SET_UP)
         end.do(START_POOL)
         end.do(frontend.LOAD)
-        # One rank first: there a member's overhead is all of what it takes beyond the loop's.
+        # One rank first, where the overhead is the difference from the plain loop.
         end.do(frontend.START.format(n=1))
         alone = _overhead(end, OURS)
         end.do(f"%distributed restart -n {RANKS}")
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def _overhead(end: FrontEnd, sources: dict[str, str]) -> dict[str, list[float]]:
-    """Returns, round by round, what a member takes: of the whole, divided by their number."""
+    """Returns for each round the total time divided by the number of members."""
     for source in sources.values():
         end.do(source)
     samples: dict[str, list[float]] = {name: [] for name in sources}
@@ -94,7 +94,7 @@ def _overhead(end: FrontEnd, sources: dict[str, str]) -> dict[str, list[float]]:
 
 
 def _utilisation(end: FrontEnd) -> dict[str, list[float]]:
-    """Returns, round by round, which share of the ranks' time the members' own time was."""
+    """Returns for each round the members' own time as a share of the ranks' time."""
     sources = {
         "allranks": "%%ensemble slow\nimport time\ntime.sleep(seconds)",
         **{peer: source for peer, (_, source) in PEERS.items()},
@@ -108,7 +108,7 @@ def _utilisation(end: FrontEnd) -> dict[str, list[float]]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures as markdown."""
+    """Returns the figures in Markdown."""
     spent, used, ranks = result["ms_a_member"], result["utilisation"], str(result["ranks"])
     names = {
         "loop": "a loop on one rank",
@@ -127,10 +127,10 @@ def table(result: dict[str, Any]) -> str:
     least, most = min(result["uneven_seconds"]), max(result["uneven_seconds"])
     rounds = len(spent[ranks]["loop"])
     return (
-        f"{count} members that do next to nothing: milliseconds a member, median (least) of "
+        f"{count} members with almost no work: milliseconds per member, median (minimum) of "
         f"{rounds}, on one rank and on {ranks}. Then {count} members that sleep between {least:g} "
-        f"and {most:g} s: which share of the time of {ranks} ranks they fill.\n\n"
-        + results.markdown(["", "1 rank", f"{ranks} ranks", "filled"], rows)
+        f"and {most:g} s: their share of the time of {ranks} ranks.\n\n"
+        + results.markdown(["", "1 rank", f"{ranks} ranks", "share"], rows)
     )
 
 

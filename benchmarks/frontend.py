@@ -1,8 +1,8 @@
-"""A notebook's front end, reduced to what is measured: the cell's time, and every byte it is sent.
+"""A minimal front end that measures the time of a cell, and the bytes that it receives.
 
-Both sides run in kernels of the same make, with the same MPI wheel and the same settings for it:
-those that allranks gives Open MPI by itself, ipyparallel needs to run as root or with more ranks
-than cores.
+Both sides run in kernels of the same kind, with the same MPI wheel and the same settings of it.
+allranks sets these for Open MPI itself; ipyparallel needs them as root, or with more ranks than
+cores.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 import psutil
 
-from allranks.cluster.launchers.local import LocalLauncher
+from allranks.cluster.launchers.mpiexec import mpi_environment
 from tests.kernel import Cell, Kernel
 
 ROOT = Path(__file__).resolve().parent.parent
 _CELL_SECONDS = 300.0
-_STARTED_SECONDS = 300.0  # its 60 s are not enough for many engines on a few busy cores
+_STARTED_SECONDS = 300.0  # the default of 60 s is too short for many engines on few busy cores
 
 LOAD = "%load_ext allranks"
 START = "%distributed start -n {n}"
@@ -33,7 +33,7 @@ import ipyparallel
 _cluster = ipyparallel.Cluster(engines="mpi", n={n}, engine_timeout={seconds})
 _client = _cluster.start_and_connect_sync(activate=True)
 """
-#: One by one: ``stop_cluster`` takes seconds longer to do the same.
+# One by one, because `stop_cluster` takes seconds longer.
 STOP_PEER = """
 _client.close()
 _cluster.stop_engines_sync()
@@ -42,11 +42,11 @@ _cluster.stop_controller_sync()
 
 
 class Failed(Exception):
-    """A cell that must succeed did not."""
+    """A cell failed that must succeed."""
 
 
 class FrontEnd(Kernel):
-    """A kernel whose iopub messages are counted as they come off the wire."""
+    """A kernel whose iopub messages are counted when they arrive."""
 
     nbytes = 0
 
@@ -54,7 +54,7 @@ class FrontEnd(Kernel):
         """Runs a cell that must succeed; its ``seconds`` last until the kernel is idle.
 
         Raises:
-            Failed: it did not.
+            Failed: the cell failed.
         """
         started = time.perf_counter()
         cell = self.run(source, timeout)
@@ -81,10 +81,10 @@ class FrontEnd(Kernel):
 
 
 def environment() -> dict[str, str]:
-    """Returns the settings that both sides get."""
+    """Returns the environment of both sides."""
     return {
-        **LocalLauncher().environment(),
-        # ipyparallel looks mpiexec up on PATH, where a system's may stand first.
+        **mpi_environment(),
+        # ipyparallel finds mpiexec on PATH, where a system's MPI may come first.
         "PATH": os.pathsep.join([str(Path(sys.prefix, "bin")), os.environ.get("PATH", "")]),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
     }
@@ -92,7 +92,7 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def front_end(more: dict[str, str] | None = None) -> Iterator[FrontEnd]:
-    """A front end of a fresh kernel; whatever came from that kernel ends with it.
+    """Returns a front end with a new kernel; all processes of that kernel end with it.
 
     Args:
         more: settings of the kernel's environment that replace those of :func:`environment`.
@@ -102,14 +102,14 @@ def front_end(more: dict[str, str] | None = None) -> Iterator[FrontEnd]:
         try:
             yield end
         finally:
-            # Asked first: ranks that are killed leave their shared memory behind.
+            # Stopped first, because killed ranks leave shared memory.
             end.shutdown()
             with suppress(TimeoutError):
                 end.wait_for_no_children()
 
 
 def start_peer(end: FrontEnd, n: int) -> None:
-    """Starts ipyparallel's engines and tells each of them its rank."""
+    """Starts ipyparallel's engines, and sets the rank of each."""
     end.do(START_PEER.format(n=n, seconds=_STARTED_SECONDS), _STARTED_SECONDS)
     end.do("%%px\nfrom mpi4py import MPI\nrank = MPI.COMM_WORLD.rank")
     cell = end.do("print(sorted(_client[:]['rank']))")

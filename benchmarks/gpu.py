@@ -1,8 +1,8 @@
-"""Arrays on a GPU against their peers, in one run: staging by hand, and NCCL called directly.
+"""Compares collectives of arrays on a GPU with manual staging and with direct calls of NCCL.
 
-``python -m benchmarks gpu`` starts mpiexec itself: two and four ranks that share a GPU, against
-plain cupy and mpi4py, and one rank with NCCL against ``cupy.cuda.nccl`` alone. The peers take turns
-within each repetition. Without a GPU it says what is missing, and measures nothing.
+``python -m benchmarks gpu`` starts mpiexec itself. Two and four ranks that share a GPU are compared
+with plain cupy and mpi4py, one rank with NCCL with ``cupy.cuda.nccl``. The peers run in turns
+within each repetition. Without a GPU it prints what is missing, and measures nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NCCL_BYTES = [4, 64 << 10, 1 << 20, 64 << 20]
 
 
 def missing() -> str:
-    """What keeps this from being measured; "" where nothing does."""
+    """Returns what is missing for this measurement; "" if nothing is."""
     from allranks.cluster import devices
 
     try:
@@ -40,7 +40,7 @@ def missing() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """The machine with its GPU: driver, NCCL and cupy beside the rest."""
+    """Returns the description of the machine with driver, NCCL and cupy."""
     import cupy
     import pynvml
     from cupy.cuda import nccl
@@ -61,7 +61,7 @@ def machine() -> dict[str, Any]:
 def taken(
     comm: Any, peers: dict[str, Callable[[], object]], repeats: int
 ) -> dict[str, list[float]]:
-    """Each peer's seconds, the slowest rank's of each repetition."""
+    """Returns the seconds of each peer, from the slowest rank of each repetition."""
     from mpi4py import MPI
 
     found: dict[str, list[float]] = {name: [] for name in peers}
@@ -80,7 +80,7 @@ def taken(
 
 
 def staged(c: Any, cupy: Any, comm: Any, nbytes: int) -> dict[str, list[float]]:
-    """Ours against what one writes by hand: down, MPI_Allreduce, up; the last also pinned."""
+    """Compares with manual staging: copy down, MPI_Allreduce, copy up; also with pinned memory."""
     import cupyx
     from mpi4py import MPI
 
@@ -112,7 +112,7 @@ def staged(c: Any, cupy: Any, comm: Any, nbytes: int) -> dict[str, list[float]]:
 
 
 def nccl_alone(c: Any, cupy: Any, comm: Any, nbytes: int) -> dict[str, list[float]]:
-    """Ours against cupy.cuda.nccl itself, each until the result is there."""
+    """Compares with cupy.cuda.nccl, each until the result is complete."""
     from cupy.cuda import nccl
 
     mine = cupy.ones(max(1, nbytes // 4), np.float32)
@@ -132,10 +132,10 @@ def nccl_alone(c: Any, cupy: Any, comm: Any, nbytes: int) -> dict[str, list[floa
 
 
 def on_ranks() -> None:
-    """What every rank runs."""
+    """Runs the measurement on a rank."""
     from mpi4py import MPI
 
-    from allranks.engine.devices import pinning
+    from allranks.engine import pinning
 
     rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
     pinning.apply(os.environ, pinning.pinning([os.environ[RANK]], rank, size)[1])
@@ -155,7 +155,7 @@ def on_ranks() -> None:
 
 
 def launch(ranks: int, uuid: str) -> dict[str, Any]:
-    """Runs this file on so many ranks of one GPU."""
+    """Runs this file on several ranks of one GPU."""
     sys.path.insert(0, str(ROOT / "tests" / "mpi"))
     from launch import mpiexec
 
@@ -168,7 +168,7 @@ def launch(ranks: int, uuid: str) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Medians in milliseconds, and how many times longer each peer takes."""
+    """Returns the medians in milliseconds, and the ratio of each peer."""
     lines = []
     for ranks, rows in result["samples"].items():
         for nbytes, peers in rows.items():

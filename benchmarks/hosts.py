@@ -1,9 +1,9 @@
-"""allreduce among ranks of two hosts against mpi4py's, on the same TCP: python -m benchmarks hosts
+"""Compares allreduce between two hosts with mpi4py's over TCP: python -m benchmarks hosts
 
-Two hosts of two ranks, made of namespaces of this machine (root; tests/hosts says what else), by
-the speed of its memory and by 1 Gbit/s. The two take turns within each repetition; of each the
-slowest rank's time counts, and a figure is the median over repetitions. Prints a table in Markdown
-and writes benchmarks/results/hosts.json.
+Two hosts of two ranks, made of namespaces of this machine (as root; tests/hosts lists other
+requirements), at the speed of memory and at 1 Gbit/s. The two run in turns within each repetition.
+Every time is the slowest rank's, and a figure is the median over repetitions. Prints a table in
+Markdown and writes benchmarks/results/hosts.json.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def launch(hosts: Any, nbytes: list[int], quick: bool) -> list[Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures as markdown: a row for each size."""
+    """Returns the figures in Markdown, one row per size."""
     runs: dict[str, list[Any]] = result["runs"]
     sides = ("mpi4py µs", "allranks µs", "÷")
     head = ["bytes", *(f"{link}: {side}" for link in runs for side in sides)]
@@ -88,9 +88,9 @@ def table(result: dict[str, Any]) -> str:
             line += [f"{theirs * 1e6:,.1f}", f"{ours * 1e6:,.1f}", f"{ours / theirs:.2f}"]
         lines.append(line)
     return (
-        "An allreduce of float32 among two hosts of two ranks, made of namespaces of one machine, "
-        "over TCP by the speed of its memory (veth) and by 1 Gbit/s, against mpi4py's `Allreduce`: "
-        "median, the slowest rank's time. All four ranks share the machine's cores.\n\n"
+        "An allreduce of float32 between two hosts with two ranks each, made of namespaces of one "
+        "machine, over TCP at the speed of memory (veth) and at 1 Gbit/s, compared with mpi4py's "
+        "`Allreduce`: median of the slowest rank's times. The ranks share the machine's cores.\n\n"
         + results.markdown(head, lines)
     )
 

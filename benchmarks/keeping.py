@@ -1,9 +1,10 @@
-"""What keep() costs against pickle.dump on every rank: python -m benchmarks keeping [--quick]
+"""Compares keep() with pickle.dump on every rank: python -m benchmarks keeping [--quick]
 
-Two ranks; each keeps an array of a quarter of a gigabyte, the two ways taking turns. Then a small
-training loop: so many steps, with one keep() of its model in their middle and without, by turns.
-What the keep() adds, over a minute, is the slowdown at one commit a minute. The slowest rank's time
-counts. Prints a table in Markdown and writes benchmarks/results/keeping.json.
+Two ranks keep an array of a quarter of a gigabyte each, in both ways in turns. Then a small
+training loop runs with and without one keep() of its model, in turns. The added time, divided by a
+minute, is the slowdown at one commit a minute. Every time is the slowest rank's.
+
+Prints a table in Markdown and writes benchmarks/results/keeping.json.
 """
 
 from __future__ import annotations
@@ -77,16 +78,17 @@ def table(result: dict[str, Any]) -> str:
     shown = [results.middle_and_least(times, 2) for times in per_gb]
     faster = results.times_faster
     rows = [
-        ("seconds a GB: the loop is held up", shown[0], shown[1], faster(dumped, held)),
-        ("seconds a GB: it is written", shown[0], shown[2], faster(dumped, written)),
+        ("seconds per GB until the loop continues", shown[0], shown[1], faster(dumped, held)),
+        ("seconds per GB until the data is written", shown[0], shown[2], faster(dumped, written)),
     ]
-    added = min(kept) - min(plain)  # what else runs here only ever adds
+    added = min(kept) - min(plain)  # other load only adds time
     return (
-        f"`keep()` of {gigabytes:.2f} GB on each of {RANKS} ranks at once, against `pickle.dump` "
-        f"to a file: median (least) of {len(dumped)}.\n\n"
+        f"`keep()` of {gigabytes:.2f} GB on each of {RANKS} ranks, compared with `pickle.dump` to "
+        f"a file: median (minimum) of {len(dumped)}.\n\n"
         + results.markdown(HEAD, rows)
-        + f"\n\nA training loop of {result['steps']} steps: {min(kept) / min(plain):.3f} times as "
-        f"long with one keep(); at one a minute {100 * max(added, 0) / 60:.3f} % slower."
+        + f"\n\nWith one keep(), a training loop of {result['steps']} steps takes "
+        f"{min(kept) / min(plain):.3f} times as long. At one keep() per minute it is "
+        f"{100 * max(added, 0) / 60:.3f} % slower."
     )
 
 

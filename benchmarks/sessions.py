@@ -1,10 +1,10 @@
-"""Fifty allreduces in one graph of TensorFlow 1, in another order on every rank.
+"""Fifty allreduces in a graph of TensorFlow 1, in a different order on every rank.
 
     python benchmarks/sessions.py [--sizes 2 4] [--quick]
 
-Beside them the same graph with each allreduce tied to the one before, and the same fifty in a
-``tf.function``, which runs them in the order of its trace. In one process of every rank, taking
-turns, with as many threads as TensorFlow makes by itself. A time is the slowest rank's.
+They are compared with the same graph in which each allreduce depends on the one before, and with a
+``tf.function``, which runs them in the order of its trace. All run in the same processes in turns,
+with TensorFlow's default number of threads. A time is the slowest rank's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Step = Callable[[], object]
 
 
 def graph(rank: int, chained: bool) -> Step:
-    """Fetches all of them from a session."""
+    """Returns a function that fetches all results from a session."""
     import tensorflow as tf
 
     import allranks.tensorflow as hvd
@@ -47,7 +47,7 @@ def graph(rank: int, chained: bool) -> Step:
 
 
 def function() -> Step:
-    """Calls a compiled function of all of them."""
+    """Returns a compiled function of all allreduces."""
     import tensorflow as tf
 
     import allranks.tensorflow as hvd
@@ -60,7 +60,7 @@ def function() -> Step:
 
 
 def on_rank(quick: bool) -> None:
-    """What every rank runs."""
+    """Runs the measurement on a rank."""
     import numpy as np
 
     import allranks.tensorflow as hvd
@@ -99,7 +99,7 @@ def measure(ranks: int, quick: bool) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The measurement as Markdown."""
+    """Returns the figures in Markdown."""
     from benchmarks import results
 
     rows = []

@@ -1,7 +1,7 @@
-"""From start to the first reply of every rank, each time in a fresh process, imports done.
+"""Time from the start to the first reply of every rank, in a new process after all imports.
 
-``ipyparallel`` is as it comes; ``ipyparallel, tuned`` is told not to wait between steps and to look
-for engines every 200 ms.
+``ipyparallel`` has its defaults; ``ipyparallel, tuned`` does not wait between steps, and looks for
+engines every 200 ms.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures as markdown."""
+    """Returns the figures in Markdown."""
     others = list(dict.fromkeys(peer for peers in result["samples"].values() for peer in peers))
     others.remove("allranks")
     rows = []
@@ -62,7 +62,7 @@ def table(result: dict[str, Any]) -> str:
         head += [peer, "times faster"]
     count = len(next(iter(result["samples"].values()))["allranks"])
     return (
-        f"From start to the first reply of every rank, in seconds: median (least) of {count}.\n\n"
+        f"From start to the first reply of every rank, in seconds: median (minimum) of {count}.\n\n"
         + results.markdown(head, rows)
     )
 

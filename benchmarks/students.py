@@ -1,9 +1,9 @@
-"""What students cost a host: memory, processor time and processes of their notebooks with ranks.
+"""Memory, processor time and processes of students' notebooks with ranks on one host.
 
-Every student has a kernel and ranks of their own, and all of them do each step at the same moment,
-as in class. Memory is the proportional set size: pages that processes share count once, divided
-among them. So the sum over all processes is what the host is short of, and a second student costs
-less than the first. Linux only.
+Every student has a kernel and ranks, and all students do each step at the same time, as in class.
+Memory is the proportional set size: a page that processes share counts once, divided among them. So
+the sum over all processes is the used memory of the host, and a second student needs less than the
+first. Linux only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.frontend import FrontEnd
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "teaching.md"
 CLASSES = ((1, 2), (2, 2), (4, 2), (1, 4), (2, 4), (4, 4))
-"""How many students at once, and how many ranks each has."""
+"""Numbers of students at the same time, and of ranks per student."""
 DIGITS = """%%distributed
 import numpy as np
 import matplotlib.pyplot as plt
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def section(result: dict[str, Any]) -> str:
-    """Returns the table, and what it was measured on."""
+    """Returns the table, and the machine."""
     loads = [sample["load_before"] for sample in result["samples"]]
     measured_on = (
         f"Measured {result['date']} on {machine.sentence(result['machine'])}. "
@@ -73,7 +73,7 @@ def section(result: dict[str, Any]) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures as markdown: memory, then seconds, a row for each class."""
+    """Returns the figures in Markdown: memory, then seconds, one row per class."""
     classes: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
     for sample in result["samples"]:
         of_class = classes.setdefault((sample["ranks"], sample["students"]), {})
@@ -93,11 +93,11 @@ def table(result: dict[str, Any]) -> str:
         for s in result["samples"]
     )
     return (
-        "Memory of a student's kernel, ranks and all that belongs to them, in MB, after\n\n"
+        "Memory per student of the kernel, the ranks and their helper processes, in MB, after\n\n"
         f"{rows(lambda s: format(s['pss_nbytes'] / s['students'] / 1e6, ',.0f'))}\n\n"
-        "Seconds, where all students do it at the same moment, until the last one has\n\n"
+        "Seconds until the last student has finished, if all students start at the same time\n\n"
         f"{rows(lambda s: format(s['seconds'], '.1f'))}\n\n"
-        f"Ranks that have nothing to do took at most {idle:.1f} % of one core, a student."
+        f"Idle ranks used at most {idle:.1f} % of one core per student."
     )
 
 
@@ -121,7 +121,7 @@ def _measure(ends: list[FrontEnd], n: int, step: str, started: float) -> dict[st
         "ranks": n,
         "students": len(ends),
         "processes": len(processes),
-        # With --preload the import is a part of the start.
+        # With --preload the start includes the import.
         "seconds": took + (started if step in ("started", "preloaded") else 0.0),
         "pss_nbytes": sum(process.memory_full_info().pss for process in processes),
         "rss_nbytes": sum(process.memory_info().rss for process in processes),
@@ -131,7 +131,7 @@ def _measure(ends: list[FrontEnd], n: int, step: str, started: float) -> dict[st
 
 
 def _together(ends: list[FrontEnd], source: str) -> float:
-    """Has all students run the cell at once; returns the seconds until the last one is done."""
+    """Runs the cell for all students at once; returns the seconds until the last has finished."""
     began = time.perf_counter()
     cells = [end.start(source) for end in ends]
     for cell in cells:

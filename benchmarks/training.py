@@ -1,16 +1,16 @@
-"""A training step on n ranks: without communication, with allranks, and with its peers.
+"""A training step on n ranks: without communication, with allranks, and with similar tools.
 
     python benchmarks/training.py [--sizes 2 4] [--quick]
 
-Two Keras models of dense layers, of a hundred thousand and of ten million parameters, each rank
-with a batch of its own. In one process of every rank, taking turns: the same compiled step with a
-plain Adam (no communication); with the barest average of the gradients, through memory that the
-ranks share and with no checks (the least that a graph's communication costs here); and with
-``DistributedOptimizer``, all checks on. Then, in processes of its own but within the same minutes,
-tf.distribute.MultiWorkerMirroredStrategy, in a custom loop because Keras 3 refuses it in ``fit``;
-and real Horovod where it is installed. A step's time is the slowest rank's, a figure the median
-over steps. Each peer's processes measure the step without communication as well, so that ratios
-are within one run.
+The models are two Keras models of dense layers, with a hundred thousand and with ten million
+parameters; each rank has its own batch. These run in the same processes in turns: the compiled step
+with a plain Adam (no communication); with the simplest average of the gradients, in shared memory
+and without checks (a lower limit for communication from a graph); and with
+``DistributedOptimizer``, with all checks. Then, in other processes but within the same minutes,
+tf.distribute.MultiWorkerMirroredStrategy runs in a custom loop, because Keras 3 refuses it in
+``fit``; and Horovod, if it is installed. A time is the slowest rank's, a figure the median over
+steps. The processes of each tool also measure the step without communication, so ratios compare
+times of one run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 BATCH = 64
 MODELS = {"100 K": (784, 128, 10), "10 M": (784, 2560, 2560, 512, 10)}
 TURNS = {"100 K": (40, 30), "10 M": (10, 2)}
-"""Turns, and steps a turn."""
+"""Number of turns, and steps per turn."""
 RANK = "ALLRANKS_BENCHMARK_PEER"
 Step = Callable[[], object]
 
@@ -47,7 +47,7 @@ def model(widths: tuple[int, ...]) -> Any:
 
 
 def stepper(made: Any, optimizer: Any) -> Step:
-    """A compiled training step on data that stays the same."""
+    """Returns a compiled training step with constant data."""
     import keras
     import tensorflow as tf
 
@@ -68,7 +68,7 @@ def stepper(made: Any, optimizer: Any) -> Step:
 
 
 def in_turns(steps: dict[str, Step], turns: int, each: int, meet: Step) -> dict[str, list[float]]:
-    """Milliseconds of a step, one figure a turn."""
+    """Returns the milliseconds of a step, one figure per turn."""
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(turns + 2):
         for name, step in steps.items():
@@ -82,10 +82,10 @@ def in_turns(steps: dict[str, Step], turns: int, each: int, meet: Step) -> dict[
 
 
 def bare(count: int) -> Any:
-    """An Adam whose gradients are averaged with the least that this takes from a graph.
+    """Returns an Adam with the simplest possible average of gradients from a graph.
 
-    One Python function in the graph, one pass through memory that the ranks share, one wait in
-    which nothing is checked and nobody is heard. Collective.
+    It has one Python function in the graph, one pass through shared memory, and one wait without
+    checks or interrupts. Collective.
     """
     import keras
     import numpy as np
@@ -143,7 +143,7 @@ def bare(count: int) -> Any:
 
 
 def on_rank(peer: str, quick: bool) -> None:
-    """What every rank of allranks or of Horovod runs."""
+    """Runs the measurement on a rank of allranks or Horovod."""
     import keras
     import numpy as np
 
@@ -175,7 +175,7 @@ def on_rank(peer: str, quick: bool) -> None:
 
 
 def on_worker(rank: int, quick: bool) -> None:
-    """What every worker of MultiWorkerMirroredStrategy runs."""
+    """Runs the measurement on a worker of MultiWorkerMirroredStrategy."""
     import keras
     import tensorflow as tf
 
@@ -225,7 +225,7 @@ def on_worker(rank: int, quick: bool) -> None:
         taken = in_turns(steps, turns // (4 if quick else 1), each, wait)
         found[name] = {"parameters": int(shared.count_params()), "ms": taken}
     told(rank, found)
-    os._exit(0)  # its cluster's threads wait for each other at exit
+    os._exit(0)  # the threads of its cluster wait for each other at exit
 
 
 def told(rank: int, found: dict[str, Any]) -> None:
@@ -298,12 +298,12 @@ def measure(ranks: int, quick: bool) -> dict[str, Any]:
 
 
 def alone(quick: bool) -> dict[str, Any]:
-    """One process with all cores to itself: what scaling is measured against."""
+    """Measures one process with all cores, the reference for scaling."""
     return under_mpiexec(1, "allranks", quick)
 
 
 def table(result: dict[str, Any]) -> str:
-    """The measurement as Markdown."""
+    """Returns the figures in Markdown."""
     from benchmarks import results
 
     rows = []

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.kernel import Kernel
+from tests.missing import summary
 
 # How long an example takes is no property of what it tests.
 settings.register_profile("allranks", deadline=None)
@@ -45,6 +46,16 @@ def _lane(nodeid: str) -> str:
         return "torch"  # one notebook for all: to import torch takes longer than most tests
     # Launches of mpiexec share nothing; other tests share their file's fixtures.
     return nodeid if Path(file).parent.name == "mpi" else file
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Lists what was skipped, and why, below all else."""
+    lines = summary(terminalreporter.stats.get("skipped", []))
+    if lines:
+        terminalreporter.section("skipped")
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture

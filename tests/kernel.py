@@ -28,6 +28,11 @@ from tests.ports import free_port
 MARK = "ALLRANKS_TEST_KERNEL"
 """The environment variable by which a kernel's processes are known, orphans included."""
 
+WARNINGS_AS_ERRORS = "error" + (
+    ",ignore:There is no current event loop:DeprecationWarning" * (sys.version_info >= (3, 12))
+)
+"""PYTHONWARNINGS that makes every warning an error, but tornado's own, which ends ipykernel."""
+
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -239,6 +244,14 @@ class Kernel:
         """Returns what ``?`` shows for the name at the end of ``source``, or ''."""
         reply = self._client.inspect(source, reply=True, timeout=timeout)
         return str(reply["content"].get("data", {}).get("text/plain", ""))
+
+    def is_complete(self, source: str, timeout: float = 60) -> str:
+        """Returns what a console asks before it runs a cell: complete, incomplete or invalid."""
+        self._client.is_complete(source)
+        while True:
+            reply = self._client.get_shell_msg(timeout=timeout)
+            if reply["msg_type"] == "is_complete_reply":
+                return str(reply["content"]["status"])
 
     def say(
         self, comm: str, data: dict[str, Any], *buffers: bytes, kind: str = "comm_msg", **more: str

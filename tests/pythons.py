@@ -2,6 +2,7 @@
 
 python tests/pythons.py                                # the unit tests on each from 3.11 on
 python tests/pythons.py --suites tests/unit,tests/faults python3.12
+python tests/pythons.py --newest                       # on the newest one, unless that runs this
 
 Looks on PATH and among what pyenv and uv have installed; of several of one version it takes the
 newest. A Python for which a dependency has no wheel is named, and counts as failed only where it
@@ -74,10 +75,15 @@ def main() -> int:
     """Returns how many Pythons have failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pythons", nargs="*", metavar="PYTHON", help="those; else all there are")
+    parser.add_argument("--newest", action="store_true", help="only on the newest, if not on this")
     parser.add_argument("--suites", default="tests/unit", metavar="A,B", help="(tests/unit)")
     said = parser.parse_args()
     results = {}
-    for kind, python in found(said.pythons or candidates()).items():
+    pythons = found(said.pythons or candidates())
+    if said.newest:
+        newest = max(pythons)
+        pythons = {} if newest == sys.version_info[:2] else {newest: pythons[newest]}
+    for kind, python in pythons.items():
         name = ".".join(map(str, kind))
         print(f"── Python {name}: {python}", flush=True)
         inside = prepared(python, kind)
@@ -91,7 +97,7 @@ def main() -> int:
         print(f"Python {name}: {result}")
     asked = bool(said.pythons)
     bad = [r for r in results.values() if r == "failed" or (asked and r != "passed")]
-    return len(bad) if results else 1
+    return len(bad) if results or said.newest else 1
 
 
 if __name__ == "__main__":

@@ -70,6 +70,22 @@ class Announced:
             self._keeper.close(_CLOSE_SECONDS)
 
 
+def of_notebooks() -> list[tuple[Path, int]]:
+    """Returns the file and the size of each cluster of this user's notebooks on this host."""
+    place = profile.folder()
+    found = []
+    if place is not None:
+        folder = place / "security"
+        _sweep(folder)
+        for path in sorted(folder.glob("cluster-*.json")):
+            try:
+                size = json.loads(path.read_text())["engines"]["sets"][_set_name()]["n"]
+            except (OSError, ValueError, LookupError, TypeError):
+                continue  # not one of ours, or removed just now
+            found.append((_paths(folder, path.stem.removeprefix("cluster-"))[0], size))
+    return found
+
+
 def _names() -> Iterator[str]:
     """What a cluster may be called: nothing at all, which is what everybody asks for, or more."""
     yield ""

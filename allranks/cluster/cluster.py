@@ -18,7 +18,7 @@ from allranks.cluster.crew import Crew
 from allranks.cluster.explaining import Aside, explain
 from allranks.cluster.failures import plain
 from allranks.cluster.kept import AfterCells, KeptFolders, keep_here, listed, restored
-from allranks.cluster.launchers.launcher import OnSeveralHosts
+from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.left import Left
 from allranks.cluster.preload import check_preload
 from allranks.cluster.profiling import Profiling
@@ -28,13 +28,13 @@ from allranks.cluster.status import RankStatus, read_status
 from allranks.errors import AllranksError, CellFailed, ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.config import EVERY_GPU
-from allranks.records.explained import Explained
-from allranks.records.log import end_of
+from allranks.records.lessons import Explained
 from allranks.records.ranks import among, label
+from allranks.records.requests import end_of
 from allranks.records.wire import Answer, Hello, RunCell
 from allranks.widgets import text_view
-from allranks.widgets.bar import Passing
 from allranks.widgets.front_end import NOTEBOOK, front_end
+from allranks.widgets.progress import ProgressLine
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -47,7 +47,8 @@ _RESTORE_SECONDS = 120.0
 
 #: Attributes by which cells, ensembles and scripts are run and watched.
 _OF_THE_PACKAGE = {
-    "ask", "ask_soon", "attach", "catch_up", "count", "crew", "failed_first", "follow", "goes_on",
+    "ask", "ask_soon", "attach", "catch_up", "connection_information", "count", "crew",
+    "failed_first", "follow", "goes_on",
     "gpu_notices", "hellos", "is_profiled", "is_up", "keeping", "lend", "lends", "let_go",
     "log_end", "news",
     "profile", "session_dir", "show_late", "stay", "stays", "submit", "take_over", "wait",
@@ -88,7 +89,7 @@ class Cluster:
     ) -> None:
         self.launcher = launchers.named(launcher or launchers.default())
         hidden = (devices.HIDDEN,) if gpus == "none" else ()
-        if isinstance(self.launcher, OnSeveralHosts):
+        if isinstance(self.launcher, MultiHostLauncher):
             self.gpus: tuple[devices.Gpu, ...] = ()
             self._pins = hidden or devices.numbers(gpus) or (EVERY_GPU,)
             self.size = self.launcher.size(n)
@@ -124,7 +125,7 @@ class Cluster:
     @property
     def gpu_notices(self) -> list[str]:
         """What a user should know about the ranks' GPUs: who shares one, which are not found."""
-        if isinstance(self.launcher, OnSeveralHosts):
+        if isinstance(self.launcher, MultiHostLauncher):
             return []  # they are seen by the ranks alone
         found = (devices.shared(self.gpus, self.size), devices.overlooked())
         return [line for line in found if line]
@@ -143,10 +144,10 @@ class Cluster:
         """
         if self.state == "running":
             return self
-        passing = Passing()
+        passing = ProgressLine()
         self.failed_first = None
         fresh = self._kept is None
-        if self._kept is None and not isinstance(self.launcher, OnSeveralHosts):
+        if self._kept is None and not isinstance(self.launcher, MultiHostLauncher):
             self._kept = KeptFolders()
         self._connection = Connection(
             self.size,
@@ -159,9 +160,12 @@ class Cluster:
         self._cells.begin(self._connection)
         self._connection.healing = self.healing
 
-        def progress(up: int, module: str) -> None:
-            tail = f", importing {module}" if module else ""
-            passing.show(f"starting ranks: {up} of {self.size} up", up, self.size, tail)
+        def progress(up: int, started: int, module: str) -> None:
+            # Ranks come up together, once the processes of all of them have met.
+            tail = f", {started} started" if started > up else ""
+            tail += f", importing {module}" if module else ""
+            head = f"starting ranks: {up} of {self.size} up"
+            passing.show(head, up + max(up, started), 2 * self.size, tail)
 
         try:
             self._connection.start(tell, progress)
@@ -280,7 +284,7 @@ class Cluster:
 
     def follow(self, left: Left, view: View) -> Run:
         """Returns the cell that the ranks were left with, in flight and from its beginning."""
-        self._ranks.mirrors.drawn = front_end() == NOTEBOOK
+        self._ranks.widget_proxies.drawn = front_end() == NOTEBOOK
         run = Run(left.cell, left.ranks, self._ranks, view, None)
         self._ranks.sharing.follow(left)
         self._cells.follow(run)
@@ -294,7 +298,10 @@ class Cluster:
     @property
     def _ranks(self) -> Connection:
         if self._connection is None:
-            raise ClusterLost("the cluster has not been started. Type: %distributed start")
+            raise ClusterLost(
+                "the cluster has not been started. Call its method start() first, or write: "
+                "with Cluster(n=2) as cluster:"
+            )
         return self._connection
 
     @property
@@ -441,7 +448,7 @@ class Cluster:
         chosen = among(ranks, self.size)
         check_timeout(timeout)
         view = view or text_view(chosen, self.log_dir)
-        self._ranks.mirrors.drawn = front_end() == NOTEBOOK
+        self._ranks.widget_proxies.drawn = front_end() == NOTEBOOK
         count = self._ready(chosen, view)
         for line in self.news:
             view.notice(line)
@@ -564,6 +571,7 @@ class Cluster:
             run.view.refresh()
 
         try:
+            dead = self.dead
             said, _ = self._replace(tell)  # an interrupt was for the cell, which has ended
         except ClusterLost:
             try:
@@ -571,6 +579,8 @@ class Cluster:
             except CellFailed as failed:
                 run.view.notice(plain(failed.text))
             raise
+        for rank in set(dead).intersection(run.ranks):
+            run.view.left(rank, "replaced")
         run.view.notice(said)
 
     # ── ranks that die ───────────────────────────────────────────────────────────────────────
@@ -738,6 +748,11 @@ class Cluster:
         self.catch_up()
         return self._ranks.client()
 
+    def connection_information(self) -> dict[str, Any]:
+        """Returns what ``ipyparallel.Client`` takes to connect to these ranks."""
+        self.client()  # all engines are there then
+        return self._ranks.connection_information
+
     def is_up(self, tell: Callable[[str], None] | None = None) -> bool:
         """Handles what has come while nobody waited; returns whether the ranks are up.
 
@@ -800,7 +815,7 @@ class Cluster:
             UsageError: they are busy.
         """
         self.catch_up()
-        self._ranks.mirrors.drawn = front_end() == NOTEBOOK
+        self._ranks.widget_proxies.drawn = front_end() == NOTEBOOK
         with self._cells.crew(ranks_each) as crew:
             yield crew
 

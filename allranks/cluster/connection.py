@@ -19,8 +19,9 @@ from allranks.cluster.announced import Announced
 from allranks.cluster.answers import Answers, DeliverAnswer, Got, Requests
 from allranks.cluster.hosts import Hosts
 from allranks.cluster.inbox import Event, FromNursery, FromRank, Inbox, Pressed, Unread
-from allranks.cluster.launchers.launcher import Launcher, OnSeveralHosts
-from allranks.cluster.launchers.spread import ANY_PORTS
+from allranks.cluster.launchers.addresses import ANY_PORTS
+from allranks.cluster.launchers.launcher import MultiHostLauncher
+from allranks.cluster.launchers.registry import AnyLauncher
 from allranks.cluster.nursery import Nursery
 from allranks.cluster.plan import plan
 from allranks.cluster.roster import CellRecord, Roster
@@ -31,7 +32,7 @@ from allranks.records import requests
 from allranks.records.config import CLIENTS_RANKS
 from allranks.records.ranks import label
 from allranks.records.wire import Answer, Ask, Died, Hello, Record
-from allranks.widgets.mirrors import Mirrors
+from allranks.widgets.widget_proxies import WidgetProxies
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -68,7 +69,7 @@ class Connection:
         self,
         size: int,
         gpus: tuple[str, ...],
-        launcher: Launcher,
+        launcher: AnyLauncher,
         preload: tuple[str, ...],
         of_cell: OfCell,
         kept_dirs: tuple[str, ...] = (),
@@ -84,6 +85,8 @@ class Connection:
         self._clients: list[ipyparallel.Client] = []
         self.launcher_text = ""
         self._preloading = ""
+        self._started: set[int] = set()
+        """The ranks whose processes run."""
         self._cause = ""
         self._ipyparallel: dict[str, Any] = {}
         files = self._files = Announced(size)
@@ -97,10 +100,10 @@ class Connection:
         self.healing = "on"
         self.in_crew = False
         # The threads behind these must not hold the connection: it ends when nobody else does.
-        mirrors = self.mirrors = Mirrors()
+        widget_proxies = self.widget_proxies = WidgetProxies()
 
         def deliver(record: Record, payloads: list[bytes]) -> None:
-            left = mirrors.sift(record, payloads)
+            left = widget_proxies.sift(record, payloads)
             if left is not None:
                 inbox.put(FromRank(left, payloads))
 
@@ -114,7 +117,7 @@ class Connection:
             self._wire, self._config = plan(
                 launcher, size, gpus, preload, kept_dirs, deliver, unread
             )
-        mirrors.send = self._wire.send
+        widget_proxies.send = self._wire.send
         #: What notebooks are told that watch this one.
         self.sharing = self._wire.sharing
         #: Whether another process can take the place of a rank that dies.
@@ -135,13 +138,13 @@ class Connection:
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────
 
-    def start(self, tell: Callable[[str], None], progress: Callable[[int, str], None]) -> None:
+    def start(self, tell: Callable[[str], None], progress: Callable[[int, int, str], None]) -> None:
         """Brings up the ranks.
 
         Args:
             tell: called, again and again, with what is waited for where hosts are to be had later.
-            progress: called several times a second with how many are up, and with the module that
-                is preloaded, if one is.
+            progress: called several times a second with how many are up, of how many the process
+                runs, and with the module that is preloaded, if one is.
 
         Raises:
             StartFailed: they did not come up; nothing of them is left but logs.
@@ -158,7 +161,7 @@ class Connection:
                         tell(waits)
                     if Pressed() in self.step(_POLL_SECONDS):
                         raise KeyboardInterrupt
-                    progress(len(self.roster.hellos), self._preloading)
+                    progress(len(self.roster.hellos), len(self._started), self._preloading)
                     if self.roster.ends or time.monotonic() > deadline:
                         raise StartFailed(self._start_problem())
         except BaseException:
@@ -193,7 +196,7 @@ class Connection:
         deliver = self._hears_nursery()
         try:
             made: Nursery | Hosts
-            if isinstance(self._launcher, OnSeveralHosts):
+            if isinstance(self._launcher, MultiHostLauncher):
                 made = Hosts(self._launcher, self._config, self._wire, deliver)
             else:
                 made = Nursery(self._config, deliver)
@@ -221,6 +224,14 @@ class Connection:
         if not ends:
             told = "\n".join(filter(None, [deaths.stuck(self.log_dir, missing), told]))
         found = self.size - len(missing)
+        cores, load = os.cpu_count() or 1, os.getloadavg()[0]
+        here = not isinstance(self._launcher, MultiHostLauncher)
+        if not ends and here and max(self.size, load) > cores:
+            fewer = max(1, min(cores, self.size // 2))
+            told = (
+                f"This machine has {cores} cores and a load of {load:.0f}. Start fewer ranks, "
+                f"or end other programs first. Type: %distributed start -n {fewer}\n{told}"
+            )
         return (
             f"expected {self.size} ranks, found {found}: {label(missing)} did not come up{on}. "
             f"{deaths.describe(ends)}\n{told}\nThe logs are in {self.log_dir}"
@@ -234,7 +245,7 @@ class Connection:
             why: why they are lost.
         """
         self.state, self.lost_because = state, why
-        self.mirrors.close()
+        self.widget_proxies.close()
         for nursery in self._nurseries if self.roster.ends else ():
             # As long as it is not ended from here.
             self._cause = self._cause or nursery.why_ended()
@@ -341,7 +352,7 @@ class Connection:
         """Leaves the ranks to another notebook."""
         self.state = "stopped"
         self.lost_because = "this notebook is detached from the ranks. Type: %distributed attach"
-        self.mirrors.close()
+        self.widget_proxies.close()
         self._finalizer.detach()
         for client in self._clients:
             client.close()
@@ -464,6 +475,12 @@ class Connection:
                 self._clients.append(made)
         return self._clients[0]
 
+    @property
+    def connection_information(self) -> dict[str, Any]:
+        """What ipyparallel's clients connect with."""
+        found: dict[str, Any] = self._ipyparallel["client"]
+        return found
+
     def _handle(self, event: Event) -> None:
         if isinstance(event, Unread):
             raise WireError(
@@ -484,6 +501,8 @@ class Connection:
                 self._ipyparallel = event.fields
             elif event.name == "preloading":
                 self._preloading = event.fields["module"]
+            elif event.name == "admitted":
+                self._started.add(event.fields["rank"])
             elif event.name == "launcher":
                 self.launcher_text = (self.launcher_text + event.fields["text"])[-20_000:]
             elif event.name == "opened_cuda":

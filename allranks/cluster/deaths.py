@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.cluster.failures import DEATH, ending
-from allranks.records.log import end_of
+from allranks.errors import Report
 from allranks.records.ranks import label
-from allranks.records.report import Report
+from allranks.records.requests import end_of
 from allranks.records.wire import Hello
 
 _OTHERS_SECONDS = 1.0
@@ -147,7 +147,7 @@ def how(end: End, line: str, words: str) -> str:
     where = f", last seen at {line}" if line else ""
     said = words.splitlines()[-_LAST_LINES:]
     last = f"; its last lines: {' │ '.join(said)[-_LAST_CHARACTERS:]}" if said else ""
-    return f"{ending(end.code, end.memory)}{where}{last}"
+    return f"{ending(end.code, explain=False)}{where}{last}"
 
 
 def report(end: End, hello: Hello, line: str, words: str) -> Report:
@@ -159,7 +159,7 @@ def report(end: End, hello: Hello, line: str, words: str) -> Report:
         host=hello.host,
         device=hello.device,
         etype=DEATH,
-        message=ending(end.code, end.memory),
+        message=ending(end.code, explain=False),  # the traceback explains the signal
         traceback=(
             f"pid {hello.pid} {ending(end.code, end.memory)}. The log is {hello.log}",
             *([f"Its last lines:\n{words}"] if words and end.code < 0 else []),

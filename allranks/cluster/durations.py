@@ -7,6 +7,7 @@ import re
 from allranks.errors import UsageError
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_MOST_DAYS = 365
 _TYPED = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(_UNITS)})")
 
 
@@ -22,7 +23,13 @@ def seconds_of(text: str, command: str) -> float:
             f"expected a time as 90s, 30m, 2h or 1d, found {text!r}. "
             f"Type for example: %distributed {command} 30m"
         )
-    return float(found[1]) * _UNITS[found[2]]
+    seconds = float(found[1]) * _UNITS[found[2]]
+    if seconds > _MOST_DAYS * _UNITS["d"]:
+        raise UsageError(
+            f"expected a time of at most {_MOST_DAYS}d, found {text!r:.60}. "
+            f"Type for example: %distributed {command} 7d"
+        )
+    return seconds
 
 
 def as_time(seconds: float) -> str:

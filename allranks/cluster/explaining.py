@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from allranks.errors import UsageError
-from allranks.records.explained import Explained
+from allranks.records.lessons import Explained
 from allranks.records.wire import Output
 
 _EXPLAIN_SECONDS = 30.0
@@ -31,7 +31,7 @@ class OnRank:
         return pkgutil.resolve_name(self._where)(*args, **kwargs)
 
 
-explain_here = OnRank("allranks.collectives.ring.explaining", "explain_here")
+explain_here = OnRank("allranks.lessons.ring.on_ranks", "explain_here")
 
 
 class Ranks(Protocol):

@@ -7,9 +7,8 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from allranks.errors import CellTimeout
+from allranks.errors import WAITING, CellTimeout, Report
 from allranks.records.ranks import label
-from allranks.records.report import WAITING, Report
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 #: What a traceback calls the error: in its first line, and in its last.
@@ -77,12 +76,11 @@ def describe(reports: Sequence[Report], ran: Iterable[int]) -> str:
     """Returns the whole report of a failed cell that these ranks ran."""
     failed = [report for report in reports if not report.waiting]
     waiting = [report for report in reports if report.waiting]
-    parts = []
-    groups = fold(failed)
-    for group in groups[:_SHOWN_WHOLE]:
-        parts.append(_whole(group))
-    for group in groups[_SHOWN_WHOLE:]:
-        parts.append(_in_a_line(group))
+    parts: list[str] = []
+    places = _by_place(fold(failed))
+    parts.extend(_whole_of_place(groups) for groups in places[:_SHOWN_WHOLE])
+    for groups in places[_SHOWN_WHOLE:]:
+        parts.extend(_in_a_line(group) for group in groups)
     if failed:
         parts.extend(
             _in_a_line(group, "was waiting" if len(group) == 1 else "were waiting")
@@ -94,6 +92,33 @@ def describe(reports: Sequence[Report], ran: Iterable[int]) -> str:
     if finished:
         parts.append(f"{label(finished)} finished the cell.")
     return "\n\n".join(parts)
+
+
+def _by_place(groups: Iterable[list[Report]]) -> list[list[list[Report]]]:
+    """Returns the groups, those together whose tracebacks differ only in the message."""
+    places: dict[tuple[object, ...], list[list[Report]]] = {}
+    for group in groups:
+        first = group[0]
+        frames = plain("\n".join(first.traceback)).rstrip()
+        # A bounded message differs from the one in the traceback, and then nothing is merged.
+        frames = frames.removesuffix(first.message.rstrip())
+        places.setdefault((first.etype, first.line, frames), []).append(group)
+    return list(places.values())
+
+
+def _whole_of_place(groups: Sequence[Sequence[Report]]) -> str:
+    """Returns one traceback, and below it each message where there are several."""
+    if len(groups) == 1:
+        return _whole(groups[0])
+    first = groups[0][0]
+    everyone = sorted((report for group in groups for report in group), key=lambda one: one.rank)
+    messages = [
+        f"{label(report.rank for report in group)}: {first.etype}: "
+        + group[0].message.replace("\n", "\n  ")
+        for group in groups
+    ]
+    shown = f"The traceback of {label([first.rank])}; the messages of all:"
+    return "\n".join([_whole([first, *(r for r in everyone if r is not first)]), shown, *messages])
 
 
 def _whole(group: Sequence[Report]) -> str:
@@ -124,10 +149,11 @@ def _without_own_place(group: Sequence[Report]) -> str:
     return why if listed and re.fullmatch(own, places) else first.message
 
 
-def ending(code: int, memory: str = "") -> str:
+def ending(code: int, memory: str = "", explain: bool = True) -> str:
     """Returns how a process ended, as ``was killed by signal 9 (SIGKILL)``.
 
-    ``memory`` says whether it was short, where that is known.
+    ``memory`` says whether it was short, where that is known. ``explain`` adds
+    the meaning of a SIGKILL.
     """
     if code >= 0:
         return f"ended with exit code {code}"
@@ -137,6 +163,7 @@ def ending(code: int, memory: str = "") -> str:
         name = "unknown"
     hint = ": often the system, out of memory" if name == "SIGKILL" else ""
     hint = f": {memory}" if memory else hint
+    hint = hint if explain else ""
     return f"was killed by signal {-code} ({name}{hint})"
 
 

@@ -8,12 +8,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from allranks.cluster.launchers.launcher import Host, OnSeveralHosts
+from allranks.cluster.launchers.launcher import Host, MultiHostLauncher
 from allranks.cluster.nursery import event_of
 from allranks.cluster.wire import Wire
-from allranks.records.config import Invitation, NurseryConfig
-from allranks.records.lease import LIMIT_SECONDS
-from allranks.records.version import version
+from allranks.records.config import LIMIT_SECONDS, Invitation, NurseryConfig, version
 
 _STOP_SECONDS = 10.0
 _SILENT = f"is cut off or has crashed: no heartbeat for {LIMIT_SECONDS:g} s"
@@ -35,7 +33,7 @@ class Hosts:
 
     def __init__(
         self,
-        launcher: OnSeveralHosts,
+        launcher: MultiHostLauncher,
         config: NurseryConfig,
         wire: Wire,
         deliver: Callable[[str, dict[str, Any]], None],
@@ -163,6 +161,7 @@ class Hosts:
             self._wire.say(fields["host"], "say", f"serve {json.dumps(fields['command'])}")
         elif name == "admitted":
             self._host_of[fields["rank"]] = host
+            self._deliver(name, fields)
         else:
             if name == "connection":
                 join = f"join {json.dumps(fields['engine'])}"

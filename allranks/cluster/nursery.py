@@ -21,7 +21,7 @@ _STOP_SECONDS = 10.0
 _LAUNCHER_SECONDS = 4.0
 _TRACKER_SECONDS = 1.0
 _POLL_SECONDS = 0.1
-_NURSERY = "allranks.engine.host.nursery"
+_AGENT = "allranks.agent"
 
 
 class Nursery:
@@ -30,19 +30,20 @@ class Nursery:
     Args:
         config: what it is to bring up.
         deliver: called, in a thread, with each event it tells (see
-            ``allranks.engine.host.nursery``): its name, and what it is about.
+            ``allranks.engine.host.host_agent``): its name, and what it is about.
     """
 
     def __init__(
         self, config: NurseryConfig, deliver: Callable[[str, dict[str, Any]], None]
     ) -> None:
         self._deliver = deliver
+        self._session_dir = config.session_dir
         log = os.path.join(config.log_dir, "nursery.log")
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._process = subprocess.Popen(
                 # -P: files in the notebook's folder must not shadow the standard library.
-                [sys.executable, "-P", "-m", _NURSERY],
+                [sys.executable, "-P", "-m", _AGENT],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=descriptor,
@@ -112,20 +113,26 @@ class Nursery:
         code = self._process.wait()
         self._deliver("nursery_exit", {"code": code})
         if code < 0:
-            end_session(self.pid)
+            end_session(self.pid, self._session_dir)
 
 
-def end_session(leader: int) -> None:
-    """Ends what a nursery that was killed has left; its ranks have died with it.
+def end_session(leader: int, session_dir: str) -> None:
+    """Ends the processes that a killed nursery has left; its ranks have died with it.
 
-    The launcher ends by itself, and removes what MPI had in shared memory. What cells have started
+    The launcher ends by itself, and removes MPI's shared memory. Processes that cells have started
     may not, as multiprocessing's managers.
+
+    Args:
+        leader: the nursery's process id, which is also the id of its POSIX session.
+        session_dir: the session's folder. The launcher puts it into every rank's environment, so
+            it also finds processes that cells have started in a POSIX session of their own.
     """
     left = _wait_for_end(leader, _LAUNCHER_SECONDS)
     # These end with the last process that they serve, and remove what it had in shared memory.
     trackers = [pid for pid in left if _is_tracker(pid)]
     _kill(pid for pid in left if pid not in trackers)
     _kill(_wait_for_end(leader, _TRACKER_SECONDS) if trackers else ())
+    _kill(pid for pid in psutil.pids() if _is_of(pid, session_dir))
 
 
 def _wait_for_end(leader: int, seconds: float) -> list[int]:
@@ -144,6 +151,13 @@ def _kill(pids: Iterable[int]) -> None:
 
 def _in_session(leader: int) -> list[int]:
     return [pid for pid in psutil.pids() if _session_of(pid) == leader]
+
+
+def _is_of(pid: int, session_dir: str) -> bool:
+    try:
+        return any(session_dir in value for value in psutil.Process(pid).environ().values())
+    except (psutil.Error, OSError):
+        return False  # it is gone, or another user's
 
 
 def _is_tracker(pid: int) -> bool:

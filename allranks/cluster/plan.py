@@ -6,16 +6,17 @@ import os
 
 from allranks.cluster import folders
 from allranks.cluster.devices import HIDDEN
-from allranks.cluster.launchers.launcher import Launcher, OnSeveralHosts
-from allranks.cluster.launchers.local import LASTING, LASTING_SETTINGS, LocalLauncher
-from allranks.cluster.launchers.spread import ANY_PORTS, LOOPBACK, ports
+from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK, ports
+from allranks.cluster.launchers.launcher import MultiHostLauncher
+from allranks.cluster.launchers.mpiexec import LASTING, LASTING_SETTINGS
+from allranks.cluster.launchers.registry import AnyLauncher
 from allranks.cluster.wire import Deliver, DeliverUnread, Wire
 from allranks.errors import StartFailed
 from allranks.records.config import NurseryConfig
 
 
 def plan(
-    launcher: Launcher,
+    launcher: AnyLauncher,
     size: int,
     gpus: tuple[str, ...],
     preload: tuple[str, ...],
@@ -39,12 +40,13 @@ def plan(
     """
     command: list[str] = []
     address, allowed, place = LOOPBACK, ANY_PORTS, ""
-    if isinstance(launcher, OnSeveralHosts):
+    heals = False
+    if isinstance(launcher, MultiHostLauncher):
         address, allowed, place = launcher.address(), ports(), "/tmp"
     else:
         command = launcher.command(size)
+        heals = launcher.heals(size) and set(gpus) <= {HIDDEN}
     environment = launcher.environment()
-    heals = isinstance(launcher, LocalLauncher) and (launcher.heals(size) and set(gpus) <= {HIDDEN})
     if heals:
         command[1:1] = LASTING
         environment |= LASTING_SETTINGS
@@ -66,6 +68,7 @@ def plan(
         preload=preload,
         heals=heals,
         kept_dirs=kept_dirs,
+        rank_variables=launcher.rank_variables,
     )
     return wire, config
 

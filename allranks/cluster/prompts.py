@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from allranks.records.ranks import label
@@ -15,6 +16,7 @@ _GOES_ON_SECONDS = 0.5
 #: What other ranks have written before a prompt stands above it, unless they do not answer so long.
 _ABOVE_SECONDS = 2.0
 _CHOICE = re.compile(r"\s*%distributed\s+debug\s+(?:-r|--ranks)[ =]*(\d+)\s*")
+_FOR_ALL = re.compile(r"\s*%distributed\s+all(?: (.*))?")
 
 
 class Prompts:
@@ -38,7 +40,6 @@ class Prompts:
         self._send = send
         self._above = above
         self._say = say
-        #: By rank, in the order in which they came.
         self._waiting: dict[int, Prompt] = {}
         self._shown: Prompt | None = None
         self._show_at = 0.0
@@ -47,6 +48,11 @@ class Prompts:
         self._next = -1
         self._next_until = 0.0
         self._told: set[int] = set()
+        #: The ranks of the cell, and how often each was answered.
+        self._ranks: set[int] = set()
+        self._answered: Counter[int] = Counter()
+        #: By question: the answer for all ranks, and those that have not had it yet.
+        self._for_all: dict[str, tuple[str, set[int]]] = {}
         self._interrupted = False
 
     @property
@@ -66,6 +72,12 @@ class Prompts:
             return False
         if self._interrupted and not prompt.interrupted:
             return False  # the interrupt that is on its way ends it
+        self._ranks = {prompt.rank, *others}
+        answer, unanswered = self._for_all.get(prompt.text, ("", set()))
+        if prompt.rank in unanswered:
+            unanswered.discard(prompt.rank)
+            self._answer(prompt, answer, "")
+            return False
         self._waiting[prompt.rank] = prompt
         if prompt.rank == self._next:
             return False  # its debugger goes on
@@ -108,6 +120,8 @@ class Prompts:
         choice = _CHOICE.fullmatch(typed)
         if choice:
             self._choose(int(choice[1]))
+        elif for_all := _FOR_ALL.fullmatch(typed):
+            self._answer_all(self._shown, for_all[1] or "")
         else:
             self._answer(self._shown, typed, "")
 
@@ -117,7 +131,7 @@ class Prompts:
             now = time.monotonic()
             if now < self._next_until or (self._unheard and now < self._show_at):
                 return
-            rank = next(iter(self._waiting))
+            rank = min(self._waiting, key=lambda rank: (self._answered[rank], rank))
         shown = self._shown = self._waiting.pop(rank)
         others = set(self._waiting) - self._told
         if others:
@@ -125,16 +139,28 @@ class Prompts:
             verb = "asks" if len(others) == 1 else "ask"
             self._say(
                 f"{label(others)} {verb} for input too, after {label((rank,))}. "
-                f"To choose, answer with: %distributed debug -r {min(others)}"
+                f"To choose, answer with: %distributed debug -r {min(others)}. "
+                "To give all ranks the same answer: %distributed all ANSWER"
             )
         self._above()
         self._field.ask(f"{label((rank,))} │ {shown.text}", shown.hidden)
 
+    def _answer_all(self, shown: Prompt, text: str) -> None:
+        """Each rank that asks the same, now or later in the cell, gets the answer once."""
+        self._for_all[shown.text] = text, self._ranks - {shown.rank}
+        same = [prompt for prompt in self._waiting.values() if prompt.text == shown.text]
+        for prompt in (shown, *same):
+            self._waiting.pop(prompt.rank, None)
+            self._for_all[shown.text][1].discard(prompt.rank)
+            self._answer(prompt, text, "")
+
     def _answer(self, prompt: Prompt, text: str, problem: str) -> None:
-        self._shown = None
+        if self._shown is prompt:
+            self._shown = None
+            self._next = prompt.rank if prompt.goes_on else -1
+            self._next_until = time.monotonic() + _GOES_ON_SECONDS if prompt.goes_on else 0.0
         self._told.discard(prompt.rank)
-        self._next = prompt.rank if prompt.goes_on else -1
-        self._next_until = time.monotonic() + _GOES_ON_SECONDS if prompt.goes_on else 0.0
+        self._answered[prompt.rank] += 1
         self._send(prompt.rank, Typed(prompt.cell, prompt.number, text, problem))
 
     def _choose(self, rank: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from allranks.cluster import deaths
 from allranks.cluster.failures import ending
-from allranks.records.report import Report
+from allranks.errors import Report
 from allranks.records.telemetry import Pulse, Telemetry
 from allranks.records.wire import Hello, Output, Prompt, Reply, Result
 

@@ -17,11 +17,11 @@ from allranks.errors import (
     CellTimeout,
     ClusterLost,
     RankDied,
+    Report,
     UsageError,
 )
 from allranks.records import requests
 from allranks.records.ranks import label
-from allranks.records.report import Report
 from allranks.records.telemetry import Pulse, Telemetry
 from allranks.records.wire import Answer, Interrupt, Output, Prompt, Reply, Typed
 from allranks.widgets.field import field
@@ -43,7 +43,10 @@ class View(Protocol):
         """Takes in what a rank tells beside its output."""
 
     def left(self, rank: int, status: str) -> None:
-        """Takes in that a rank has left the cell: ``ok``, ``error``, ``interrupted``, ``lost``."""
+        """Takes in that a rank has left the cell: as a reply's status.
+
+        Also ``waiting`` for a rank that has left, ``lost``, and ``replaced``.
+        """
 
     def notice(self, text: str) -> None:
         """Takes in a line about the cell as a whole."""
@@ -139,7 +142,8 @@ class Run:
         self._died[rank] = roster.report(end)
         others = [rank for rank in self.pending if rank != end.rank]
         if others:
-            how = failures.ending(end.code, end.memory)
+            # The report at the end of the cell explains the signal.
+            how = failures.ending(end.code, explain=False)
             self.view.notice(
                 f"rank {rank} {how}; {label(others)} keep{'s' * (len(others) == 1)} running"
             )
@@ -254,7 +258,7 @@ class Run:
             self.view.telemetry(record, payloads)
         else:
             self._prompts.left(record.rank)
-            self.view.left(record.rank, record.status)
+            self.view.left(record.rank, record.shown_status)
             self.replies[record.rank] = record
             if record.has_value:
                 self._values[record.rank] = payloads[0]

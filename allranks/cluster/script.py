@@ -25,11 +25,11 @@ from allranks.errors import (
     ClusterLost,
     UsageError,
 )
-from allranks.horovod.script import Exited, Script
 from allranks.records.ranks import label
+from allranks.records.script import Script, ScriptExited
 from allranks.records.wire import Hello
 from allranks.widgets.dashboard.still import page
-from allranks.widgets.dashboard.terminal import TerminalDashboard
+from allranks.widgets.dashboard.view import TerminalDashboard
 
 _STYLE = (
     "body { font: 15px sans-serif; margin: 2em } td, th { padding: 2px 10px; text-align: right } "
@@ -43,7 +43,7 @@ _FIRST_LINES, _LAST_LINES = 500, 2000
 """Of what ranks print, so much is in a report; all of it is in their logs."""
 
 
-class Job(NamedTuple):
+class ScriptRun(NamedTuple):
     """What is to be run.
 
     Attributes:
@@ -89,7 +89,7 @@ class _View(TerminalDashboard):
         self.figures.end()
 
 
-def run(job: Job) -> int:
+def run(job: ScriptRun) -> int:
     """Runs a script on ranks that are started for it; returns an exit code.
 
     It is 0 where all went well, the script's own where it ended with one, 124 where its time was
@@ -135,7 +135,7 @@ def _terminated(*_: object) -> NoReturn:
     raise SystemExit(_TERMINATED)
 
 
-def _check_files(job: Job) -> None:
+def _check_files(job: ScriptRun) -> None:
     """Makes the folders of what is to be written: not after hours of training."""
     if not os.path.isfile(job.arguments[0]):
         found = f"found no file {job.arguments[0]!r}"
@@ -156,7 +156,7 @@ def _ended(error: CellFailed) -> tuple[int, str]:
         return _TIMED_OUT, error.text
     if isinstance(error, CellInterrupted):
         return _INTERRUPTED, error.text
-    exits = [report for report in error.reports if report.etype == Exited.__name__]
+    exits = [report for report in error.reports if report.etype == ScriptExited.__name__]
     if not exits:
         return 1, error.text
     said = exits[0].message
@@ -171,7 +171,7 @@ def _keep_logs(cluster: Cluster, folder: Path) -> None:
         shutil.copy(log, folder / log.name)
 
 
-def _html(job: Job, view: _View, size: int, code: int, failure: str, seconds: float) -> str:
+def _html(job: ScriptRun, view: _View, size: int, code: int, failure: str, seconds: float) -> str:
     """A page that needs nothing else: what was run, how it ended, curves, timings, output."""
     title, written = shlex.join(job.arguments), view.written()
     ended = "finished" if code == 0 else f"ended with exit code {code}"

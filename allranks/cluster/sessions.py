@@ -19,9 +19,8 @@ from allranks.cluster import folders
 from allranks.cluster.durations import as_time
 from allranks.cluster.nursery import Nursery, end_session, event_of
 from allranks.errors import UsageError
-from allranks.records.config import NOTEBOOKS_DOOR, NurseryConfig
+from allranks.records.config import NOTEBOOKS_DOOR, NurseryConfig, own_notebook, version
 from allranks.records.ranks import label
-from allranks.records.version import version
 
 _VISIT_SECONDS = 3.0
 _GLANCE_SECONDS = 0.2
@@ -39,7 +38,7 @@ class Found:
     ``began`` is in seconds since 1970, ``running`` the number of the cell that its ranks run, else
     0; ``holder`` the notebook's process, else 0, and then ``left`` the seconds that it stays.
     ``watchers`` are the processes of other notebooks that watch, ``sharing`` of those that have had
-    it, for which it stays.
+    it, for which it stays. ``notebooks`` are the paths of all that have held it, the last one last.
     """
 
     name: str
@@ -55,6 +54,13 @@ class Found:
     version: str
     watchers: Sequence[int] = ()
     sharing: Sequence[int] = ()
+    notebooks: Sequence[str] = ()
+
+    @property
+    def notebook(self) -> str:
+        """The notebook that had the ranks last, or the folder of a program that is none."""
+        path = self.notebooks[-1] if self.notebooks else "another allranks"
+        return os.path.basename(path) if path.endswith(".ipynb") else path
 
 
 def running(seconds: float = _VISIT_SECONDS) -> list[Found]:
@@ -106,7 +112,8 @@ def listing() -> str:
 def _line(one: Found) -> str:
     since = time.strftime("%H:%M", time.localtime(one.began))
     does = f"running In[{one.running}]" if one.running else "idle"
-    return f"{one.name}  {label(range(one.size))}, since {since}, {does}; {whose(one)}"
+    ranks = f"{label(range(one.size))} of {one.notebook}"
+    return f"{one.name}  {ranks}, since {since}, {does}; {whose(one)}"
 
 
 def whose(one: Found) -> str:
@@ -142,23 +149,28 @@ def waiting() -> str:
 
 
 def chosen(name: str) -> Found:
-    """Returns the cluster of that name, or the only one; one that nobody holds comes first.
+    """Returns the cluster of that name, or the only one that this notebook has had.
+
+    Of several, one that nobody holds comes first. Another notebook's has to be named.
 
     Raises:
         UsageError: there is none, there are several, or it is another user's.
     """
     all_of_them = running()
     if not name:
-        free = [one for one in all_of_them if not one.holder] or all_of_them
-        if not free:
+        if not all_of_them:
             raise UsageError(f"expected a cluster to attach to, found none of yours here. {_STAYS}")
-        if len(free) > 1:
-            names = ", ".join(f"{one.name} ({one.size} ranks)" for one in free)
-            raise UsageError(
-                f"expected one cluster to attach to, found {len(free)}: {names}. "
-                f"Type for example: %distributed attach {free[-1].name}"
-            )
-        return free[0]
+        had = [one for one in all_of_them if own_notebook() in one.notebooks]
+        free = [one for one in had if not one.holder] or had
+        if len(free) == 1:
+            return free[0]
+        found = free or all_of_them
+        names = ", ".join(f"{one.name} ({one.size} ranks of {one.notebook})" for one in found)
+        wanted = "one cluster" if free else "a cluster that this notebook has had"
+        raise UsageError(
+            f"expected {wanted} to attach to, found {names}. "
+            f"Type for example: %distributed attach {found[-1].name}"
+        )
     named = [one for one in all_of_them if one.name.startswith(name)]
     if len(named) != 1:
         raise UsageError(_not_found(name, named))
@@ -222,7 +234,8 @@ def _visit(path: Path, want: str, seconds: float = _VISIT_SECONDS) -> socket.soc
     try:
         door.settimeout(seconds)
         door.connect(str(path / NOTEBOOKS_DOOR))
-        door.sendall(json.dumps({"want": want}).encode() + b"\n")
+        said = {"want": want, "notebook": own_notebook()}
+        door.sendall(json.dumps(said).encode() + b"\n")
     except BaseException:
         door.close()
         raise
@@ -304,4 +317,4 @@ class Taken(Nursery):
             return  # it lives on
         self._deliver("nursery_exit", {"code": 0 if said_so else -signal.SIGKILL})
         if not said_so:
-            end_session(self.pid)
+            end_session(self.pid, self.config.session_dir)

@@ -43,7 +43,7 @@ _MOST_NBYTES = 16 << 20
 _KEPT_NBYTES = 1 << 20
 _LINE_NBYTES = 4096
 _LENGTH = struct.Struct("<I")
-_TOLD = (Output, Prompt, Points, Pulse, Strip, Timings, Died, RunMember)
+_TOLD = (Output, Prompt, Points, Pulse, Strip, Timings, RunMember)
 
 Frames = Sequence[bytes]
 
@@ -110,6 +110,8 @@ class Sharing:
         with self._lock:
             if isinstance(record, Hello):
                 self._hellos[record.rank] = frames
+                if record.rank in self._left:  # it replaces a rank, and runs no cell
+                    self._left[record.rank] = ()
             elif isinstance(record, RunCell):
                 frames = frames[:1]  # no pickled call
                 self._cell, self._cell_frames = record, frames
@@ -121,6 +123,8 @@ class Sharing:
                 if self._cell is None or record.cell != self._cell.cell:
                     return
                 frames = self._left[record.rank] = frames[:1]  # no pickled value
+            elif isinstance(record, Died):
+                self._left[record.rank] = frames
             elif not isinstance(record, _TOLD):
                 return
             if self._thread is None:
@@ -165,7 +169,7 @@ class Sharing:
             return messages + self._told
         if self.running:
             messages.append(pack({"ago": time.monotonic() - self._began}, self._cell_frames))
-        return messages + [pack({}, frames) for frames in self._left.values()]
+        return messages + [pack({}, frames) for frames in self._left.values() if frames]
 
     # ── the thread ───────────────────────────────────────────────────────────────────────────
 

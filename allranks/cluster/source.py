@@ -10,6 +10,14 @@ from IPython.core.inputtransformer2 import TransformerManager
 _FILE = "<cell>"
 
 
+def below(magic: str, cell: str) -> str:
+    """Returns a cell for the ranks: its magic stays as a comment, which keeps the lines' numbers.
+
+    A magic below it, as ``%%timeit``, has to be the first line.
+    """
+    return cell if cell.lstrip().startswith("%%") else f"# {magic}".rstrip() + f"\n{cell}"
+
+
 def check(text: str) -> None:
     """Raises SyntaxError if a cell cannot be compiled; it may use all of IPython's syntax.
 

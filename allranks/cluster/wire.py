@@ -19,11 +19,9 @@ import zmq
 
 from allranks.cluster.sharing import Sharing
 from allranks.errors import StartFailed
-from allranks.records.batches import parts
-from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME
+from allranks.records.config import BEAT_SECONDS, COMMANDS_AT_HOME, EVENTS_AT_HOME, LIMIT_SECONDS
 from allranks.records.deferred import deferred
-from allranks.records.lease import BEAT_SECONDS, LIMIT_SECONDS
-from allranks.records.wire import Record, decode, encode
+from allranks.records.wire import Record, decode, encode, split_messages
 
 Deliver = Callable[[Record, list[bytes]], None]
 DeliverUnread = Callable[[Exception], None]
@@ -170,7 +168,7 @@ class Wire:
             self._hear(frames[1].decode())
             self.deliver_host(frames[1].decode(), frames[2])
         else:
-            for message in parts(frames):
+            for message in split_messages(frames):
                 try:
                     record, payloads = decode(message)
                     self.sharing.take(record, message)

@@ -69,7 +69,7 @@ from allranks.collectives.start.runtime import (
     shutdown,
     size,
 )
-from allranks.collectives.timings.timeline import timeline
+from allranks.collectives.timings import timeline
 from allranks.collectives.world import scope
 from allranks.collectives.world.process_sets import (
     ProcessSet,

@@ -1,4 +1,7 @@
-"""``allranks export train.ipynb``: a notebook's distributed cells for a batch system."""
+"""``allranks export train.ipynb``: a notebook's distributed cells as a script.
+
+It runs under ``mpiexec`` without Jupyter, or in a batch system, for which a file is written too.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,45 @@ import argparse
 import re
 import shlex
 import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import allranks
+from allranks.cluster import launchers
 from allranks.cluster.launchers.batch import parse_batch
-from allranks.command import notebook, targets
+from allranks.cluster.options import ClusterOptions
+from allranks.command import batch_files
+from allranks.command.notebook_cells import (
+    ENSEMBLE,
+    HEADING,
+    NOTEBOOK,
+    PUSH,
+    RANKS,
+    NotebookCell,
+    Plain,
+    cells_of,
+    indented,
+    plain_python,
+    read_notebook,
+)
 from allranks.command.parsers import add_command, add_size
-from allranks.command.script import export
 from allranks.errors import UsageError
+from allranks.records import ranks as rank_lists
 
 _EXAMPLE = "--nodes 2 --ntasks-per-node 4 --time 1:00:00"
 _RUNTIME = "deepspeed-distributed"
-#: What each writes for a batch system, and the end of that file's name.
+#: The functions that write files for batch systems, and the suffixes of these files.
 TARGETS = {
-    "slurm": (targets.slurm, ".sbatch"),
-    "mpijob": (targets.mpijob, ".yaml"),
-    "trainjob": (targets.trainjob, ".yaml"),
+    "slurm": (batch_files.slurm, ".sbatch"),
+    "mpijob": (batch_files.mpijob, ".yaml"),
+    "trainjob": (batch_files.trainjob, ".yaml"),
 }
+
+_MOST = 1_000_000
+"""An upper bound, where the notebook names no number of ranks."""
+_SHOW = "allranks.batch.show"
 
 
 def add(parsers: Any) -> None:
@@ -41,11 +66,10 @@ def add(parsers: Any) -> None:
     put("--script", metavar="PATH", help="path of the script in that image, if it is there")
     put("--runtime", default=_RUNTIME, help=f"Trainer's MPI runtime; default: {_RUNTIME}")
     parser.epilog = "With --to slurm, other options are sbatch's: --partition gpu."
-    parser.set_defaults(act=act, takes_more=True)
+    parser.set_defaults(act=_export, takes_more=True)
 
 
-def act(said: argparse.Namespace) -> int:
-    """Writes the files; what a script cannot do is said."""
+def _export(said: argparse.Namespace) -> int:
     path: Path = said.notebook
     if said.more and said.to != "slurm":
         raise UsageError(
@@ -55,7 +79,7 @@ def act(said: argparse.Namespace) -> int:
     typed = (path.name if word == str(path) else word for word in sys.argv[1:])
     command = shlex.join(["allranks", *typed])
     script = path.with_suffix(".py").name if said.to or not said.out else Path(said.out).name
-    made = export(notebook.found(notebook.read(path)), path.name, script, command)
+    made = export_script(cells_of(read_notebook(path)), path.name, script, command)
     if said.to is None:
         _write(Path(said.out or script), made.source, path)
     else:
@@ -70,10 +94,12 @@ def act(said: argparse.Namespace) -> int:
     return 0
 
 
-def _job(said: argparse.Namespace, size: int | None, launcher: str, source: str) -> targets.Job:
-    """Returns how many ranks there are to be where: as typed, else as the notebook has it."""
+def _job(
+    said: argparse.Namespace, size: int | None, launcher: str, source: str
+) -> batch_files.JobFile:
+    """Returns the job with what was typed; the rest is as in the notebook."""
     kind, *words = shlex.split(launcher) or [""]
-    asked = parse_batch(words if kind in ("slurm", "pbs", "lsf") else [], _EXAMPLE)
+    asked = parse_batch(words if launchers.takes_options(kind) else [], _EXAMPLE)
     nodes = said.nodes or asked.nodes
     size = said.size or (asked.size(size) if asked.ntasks_per_node or asked.ntasks else size)
     if size is None:
@@ -90,7 +116,7 @@ def _job(said: argparse.Namespace, size: int | None, launcher: str, source: str)
             f"--to {said.to} expected --image, the name of a container's image that has allranks, "
             f"found none. Type for example: --to {said.to} --image registry.example.org/me/train:1"
         )
-    return targets.Job(
+    return batch_files.JobFile(
         name=said.notebook.stem,
         file=f"{said.notebook.stem}.py",
         source=source,
@@ -120,8 +146,130 @@ def _write(path: Path, text: str, notebook: Path) -> None:
     try:
         if path.exists() and path.samefile(notebook):
             raise UsageError(f"expected a file beside the notebook, found {path}. Type: -o FILE")
-        # Half a character may stand in what is a comment.
+        # A comment may contain a lone surrogate, half of a character.
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UsageError(f"expected a place to write to, found {error}. Type: -o FILE") from None
     sys.stderr.write(f"wrote {path}\n")
+
+
+@dataclass
+class Exported:
+    """A script, and the options with which the notebook started its ranks.
+
+    Attributes:
+        source: the script.
+        cluster: the options; the last value of each counts.
+        notes: what the notebook does and the script cannot do.
+    """
+
+    source: str = ""
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+    notes: list[str] = field(default_factory=list)
+
+
+def export_script(cells: Iterable[NotebookCell], name: str, file: str, command: str) -> Exported:
+    """Returns the script of a notebook's cells.
+
+    Args:
+        cells: the notebook's cells, in order.
+        name: the name of the notebook.
+        file: the name of the script.
+        command: the command that writes the script, for its docstring.
+
+    Raises:
+        UsageError: a cell uses something that a script cannot; or no cell is for the ranks.
+    """
+    made = Exported()
+    parts: list[str] = []
+    future: dict[str, None] = {}
+    for one in cells:
+        made.cluster = one.options.cluster.over(made.cluster)
+        if one.kind == RANKS and not one.fails:
+            done = plain_python(one.source, one.where, _SHOW)
+            made.notes += [f"{one.where}: {note}" for note in done.notes]
+            future |= dict.fromkeys(done.future)
+            parts.append(_cell(one, done, made.cluster.n))
+        else:
+            text, note = _comment(one)
+            made.notes += [f"{one.where}: {note}"] if note else []
+            parts += [text] if text else []
+    if not any(part.startswith("# %%") for part in parts):
+        raise UsageError(
+            f"expected cells that begin with %%distributed, found none in {name}. "
+            "Type it above what the ranks are to run."
+        )
+    size = made.cluster.n or "N"
+    about = [
+        f"The distributed cells of {name}, in order.",
+        "",
+        f"mpiexec -n {size} python {file}",
+        f"allranks run -np {size} {file}",
+        "",
+        f"Written by: {command} (allranks {allranks.__version__})",
+    ]
+    # The name of a file may contain quotes and backslashes.
+    docstring = "\n".join(about).replace("\\", r"\\").replace('"""', r"\"\"\"")
+    head = [
+        f'"""{docstring}',
+        '"""',
+        "",
+        *future,
+        "import allranks.batch",
+        "from allranks.batch import *  # MPI starts here: rank, size, comm, allreduce, log …",
+    ]
+    made.source = "\n".join(head) + "\n\n" + "\n\n\n".join(parts) + "\n"
+    return made
+
+
+def _cell(one: NotebookCell, done: Plain, size: int | None) -> str:
+    """Returns the code of a cell; it begins when all ranks have ended the cell before."""
+    options = one.options
+    lines = [f"# %% {one.where}", *([f"# {one.magic}"] if one.magic else [])]
+    lines += [f"# {line}" for line in _not_done(one)]
+    lines.append("allranks.batch.cell()  # waits until every rank has ended the cell before")
+    source = done.source
+    if options.ranks is not None and options.ranks.strip(" []") != "all":
+        chosen = rank_lists.parse(options.ranks, size or _MOST)
+        lines += [f"if allranks.batch.rank in {chosen}:", indented(source)]
+    else:
+        lines.append(source)
+    return "\n".join(lines)
+
+
+def _not_done(one: NotebookCell) -> Iterator[str]:
+    """Yields a comment for each option that only a notebook can fulfil."""
+    options = one.options
+    if options.timeout is not None:
+        yield "--timeout: nothing interrupts a cell of a script; limit the job's time instead"
+    if options.out is not None:
+        yield f"-o {options.out}: there is no notebook to have the values of the last expression"
+    if options.local:
+        yield "--local: there is no notebook to run it in"
+
+
+def _comment(one: NotebookCell) -> tuple[str, str]:
+    """Returns the comment that replaces a cell that a script does not run, and a note about it."""
+    if one.kind == HEADING:
+        return f"# {'─' * 4} {one.source}", ""
+    if one.kind == PUSH:
+        said = (
+            f"left out: the notebook gave the ranks its {one.source}. A script has no notebook: "
+            "make them in a cell of the ranks"
+        )
+        return f"# {one.magic}\n# {said}.", said
+    if one.kind == ENSEMBLE:
+        said = "left out: a notebook runs an ensemble, and its ranks keep no variable of it"
+    elif one.kind == RANKS:
+        said = "left out: its tag says that it may fail, which ends a script"
+    elif not one.source:
+        if one.magic.split()[1:2] == ["restart"]:
+            said = "left out: the ranks keep the variables that a restart would have removed"
+            return f"# {one.magic}\n# {said}.", said
+        return "", ""
+    else:
+        said = "left out: it ran in the notebook, not on the ranks"
+    lines = [one.magic] if one.magic else []
+    lines += one.source.splitlines()
+    quoted = "\n".join(f"#     {line}".rstrip() for line in lines)
+    return f"# {one.where} is {said}:\n{quoted}", "" if one.kind == NOTEBOOK else said

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from allranks.cluster import launchers
+from allranks.cluster import devices, launchers
 from allranks.cluster.options import ClusterOptions
 from allranks.command.parsers import add_command
 from allranks.errors import UsageError
@@ -26,7 +26,7 @@ def add(parsers: Any) -> None:
     more = " The first cell starts the ranks with these options."
     parser = add_command(parsers, "install-kernel", _ABOUT, more, conflict_handler="resolve")
     _add_options(parser)
-    # What follows it may be the launcher's own, as in: --on slurm --nodes 2
+    # The launcher's own options may follow it: --on slurm --nodes 2
     parser.add_argument(
         "--on",
         dest="behind",
@@ -38,8 +38,12 @@ def add(parsers: Any) -> None:
 
 
 def act(said: argparse.Namespace) -> int:
-    """Writes the kernel's specification, and says where."""
+    """Writes the kernel's specification, and prints where."""
     options = _options(said)
+    if options.gpus != "none":
+        devices.numbers(
+            options.gpus
+        )  # the kernel may run on another machine: only the form is checked
     launchers.named(options.launcher or launchers.default())
     place = _install(said, options)
     sys.stdout.write(
@@ -67,7 +71,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _options(said: argparse.Namespace) -> ClusterOptions:
-    """Returns what is asked of the ranks; our own options may stand behind ``--on``, too."""
+    """Returns the options of the ranks; those of this command may also follow ``--on``."""
     said.launcher, *more = said.behind or [None]
     parser = argparse.ArgumentParser("allranks install-kernel", allow_abbrev=False)
     _add_options(parser)
@@ -91,11 +95,11 @@ def _install(said: argparse.Namespace, options: ClusterOptions) -> str:
             Path(folder) / said.name,
             overrides={
                 "display_name": said.display_name or said.name,
-                # A front end's debugger would look into the notebook's process, where no cell runs.
+                # A front end's debugger would debug the notebook's process, where no cell runs.
                 "metadata": {"debugger": False, "supported_encryption": ["curve"]},
                 "env": {START_WITH: shlex.join(options.words())},
             },
-            # Without the extension cells would run in the notebook: better no kernel at all.
+            # If the extension fails, the kernel must not start: cells would run in the notebook.
             extra_arguments=[
                 f"--ext={_EXTENSION}",
                 "--IPKernelApp.reraise_ipython_extension_failures=True",

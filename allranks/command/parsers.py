@@ -1,4 +1,4 @@
-"""What the parsers of several commands have in common."""
+"""Arguments and descriptions that several commands share."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 def add_command(
     parsers: Any, name: str, about: str, more: str = "", **options: Any
 ) -> argparse.ArgumentParser:
-    """Adds a command, which is described as it is listed.
+    """Adds a command.
 
     Args:
-        parsers: of all commands.
-        name: the command's.
-        about: what it does, in a line.
-        more: what its own help says beside.
-        options: the parser's own.
+        parsers: the parsers of all commands.
+        name: the command's name.
+        about: what it does, in a line, for the list of commands and its own help.
+        more: what to add in its own help.
+        options: arguments of the parser.
     """
     description = f"{about[0].upper()}{about[1:]}.{more}"
     parser: argparse.ArgumentParser = parsers.add_parser(
@@ -26,6 +26,12 @@ def add_command(
 
 
 def add_size(parser: argparse.ArgumentParser, default: str) -> None:
-    """Adds ``-np``, as mpiexec has it; ``default`` says in words what it is by default."""
+    """Adds ``-np``, the option of mpiexec; ``default`` describes the default."""
     help_ = f"number of ranks; default: {default}"
-    parser.add_argument("-np", "-n", dest="size", type=int, metavar="N", help=help_)
+    parser.add_argument("-np", "-n", dest="size", type=_count, metavar="N", help=help_)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < len(text.lstrip("0")) < 10:
+        raise argparse.ArgumentTypeError(f"expected a number of ranks from 1, found {text!r}")
+    return int(text)

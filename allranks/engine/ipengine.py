@@ -139,6 +139,11 @@ class RankEngine(IPEngine):  # type: ignore[misc]
         heart.device.setsockopt_out(zmq.RECONNECT_IVL_MAX, self._look_ms)
         heart.start()
 
+    @property
+    def is_shut_down(self) -> bool:
+        """Whether ipyparallel's client has ended the engine."""
+        return self.kernel._shutdown_message is not None
+
     def redirect_output(self, iopub_socket: Any) -> None:
         """Leaves the standard streams to the transcript."""
 

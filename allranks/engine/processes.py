@@ -8,8 +8,9 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import psutil
 
@@ -82,7 +83,7 @@ def close_all_but(kept: set[int]) -> None:
 
 
 def stub(address: str) -> list[str]:
-    """Returns what starts a stub, which hands its place over to the nursery at that address."""
+    """Returns what starts a stub, which hands its place over to the host agent at that address."""
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "host", "stub.py")
     return [sys.executable, "-I", "-S", program, address]
 
@@ -107,18 +108,31 @@ def reap_all() -> bool:
             return True
 
 
-def kill_children(spare_trackers: bool = False) -> bool:
+def descendants() -> list[int]:
+    """Returns the processes that this one has started, and theirs."""
+    return [process.pid for process in psutil.Process().children(recursive=True)]
+
+
+def kill_children(spare_trackers: bool = False, spare_agents: bool = False) -> bool:
     """Kills every descendant of this process; returns whether there were any.
 
     Args:
         spare_trackers: not those of multiprocessing's that remove what a process had in shared
             memory, once it and all that it has spawned are gone. Nobody else knows the names.
+        spare_agents: end host agents of clusters that ranks have started with SIGTERM instead.
+            Each ends its own processes, and then removes their files.
     """
-    descendants = psutil.Process().children(recursive=True)
-    for process in descendants:
-        if not (spare_trackers and _is_tracker(process)):
+    found = psutil.Process().children(recursive=True)
+    spared = set[int]()
+    for process in found if spare_agents else ():
+        if _is_host_agent(process):
+            kill(process.pid, signal.SIGTERM)
+            with suppress(psutil.Error):  # it has ended
+                spared |= {process.pid, *(p.pid for p in process.children(recursive=True))}
+    for process in found:
+        if process.pid not in spared and not (spare_trackers and _is_tracker(process)):
             kill(process.pid)
-    return bool(descendants)
+    return bool(found)
 
 
 def shared_memory_left() -> float:
@@ -131,8 +145,23 @@ def shared_memory_left() -> float:
 
 
 def _is_tracker(process: psutil.Process) -> bool:
+    return _has_word(process, "multiprocessing.resource_tracker")
+
+
+def _is_host_agent(process: psutil.Process) -> bool:
+    """Whether it is a host agent, as this process: it runs the same module.
+
+    Its ranks have the same command line, but only the agent leads its session.
+    """
     try:
-        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+        return os.getsid(process.pid) == process.pid and _has_word(process, sys.orig_argv[-1])
+    except ProcessLookupError:
+        return False
+
+
+def _has_word(process: psutil.Process, text: str) -> bool:
+    try:
+        return any(text in word for word in process.cmdline())
     except psutil.Error:
         return False  # it is gone
 
@@ -170,3 +199,54 @@ def unlink(path: str) -> None:
         os.unlink(path)
     except OSError:
         pass
+
+
+def fork(
+    live: Callable[[], None],
+    environment: dict[str, str],
+    log: str,
+    work_dir: str,
+    keep: Sequence[int] = (),
+) -> int:
+    """Returns the id of a new process that runs ``live`` and dies with this one.
+
+    Args:
+        live: what it runs; its exit code is 0 when that returns.
+        environment: all of its environment variables.
+        log: the file that it writes to.
+        work_dir: the folder in which it runs.
+        keep: descriptors that stay open in it.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        die_with_parent(parent)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.makedirs(os.path.dirname(log), mode=0o700, exist_ok=True)  # it may have been removed
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        close_all_but({0, 1, 2, *keep})
+        os.chdir(work_dir)
+        live()
+        code = 0
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)

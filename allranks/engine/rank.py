@@ -8,41 +8,35 @@ import os
 import signal
 import socket
 import sys
+import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
-from allranks import collectives, launched
+from allranks import collectives, launched, port_filter
 from allranks.collectives import world
 from allranks.collectives.start import healing, runtime, under_mpi
-from allranks.collectives.start.stand_in import stand_in
-from allranks.collectives.timings.totals import Totals
-from allranks.collectives.world.kept import Kept
-from allranks.engine import filters, processes, scratch
+from allranks.collectives.start.under_mpi import guard_mpi4py
+from allranks.collectives.timings import Totals
+from allranks.engine import filters, pinning, processes, scratch
 from allranks.engine.attaching import Attaching
 from allranks.engine.cells import forks, metrics, namespace
 from allranks.engine.cells.cell import CellRunner
 from allranks.engine.cells.interrupts import ignore_interrupt
-from allranks.engine.cells.member import MemberRunner
 from allranks.engine.cells.mending import Mender
-from allranks.engine.devices import pinning
+from allranks.engine.features import RankContext, RankFeature, RankHooks, Told
 from allranks.engine.ipengine import RankEngine
-from allranks.engine.keyboard import Keyboard
-from allranks.engine.libraries.waits import Waits
 from allranks.engine.output import progress
 from allranks.engine.output.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.output.noise import QUIET, QUIET_TORCH, held_back
 from allranks.engine.output.transcript import Transcript
 from allranks.engine.report import text_of
 from allranks.engine.requests import Requests
-from allranks.engine.sampling import Sampler
 from allranks.engine.telemetry import Teller
-from allranks.engine.widgets import Widgets
 from allranks.engine.wire import Wire, give_up
 from allranks.errors import UsageError
-from allranks.horovod import alias, tensorflow1
-from allranks.launched import doors
 from allranks.records import settings
 from allranks.records.config import SLOW_START_SECONDS, NurseryConfig
 from allranks.records.requests import ABOUT_NOTEBOOKS, ANSWERED_WHILE_BUSY
@@ -52,22 +46,17 @@ from allranks.records.wire import (
     Died,
     Hello,
     Interrupt,
-    Prompt,
     Record,
-    Reply,
-    Result,
     RunCell,
     RunMember,
     Typed,
-    Widget,
 )
 
 _TRANSPORTS = "OMPI_MCA_btl"
 LOG_LIMIT = "ALLRANKS_LOG_LIMIT"
 _LOG_NBYTES = 10**9
 _LEAST_LOG_NBYTES = 10**6
-#: Twenty times a second; the notebook's server passes on a thousand messages a second.
-_STATES_AT_A_TIME = 24
+_LAST_ANSWER_SECONDS = 1.0
 _LIVES_ON = "the rank keeps running, with its variables."
 
 
@@ -75,11 +64,12 @@ class Rank:
     """One rank of a notebook's cluster, from start to end of its process.
 
     Args:
-        config: what the nursery was told.
+        config: what the host agent was told.
         connection: ipyparallel's connection information for engines.
         rank: the rank that the launcher gave this process.
+        features: the classes of its features.
         dead: the ranks that have died, where it takes the place of the first of them.
-        running: of each rank, the number of the cell that it runs, for the nursery; 0 for none.
+        running: of each rank, the number of the cell that it runs, for the host agent; 0 for none.
         stays: whether it waits for another notebook when its own goes.
     """
 
@@ -88,6 +78,7 @@ class Rank:
         config: NurseryConfig,
         connection: dict[str, Any],
         rank: int,
+        features: Iterable[type[RankFeature]] = (),
         *,
         dead: Sequence[int] = (),
         running: memoryview[int] | None = None,
@@ -99,11 +90,13 @@ class Rank:
         self._dead = dead
         self._connection = connection
         self.rank = rank
+        self._features = RankHooks(features)
         self.device = _pin(config, rank)
         limit = settings.nbytes(LOG_LIMIT, _LOG_NBYTES, _LEAST_LOG_NBYTES)
         quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == QUIET
         self.transcript = Transcript(log_path(config, rank), limit, held_back if quiet else str)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._mpi_ports: list[int] = []
 
     def run(self) -> None:
         """Serves cells until the process is ended."""
@@ -114,14 +107,13 @@ class Rank:
         faulthandler.enable(all_threads=False)
         _fresh_main_module()
         scratch.keep_in(self._config.session_dir)
-        alias.install()
-        tensorflow1.install()
+        self._features.starting()
         progress.install()
         with processes.sleeping_longer(self._config.ranks_here):
             if self._config.heals:
-                # Nobody needs to reach it but who takes a dead rank's place, and they it.
+                # Only replacement ranks connect to these ports.
                 under_mpi.load_mpi()
-                doors.close_own(but_to_this_host=bool(self._dead))
+                self._mpi_ports = port_filter.restrict_own_ports(allow_this_host=bool(self._dead))
                 # What a cell starts, or spawns, is none of them.
                 os.environ[_TRANSPORTS] = "self,sm"
             if self._dead:
@@ -134,11 +126,10 @@ class Rank:
                 f"{collectives.rank()} of {collectives.size()}: the launcher and the MPI library "
                 "do not belong together. Check which mpiexec and which libmpi are in use."
             )
-        stand_in(world.current())
+        guard_mpi4py(world.current())
         runtime.announce()
         collectives.on_notice(self._notice)
-        self._sharers = self._who_shares()
-        self._teller = Teller(self.rank, metrics.process, Totals(), self.device)
+        self._teller = Teller(self.rank, metrics.process, Totals(), self._features)
         self.wire = Wire(
             self.rank,
             self._config.commands_url,
@@ -174,16 +165,23 @@ class Rank:
                 print(f"{type(end).__name__} in the event loop: {_LIVES_ON}", file=sys.stderr)
             except RuntimeError:
                 # The engine's start takes it for a failure of its own that the loop was stopped.
-                ended = self._loop is None or engine.kernel._shutdown_message is not None
-                if ended or run != engine.start:
+                if self._loop is None or (run != engine.start and not engine.is_shut_down):
                     raise
-            if self._loop is None or engine.kernel._shutdown_message is not None:
+            if self._loop is None:
+                return
+            if engine.is_shut_down:
+                # ipyparallel's client waits for the answer, also where it never comes, and a
+                # process that ends now may take along what ZeroMQ's thread has still to send.
+                time.sleep(_LAST_ANSWER_SECONDS)
                 return
             run = self._loop.run_forever
 
     def _ready(self, engine: RankEngine) -> None:
         """The engine's shell is there: take it over, and say hello."""
         shell = engine.kernel.shell
+        for prompt in ("ps1", "ps2", "ps3"):
+            # Only a rank's notebook is interactive: Lightning would refuse to use the ranks.
+            vars(sys).pop(prompt, None)
         shell.displayhook = RankDisplayHook(shell, self.transcript)
         shell.display_trap.hook = shell.displayhook
         shell.display_pub = RankDisplayPublisher(shell, self.transcript)
@@ -201,46 +199,44 @@ class Rank:
         self._loop = asyncio.get_running_loop()
         forks.watch(self.transcript, self._loop.call_soon)
         self._mender = Mender(self.transcript)
-        self._waits = Waits()
         self._runner = CellRunner(
-            shell, self.rank, self.device, self._sharers, self._mender.builtins, self._waits
-        )
-        self._keyboard = Keyboard(
+            shell,
             self.rank,
-            self._ask_person,
-            lambda: self.wire.cell if self.wire.busy else 0,
-            lambda: self._runner.interrupts.count,
+            self.device,
+            self._mender.builtins,
+            self._features,
         )
-        self._keyboard.install(shell)
-        self._widgets = Widgets(
-            self.rank,
-            self.wire.send,
-            self.transcript,
-            lambda: self.wire.busy,
-            max(1, _STATES_AT_A_TIME // collectives.size()),
+        self._features.started(
+            RankContext(
+                rank=self.rank,
+                size=collectives.size(),
+                device=self.device,
+                config=self._config,
+                shell=shell,
+                transcript=self.transcript,
+                send=self.wire.send,
+                send_output=self.wire.send_output,
+                notice=self._notice,
+                submit=self._submit,
+                execute=self._runner.run,
+                epoch_ended=self._features.epoch_ended,
+                cell=lambda: self.wire.cell if self.wire.busy else 0,
+                interrupts=lambda: self._runner.interrupts.count,
+                mpi_ports=tuple(self._mpi_ports),
+            )
         )
-        self._widgets.install()
-        self.wire.before_output = self._widgets.flush
+        self.wire.before_output = self._features.output_sending
         # What a widget for output asks for, which takes what is written meanwhile.
         engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
-        self._waits.start()
         # The loops of the rank's threads ask time.monotonic, which a cell may replace.
         setattr(asyncio.BaseEventLoop, "time", staticmethod(monotonic))  # noqa: B010
-        kept_dirs = tuple(filter(os.path.isdir, self._config.kept_dirs))
-        if kept_dirs:
-            this = world.current()
-            this.keeps = Kept(kept_dirs, self.rank, this.size, shell.user_ns)
-        self._members = MemberRunner(shell, self._runner, self.rank, self._notice)
-        self._sampler = Sampler(self.rank, CellRunner._call.__code__)
         self._requests = Requests(
             shell,
             self.rank,
-            self._members.make_ready,
-            self._waits.renew,
             self._heal,
             self.wire.send_output,
-            self._sampler,
             self._teller.watch,
+            self._features,
         )
         signal.signal(signal.SIGINT, ignore_interrupt)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -265,22 +261,6 @@ class Rank:
         self.wire.start()
         self.wire.send(hello)
 
-    def _who_shares(self) -> dict[int, int]:
-        """The other ranks on this rank's GPU, by their pids. Collective, where GPUs are shared."""
-        devices, size = self._config.devices, self._config.size
-        # On several hosts not all ranks may be on hosts with GPUs, and all would have to ask.
-        alone = not devices or size <= len(devices) or self._config.several_hosts
-        if alone or self._config.heals:  # which is so where no rank has a GPU
-            return {}
-        from mpi4py import MPI
-
-        pids = MPI.COMM_WORLD.allgather((socket.gethostname(), self.device, os.getpid()))
-        return {
-            pid: rank
-            for rank, (*where, pid) in enumerate(pids)
-            if where == [socket.gethostname(), self.device] and rank != self.rank
-        }
-
     def _heal(self, dead: list[int], epoch: int) -> str:
         """Takes in new processes for ranks that have died, together with all others.
 
@@ -288,59 +268,60 @@ class Rank:
             What is to be known of this rank from now on; "" for nothing.
         """
         address = os.path.join(self._config.session_dir, "nursery")
-        doors.close_own(but_to_this_host=True)
+        port_filter.restrict_own_ports(allow_this_host=True)
         healing.heal(dead, processes.stub(address), epoch)
-        self._members.healed()
-        return self._waits.after_death()
+        return self._features.rank_replaced(dead)
 
     def _notice(self, text: str) -> None:
         self.transcript.place(["notice", text])
 
-    def _ask_person(self, prompt: Prompt) -> None:
-        self.wire.send_output()
-        self.wire.send(prompt)
-
     def _receive(self, record: Record, payloads: list[bytes]) -> None:
         """Takes a command in the wire's thread; what needs the main thread goes there."""
         assert self._loop is not None
-        if isinstance(record, RunCell | RunMember):
-            self._attaching.sent(record)
-            self._loop.call_soon_threadsafe(self._start_cell, record, payloads)
+        if isinstance(record, RunCell):
+            self._submit(record, partial(self._run_source, record, payloads))
         elif isinstance(record, Interrupt):
             self._runner.interrupts.send(record.cell)
         elif isinstance(record, Died):
             runtime.died(record.rank, record.how)
+            self._features.rank_died(record.rank, record.how)
         elif isinstance(record, Typed):
             if self.wire.unseen is not None:
                 self.wire.unseen.answered()
-            self._keyboard.take(record)
-        elif isinstance(record, Widget):
-            self._widgets.take(record, payloads)
+            self._features.message_received(record, payloads)
         elif isinstance(record, Ask):
             if record.name in ABOUT_NOTEBOOKS:
                 self._attaching.answer(record)
-            elif record.name in ANSWERED_WHILE_BUSY:
+            elif record.name in ANSWERED_WHILE_BUSY | self._features.requests_while_busy:
                 self._answer(record, payloads)
             elif self.wire.busy:
                 self._refuse(record, f"rank {self.rank} is running a cell")
             else:
                 self._attaching.heard(record)
                 self._loop.call_soon_threadsafe(self._answer, record, payloads)
+        else:
+            self._features.message_received(record, payloads)
 
-    def _start_cell(self, cell: RunCell | RunMember, payloads: list[bytes]) -> None:
-        self._task = asyncio.ensure_future(self._run_cell(cell, payloads))
+    def _submit(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Told]]) -> None:
+        """Has a cell run in the main thread; called in the wire's thread."""
+        assert self._loop is not None
+        self._attaching.sent(cell)
+        self._loop.call_soon_threadsafe(self._start_cell, cell, run)
 
-    async def _run_cell(self, cell: RunCell | RunMember, payloads: list[bytes]) -> None:
+    def _start_cell(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Told]]) -> None:
+        self._task = asyncio.ensure_future(self._run_cell(cell, run))
+
+    async def _run_source(self, cell: RunCell, payloads: list[bytes]) -> Told:
+        return (await self._runner.run(cell, payloads),)
+
+    async def _run_cell(
+        self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Told]]
+    ) -> None:
         self._running[self.rank] = cell.number
         try:
             self.wire.begin_cell(cell.cell, cell.limit_nbytes)
             self._requests.busy = True
-            self._sampler.begin_cell()
-            if isinstance(cell, RunMember):
-                reply, result, value = await self._members.run(cell, payloads)
-                self._end_cell((result, value), (reply, []))
-            else:
-                self._end_cell(await self._runner.run(cell, payloads))
+            self._end_cell(*await run())
         except BaseException as error:
             self._tell_failure(cell.cell, error)
         finally:
@@ -359,12 +340,11 @@ class Rank:
         except BaseException:
             give_up(self.rank, "cannot report the end of its cell to the notebook")
 
-    def _end_cell(self, *told: tuple[Reply | Result, list[bytes]]) -> None:
+    def _end_cell(self, *told: tuple[Record, list[bytes]]) -> None:
         self.wire.end_where_closed()
         for said in self._mender.rest():
             self._notice(said)
         self._requests.busy = False
-        self._sampler.end_cell()
         self.wire.send_output(final=True)
         self.wire.busy = False
         for record, values in told:
@@ -397,7 +377,7 @@ def _pin(config: NurseryConfig, rank: int) -> str:
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     if not config.devices:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
-    local, local_size = launched.local_place(os.environ, rank, config.size)
+    local, local_size = launched.local_place(os.environ, rank, config.size, config.rank_variables)
     device, settings = pinning.pinning(config.devices, local, local_size)
     pinning.apply(os.environ, settings)
     return device

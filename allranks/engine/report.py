@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import cast
 
 from allranks.collectives.calls.callsite import LIBRARY, OURS, kind_of
-from allranks.errors import RankLeft
-from allranks.records.wire import Report
+from allranks.errors import RankLeft, Report
 
 _NAME_CHARACTERS = 200
 _MESSAGE_CHARACTERS = 2000
@@ -31,6 +30,11 @@ def is_a(error: object, kinds: type | tuple[type, ...]) -> bool:
     return issubclass(type(error), kinds)
 
 
+def has_succeeded(error: BaseException) -> bool:
+    """Whether it is a sys.exit() that reports no error: a program that ends so has succeeded."""
+    return is_a(error, SystemExit) and vars(SystemExit)["code"].__get__(error) in (None, 0)
+
+
 def traceback_of(error: BaseException) -> TracebackType | None:
     """Returns where an exception was raised, whatever its class makes of ``__traceback__``."""
     found: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)
@@ -46,8 +50,8 @@ def cell_line(tb: TracebackType | None, is_cell: str) -> tuple[int | None, str]:
     return line
 
 
-def without_own_frames(tb: TracebackType | None, *others: str) -> None:
-    """Ends a traceback at the last frame that is not in this package, if there is one.
+def without_own_frames(tb: TracebackType | None, *others: str) -> bool:
+    """Ends a traceback at the last frame that is not in this package; returns whether there is one.
 
     What this package calls of a library is not to blame either: TensorFlow, which calls it back.
 
@@ -66,6 +70,7 @@ def without_own_frames(tb: TracebackType | None, *others: str) -> None:
         tb = tb.tb_next
     if last is not None:
         last.tb_next = None
+    return last is not None
 
 
 def without_middle(tb: TracebackType | None) -> None:

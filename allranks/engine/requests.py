@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,17 +14,16 @@ import psutil
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks import collectives
-from allranks.collectives import world
 from allranks.collectives.calls import frames
+from allranks.collectives.calls.callsite import USER, kind_of
 from allranks.engine.cells import namespace
+from allranks.engine.features import Answered, RankHooks
 from allranks.engine.ipengine import CELL_FILE
-from allranks.engine.report import PACKAGE, text_of
-from allranks.engine.sampling import Sampler
+from allranks.engine.report import text_of
 from allranks.errors import UsageError
 from allranks.records import requests
-from allranks.records.log import end_of
+from allranks.records.requests import end_of
 
-Answered = tuple[dict[str, Any], list[bytes]]
 T = TypeVar("T")
 
 
@@ -35,30 +33,26 @@ class Requests:
     Args:
         shell: the engine's IPython shell.
         rank: this process's rank.
-        make_ready: makes ready for members of an ensemble.
-        renewed: called with the number of the epoch that has ended.
         heal: takes in new processes for ranks that have died, in an epoch of that number, and
             says what is to be known of this rank from then on.
         send_output: sends what was written so far.
-        sampler: looks where the rank spends its time.
-        watch: tells of that while a cell runs, in so many bins.
+        watch: tells how the rank spends its time while a cell runs, in so many bins.
+        features: answer their own requests.
     """
 
     def __init__(
         self,
         shell: InteractiveShell,
         rank: int,
-        make_ready: Callable[[int], dict[str, Any]],
-        renewed: Callable[[int], None],
         heal: Callable[[list[int], int], str],
         send_output: Callable[[], None],
-        sampler: Sampler,
         watch: Callable[[int], None],
+        features: RankHooks,
     ) -> None:
         self.shell = shell
         self.rank = rank
-        self._make_ready, self._renewed, self._heal = make_ready, renewed, heal
-        self._send_output, self._sampler, self._watch = send_output, sampler, watch
+        self._heal, self._send_output, self._watch = heal, send_output, watch
+        self._features = features
         self.busy = False
         self._process = psutil.Process()
 
@@ -77,11 +71,6 @@ class Requests:
             return {"text": _stack()}, []
         if name == requests.LOG:
             return {"text": end_of(arguments["path"], arguments["nbytes"])}, []
-        if name == requests.PROFILE:
-            self._sampler.start(arguments["seconds"])
-            return {}, []
-        if name == requests.PROFILED:
-            return self._sampler.take().to_content(), []
         if name == requests.STRIPS:
             self._watch(arguments["bins"])
             return {}, []
@@ -100,20 +89,13 @@ class Requests:
         if name == requests.HEAL:
             dead, epoch = arguments["dead"], arguments["epoch"]
             return {"warning": self._begin_epoch(lambda: self._heal(dead, epoch))}, []
-        if name == requests.SETTLE:
-            kept = world.current().keeps
-            return {"goes_on": kept.settled() if kept is not None else 0}, []
-        if name == requests.RESTORE:
-            return self._restore(), []
-        if name == requests.MEMBERS:
-            return self._make_ready(arguments["ranks_each"]), []
-        raise UsageError(f"a rank answers no request named {name!r}")
+        return self._features.answer(name, arguments, payloads)
 
     def _begin_epoch(self, begin: Callable[[], T]) -> T:
         """Has the collectives begin an epoch; the cells' ``comm`` becomes that epoch's."""
         old, ended = self.shell.user_ns.get("comm"), collectives.epoch()
         found = begin()
-        self._renewed(ended)
+        self._features.epoch_ended(ended)
         namespace.renew(self.shell.user_ns, old)
         return found
 
@@ -143,21 +125,6 @@ class Requests:
                 f"rank {self.rank} cannot send {', '.join(names)}: {problem}"
             ) from None
 
-    def _restore(self) -> dict[str, Any]:
-        kept = world.current().keeps
-        try:
-            found = kept.of_cells.load() if kept is not None else None
-        except Exception as error:  # an object's own way to be unpickled may do anything
-            raise UsageError(
-                f"what rank {self.rank} kept cannot be read: {type(error).__name__}: "
-                f"{text_of(error)}"
-            ) from None
-        if found is None:
-            return {"names": [], "seconds": 0.0}
-        at, values = found
-        self.shell.user_ns.update(values)
-        return {"names": list(values), "seconds": time.time() - at}
-
     def _complete(self, code: str, cursor: int) -> dict[str, Any]:
         from IPython.core.completer import provisionalcompleter, rectify_completions
 
@@ -179,14 +146,18 @@ class Requests:
 
 
 def current_line() -> str:
-    """Returns ``file:line  source`` of the innermost frame of the main thread outside allranks."""
+    """Returns ``file:line  source`` of the innermost user frame of the main thread.
+
+    Before a cell's first statement and after its last one there are only libraries' frames: then
+    it is empty.
+    """
     frame = frames.of_main_thread()
     try:
         stack = traceback.extract_stack(frame) if frame else []
     except UnicodeError:  # a file's name may be no text, as compile() takes it
         return ""
     own = [entry for entry in stack if entry.filename.startswith(CELL_FILE)]
-    outside = [entry for entry in stack if not entry.filename.startswith(PACKAGE)]
+    outside = [entry for entry in stack if kind_of(entry.filename) == USER]
     for entry in (own or outside)[-1:]:
         return f"{os.path.basename(entry.filename)}:{entry.lineno}  {entry.line or ''}".rstrip()
     return ""

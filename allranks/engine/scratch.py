@@ -11,7 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from allranks.imported import AfterImport
+from allranks.post_import import PostImportHook
 
 _WRITES_SOURCE = "tensorflow.python.autograph.pyct.loader"
 
@@ -24,4 +24,4 @@ def keep_in(folder: str) -> None:
         named = partial(tempfile.NamedTemporaryFile, dir=folder)
         loader.tempfile = SimpleNamespace(NamedTemporaryFile=named)
 
-    AfterImport([_WRITES_SOURCE], write_there).install()
+    PostImportHook([_WRITES_SOURCE], write_there).install()

@@ -13,10 +13,9 @@ import psutil
 
 from allranks import collectives
 from allranks.collectives import world
-from allranks.collectives.timings.spans import BINS
-from allranks.collectives.timings.totals import Totals
+from allranks.collectives.timings import BINS, Totals
 from allranks.engine.cells.metrics import Metrics
-from allranks.engine.devices.gpu import Gpu
+from allranks.engine.features import RankHooks
 from allranks.engine.imports import importing
 from allranks.engine.requests import current_line
 from allranks.records.telemetry import Points, Pulse, Strip, Telemetry, Timings
@@ -24,6 +23,8 @@ from allranks.records.telemetry import Points, Pulse, Strip, Telemetry, Timings
 _POINTS_SECONDS = 0.1
 _TIMINGS_SECONDS = 0.5
 _PULSE_SECONDS = 1.0
+#: Soon, as the report of a rank that dies names the line of its last pulse.
+_FIRST_PULSE_SECONDS = 0.2
 #: While somebody looks; with the timings, as a call is counted with them.
 _LIVE_STRIP_SECONDS = 0.9
 _IMPORT_SECONDS = 1.0
@@ -45,15 +46,15 @@ class Teller:
         rank: this process's rank.
         metrics: what cells log to.
         totals: what counts the collectives.
-        device: what the rank computes on.
+        features: add to a pulse.
     """
 
-    def __init__(self, rank: int, metrics: Metrics, totals: Totals, device: str) -> None:
+    def __init__(self, rank: int, metrics: Metrics, totals: Totals, features: RankHooks) -> None:
         self.rank = rank
         self._metrics = metrics
         self._totals = totals
         self._process = psutil.Process()
-        self._gpu = Gpu(device)
+        self._features = features
         self.begin(0)
 
     def begin(self, cell: int) -> None:
@@ -72,7 +73,7 @@ class Teller:
         self._points_at, self._timings_at = now, now
         # The load is counted from here; a cell that ends at once has no pulse.
         self._busy_seconds, self._looked_at = process_time(), now
-        self._pulse_at = now + _PULSE_SECONDS / 2
+        self._pulse_at = now + _FIRST_PULSE_SECONDS
 
     def watch(self, bins: int) -> None:
         """Tells the strip of the cell that runs, in so many bins at most; 0 ends that.
@@ -104,8 +105,9 @@ class Teller:
         if final:
             yield from self._strip()
         elif now >= self._pulse_at:
-            self._pulse_at = now + _PULSE_SECONDS
             pulse = self._look()
+            # Without a line the cell has not begun its first statement yet.
+            self._pulse_at = now + (_PULSE_SECONDS if pulse.line else _FIRST_PULSE_SECONDS)
             if pulse != self._pulse:
                 self._pulse = pulse
                 yield pulse, []
@@ -171,7 +173,10 @@ class Teller:
             steps=tuple(self._steps),
             first=first,
         )
-        return strip, [spans.shares(bins, first * each, each), spans.whom(bins, first * each, each)]
+        return strip, [
+            spans.shares(bins, first * each, each),
+            spans.waited_for(bins, first * each, each),
+        ]
 
     def _rss_nbytes(self) -> int:
         try:
@@ -187,7 +192,6 @@ class Teller:
 
     def _look(self) -> Pulse:
         rss, cpu = self._rss_nbytes(), self._cpu_percent()
-        use = self._gpu.use()
         return Pulse(
             rank=self.rank,
             cell=self._cell,
@@ -195,11 +199,8 @@ class Teller:
             line=current_line(),
             rss_nbytes=rss // _RSS_STEP_NBYTES * _RSS_STEP_NBYTES,
             cpu_percent=round(cpu / _CPU_STEP_PERCENT) * _CPU_STEP_PERCENT,
-            gpu_nbytes=use.used_nbytes // _RSS_STEP_NBYTES * _RSS_STEP_NBYTES,
-            gpu_total_nbytes=use.total_nbytes,
-            gpu_percent=max(-1, use.percent // _CPU_STEP_PERCENT * _CPU_STEP_PERCENT),
-            gpu_celsius=use.celsius,
             importing=self._importing if self._imports_long() else "",
+            **self._features.pulse_fields(),
         )
 
     def _imports_long(self) -> bool:

@@ -21,7 +21,6 @@ from typing import Any
 
 from allranks.ensemble.words import split, unquoted
 from allranks.errors import UsageError
-from allranks.records.names import RESERVED
 
 _BARE = re.compile(r"[^\W\d][\w./-]*")
 _WHOLE = re.compile(r"[+-]?\d+")
@@ -30,6 +29,22 @@ _NUMPYS = re.compile(r"\bnp\.\w+\(([^()]*)\)")
 _NOT_FINITE = ("inf", "-inf", "nan")
 _SCALES = ("lin", "log")
 MOST = 100_000
+_PLACE = "rank size local_rank local_size cross_rank cross_size comm MPI device"
+_OPERATIONS = """
+    init shutdown is_initialized is_homogeneous
+    allreduce grouped_allreduce reducescatter grouped_reducescatter reduce
+    allgather grouped_allgather gather scatter broadcast alltoall barrier send recv join
+    allreduce_async grouped_allreduce_async reducescatter_async grouped_reducescatter_async
+    reduce_async allgather_async grouped_allgather_async gather_async scatter_async
+    broadcast_async alltoall_async poll synchronize
+    broadcast_object allgather_object
+    ReduceOp Average Sum Min Max Product Adasum Compression
+    ProcessSet global_process_set add_process_set remove_process_set
+    empty records timeline keep
+"""
+RESERVED = frozenset(f"{_PLACE} {_OPERATIONS} log member result".split())
+"""The names that members find in their cells: no parameter can have one of these. Listed, because
+the notebook cannot import the collectives; a test compares the list with what a cell finds."""
 _EXAMPLE = "Type for example: %%ensemble lr=1e-1,1e-2 seed=0:8"
 
 Values = dict[str, Any]

@@ -26,11 +26,11 @@ from allranks.ensemble.member import (
 )
 from allranks.ensemble.runs import Runs
 from allranks.ensemble.store import Store
-from allranks.errors import UsageError
+from allranks.errors import Report, UsageError
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse
-from allranks.records.wire import Output, Reply, Report, Result
-from allranks.widgets.dashboard.numbers import seconds
+from allranks.records.wire import Output, Reply, Result
+from allranks.widgets.dashboard.tables import seconds
 from allranks.widgets.ensemble.view import EnsembleView
 
 _ESTIMATE_SECONDS = 1.0
@@ -62,6 +62,8 @@ class Ledger:
         self.runs, self.view = runs, view
         self._metric, self._timeout = metric, timeout
         self._store, self._early = store, early
+        self._stored = 0
+        """How many members the store had."""
         self._arena = Arena()
         #: Who is to run, in this order; and whether nobody is to be put back.
         self.waiting: deque[Member] = deque()
@@ -85,6 +87,7 @@ class Ledger:
         """Takes up members: those that a store has are done, the others wait."""
         if self._store is not None:
             kept = self._store.read([m for m in members if m.state == WAITING])
+            self._stored += len(kept)
             for member in kept:
                 self._compare(member)
             if self._wanted is None:
@@ -257,6 +260,9 @@ class Ledger:
             counts[member.state] = counts.get(member.state, 0) + 1
         finished = counts.pop(FINISHED, 0)
         others = [f"{count} {state}" for state, count in counts.items()]
+        if self._stored and self._store is not None:
+            since = time.strftime("%Y-%m-%d %H:%M", time.localtime(self._store.oldest))
+            others.append(f"{self._stored} from the store, computed on {since} or later")
         return ", ".join([f"{finished} of {len(self.runs)} finished", *others])
 
     def progress(self, crew: Crew) -> str:

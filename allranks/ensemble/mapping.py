@@ -11,7 +11,7 @@ from allranks.ensemble.drive import Drive, Plan
 from allranks.ensemble.member import FAILED, FINISHED, Member, short
 from allranks.ensemble.runs import Runs
 from allranks.errors import MapFailed, MapInterrupted, UsageError
-from allranks.widgets.ensemble.bar import bar_view
+from allranks.widgets.ensemble.view import bar_view
 
 _SOURCE = "result = function(*arguments)"
 _SHOWN = 3

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from allranks.cluster.variables import reading
 from allranks.errors import UsageError
 from allranks.widgets.dashboard.curves import Series
-from allranks.widgets.dashboard.numbers import number, seconds
+from allranks.widgets.dashboard.tables import number, seconds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,7 +80,7 @@ class Member:
 
     @property
     def history(self) -> dict[str, History]:
-        """Everything it logged, by name."""
+        """What it logged, by name; of long curves every second, fourth … value and the last."""
         import numpy as np
 
         return {

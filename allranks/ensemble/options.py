@@ -127,6 +127,10 @@ def _check(options: Options) -> None:
             "Type for example: --ranks-per-member 2"
         )
     check_timeout(options.timeout, "--timeout", " ")
+    if options.store == "":
+        raise UsageError(
+            "expected a folder after --store, found ''. Type for example: --store results"
+        )
     if options.grace is not None and options.grace < 1:
         raise UsageError(
             f"expected --grace of 1 step or more, found {options.grace}. "

@@ -12,12 +12,10 @@ from allranks.ensemble.member import History, Member, short
 from allranks.errors import UsageError
 from allranks.widgets.dashboard import svg
 from allranks.widgets.dashboard.curves import Curves, Key, Series
-from allranks.widgets.dashboard.numbers import number
 from allranks.widgets.dashboard.still import image
-from allranks.widgets.dashboard.tables import Table
-from allranks.widgets.ensemble.parallel import parallel
-from allranks.widgets.ensemble.rows import Row
-from allranks.widgets.ensemble.still import table_text
+from allranks.widgets.dashboard.tables import Table, number
+from allranks.widgets.ensemble.members import MemberRow
+from allranks.widgets.ensemble.still import parallel, table_text
 
 _POINTS = 400
 
@@ -75,7 +73,7 @@ class Parallel:
         UsageError: no member has such a number, or no parameter differs.
     """
 
-    def __init__(self, rows: Sequence[Row], metric: str, lower: bool) -> None:
+    def __init__(self, rows: Sequence[MemberRow], metric: str, lower: bool) -> None:
         self._picture = parallel(rows, metric, lower)
         self._text = table_text(rows, metric, lower)
         if not self._picture:

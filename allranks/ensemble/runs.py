@@ -11,7 +11,7 @@ from allranks.ensemble.early import lower_is_better
 from allranks.ensemble.member import FAILED, FINISHED, Member, comparable
 from allranks.ensemble.words import words
 from allranks.errors import MissingDependency, UsageError
-from allranks.widgets.ensemble.rows import Row
+from allranks.widgets.ensemble.members import MemberRow
 from allranks.widgets.ensemble.still import table_html, table_text
 
 if TYPE_CHECKING:
@@ -292,9 +292,9 @@ class Runs(Sequence[Member]):
 
     # ── show ─────────────────────────────────────────────────────────────────────────────────
 
-    def row(self, member: Member, wanted: tuple[str, bool] | None) -> Row:
+    def row(self, member: Member, wanted: tuple[str, bool] | None) -> MemberRow:
         """Returns what a table shows of a member; ``wanted`` is what :meth:`metric` returned."""
-        return Row(
+        return MemberRow(
             number=member.number,
             values=member.label,
             state=member.state,

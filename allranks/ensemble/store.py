@@ -7,21 +7,16 @@ line of JSON, then its result, packed. ``ensemble.json`` says which source they 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
-import pickle
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import CodeType
-from typing import Any
-
-import cloudpickle
 
 from allranks.ensemble.arrays import InFile, Shared, is_foreign, write
+from allranks.ensemble.fingerprint import key_of
 from allranks.ensemble.member import ENDED, FAILED, Member
 from allranks.errors import UsageError
 
@@ -48,6 +43,8 @@ class Store:
         self._names: dict[int, str] = {}
         self._seen: Counter[str] = Counter()
         self.shown = path
+        self.oldest: float | None = None
+        """When the oldest of the members that were read had ended, in seconds since 1970."""
         try:
             self.path = Path(path).expanduser().resolve()
             self._open(normal(source))
@@ -161,6 +158,8 @@ class Store:
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return False  # not there, or not whole: it runs
         member.become(found)
+        ended = path.stat().st_mtime
+        self.oldest = min(ended, self.oldest or ended)
         if head["nbytes"]:
             member.place = InFile(path, len(line), head["nbytes"], self._trusted)
         return True
@@ -221,51 +220,6 @@ class Store:
             self._seen[key] += 1
             self._names[member.number] = f"{key}{again}{_SUFFIX}"
         return self.path / self._names[member.number]
-
-
-def key_of(values: Mapping[str, Any]) -> str:
-    """Returns a name for these values, the same in every process."""
-    digest = hashlib.blake2b(digest_size=12)
-    for name in sorted(values):
-        try:
-            told = _told(values[name])
-        except Exception:  # it cannot be pickled, or contains itself
-            told = _sent(values[name])
-        digest.update(f"{name}=".encode() + told + b";")
-    return digest.hexdigest()
-
-
-def _told(value: Any) -> bytes:
-    if value is None or isinstance(value, str | bytes | bool | int | float | complex):
-        return repr(value).encode()
-    if isinstance(value, list | tuple):
-        return type(value).__name__.encode() + b"[" + b",".join(map(_told, value)) + b"]"
-    if isinstance(value, dict):
-        return b"{" + b",".join(_told(k) + b":" + _told(value[k]) for k in value) + b"}"
-    if callable(value) and hasattr(value, "__qualname__"):
-        told = f"{value.__module__}.{value.__qualname__}".encode()
-        # One of the notebook's own may be another one by the next run.
-        own = value.__module__ == "__main__" and hasattr(value, "__code__")
-        return told + _body(value.__code__) if own else told
-    return hashlib.blake2b(pickle.dumps(value, protocol=5)).digest()
-
-
-def _body(part: Any) -> bytes:
-    """Returns what a function's code does, and not where it stands in the notebook."""
-    if isinstance(part, CodeType):
-        parts = [part.co_code, repr(part.co_names).encode(), *map(_body, part.co_consts)]
-        return b"(" + b",".join(parts) + b")"
-    if isinstance(part, frozenset):  # in another order in each process
-        return b",".join(sorted(map(_body, part)))
-    return repr(part).encode()
-
-
-def _sent(value: Any) -> bytes:
-    """Returns what a rank is sent; where it cannot be sent it has no result to be mistaken for."""
-    try:
-        return hashlib.blake2b(cloudpickle.dumps(value, protocol=5)).digest()
-    except Exception:
-        return type(value).__qualname__.encode()
 
 
 def _points(

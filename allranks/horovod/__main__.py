@@ -1,4 +1,4 @@
-"""``python -m allranks.horovod train.py …`` runs a script as it is, under ``mpiexec`` too."""
+"""``python -m allranks.horovod train.py …`` runs a script unchanged, also under ``mpiexec``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _USAGE = "mpiexec -n 4 python -m allranks.horovod train.py"
 
 
 def main() -> None:
-    """Runs the script that the command line names, with the rest of it as its arguments.
+    """Runs the script that the command line names, with the arguments after it.
 
     Raises:
-        UsageError: none is named, or there is no such file.
+        UsageError: there is no script, or no such file.
     """
     arguments = sys.argv[1:]
     if not arguments or not os.path.isfile(arguments[0]):

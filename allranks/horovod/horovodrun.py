@@ -1,9 +1,9 @@
 """``horovodrun -np 4 python train.py …``: Horovod's command.
 
-On this machine the script runs on ranks as a notebook's cell does: labelled output, the culprit
-first, ``--timeout``, ``--log-dir``, ``--report``. With other hosts, another Python, or ``--mpi``,
-the command becomes ``mpiexec -n 4 python -m allranks.horovod train.py …``. Runs in a shell;
-standard library only, until a script is run.
+On this machine the script runs on ranks as a cell of a notebook does: with labelled output, the
+first failure on top, ``--timeout``, ``--log-dir`` and ``--report``. With other hosts, another
+Python, or ``--mpi``, the command becomes ``mpiexec -n 4 python -m allranks.horovod train.py …``.
+Runs in a shell; standard library only, until a script is run.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import sys
 from typing import Any, NamedTuple
 
 from allranks import horovod
-from allranks.cluster.launchers.local import LocalLauncher
+from allranks.cluster.launchers.mpiexec import mpi_environment, mpiexec
 from allranks.errors import AllranksError, UsageError
 
 _USAGE = "horovodrun -np 4 [-H localhost:4] python train.py"
-_HERE = ("localhost", "127.0.0.1")
-_TAKEN = {
+_THIS_HOST = ("localhost", "127.0.0.1")
+_FLAGS = {
     "-np": "size",
     "--num-proc": "size",
     "-H": "hosts",
@@ -43,18 +43,18 @@ _INSTEAD = {
 }
 
 
-class Wanted(NamedTuple):
-    """What a command line asks for.
+class HorovodrunOptions(NamedTuple):
+    """The options of a command line.
 
     Attributes:
         size: how many ranks.
-        hosts: as ``localhost:4``; empty for this machine.
-        hostfile: the path of a file of hosts; empty where there is none.
+        hosts: for instance ``localhost:4``; empty for this machine.
+        hostfile: the path of a file of hosts; empty for none.
         command: a Python, its own flags, a script and the script's arguments.
-        timeout: seconds after which the ranks are interrupted; empty for never.
+        timeout: the ranks are interrupted after this number of seconds; empty for never.
         log_dir: a folder for the ranks' logs; empty for none.
-        report: a file for the picture of what was measured; empty for none.
-        mpi: whether the command is to become mpiexec.
+        report: a file for a page with curves, timings and output; empty for none.
+        mpi: whether the command becomes mpiexec.
     """
 
     size: int
@@ -67,20 +67,20 @@ class Wanted(NamedTuple):
     mpi: bool = False
 
 
-def parse(arguments: list[str]) -> Wanted:
-    """Returns what Horovod's command line asks for.
+def parse(arguments: list[str]) -> HorovodrunOptions:
+    """Parses Horovod's command line.
 
     Raises:
-        UsageError: a flag is not known, or has no value; there is no number of ranks.
+        UsageError: a flag is unknown or has no value, or there is no number of ranks.
     """
-    said = dict.fromkeys(_TAKEN.values(), "")
+    values = dict.fromkeys(_FLAGS.values(), "")
     rest, mpi = list(arguments), False
     while rest and rest[0].startswith("-"):
         flag, equals, value = rest.pop(0).partition("=")
         if flag == _MPI:
             mpi = True
             continue
-        if flag not in _TAKEN:
+        if flag not in _FLAGS:
             instead = _INSTEAD.get(flag, "leave it out")
             raise UsageError(
                 "expected -np, -H, --hostfile, --timeout, --log-dir, --report, --mpi or "
@@ -92,17 +92,17 @@ def parse(arguments: list[str]) -> Wanted:
             raise UsageError(
                 f"expected a value after {flag}, found none. Type for example: {_USAGE}"
             )
-        said[_TAKEN[flag]] = value
-    size = said["size"]
+        values[_FLAGS[flag]] = value
+    size = values["size"]
     if not size.isdecimal() or int(size) == 0:
         found = f"found -np {size}" if size else "found none"
         raise UsageError(f"expected a number of ranks, {found}. Type for example: {_USAGE}")
-    del said["size"]
-    return Wanted(size=int(size), command=rest, mpi=mpi, **said)
+    del values["size"]
+    return HorovodrunOptions(size=int(size), command=rest, mpi=mpi, **values)
 
 
 def python_command(command: list[str]) -> list[str]:
-    """Returns what each rank runs: the script of a command, with ``horovod`` found in it.
+    """Returns the command of each rank, which runs a script that can import ``horovod``.
 
     Raises:
         UsageError: the command is not a Python and a script.
@@ -115,25 +115,25 @@ def python_command(command: list[str]) -> list[str]:
     if not is_python or flags == len(command) or {"-m", "-c"} & set(command[:flags]):
         found = f"found {' '.join(command)}" if command else "found none"
         raise UsageError(f"expected a Python and a script, {found}. Type for example: {_USAGE}")
-    # The Python that has allranks, unless one is named by its path.
+    # This Python has allranks. A Python that is given with its path is used as given.
     python = program if os.path.dirname(program) else sys.executable
     return [python, *command[1:flags], "-m", "allranks.horovod", *command[flags:]]
 
 
-def script_of(wanted: Wanted) -> list[str]:
-    """Returns a script and its arguments, where its ranks can be started here; else nothing.
+def local_script(options: HorovodrunOptions) -> list[str]:
+    """Returns the script and its arguments if its ranks can be started here, else an empty list.
 
     Raises:
-        UsageError: the command is not a Python and a script; or it cannot be run here, and what is
-            asked for is for scripts that are.
+        UsageError: the command is not a Python and a script; or it cannot be run here, and one of
+            the options is for scripts that are.
     """
-    python, *flags = python_command(wanted.command)
+    python, *flags = python_command(options.command)
     flags, arguments = flags[: flags.index("-m")], flags[flags.index("-m") + 2 :]
-    here = all(host.partition(":")[0] in _HERE for host in wanted.hosts.split(",") if host)
+    here = all(host.partition(":")[0] in _THIS_HOST for host in options.hosts.split(",") if host)
     this = os.path.realpath(python) == os.path.realpath(sys.executable) and set(flags) <= {"-u"}
-    if here and this and not (wanted.mpi or wanted.hostfile):
+    if here and this and not (options.mpi or options.hostfile):
         return arguments
-    asked = {"--timeout": wanted.timeout, "--log-dir": wanted.log_dir, "--report": wanted.report}
+    asked = {"--timeout": options.timeout, "--log-dir": options.log_dir, "--report": options.report}
     for flag, value in asked.items():
         if value:
             raise UsageError(
@@ -145,37 +145,37 @@ def script_of(wanted: Wanted) -> list[str]:
 
 
 def main() -> None:
-    """Runs the script, or becomes mpiexec; what was typed wrong is said in one line."""
+    """Runs the script, or mpiexec in this process; prints a mistake in the command as one line."""
     arguments = sys.argv[1:]
     if arguments and arguments[0] in ("-v", "--version"):
         sys.stdout.write(f"{horovod.__version__}\n")
         return
     try:
-        wanted = parse(arguments)
-        script = script_of(wanted)
+        options = parse(arguments)
+        script = local_script(options)
         if script:
-            raise SystemExit(_run(wanted, script))
-        launcher = LocalLauncher()
-        command = launcher.command(wanted.size)
-        if wanted.hosts:
-            command += ["-H", wanted.hosts]
-        if wanted.hostfile:
-            command += ["--hostfile", wanted.hostfile]
-        command += python_command(wanted.command)
-        os.environ.update(launcher.environment(alone=not (wanted.hosts or wanted.hostfile)))
+            raise SystemExit(_run(options, script))
+        command = [mpiexec(), "-n", str(options.size)]
+        if options.hosts:
+            command += ["-H", options.hosts]
+        if options.hostfile:
+            command += ["--hostfile", options.hostfile]
+        command += python_command(options.command)
+        os.environ.update(mpi_environment(alone=not (options.hosts or options.hostfile)))
     except AllranksError as error:
         raise SystemExit(f"horovodrun: {error}") from None
+    # In this process, so that mpiexec gets the shell's signals and the shell its exit code.
     os.execv(command[0], command)
 
 
-def _run(wanted: Wanted, script: list[str]) -> int:
+def _run(options: HorovodrunOptions, script: list[str]) -> int:
     try:
-        timeout = float(wanted.timeout) if wanted.timeout else None
+        timeout = float(options.timeout) if options.timeout else None
     except ValueError:
-        found = f"expected --timeout in seconds, found {wanted.timeout!r}. Type for example: "
+        found = f"expected --timeout in seconds, found {options.timeout!r}. Type for example: "
         raise UsageError(f"{found}--timeout 60") from None
     scripts: Any = importlib.import_module("allranks.cluster.script")
-    job = scripts.Job(wanted.size, script, timeout, wanted.log_dir, wanted.report)
+    job = scripts.ScriptRun(options.size, script, timeout, options.log_dir, options.report)
     code: int = scripts.run(job)
     return code
 

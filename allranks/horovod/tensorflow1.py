@@ -1,8 +1,8 @@
 """``ALLRANKS_TENSORFLOW=1``: ``import tensorflow`` means version 1 in cells and scripts.
 
-TensorFlow 2 has version 1 inside, as ``tensorflow.compat.v1``. A script that was written for
-version 1 says ``import tensorflow as tf`` all the same. Packages, TensorFlow's own and Keras among
-them, go on to get version 2.
+TensorFlow 2 contains version 1 as ``tensorflow.compat.v1``, but a script for version 1 has the
+line ``import tensorflow as tf``. Packages, TensorFlow's own and Keras among them, still get
+version 2. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,20 +19,24 @@ from typing import Any
 
 from allranks.records import settings
 
+# `1` or `2`: the version that `import tensorflow` means outside of packages.
 SETTING = "ALLRANKS_TENSORFLOW"
-"""``1`` or ``2``: what ``import tensorflow`` means outside of packages."""
 
 _V1 = "tensorflow.compat.v1"
 _import = builtins.__import__
 
 
 def install() -> bool:
-    """From now on ``import tensorflow`` means what the environment says; returns whether that is 1.
+    """Makes ``import tensorflow`` import the version that the environment asks for.
+
+    Returns:
+        Whether that is version 1.
 
     Raises:
-        UsageError: the environment says neither 1 nor 2.
+        UsageError: ``ALLRANKS_TENSORFLOW`` is neither 1 nor 2.
     """
     wanted = settings.chosen(SETTING, ("1", "2"), "2")
+    # Not by sys.modules["tensorflow"], where packages find version 2.
     if wanted == "1":
         builtins.__import__ = _import_version_1
     return wanted == "1"
@@ -47,7 +51,7 @@ def _import_version_1(
 ) -> ModuleType:
     if level or name.partition(".")[0] != "tensorflow" or name.startswith(_V1):
         return _import(name, globals, locals, fromlist or (), level)
-    # Files of TensorFlow itself call ``__import__(name)`` without saying whose names they are.
+    # TensorFlow's own files call `__import__(name)` without globals: use those of the caller.
     if _is_package(sys._getframe(1).f_globals if globals is None else globals):
         return _import(name, globals, locals, fromlist or (), level)
     module = _version_1()
@@ -68,7 +72,7 @@ def _version_1() -> ModuleType:
     if first or module.executing_eagerly():
         logger = module.get_logger()
         level = logger.level
-        # It warns of its own age, to somebody who has not called it.
+        # TensorFlow warns here that version 1 is old, and the user has not called this function.
         logger.setLevel("ERROR")
         module.disable_v2_behavior()
         logger.setLevel(level)
@@ -76,7 +80,7 @@ def _version_1() -> ModuleType:
 
 
 def _is_package(globals: Mapping[str, object]) -> bool:
-    """Whether a file of an installed package imports, or something without a file."""
+    """Returns whether the importing code is in an installed package, or has no file."""
     if globals.get("__name__") == "__main__":
         return False
     file = globals.get("__file__")

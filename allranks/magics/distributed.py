@@ -20,6 +20,8 @@ from allranks.errors import CellFailed, InvalidCell, RankDied, UsageError
 from allranks.magics import looking
 from allranks.magics.answering import Answering
 from allranks.magics.awaiting import Awaiting, is_awaited, nothing_to_run
+from allranks.magics.busy import Busy
+from allranks.magics.clients import Clients
 from allranks.magics.completion import Completion
 from allranks.magics.interrupted import BEFORE_THE_CELL, told_shortly
 from allranks.magics.line_help import LineHelp
@@ -36,8 +38,8 @@ from allranks.records import ranks as rank_lists
 from allranks.records import requests
 from allranks.records.profile import Profile
 from allranks.widgets import cell_view
-from allranks.widgets.flame.show import check_file, show
-from allranks.widgets.reopened.missed import missed
+from allranks.widgets.flame_graph import check_file, show
+from allranks.widgets.output_replay import replay
 
 
 @magics_class
@@ -54,6 +56,8 @@ class DistributedMagics(Magics):
         self.line_help = LineHelp(shell)
         self.awaiting = Awaiting(shell)
         self.answering = Answering(shell)
+        self.busy = Busy(shell)
+        self.clients = Clients(self.session)
         self._profiling: Profiling | None = None
 
     def close(self) -> None:
@@ -62,8 +66,10 @@ class DistributedMagics(Magics):
         self.completion.remove()
         self.line_help.remove()
         self.awaiting.remove()
+        self.clients.remove()
         self.answering.remove()
-        missed.close()
+        self.busy.remove()
+        replay.close()
         self.session.close()
 
     @cell_magic("distributed")  # type: ignore[arg-type]
@@ -72,14 +78,12 @@ class DistributedMagics(Magics):
 
         ``%%distributed --help`` lists the options; see ``%distributed`` for more.
         """
-        # The line of the magic stays as a comment, so that line numbers are the notebook's.
-        toggled = self.toggle.took_cell() or cell.lstrip().startswith("%%")
-        head = "" if toggled else f"# %%distributed {line}".rstrip() + "\n"
+        text = cell if self.toggle.took_cell() else source.below(f"%%distributed {line}", cell)
         try:
             options = parse_cell(line)
         except HelpShown:
             return nothing_to_run()
-        return self.send(options, head + cell, cell)
+        return self.send(options, text, cell)
 
     def send(
         self, options: CellOptions, text: str, local: str = ""
@@ -209,13 +213,13 @@ class DistributedMagics(Magics):
         elif name == "stop":
             print(session.stop())
         elif name == "launchers":
-            from allranks.cluster.launchers import listing
+            from allranks.cluster.launchers import registry
 
-            print(listing.text())
+            print(registry.text())
         elif name == "doctor":
-            from allranks.cluster.doctor import examination
+            from allranks.cluster import doctor, findings
 
-            print(examination.report(examination.examine()))
+            print(findings.report(doctor.examine()))
         elif name == "heal":
             self._heal(options.names)
         elif name == "keep":
@@ -312,6 +316,12 @@ class DistributedMagics(Magics):
             self.session.keep_after_cells(None)
             print("No variables are kept after cells from now on; those kept before remain.")
             return
+        unfit = [name for name in options.names if not name.isidentifier()]
+        if unfit:
+            raise UsageError(
+                f"expected the names of variables, found {unfit[0]:.60}. "
+                "Type for example: %distributed keep model, step"
+            )
         self.session.keep_after_cells(AfterCells(options.names, options.every))
         often = f", at most once in {options.every:g} s," if options.every else ""
         print(f"{listed(options.names)} kept after each cell{often} until: %distributed keep off")

@@ -12,11 +12,12 @@ from IPython.core.magic import Magics, cell_magic, magics_class
 from allranks.cluster import source
 from allranks.ensemble.drive import Drive, Plan
 from allranks.ensemble.early import Early
+from allranks.ensemble.fingerprint import key_of
 from allranks.ensemble.grid import Values
 from allranks.ensemble.member import FINISHED, STOPPED_EARLY, WAITING, Member
 from allranks.ensemble.options import Options, add_to, check_size, parse
 from allranks.ensemble.runs import Runs
-from allranks.ensemble.store import Store, key_of, normal
+from allranks.ensemble.store import Store, normal
 from allranks.errors import InvalidCell, UsageError
 from allranks.magics.awaiting import is_awaited, nothing_to_run
 from allranks.magics.interrupted import BEFORE_THE_CELL, told_shortly
@@ -78,8 +79,7 @@ class EnsembleMagics(Magics):
     def _prepare(self, line: str, cell: str) -> Drive:
         options = parse(line, ensemble_parser())
         number = len(self.shell.user_ns["In"]) - 1
-        # The line of the magic stays as a comment, so that line numbers are the notebook's.
-        text = f"# %%ensemble {line}".rstrip() + "\n" + cell
+        text = source.below(f"%%ensemble {line}", cell)
         try:
             source.check(text)
         except SyntaxError as error:

@@ -10,14 +10,12 @@ from allranks.errors import UsageError
 from allranks.magics.options import CommandOptions
 from allranks.records.ranks import label
 from allranks.records.ranks import parse as parse_ranks
-from allranks.widgets.dashboard.compared import compared
-from allranks.widgets.dashboard.kept import export
-from allranks.widgets.past import Past
+from allranks.widgets.cell_history import CellHistory, compared, export, is_number
 
 COMMANDS = ("last", "compare", "export")
 
 
-def look(command: str, options: CommandOptions, past: Past) -> None:
+def look(command: str, options: CommandOptions, past: CellHistory) -> None:
     """Does what a command says.
 
     Args:
@@ -37,17 +35,17 @@ def look(command: str, options: CommandOptions, past: Past) -> None:
         _export(words, past)
 
 
-def _last(words: list[str], past: Past) -> None:
-    if len(words) > 1 or not all(word.isdecimal() for word in words):
+def _last(words: list[str], past: CellHistory) -> None:
+    if len(words) > 1 or not all(is_number(word) for word in words):
         raise UsageError(
-            f"expected one cell number, found {' '.join(words)}. "
+            f"expected one cell number, found {' '.join(words):.60}. "
             "Type for example: %distributed last 12"
         )
     for data, metadata in past.shown(int(words[0]) if words else None):
         display(data, metadata=metadata, raw=True)
 
 
-def _compare(words: list[str], ranks: str | None, past: Past) -> None:
+def _compare(words: list[str], ranks: str | None, past: CellHistory) -> None:
     if len(words) < 2:
         raise UsageError(
             f"expected two cell numbers or more, found {' '.join(words) or 'none'}. "
@@ -62,7 +60,7 @@ def _compare(words: list[str], ranks: str | None, past: Past) -> None:
     display(shown, raw=True)
 
 
-def _export(words: list[str], past: Past) -> None:
+def _export(words: list[str], past: CellHistory) -> None:
     if not 1 <= len(words) <= 2:
         raise UsageError(
             f"expected a folder and optionally a cell number, found {' '.join(words) or 'none'}. "
@@ -73,4 +71,5 @@ def _export(words: list[str], past: Past) -> None:
         files = export(cell, Path(words[0]).expanduser())
     except OSError as error:
         raise UsageError(f"expected a folder that can be written, found: {error}") from None
-    print(f"{label([cell.number], 'cell')}: " + ", ".join(map(str, files)))
+    missing = f"; {cell.missing:,} logged values are missing" if cell.missing else ""
+    print(f"{label([cell.number], 'cell')}: {', '.join(map(str, files))}{missing}")

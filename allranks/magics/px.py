@@ -8,6 +8,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
+from allranks.cluster.source import below
 from allranks.errors import UsageError
 from allranks.magics.awaiting import nothing_to_run
 from allranks.magics.distributed import DistributedMagics
@@ -51,7 +52,7 @@ class PxMagics(Magics):
             options = self._parse(line)
         except HelpShown:
             return nothing_to_run()
-        return self._distributed.send(options, f"# %%px {line}".rstrip() + f"\n{cell}", cell)
+        return self._distributed.send(options, below(f"%%px {line}", cell), cell)
 
     def _parse(self, line: str) -> CellOptions:
         parser = Parser("%%px", "Runs the cell on the ranks, as %%distributed does.")
@@ -162,4 +163,6 @@ class PxMagics(Magics):
     @cell_magic("rank")  # type: ignore[arg-type]
     def rank(self, line: str, cell: str) -> Coroutine[Any, Any, None] | None:
         """Runs the cell on some ranks, as ``%%rank [0,2]``: ``%%distributed -r 0,2``."""
-        return self._distributed.send(CellOptions(ranks=line or None), f"# %%rank {line}\n{cell}")
+        return self._distributed.send(
+            CellOptions(ranks=line or None), below(f"%%rank {line}", cell)
+        )

@@ -16,7 +16,7 @@ from allranks.ensemble.mapping import Cluster
 from allranks.errors import UsageError
 from allranks.magics.shared import Shared
 from allranks.records.ranks import label
-from allranks.widgets.past import Past
+from allranks.widgets.cell_history import CellHistory
 
 _NAMES = "rank, size, local_rank, local_size, comm, MPI, device, allreduce, broadcast, barrier …"
 _NOTHING = ClusterOptions()
@@ -29,7 +29,7 @@ class Session:
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
         #: The cells of the notebook that have ended.
-        self.past = Past()
+        self.past = CellHistory()
         self._default = self._asked = _DEFAULT
         self._healing = "on"
         self._keeping: AfterCells | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 
 _MAGIC = "%%distributed\n"
@@ -27,6 +28,8 @@ class Toggle:
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self.is_on = False
+        self._manager = shell.input_transformer_manager
+        self._checks = False
         self._prefixed = False
         self._kept_here: str | None = None
         #: What a line begins with that is for the notebook.
@@ -36,6 +39,7 @@ class Toggle:
         """Sends every following cell to the ranks."""
         if not self.is_on:
             self._shell.input_transformers_cleanup.append(self._send)
+            vars(self._manager)["check_complete"] = self._check_complete
             self.is_on = True
 
     def every_cell(self) -> None:
@@ -47,7 +51,17 @@ class Toggle:
         """Leaves the following cells to the notebook."""
         if self.is_on:
             self._shell.input_transformers_cleanup.remove(self._send)
+            del vars(self._manager)["check_complete"]
             self.is_on = False
+
+    def _check_complete(self, cell: str) -> tuple[str, int | None]:
+        """Answers a console: below a cell magic, IPython takes no cell for complete."""
+        self._checks = True
+        try:
+            found: tuple[str, int | None] = TransformerManager.check_complete(self._manager, cell)
+            return found
+        finally:
+            self._checks = False
 
     def _send(self, lines: list[str]) -> list[str]:
         """A cell that says itself where it runs stays as it is, as do our own commands."""
@@ -56,7 +70,12 @@ class Toggle:
         if first.split()[:1] == [_LOCAL]:
             self._kept_here = request.get("msg_id")
             return _without_first(lines)
-        if not first or first.startswith(tuple(self.commands)) or not request.get("seen", True):
+        if (
+            self._checks
+            or not first
+            or first.startswith(tuple(self.commands))
+            or not request.get("seen", True)
+        ):
             return lines
         # What a magic of a local cell runs, as %%capture does, is local too.
         if request and request["msg_id"] == self._kept_here:

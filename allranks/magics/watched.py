@@ -22,7 +22,7 @@ from allranks.records.wire import (
     decode,
 )
 from allranks.widgets import cell_view
-from allranks.widgets.mirrors import VIEW
+from allranks.widgets.widget_proxies import VIEW
 
 
 class Watched:
@@ -94,7 +94,7 @@ class Watched:
             view.telemetry(record, payloads)
         elif isinstance(record, Reply) and record.cell == self.cell:
             if record.rank not in self._replies:
-                view.left(record.rank, record.status)
+                view.left(record.rank, record.shown_status)
             self._replies[record.rank] = record
         if self.cell and set(self._ranks) <= set(self._replies) | self._lost:
             self.end()

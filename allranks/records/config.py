@@ -1,36 +1,56 @@
-"""What the notebook tells the nursery, and what the nursery tells each rank, at start."""
+"""What the notebook sends to each host at the start, and limits that both sides share."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
+from allranks.launched import RankVariables
+
 EVERY_GPU = "all"
-"""Instead of devices: all that there are, on another host those that it finds itself."""
+"""Instead of devices: all GPUs of the host, which it looks for itself."""
 
 SLOW_START_SECONDS = 30.0
-"""A rank that has not come up by then writes into its log where it is."""
+"""A rank that takes longer to come up writes the line that it is at into its log."""
 
 CLIENTS_RANKS = 128
-"""With more ranks ipyparallel's controller comes when asked: it has six descriptors for each."""
+"""With more ranks, ipyparallel's controller starts on request: it needs six descriptors for each
+one."""
+
+BEAT_SECONDS = 1.0
+LIMIT_SECONDS = 10.0
+"""After so long without a heartbeat, notebook and host count each other as lost: the host ends its
+ranks."""
+FIRST_SECONDS = 15.0
+"""Time for a host to connect to the notebook at first."""
 
 COMMANDS_AT_HOME = "ipc://{}/commands"
 EVENTS_AT_HOME = "ipc://{}/events"
-"""Where a notebook listens that has not started the ranks, by their session folder."""
+"""Where a notebook listens that has attached to ranks, formatted with their session folder."""
 NOTEBOOKS_DOOR = "notebook"
-"""The socket in that folder at which a notebook asks for the ranks."""
+"""The socket in that folder that accepts notebooks that want to attach."""
 WATCHERS_DOOR = "watch"
-"""The socket in that folder at which the notebook that holds the ranks tells others of them."""
+"""The socket in that folder at which the attached notebook serves notebooks that watch."""
+
+
+def own_notebook() -> str:
+    """Returns the path of the notebook whose kernel this process is, or that has started it.
+
+    Jupyter Server sets ``JPY_SESSION_NAME``. Elsewhere it is the folder in which this runs.
+    """
+    return os.environ.get("JPY_SESSION_NAME") or os.getcwd()
 
 
 @dataclass(frozen=True)
 class Invitation:
     """Where the notebook listens for other hosts, and its CURVE public key, which is a secret.
 
-    ``host`` is what the launcher calls the host that is invited; empty where the launcher's own
-    variables tell.
+    ``host`` is the launcher's name of the host that gets it; empty if the host finds its name in a
+    variable of the launcher.
     """
 
     commands_url: str
@@ -64,6 +84,8 @@ class NurseryConfig:
 
     Where the cluster ``heals``, the launcher lets the other ranks live when one dies.
     ``kept_dirs`` are the folders of what ranks keep, which outlive them and not the notebook.
+    ``rank_variables`` are the launcher's own, if its processes do not find their rank in those of
+    mpiexec or srun.
     """
 
     size: int
@@ -82,6 +104,7 @@ class NurseryConfig:
     interface: str = ""
     heals: bool = False
     kept_dirs: tuple[str, ...] = ()
+    rank_variables: tuple[RankVariables, ...] = ()
 
     @property
     def ranks_here(self) -> int:
@@ -108,4 +131,13 @@ class NurseryConfig:
         """Read back what :func:`dataclasses.asdict` and JSON have made of a configuration."""
         for key in ("launch", "devices", "preload", "kept_dirs"):
             fields[key] = tuple(fields[key])
+        fields["rank_variables"] = tuple(
+            RankVariables(tuple(ranks), *others) for ranks, *others in fields["rank_variables"]
+        )
         return cls(**fields)
+
+
+def version() -> str:
+    """Returns the version of allranks that runs here, as ``0.1.0``."""
+    # An import of allranks itself would be circular. It is loaded by now.
+    return str(sys.modules["allranks"].__version__)

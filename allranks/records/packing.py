@@ -1,4 +1,4 @@
-"""How a pickled value with large arrays lies in one stretch of bytes, in memory or in a file.
+"""The layout of a pickled value with large arrays in one block of bytes, in memory or a file.
 
 Eight-byte words: how many parts there are, then the length of each. The first part is the pickle
 (protocol 5), the others are its out-of-band buffers; each begins at a multiple of 64.
@@ -27,7 +27,7 @@ def lay_out(parts: Sequence[memoryview | bytes]) -> tuple[bytes, list[int], int]
 
 
 def fill(target: bytearray | memoryview, parts: Sequence[memoryview | bytes]) -> None:
-    """Writes the parts into a target of as many bytes as :func:`lay_out` says."""
+    """Writes the parts into a target, whose size :func:`lay_out` returns."""
     head, starts, _ = lay_out(parts)
     target[: len(head)] = head
     for start, part in zip(starts, parts, strict=True):
@@ -38,7 +38,7 @@ def unpack(packed: bytearray) -> Any:
     """Returns the value; its arrays lie in ``packed`` and can be written to.
 
     Raises:
-        Exception: what unpickling it raises, as where a package of the ranks is missing here.
+        Exception: unpickling it fails, for example because a package of the ranks is missing here.
     """
     first, *others = _parts(memoryview(packed))
     return pickle.loads(first, buffers=others)

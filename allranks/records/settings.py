@@ -1,4 +1,4 @@
-"""What the environment's ``ALLRANKS_…`` variables say. Both sides."""
+"""Reading the ``ALLRANKS_…`` environment variables. Both sides."""
 
 from __future__ import annotations
 
@@ -9,52 +9,42 @@ from collections.abc import Sequence
 
 from allranks.errors import UsageError
 
-#: What the ranks of the kernel "allranks" are started with, as it would stand behind
-#: ``%distributed start``.
+#: The options with which the kernel "allranks" starts its ranks: those of ``%distributed start``.
 START_WITH = "ALLRANKS_START"
 
 
-def horovod() -> str:
-    """Returns ``on``, ``off``, or ``name``: found, but older lines of scripts are not mended.
-
-    Raises:
-        UsageError: ALLRANKS_HOROVOD says something else.
-    """
-    return chosen("ALLRANKS_HOROVOD", ("on", "name", "off"), "on")
-
-
 def chosen(name: str, choices: Sequence[str], default: str) -> str:
-    """Returns which of some words a variable says; the default where it is not set.
+    """Returns the value of a variable, one of some words; the default where it is not set.
 
     Raises:
-        UsageError: it says something else.
+        UsageError: it has another value.
     """
-    said = os.environ.get(name, default)
-    if said not in choices:
+    value = os.environ.get(name, default)
+    if value not in choices:
         words = ", ".join(choices[:-1])
         raise UsageError(
-            f"expected {name} to be {words} or {choices[-1]}, found {said!r}. "
+            f"expected {name} to be {words} or {choices[-1]}, found {value!r}. "
             f"Unset it for {default}."
         )
-    return said
+    return value
 
 
 def seconds(name: str, default: float) -> float:
-    """Returns how many seconds a variable says; the default where it is not set.
+    """Returns the seconds of a variable; the default where it is not set.
 
     Raises:
-        UsageError: it says no number above 0.
+        UsageError: it is no number above 0.
     """
-    said = os.environ.get(name)
-    if said is None:
+    value = os.environ.get(name)
+    if value is None:
         return default
     try:
-        found = float(said)
+        found = float(value)
     except ValueError:
         found = math.nan
     if not found > 0:
         raise UsageError(
-            f"expected {name} to be seconds above 0, found {said!r}. Unset it for {default:g}."
+            f"expected {name} to be seconds above 0, found {value!r}. Unset it for {default:g}."
         )
     return found
 
@@ -63,22 +53,22 @@ _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def nbytes(name: str, default: int, least: int) -> int:
-    """Returns how many bytes a variable says, as ``500 MB``; the default where it is not set.
+    """Returns the bytes of a variable like ``500 MB``; the default where it is not set.
 
     Raises:
-        UsageError: it says no such number, or less than ``least``.
+        UsageError: it is no such number, or less than ``least``.
     """
-    said = os.environ.get(name)
-    if said is None:
+    value = os.environ.get(name)
+    if value is None:
         return default
-    found = re.fullmatch(r"\s*([0-9.]+)\s*(|kB|MB|GB|TB)\s*", said)
+    found = re.fullmatch(r"\s*([0-9.]+)\s*(|kB|MB|GB|TB)\s*", value)
     try:
         size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
     except ValueError:
         size = 0
     if size < least:
         raise UsageError(
-            f"expected {name} to be a size of {least:,} bytes or more, as 500 MB, found {said!r}. "
+            f"expected {name} to be a size of {least:,} bytes or more, as 500 MB, found {value!r}. "
             f"Unset it for {default:,} bytes."
         )
     return size

@@ -1,62 +1,117 @@
-"""What a rank tells beside its output while a cell runs. Both sides; standard library only."""
+"""What a rank measures, and what it reports of that while a cell runs.
+
+Both sides; standard library only.
+"""
 
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from allranks.records.collective import busbw_factor
-from allranks.records.strip import Strip as Strip
+from allranks.records.wire import Record
+
+_HALF = frozenset({"allgather", "reducescatter", "alltoall", "gather", "scatter"})
+_DIRECT = frozenset({"broadcast", "reduce", "send", "recv"})
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
-    """Values that a rank logged since its last batch.
+class CallRecord:
+    """One collective call as one rank saw it.
 
-    ``series`` holds ``[name, member, count]``. Payload frame 0 holds, series after series, as many
-    pairs of a step and a value, as native 64-bit floats.
-    ``dropped`` counts the values of this cell that came too fast to be sent.
+    Times are seconds on one clock: CLOCK_MONOTONIC of the first rank's host. Ranks of one host
+    share it; other hosts' clocks are corrected by the offset measured at ``init()``.
     """
 
+    op: str
+    name: str
     rank: int
-    cell: int
-    series: tuple[list[Any], ...]
-    dropped: int
+    sequence: int
+    epoch: int
+    process_set: int
+    ranks: int
+    transport: str
+    dtype: str
+    nbytes: int
+    """The S of nccl-tests: bytes of the largest of input and output on one rank."""
+    arrived: float
+    last_arrived: float
+    last_rank: int
+    ended: float
+    device_seconds: float | None = None
+    """The transfer's time by the GPU's clock; None if no GPU moved the data."""
+    attended: tuple[float, float] | None = None
+    """For a call that was under way with others, as an asynchronous one may be: the seconds for
+    which this rank waited in it and moved its data, without those that it spent on other things
+    and those that count for another call. None for a call that was alone."""
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds between this rank's arrival and the last rank's, for which this rank waited."""
+        if self.attended is not None:
+            return self.attended[0]
+        return max(0.0, self.last_arrived - self.arrived)
+
+    @property
+    def transfer_seconds(self) -> float:
+        """Seconds from the moment every rank had arrived to the end of the call.
+
+        By the GPU's clock where it moved the data: the host notices the end a little later. Of a
+        call that was under way with others, those for which this rank was at it.
+        """
+        return self.moving_seconds if self.attended is None else self.attended[1]
+
+    @property
+    def moving_seconds(self) -> float:
+        """Seconds for which the data moved: on a GPU it does so beside what the rank is at."""
+        if self.device_seconds is not None:
+            return self.device_seconds
+        if self.attended is not None:
+            return self.attended[1]
+        return max(0.0, self.ended - max(self.last_arrived, self.arrived))
+
+    @property
+    def algbw_gbps(self) -> float | None:
+        """S / t in 10⁹ bytes a second; None for one rank or nothing to move.
+
+        Source: nccl-tests, doc/PERFORMANCE.md.
+        """
+        if self.ranks < 2 or not self.nbytes or not self.moving_seconds:
+            return None
+        return self.nbytes / self.moving_seconds / 1e9
+
+    @property
+    def busbw_gbps(self) -> float | None:
+        """algbw × the factor that makes it comparable with the hardware's peak.
+
+        allreduce 2(n−1)/n; allgather, reducescatter, alltoall, gather and scatter (n−1)/n;
+        broadcast, reduce, send and recv 1; None for anything else.
+
+        Source: nccl-tests, doc/PERFORMANCE.md.
+        """
+        algbw = self.algbw_gbps
+        factor = busbw_factor(self.op, self.ranks)
+        return None if algbw is None or factor is None else algbw * factor
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Sums over this cell's collectives; each of ``rows`` replaces the one of the same key.
+def busbw_factor(op: str, ranks: int) -> float | None:
+    """Returns what an op's algbw is multiplied with for its busbw; None where it has none.
 
-    A row is a :class:`CallTotals` as a list.
+    Source: nccl-tests, doc/PERFORMANCE.md.
     """
+    kind = op.removeprefix("grouped_")
+    if kind == "allreduce":
+        return 2 * (ranks - 1) / ranks
+    if kind in _HALF:
+        return (ranks - 1) / ranks
+    return 1.0 if kind in _DIRECT else None
 
-    rank: int
-    cell: int
-    rows: tuple[list[Any], ...]
 
-
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """What a rank is doing now, about once a second.
-
-    ``activity`` is what it waits for, or empty; ``line`` is ``file:line  source``.
-    ``cpu_percent`` is of one core, ``gpu_nbytes`` what the rank's GPU has in use, by whomever, 0
-    without one; -1 for what the driver does not tell. ``importing`` is the package that the cell
-    has been importing for a second or longer, or empty.
-    """
-
-    rank: int
-    cell: int
-    activity: str
-    line: str
-    rss_nbytes: int
-    cpu_percent: int
-    gpu_nbytes: int
-    gpu_total_nbytes: int = 0
-    gpu_percent: int = -1
-    gpu_celsius: int = -1
-    importing: str = ""
+def busbw(op: str, ranks: int, nbytes: int, seconds: float) -> float | None:
+    """Returns 10⁹ bytes a second as nccl-tests counts them; None where that is not defined."""
+    factor = busbw_factor(op, ranks)
+    if factor is None or ranks < 2 or not nbytes or seconds <= 0:
+        return None
+    return nbytes / seconds / 1e9 * factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +119,7 @@ class CallTotals:
     """All calls of one op, name and size, summed on one rank.
 
     ``transfer_seconds`` is the time that they cost the rank, ``moving_seconds`` that for which the
-    data moved: more, where a GPU moves it while the rank is at something else. ``last`` holds, for
+    data moved: more, if a GPU moves it while the rank does something else. ``last`` holds, for
     each rank that was the last to arrive, how often it was and for how many seconds this rank
     waited then.
     """
@@ -109,12 +164,76 @@ class CallTotals:
         return cls(**{**named, "last": last})
 
 
-Telemetry = Points | Timings | Pulse | Strip
+@dataclass(frozen=True, slots=True)
+class Telemetry(Record):
+    """Base class of what a rank reports beside its output while it runs a cell."""
+
+    rank: int
+    cell: int
 
 
-def busbw(op: str, ranks: int, nbytes: int, seconds: float) -> float | None:
-    """Returns 10⁹ bytes a second as nccl-tests counts them; None where that means nothing."""
-    factor = busbw_factor(op, ranks)
-    if factor is None or ranks < 2 or not nbytes or seconds <= 0:
-        return None
-    return nbytes / seconds / 1e9 * factor
+@dataclass(frozen=True, slots=True)
+class Points(Telemetry):
+    """Values that a rank logged since its last batch.
+
+    ``series`` holds ``[name, member, count]``. Payload frame 0 holds, series after series, as many
+    pairs of a step and a value, as native 64-bit floats.
+    ``dropped`` counts the values of this cell that came too fast to be sent.
+    """
+
+    series: tuple[list[Any], ...]
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings(Telemetry):
+    """Sums over this cell's collectives; each of ``rows`` replaces the one of the same key.
+
+    A row is a :class:`CallTotals` as a list.
+    """
+
+    rows: tuple[list[Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse(Telemetry):
+    """What a rank is doing now, about once a second.
+
+    ``activity`` is what it waits for, or empty; ``line`` is ``file:line  source``.
+    ``cpu_percent`` is of one core, ``gpu_nbytes`` what the rank's GPU has in use, by any process, 0
+    without one; -1 for what the driver does not report. ``importing`` is the package that the cell
+    has been importing for a second or longer, or empty.
+    """
+
+    activity: str
+    line: str
+    rss_nbytes: int
+    cpu_percent: int
+    gpu_nbytes: int = 0
+    gpu_total_nbytes: int = 0
+    gpu_percent: int = -1
+    gpu_celsius: int = -1
+    importing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Strip(Telemetry):
+    """How a rank spent its time in a cell, sent when the rank has ended the cell.
+
+    While a reader has the view open, it is also sent about once a second: only the bins that have
+    changed, from ``first`` on. A wait that is not over counts up to now.
+
+    ``width_seconds`` is that of a bin. Payload frame 0 holds, for each bin, the shares in which the
+    rank was importing, waiting and transferring, each as a byte of which 255 is all; frame 1 the
+    rank for which it waited longest in each bin, as native 16-bit integers, -1 for none.
+    ``importing`` holds ``[module, seconds]``, ``waits`` ``[rank, seconds]``, the longest first.
+    ``steps`` holds the first step that was logged and when, and the last one and when; or nothing.
+    """
+
+    seconds: float
+    width_seconds: float
+    importing: tuple[list[Any], ...]
+    waits: tuple[list[Any], ...]
+    transfer_seconds: float
+    steps: tuple[float, ...]
+    first: int = 0

@@ -1,11 +1,11 @@
 r"""The records that cross the wire between the notebook and its ranks, and how they are written.
 
 A message is a list of frames: first one JSON text ``[name, fields]``, then any binary payloads
-(pickled values). Both sides import this file and nothing else of each other.
+(pickled values).
 
-Text crosses as UTF-8, with the bytes of file names that are none (``surrogateescape``), as between
-a notebook and its front end. Any other lone surrogate would stop that message there: it arrives
-as the six characters that Python writes for it, ``\ud83d``.
+Text crosses as UTF-8. Bytes of file names that are no UTF-8 cross as ``surrogateescape`` has them,
+as between a notebook and its front end. Any other lone surrogate would stop the message there, so
+it arrives as the six characters that Python writes for it, ``\ud83d``.
 """
 
 from __future__ import annotations
@@ -13,23 +13,40 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
-from allranks.errors import WireError
-from allranks.records.report import Report as Report
-from allranks.records.telemetry import Points, Pulse, Strip, Telemetry, Timings
+from allranks.errors import Report, WireError
 
-Bundle = dict[str, Any]
-"""A Jupyter mime bundle: mime type to JSON-able data."""
-
-
-# ── from the notebook to a rank ──────────────────────────────────────────────────────────────
+_RECORDS: dict[str, type[Record]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class RunCell:
+class Record:
+    """Base class of what crosses the wire: frozen dataclasses with slots.
+
+    A subclass is registered under its name when it is defined, so a feature's records are known
+    on both sides as soon as its ``records`` module has been imported there.
+    """
+
+    def __init_subclass__(cls) -> None:
+        # dataclass(slots=True) makes the class a second time: that one has the fields.
+        if "__dataclass_fields__" in vars(cls):
+            _RECORDS[cls.__name__] = cls
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """Returns the record with these fields, which have been JSON."""
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+
+
+Message = tuple[Record, list[bytes]]
+"""A record and its payloads."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunCell(Record):
     """Run this source; payload frame 0, where present, is a pickled call instead of source.
 
     ``cell`` counts the cells of a cluster; ``number`` is the notebook's ``In [number]``.
@@ -46,13 +63,13 @@ class RunCell:
 
 
 @dataclass(frozen=True, slots=True)
-class RunMember:
+class RunMember(Record):
     """Run this source as one member of an ensemble; payload frame 0 is its pickled values.
 
     ``cell``, ``source``, ``number``, ``label`` and ``limit_nbytes`` are a :class:`RunCell`'s.
     ``ranks_each`` ranks in a row run it together; they move to ``epoch`` of their own first.
-    ``shared``: what is large is left in shared memory instead of being sent. ``ensemble`` names the
-    one that it is of: what a member has kept is found again when it runs again.
+    ``shared``: large values stay in shared memory instead of being sent. ``ensemble`` is the name
+    under which a member finds what it has kept when it runs again.
     """
 
     cell: int
@@ -68,22 +85,22 @@ class RunMember:
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupt:
+class Interrupt(Record):
     """Raise KeyboardInterrupt in the rank's main thread if it still runs this cell."""
 
     cell: int
 
 
 @dataclass(frozen=True, slots=True)
-class Died:
-    """A rank has died; ``how`` follows its name in what waits for it: ``was killed by …``."""
+class Died(Record):
+    """A rank has died. ``how`` follows its name in errors of waiting ranks: ``was killed by …``."""
 
     rank: int
     how: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Record):
     """Answer one request by name (see ``allranks.records.requests``)."""
 
     request: int
@@ -92,8 +109,8 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Typed:
-    """What a person has typed at a rank's prompt; ``problem`` says why nobody can."""
+class Typed(Record):
+    """The line that a person has typed at a rank's prompt; ``problem`` is why none can be typed."""
 
     cell: int
     number: int
@@ -101,48 +118,25 @@ class Typed:
     problem: str
 
 
-# ── from a rank to the notebook ──────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
-class Hello:
-    """A rank is up: who it is and where."""
+class Prompt(Record):
+    """A rank waits for a line that a person types; ``number`` counts its prompts.
 
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    host: str
-    pid: int
-    device: str
-    engine: str
-    mpi: str
-    log: str
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What a rank wrote since its last batch, in order.
-
-    Each entry is ``[kind, …]``: ``["out"|"err", text]``, ``["display", data, metadata, id]``,
-    ``["update", data, metadata, id]``, ``["result", data, metadata]``, ``["clear", wait]``,
-    ``["notice", text]``, or ``["into", id]`` where what follows belongs in a widget.
-    ``hidden_lines`` and ``hidden_nbytes`` count what stands in the log only, over the whole cell.
-    ``log_nbytes`` is the length of the log file up to which this batch is complete.
-    ``err_spans`` holds which bytes of the log, since the batch before, are standard error.
+    ``hidden``: a password is typed. ``goes_on``: a debugger asks, and will ask again.
+    ``interrupted``: the cell had been interrupted here before it asked.
     """
 
     rank: int
     cell: int
-    entries: tuple[list[Any], ...]
-    hidden_lines: int
-    hidden_nbytes: int
-    log_nbytes: int
-    err_spans: tuple[list[int], ...] = ()
+    number: int
+    text: str
+    hidden: bool
+    goes_on: bool
+    interrupted: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Widget:
+class Widget(Record):
     """A message between a widget on a rank and its view; either way. Buffers are the payloads.
 
     ``kind`` is ``comm_open``, ``comm_msg`` or ``comm_close``, ``comm`` the widget's id, ``target``
@@ -158,29 +152,49 @@ class Widget:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """A rank waits for a line that a person types; ``number`` tells its prompts apart.
+class Hello(Record):
+    """A rank is up: its numbers, and where it runs."""
 
-    ``hidden``: what is typed is a password. ``goes_on``: a debugger asks, and will ask again.
-    ``interrupted``: the cell had been interrupted here before it asked.
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    host: str
+    pid: int
+    device: str
+    engine: str
+    mpi: str
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
+class Output(Record):
+    """The output of a rank since its last batch, in order.
+
+    Each entry is ``[kind, …]``: ``["out"|"err", text]``, ``["display", data, metadata, id]``,
+    ``["update", data, metadata, id]``, ``["result", data, metadata]``, ``["clear", wait]``,
+    ``["notice", text]``, or ``["into", id]`` if what follows belongs in a widget.
+    ``hidden_lines`` and ``hidden_nbytes`` count what is only in the log, over the whole cell.
+    ``log_nbytes`` is the length of the log file up to which this batch is complete.
+    ``err_spans`` holds which bytes of the log, since the batch before, are standard error.
     """
 
     rank: int
     cell: int
-    number: int
-    text: str
-    hidden: bool
-    goes_on: bool
-    interrupted: bool
+    entries: tuple[list[Any], ...]
+    hidden_lines: int
+    hidden_nbytes: int
+    log_nbytes: int
+    err_spans: tuple[list[int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Record):
     """A rank has left a cell. ``status`` is ``ok``, ``error`` or ``interrupted``.
 
     Payload frame 0, where ``has_value``, is the pickled value of the last expression;
-    ``value_problem`` says why a wanted value could not be pickled.
-    ``dirty`` says that the rank's communicators must be renewed before they are used again.
+    ``value_problem`` is why a wanted value could not be pickled.
+    ``dirty``: the rank's communicators must be renewed before they are used again.
     """
 
     rank: int
@@ -192,15 +206,28 @@ class Reply:
     value_problem: str
     report: Report | None
 
+    @property
+    def shown_status(self) -> str:
+        """The status, and ``waiting`` for a rank that only waited for one that left."""
+        return "waiting" if self.report is not None and self.report.waiting else self.status
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """Returns the reply, its report as a `Report`."""
+        report = fields["report"]
+        if report is not None:
+            report = Report(**{**report, "traceback": tuple(report["traceback"])})
+        return cls(**{**fields, "report": report})
+
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What a member has left in ``result``; its :class:`Reply` follows.
+class Result(Record):
+    """A member's variable ``result``; its :class:`Reply` follows.
 
-    ``numbers`` holds every entry of it that is one number, by name; ``text`` says what it is.
-    The whole, ``nbytes`` as ``allranks.records.packing`` packs it, is payload frame 0; or it lies
-    in the shared memory that can be opened at ``address``.
-    ``problem`` says why it cannot be had.
+    ``numbers`` holds every entry of it that is one number, by name; ``text`` describes it.
+    The whole, packed by ``allranks.records.packing`` into ``nbytes``, is payload frame 0; or it is
+    in shared memory, at ``address``.
+    ``problem`` is why it is not available.
     """
 
     rank: int
@@ -213,7 +240,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Record):
     """The answer to an :class:`Ask`; ``problem`` is not empty where it failed."""
 
     request: int
@@ -222,29 +249,6 @@ class Answer:
     problem: str
 
 
-Record = (
-    RunCell
-    | RunMember
-    | Interrupt
-    | Died
-    | Ask
-    | Typed
-    | Hello
-    | Output
-    | Prompt
-    | Widget
-    | Reply
-    | Result
-    | Answer
-    | Telemetry
-)
-_RECORDS: dict[str, type[Record]] = {
-    cls.__name__: cls
-    for cls in (
-        *(RunCell, RunMember, Interrupt, Died, Ask, Typed),
-        *(Hello, Output, Prompt, Widget, Reply, Result, Answer, Points, Timings, Pulse, Strip),
-    )
-}
 _LONE = re.compile("[\ud800-\udfff]")
 
 
@@ -289,13 +293,42 @@ def decode(frames: Sequence[bytes]) -> tuple[Record, list[bytes]]:
     """
     try:
         name, fields = _loads(frames[0].decode("utf-8", "surrogateescape"))
-        cls = _RECORDS[name]
-        for key, value in fields.items():
-            if isinstance(value, list):
-                fields[key] = tuple(value)
-        if fields.get("report") is not None:
-            report = fields["report"]
-            fields["report"] = Report(**{**report, "traceback": tuple(report["traceback"])})
-        return cls(**fields), list(frames[1:])
+        return _RECORDS[name].from_fields(fields), list(frames[1:])
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise WireError(f"a message of {len(frames)} frames cannot be read: {error!r}") from error
+
+
+BATCH = b"batch"
+"""The first frame; the second one has the number of frames of each message, as JSON."""
+
+
+def join_messages(messages: Sequence[Sequence[Any]]) -> list[Any]:
+    """Returns the frames of one message that holds several; a single message stays as it is.
+
+    A host's relay sends the messages of its ranks so.
+    """
+    if len(messages) == 1:
+        return list(messages[0])
+    counts = json.dumps([len(frames) for frames in messages]).encode()
+    return [BATCH, counts, *(frame for frames in messages for frame in frames)]
+
+
+def split_messages(frames: list[bytes]) -> Iterator[list[bytes]]:
+    """Yields the messages that :func:`join_messages` has joined, in order.
+
+    Raises:
+        WireError: the frames were not joined by :func:`join_messages`.
+    """
+    if frames[0] != BATCH:
+        yield frames
+        return
+    try:
+        counts = [int(count) for count in json.loads(frames[1])]
+    except (IndexError, TypeError, ValueError) as error:
+        raise WireError(f"a batch of {len(frames)} frames cannot be read: {error!r}") from error
+    rest = frames[2:]
+    if sum(counts) != len(rest) or min(counts, default=0) < 1:
+        raise WireError(f"expected messages of {counts} frames, found {len(rest)} frames")
+    for count in counts:
+        yield rest[:count]
+        del rest[:count]

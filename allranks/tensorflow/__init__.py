@@ -36,78 +36,77 @@ from allranks.collectives import (
     remove_process_set,
     size,
 )
-from allranks.tensorflow import downloads as _downloads
-from allranks.tensorflow import elastic
-from allranks.tensorflow import failures as _failures
-from allranks.tensorflow import internals as util
-from allranks.tensorflow import pinning as _pinning
-from allranks.tensorflow.basics import (
+from allranks.collectives.world.process_sets import (
+    ids_and_ranks as _get_process_set_ids_and_ranks,  # noqa: F401
+)
+from allranks.horovod.common import (
+    _cache,
     ccl_built,
-    cuda_built,
     ddl_built,
     gloo_built,
-    gloo_enabled,
     gpu_available,
+    mpi_built,
+)
+from allranks.tensorflow import elastic
+from allranks.tensorflow import graph_errors as _graph_errors
+from allranks.tensorflow import patches as _patches
+from allranks.tensorflow.basics import (
+    _executing_eagerly,
+    _make_subgraph,
+    check_num_rank_power_of_2,
+    cuda_built,
+    gloo_enabled,
+    handle_average_backwards_compatibility,
     init,
     local_rank_op,
     local_size_op,
-    mpi_built,
     mpi_enabled,
     mpi_threads_supported,
     nccl_built,
     process_set_included_op,
     rank_op,
+    refs_to_vars,
     rocm_built,
     shutdown,
     size_op,
     start_timeline,
     stop_timeline,
-)
-from allranks.tensorflow.compression import Compression
-from allranks.tensorflow.internals import (
-    _cache,
-    _executing_eagerly,
-    _make_subgraph,
-    check_num_rank_power_of_2,
-    handle_average_backwards_compatibility,
-    refs_to_vars,
     vars_to_refs,
 )
-from allranks.tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
-from allranks.tensorflow.ops import (
-    allgather,
+from allranks.tensorflow.compression import Compression
+from allranks.tensorflow.gather_ops import allgather, alltoall, broadcast, grouped_allgather, join
+from allranks.tensorflow.gradients import DistributedGradientTape, PartialDistributedGradientTape
+from allranks.tensorflow.optimizers import DistributedOptimizer, PartialDistributedOptimizer
+from allranks.tensorflow.reduce_ops import (
     allreduce,
-    alltoall,
-    broadcast,
-    grouped_allgather,
     grouped_allreduce,
     grouped_reducescatter,
-    join,
     reducescatter,
 )
-from allranks.tensorflow.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from allranks.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
-from allranks.tensorflow.v1 import BroadcastGlobalVariablesHook
 from allranks.tensorflow.variables import (
+    BroadcastGlobalVariablesHook,
+    allgather_object,
     broadcast_,
     broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
     broadcast_variables,
 )
 
-_downloads.install()
-_failures.install()
-_failures.leave_to_python()
-_pinning.install()
+# At import, so that a rank never calls a function before it is replaced.
+_patches.install()
+_graph_errors.install()
+_graph_errors.skip_autograph()
 
 
 def __getattr__(name: str) -> _Any:
-    """Imports what needs Keras when it is first used: scripts of TensorFlow 1 do without."""
+    # Keras takes seconds to import, and scripts of TensorFlow 1 do not need it.
     if name == "SyncBatchNormalization":
         from allranks.tensorflow.sync_batch_normalization import SyncBatchNormalization
 
         return SyncBatchNormalization
-    if name in ("_basics", "functions", "mpi_ops"):
-        # Horovod's object that knows rank and size, and its modules: this one has what they have.
+    if name in ("_basics", "functions", "mpi_ops", "util"):
+        # Horovod's submodules, and its object with the rank and size: all names are here.
         return _sys.modules[__name__]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

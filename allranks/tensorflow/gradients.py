@@ -1,9 +1,9 @@
-"""The gradients of one step, reduced in one crossing to the ranks. Runs in every rank."""
+"""Reduces all gradients of a training step in one call. Runs in every rank."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -14,86 +14,96 @@ from allranks.collectives.ops.reducing import op_of
 from allranks.collectives.world import process_sets
 from allranks.errors import UsageError
 from allranks.tensorflow import compression as compressions
-from allranks.tensorflow import sparse
 from allranks.tensorflow.compression import Compression
-from allranks.tensorflow.crossing import Array, cross, like
-from allranks.tensorflow.places import ANYWHERE, HOST
+from allranks.tensorflow.reduce_ops import check_slices, dense_shapes, gather_rows, whole_slices
+from allranks.tensorflow.tf_bridge import ANYWHERE, HOST, Array, call_on_arrays, spec_of
 
 
 @dataclass
-class Reduction:
-    """How gradients become the same on every rank.
+class GradientReduction:
+    """The settings of a distributed tape or optimizer, and the reduction of its gradients.
 
     Attributes:
-        op: Average, Sum or Adasum; on dense tensors Min, Max and Product too.
-        compression: packs dense gradients on their way.
+        op: Average, Sum or Adasum; for dense tensors also Min, Max or Product.
+        compression: compresses dense gradients for the reduction.
         sparse_as_dense: whether ``tf.IndexedSlices`` are reduced as dense tensors.
-        predivide: with Average, gradients are divided by this before they are added up and
-            multiplied by it afterwards: half precision overflows later.
-        process_set: whose ranks take part.
-        scale_local: whether gradients of local variables are divided by the number of ranks, as
-            those of the others are by averaging.
+        gradient_predivide_factor: with Average, gradients are divided by this before the sum and
+            multiplied by it afterwards, so that half precision does not overflow as early.
+        process_set: the ranks that take part.
+        scale_local_gradients: whether gradients of local variables are divided by the number of
+            ranks, as Average divides the others.
         name: for the timeline.
-        device_dense: where dense gradients meet, as in `cross`.
-        device_sparse: where the rows of ``tf.IndexedSlices`` meet.
-        local: identities of the variables whose gradients stay as they are, and the variables.
+        device_dense: the device where dense gradients are reduced, as in `allreduce`.
+        device_sparse: the device where the rows of ``tf.IndexedSlices`` are gathered.
+        local: the `identity` of the variables whose gradients are not reduced.
+
+    Args:
+        num_groups, groups: ignored, because all gradients of a step move together.
     """
 
     op: ReduceOp = Average
     compression: Any = Compression.none
     sparse_as_dense: bool = False
-    predivide: float = 1.0
+    gradient_predivide_factor: float = 1.0
     process_set: ProcessSet = global_process_set
-    scale_local: bool = True
+    scale_local_gradients: bool = True
     name: str | None = None
     device_dense: str = ANYWHERE
     device_sparse: str = ANYWHERE
+    num_groups: InitVar[int] = 0
+    groups: InitVar[Any] = None
+    # The values keep the variables alive, so that no other variable gets the same identity.
     local: dict[int, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, num_groups: int, groups: Any) -> None:
         self.op = op_of("allreduce", self.op)
         compressions.check(self.compression)
         process_sets.check(self.process_set, self.name or "allreduce")
-        if self.predivide != 1.0 and self.op is not Average:
+        _check_groups(num_groups, groups)
+        if self.gradient_predivide_factor != 1.0 and self.op is not Average:
             raise ValueError(
                 "gradient_predivide_factor needs op=Average: "
                 f"found op={self.op.name}. Leave one of them out."
             )
 
     def register_local(self, variables: Iterable[Any]) -> None:
-        """Lets the gradients of these variables stay as each rank has computed them."""
+        """Excludes the gradients of these variables from the reduction."""
         for variable in variables:
             self.local[identity(variable)] = variable
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any] = ()) -> list[Any]:
-        """The gradients of all ranks as one: the same on every rank.
+        """Returns the gradients reduced over the ranks.
 
         Args:
-            gradients: dense tensors, ``tf.IndexedSlices`` or None, the same variables' on every
+            gradients: dense tensors, ``tf.IndexedSlices`` or None, of the same variables on every
                 rank; the rows of slices may differ.
-            variables: the gradients' variables, where some of them may be local.
+            variables: the variables of the gradients, needed if some of them may be local.
 
         Returns:
-            As many gradients, in the same order.
+            As many gradients, in the same order. A rank outside the process set gets its own
+            gradients back, as in Horovod.
 
         Collective over the process set.
         """
         outs = list(gradients)
+        if not process_sets.takes_part(self.process_set, self.name or "allreduce"):
+            return outs
         shared = []
         size = self.process_set.size()
         for index, gradient in enumerate(outs):
             if gradient is None:
                 continue
             if self.local and identity(variables[index]) in self.local:
-                if self.scale_local:
-                    outs[index] = divided(gradient, size)
+                if self.scale_local_gradients:
+                    outs[index] = _divided(gradient, size)
                 continue
             if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
                 outs[index] = tf.convert_to_tensor(gradient)
             shared.append(index)
-        if not shared or (size == 1 and self.process_set.included()):
+        if not shared or size == 1:
             return outs
-        # Where some are missing the ranks compare which: another's of the same shape is not it.
+        # If some gradients are missing, another rank's gradient of the same shape may belong to
+        # another variable. Then the ranks also compare the labels.
         labels = [f"gradient {i}" for i in shared] if len(shared) < len(outs) else []
         crossed = self._cross([outs[i] for i in shared], labels)
         for index, made in zip(shared, crossed, strict=True):
@@ -101,25 +111,29 @@ class Reduction:
         return outs
 
     def _cross(self, gradients: list[Any], labels: list[str]) -> list[Any]:
+        """Reduces dense gradients and slices in one call from TensorFlow.
+
+        One call, because leaving a graph takes longer than a small allreduce, and because two
+        functions in a graph of TensorFlow 1 need an agreement on their order.
+        """
         outs: list[Any] = list(gradients)
         rows = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
         dense = [i for i in range(len(gradients)) if i not in rows]
         if rows:
-            sparse.check(self.op)
+            check_slices(self.op)
         packed, contexts = [], []
         for index in dense:
             small, context = self.compression.compress(gradients[index])
             packed.append(small)
             contexts.append(context)
         parts = [p for i in rows for p in (gradients[i].values, gradients[i].indices)]
-
-        shapes = sparse.dense_shapes([gradients[i] for i in rows])
+        shapes = dense_shapes([gradients[i] for i in rows])
 
         def move(*arrays: Array) -> list[Any]:
             made = self._reduced(arrays[: len(dense)], [labels[i] for i in dense if labels])
             if rows:
                 end = len(dense) + len(parts)
-                made = made + sparse.gather(
+                made = made + gather_rows(
                     arrays[len(dense) : end],
                     arrays[end:],
                     self.process_set,
@@ -128,19 +142,19 @@ class Reduction:
                 )
             return made
 
-        specs = [like(tensor) for tensor in packed]
-        specs += [like(part, open_rows=True) for part in parts]
+        # A graph does not know the number of rows, which is the sum over all ranks.
+        specs = [spec_of(tensor) for tensor in packed]
+        specs += [spec_of(part, open_rows=True) for part in parts]
         name = self.name or "allranks_gradients"
         devices = [self.device_dense] * len(packed) + [self.device_sparse] * len(parts)
         devices += [HOST] * len(shapes)
-        made = cross(move, [*packed, *parts, *shapes], specs, name, self.process_set, devices)
+        tensors = [*packed, *parts, *shapes]
+        made = call_on_arrays(move, tensors, specs, name, self.process_set, devices)
         for place, (index, context) in enumerate(zip(dense, contexts, strict=True)):
             outs[index] = self.compression.decompress(made[place], context)
         for place, index in enumerate(rows):
-            start = len(dense) + 2 * place
-            outs[index] = sparse.rebuilt(
-                gradients[index], made[start : start + 2], self.op, self.process_set
-            )
+            values, indices = made[len(dense) + 2 * place :][:2]
+            outs[index] = whole_slices(gradients[index], values, indices, self.op, self.process_set)
         return outs
 
     def _reduced(self, dense: Sequence[Array], labels: Sequence[str]) -> list[Any]:
@@ -151,32 +165,26 @@ class Reduction:
             self.op,
             process_set=self.process_set,
             labels=tuple(labels),
-            prescale_factor=1.0 / self.predivide,
-            postscale_factor=self.predivide,
+            prescale_factor=1.0 / self.gradient_predivide_factor,
+            postscale_factor=self.gradient_predivide_factor,
             name=self.name,
         )
 
 
 def identity(variable: Any) -> int:
-    """The same for a Keras variable and the TensorFlow variable inside it."""
+    """Returns the same identity for a Keras variable and the TensorFlow variable inside it."""
     inner = getattr(variable, "value", None)
     return id(variable if inner is None or callable(inner) else inner)
 
 
-def divided(gradient: Any, size: int) -> Any:
-    """A gradient divided by the number of ranks; slices stay slices."""
+def _divided(gradient: Any, size: int) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         values = gradient.values / tf.cast(size, gradient.values.dtype)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     return gradient / tf.cast(size, gradient.dtype)
 
 
-def check_groups(num_groups: int, groups: Any) -> None:
-    """Says whether Horovod's grouping is well formed; all gradients of a step are one group here.
-
-    Raises:
-        UsageError: it is not.
-    """
+def _check_groups(num_groups: int, groups: Any) -> None:
     if num_groups < 0 or (isinstance(groups, int) and groups < 0):
         raise UsageError(
             f"groups needs a number that is not negative: found {groups or num_groups}. "
@@ -187,3 +195,144 @@ def check_groups(num_groups: int, groups: Any) -> None:
             "groups needs a number, or a list of lists of variables: "
             f"found {type(groups).__name__}. Leave it out: all gradients move together."
         )
+
+
+class _DistributedTape(tf.GradientTape):  # type: ignore[misc]
+    """A tape that takes over the records of another one."""
+
+    def __init__(self, tape: Any, reduction: GradientReduction) -> None:
+        self.__dict__.update(tape.__dict__)
+        self.reduction = reduction
+
+    def register_local_source(self, source: Any) -> None:
+        """Excludes the gradient of a variable from the reduction."""
+        self.reduction.register_local([source])
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
+        """Returns the gradients of the target, reduced over the ranks; None stays None.
+
+        Args:
+            target: this and the other arguments are as in ``tf.GradientTape.gradient``.
+            sources: variables or tensors, nested in any way, the same on every rank.
+
+        Collective over the process set.
+        """
+        # An option of Horovod, which matches calls by name.
+        options.pop("use_generic_names", None)
+        own = super().gradient(target, sources, output_gradients, *args, **options)
+        whole = self.reduction.reduce(tf.nest.flatten(own), tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(own, whole)
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, output_gradients: Any = None, *args: Any, **options: Any
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Returns the result of `gradient` as pairs of a source and its gradient.
+
+        Returns:
+            The pairs of local sources, and the pairs of all other sources.
+
+        Collective over the process set.
+        """
+        whole = self.gradient(target, sources, output_gradients, *args, **options)
+        local: list[tuple[Any, Any]] = []
+        shared: list[tuple[Any, Any]] = []
+        for source, gradient in zip(tf.nest.flatten(sources), tf.nest.flatten(whole), strict=True):
+            kind = local if identity(source) in self.reduction.local else shared
+            kind.append((source, gradient))
+        return local, shared
+
+
+def DistributedGradientTape(
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Returns a tape with the records of another one, whose ``gradient()`` reduces over the ranks.
+
+    Args:
+        gradtape: a ``tf.GradientTape``.
+        device_dense: as in `allreduce`.
+        device_sparse: as in `allreduce`.
+        compression: as in `allreduce`.
+        sparse_as_dense: whether ``tf.IndexedSlices`` are reduced as dense tensors.
+        op: Average, Sum, Adasum, Min, Max or Product.
+        gradient_predivide_factor: with Average, divides before the sum and multiplies after it.
+        num_groups: ignored, because all gradients move together.
+        groups: ignored, like num_groups.
+        process_set: the ranks that take part.
+        scale_local_gradients: whether gradients of local sources are divided by the number of
+            ranks.
+
+    Raises:
+        ValueError: a predivide factor with another op than Average.
+        UsageError: ``gradtape`` is not a tape.
+    """
+    if not isinstance(gradtape, tf.GradientTape):
+        raise UsageError(
+            f"DistributedGradientTape needs a tf.GradientTape: found {type(gradtape).__name__}. "
+            "Wrap the tape of the block: with tf.GradientTape() as tape"
+        )
+    reduction = GradientReduction(
+        op=op,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        name="DistributedGradientTape",
+    )
+    return _DistributedTape(gradtape, reduction)
+
+
+def PartialDistributedGradientTape(
+    gradtape: Any, *args: Any, local_layers: Any = None, **options: Any
+) -> Any:
+    """Returns a `DistributedGradientTape` that does not reduce the gradients of some layers.
+
+    Args:
+        gradtape: a ``tf.GradientTape``.
+        local_layers: a Keras layer or several.
+        **options: as in `DistributedGradientTape`.
+    """
+    tape = DistributedGradientTape(gradtape, *args, **options)
+    for layer in as_layers(local_layers):
+        for variable in layer.trainable_weights:
+            tape.register_local_source(variable)
+    return tape
+
+
+def as_layers(layers: Any) -> Iterable[Any]:
+    """Returns a Keras layer, several layers or none as a list.
+
+    Raises:
+        UsageError: one of them is not a layer.
+    """
+    if layers is None:
+        return []
+    found = list(layers) if isinstance(layers, (list, tuple, set)) else [layers]
+    for layer in found:
+        if not hasattr(layer, "trainable_weights"):
+            raise UsageError(
+                f"local_layers needs layers of Keras: found {type(layer).__name__}. "
+                "Pass for instance [model.layers[0]]."
+            )
+    return found

@@ -1,4 +1,7 @@
-"""Batch normalization with the statistics of all ranks' batches. Runs in every rank."""
+"""Batch normalization with the statistics of all ranks' batches. Runs in every rank.
+
+A separate file because it imports Keras, which scripts of TensorFlow 1 do not need.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,30 @@ import tensorflow as tf
 
 from allranks.collectives import Sum
 from allranks.errors import UsageError
-from allranks.tensorflow.ops import allreduce
-from allranks.tensorflow.which_keras import LEGACY, keras
+from allranks.tensorflow.keras_version import LEGACY, keras
+from allranks.tensorflow.private_api import require
+from allranks.tensorflow.reduce_ops import allreduce
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
     """Keras' ``BatchNormalization`` with the mean and variance of all ranks' batches.
 
-    Gradients flow through the other ranks' statistics too, so that training on n ranks is training
-    on the joined batch. Batches may be of different lengths. Without ``training`` nothing is sent.
+    Gradients include the other ranks' statistics, so training on n ranks equals training on the
+    joined batch. Batches may have different lengths. Without ``training`` nothing is sent.
 
-    A saved model names it as Keras' own layer and loads without allranks. To train a loaded model
-    further in step, pass ``custom_objects={"BatchNormalization": hvd.SyncBatchNormalization}``.
+    A saved model contains the layer under the name of Keras' own layer, and loads without allranks.
+    To train a loaded model on all ranks, load it with
+    ``custom_objects={"BatchNormalization": hvd.SyncBatchNormalization}``.
 
     Args:
-        fused: Horovod's and Keras 2's; only False is taken.
-        kwargs: as for ``keras.layers.BatchNormalization``.
+        fused: only False is accepted.
+        kwargs: as in ``keras.layers.BatchNormalization``.
 
     Raises:
         ValueError: ``fused=True``.
+        MissingDependency: this Keras computes the moments by another method.
 
-    Collective over all ranks where it is called with ``training=True``.
+    A call with ``training=True`` is collective over all ranks.
     """
 
     def __init__(self, fused: bool = False, **kwargs: Any) -> None:
@@ -42,6 +48,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
                 "SyncBatchNormalization is synchronized by itself, found synchronized=True, which "
                 "is for tf.distribute. Leave it out."
             )
+        own = "_calculate_mean_and_var" if LEGACY else "_moments"
+        require(keras.layers.BatchNormalization, own)
         super().__init__(**({"fused": False} if LEGACY else {}), **kwargs)
 
     if LEGACY:
@@ -57,8 +65,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
             return self._of_all(inputs, self._reduction_axes, False, mask)
 
     def _of_all(self, inputs: Any, axes: Any, keep_dims: bool, mask: Any) -> tuple[Any, Any]:
-        """The mean and variance of each channel over all ranks, in the inputs' dtype."""
-        # Sums of squares in float64 lose nothing when the mean is far from zero.
+        """Returns each channel's mean and variance over all ranks, in the inputs' dtype."""
+        # In float64, because a sum of squares in float32 loses digits if the mean is large.
         values = tf.cast(inputs, tf.float64)
         weights = tf.ones_like(values)
         if mask is not None:
@@ -67,6 +75,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
             tf.reduce_sum(part, axes, keep_dims)
             for part in (weights, values * weights, tf.square(values) * weights)
         ]
+        # One call for all three, because each call waits for all ranks.
         count, total, squares = tf.unstack(
             allreduce(tf.stack(own), op=Sum, name=f"{self.name}/moments")
         )
@@ -75,6 +84,6 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
 
 
-# What Keras writes into a saved model: a name that it finds by itself.
+# Keras writes these names into a saved model, and finds the class by them.
 SyncBatchNormalization.__module__ = "keras.layers"
 SyncBatchNormalization.__name__ = "BatchNormalization"

@@ -1,8 +1,8 @@
-"""Variables that are the same on every rank. Runs in every rank."""
+"""Broadcasts and gathers variables and objects. Runs in every rank."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,14 @@ from allranks import collectives
 from allranks.collectives import ProcessSet, global_process_set
 from allranks.errors import UsageError
 from allranks.records.ranks import label
-from allranks.tensorflow.crossing import Array, cross, like
-from allranks.tensorflow.failures import CollectiveMismatch
+from allranks.tensorflow.graph_errors import CollectiveMismatch, with_tensorflows_errors
+from allranks.tensorflow.tf_bridge import Array, call_on_arrays, spec_of
 
+# The end of messages about functions that need a graph of TensorFlow 1.
 FOR_VERSION_1 = (
     "A script for TensorFlow 1 runs after %env ALLRANKS_TENSORFLOW=1 and %distributed restart in "
     "the notebook, or with ALLRANKS_TENSORFLOW=1 before the command in a shell."
 )
-"""What to type where a graph of TensorFlow 1 was expected, and TensorFlow executes eagerly."""
 
 
 def broadcast_variables(
@@ -28,28 +28,138 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Every rank's variables have the root's values.
+    """Assigns the root's values to the variables of every rank.
 
     Args:
-        variables: of TensorFlow or Keras, as many, of the same shapes and dtypes, on every rank.
+        variables: of TensorFlow or Keras; the same number, shapes and dtypes on every rank.
         root_rank: a rank of the world, the same on every rank.
-        process_set: whose ranks take part.
-        inplace: accepted: variables keep their identity in any case.
+        process_set: the ranks that take part.
+        inplace: ignored, because variables always keep their identity.
 
     Returns:
-        None when eager; in a graph the operation that does it.
+        None when eager; in a graph the operation that broadcasts.
 
     Raises:
-        CollectiveMismatch: the variables differ between ranks; the text names them.
-        UsageError: they are no variables.
+        CollectiveMismatch: the variables differ between ranks; the message names them.
+        UsageError: an argument is not a variable.
 
     Collective over the process set.
     """
-    return _broadcast_together(_listed(variables), int(root_rank), process_set, None)
+    return _broadcast_variables(_checked(variables), int(root_rank), process_set, None)
 
 
-def _listed(variables: Any) -> list[Any]:
-    """The variables, where all are some; a single one has rows, over which Python iterates."""
+def broadcast_(
+    variables: Iterable[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Like `broadcast_variables`; returns the variables.
+
+    Args:
+        name: the name of the operation; in a session the ranks match operations by name.
+    """
+    found = _checked(variables)
+    done = _broadcast_variables(found, int(root_rank), process_set, name)
+    if done is None:
+        return found
+    with tf.control_dependencies([done]):
+        return [tf.identity(variable) for variable in found]
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """Returns the operation that broadcasts all variables of a TensorFlow 1 graph.
+
+    Raises:
+        RuntimeError: TensorFlow executes eagerly, so there is no graph.
+    """
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "broadcast_global_variables() needs a graph of TensorFlow 1, and TensorFlow executes "
+            "eagerly: there are no global variables. Use "
+            "broadcast_variables(model.variables, root_rank=0), or in model.fit() the callback "
+            f"BroadcastGlobalVariablesCallback(0). {FOR_VERSION_1}"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Broadcasts all global variables when a session has been created.
+
+    Args:
+        root_rank: a rank of the world, the same on every rank.
+        device: accepted.
+    """
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self._operation: Any = None
+        self._graph: Any = None
+
+    def begin(self) -> None:
+        """Adds the operation to the graph, once per graph."""
+        graph = tf.compat.v1.get_default_graph()
+        if self._operation is None or self._graph is not graph:
+            self._graph = graph
+            self._operation = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Runs the broadcast. Collective over all ranks."""
+        session.run(self._operation)
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Returns a copy of the root's object; on the root the object itself.
+
+    Args:
+        obj: any object that pickle or cloudpickle supports; only the root's is used.
+        root_rank: a rank of the world, the same on every rank.
+        session: ignored, because objects do not pass through TensorFlow.
+        name: for the timeline.
+        process_set: the ranks that take part.
+
+    Collective over the process set.
+    """
+    with with_tensorflows_errors():
+        return collectives.broadcast_object(obj, root_rank, name=name, process_set=process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[Any], Any]:
+    """Returns a function of one object that calls `broadcast_object` with these arguments."""
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
+def allgather_object(
+    obj: Any,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Returns the list of all ranks' objects, in the order of the ranks.
+
+    Collective over the process set.
+    """
+    with with_tensorflows_errors():
+        return collectives.allgather_object(obj, name=name, process_set=process_set)
+
+
+def _checked(variables: Any) -> list[Any]:
+    """Returns the variables as a list.
+
+    A single variable is an error although Python can iterate over it, because it yields its rows.
+    """
     one = hasattr(variables, "assign") or not isinstance(variables, Iterable)
     found = [] if one else list(variables)
     wrong = [variables] if one else [each for each in found if not hasattr(each, "assign")]
@@ -62,24 +172,29 @@ def _listed(variables: Any) -> list[Any]:
     return found
 
 
-def _broadcast_together(
+def _broadcast_variables(
     found: list[Any], root: int, process_set: ProcessSet, name: str | None
 ) -> Any:
-    seen = [_described(variable) for variable in found]
+    described = [_described(variable) for variable in found]
 
     def move(*arrays: Array) -> list[Array]:
-        _check(seen, process_set)
-        return _broadcast(arrays, root, process_set)
+        # Variables of other shapes may have the same total size, and their values would be mixed.
+        _check_alike(described, process_set)
+        return _broadcast_arrays(arrays, root, process_set)
 
     sources = [tf.convert_to_tensor(variable) for variable in found]
     if not sources:
-        _check_now(seen, process_set)
-        return None if tf.executing_eagerly() else tf.no_op()
-    specs = [like(source) for source in sources]
+        if tf.executing_eagerly():
+            _check_alike(described, process_set)
+            return None
+        return tf.no_op()
+    specs = [spec_of(source) for source in sources]
     if name is None:
-        # In a session it matches the other ranks' by its name, which is that of what it moves.
-        name = "broadcast_" + (seen[0][0] if len(seen) == 1 and seen[0][0] else "variables")
-    made = cross(move, sources, specs, name, process_set)
+        # In a session the ranks match operations by name, so the name is the variable's.
+        name = "broadcast_" + (
+            described[0][0] if len(found) == 1 and described[0][0] else "variables"
+        )
+    made = call_on_arrays(move, sources, specs, name, process_set)
     if tf.executing_eagerly() or tf.inside_function():
         for variable, value in zip(found, made, strict=True):
             variable.assign(value)
@@ -92,52 +207,17 @@ def _broadcast_together(
     )
 
 
-def broadcast_(
-    variables: Iterable[Any],
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> list[Any]:
-    """As `broadcast_variables`; returns the variables.
-
-    Args:
-        name: of the operation, which matches the other ranks' in a session.
-    """
-    found = _listed(variables)
-    done = _broadcast_together(found, int(root_rank), process_set, name)
-    if done is None:
-        return found
-    with tf.control_dependencies([done]):
-        return [tf.identity(variable) for variable in found]
-
-
-def broadcast_global_variables(root_rank: int) -> Any:
-    """The operation that gives every global variable of a TensorFlow 1 graph the root's value.
-
-    Raises:
-        RuntimeError: there is no such graph, as TensorFlow executes eagerly.
-    """
-    if tf.executing_eagerly():
-        raise RuntimeError(
-            "broadcast_global_variables() needs a graph of TensorFlow 1, and TensorFlow executes "
-            "eagerly: there are no global variables. Use "
-            "broadcast_variables(model.variables, root_rank=0), or in model.fit() the callback "
-            f"BroadcastGlobalVariablesCallback(0). {FOR_VERSION_1}"
-        )
-    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
-
-
-def _broadcast(arrays: Sequence[Array], root: int, process_set: ProcessSet) -> list[Array]:
-    """All arrays of a dtype travel as one."""
+def _broadcast_arrays(arrays: Sequence[Array], root: int, process_set: ProcessSet) -> list[Array]:
+    """Broadcasts all arrays of a dtype as one, because a model has hundreds of small ones."""
     outs: list[Any] = [None] * len(arrays)
-    kinds: dict[str, list[int]] = {}
+    by_dtype: dict[str, list[int]] = {}
     for index, array in enumerate(arrays):
-        kinds.setdefault(array.dtype.name, []).append(index)
-    for where in kinds.values():
-        flat = np.concatenate([arrays[index].reshape(-1) for index in where])
+        by_dtype.setdefault(array.dtype.name, []).append(index)
+    for indices in by_dtype.values():
+        flat = np.concatenate([arrays[index].reshape(-1) for index in indices])
         whole = collectives.broadcast(flat, root, process_set=process_set)
         start = 0
-        for index in where:
+        for index in indices:
             end = start + arrays[index].size
             outs[index] = whole[start:end].reshape(arrays[index].shape)
             start = end
@@ -147,16 +227,13 @@ def _broadcast(arrays: Sequence[Array], root: int, process_set: ProcessSet) -> l
 def _described(variable: Any) -> tuple[str, tuple[int, ...], str]:
     name = getattr(variable, "path", None) or getattr(variable, "name", "")
     dtype = variable.dtype if isinstance(variable.dtype, str) else variable.dtype.name
+    # TensorFlow 1 has names such as "w:0" and dtypes such as "float32_ref".
     return str(name).removesuffix(":0"), tuple(map(int, variable.shape)), dtype.removesuffix("_ref")
 
 
-def _check_now(seen: list[Any], process_set: ProcessSet) -> None:
-    if tf.executing_eagerly():
-        _check(seen, process_set)
-
-
-def _check(seen: list[Any], process_set: ProcessSet) -> None:
-    every = collectives.allgather_object(seen, process_set=process_set)
+def _check_alike(described: list[Any], process_set: ProcessSet) -> None:
+    """Checks that all ranks have variables of the same shapes and dtypes. Collective."""
+    every = collectives.allgather_object(described, process_set=process_set)
     counts = {len(one) for one in every}
     brought: dict[str, list[int]] = {}
     for rank, one in zip(process_set.ranks, every, strict=True):
@@ -170,8 +247,8 @@ def _check(seen: list[Any], process_set: ProcessSet) -> None:
             what = f"{name} of shape {shape} and dtype {dtype} at place {at}"
         brought.setdefault(what, []).append(rank)
     if len(brought) > 1:
-        said = ", ".join(f"{label(ranks)} {what}" for what, ranks in brought.items())
+        found = ", ".join(f"{label(ranks)} {what}" for what, ranks in brought.items())
         raise CollectiveMismatch(
-            f"broadcast_variables needs the same variables on every rank: found {said}. "
+            f"broadcast_variables needs the same variables on every rank: found {found}. "
             "Build the model and its optimizer on every rank before the broadcast."
         )

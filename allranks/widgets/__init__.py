@@ -10,10 +10,8 @@ from allranks.widgets.front_end import NOTEBOOK, front_end
 
 if TYPE_CHECKING:
     from allranks.records.wire import Hello
-    from allranks.widgets.dashboard.clicks import Ask
-    from allranks.widgets.dashboard.profiled import Profiler
-    from allranks.widgets.dashboard.terminal import TerminalDashboard
-    from allranks.widgets.dashboard.view import Dashboard
+    from allranks.widgets.dashboard.live import Ask, Profiler
+    from allranks.widgets.dashboard.view import Dashboard, TerminalDashboard
     from allranks.widgets.explainer.explainer import Explainer
     from allranks.widgets.notebook import NotebookView
     from allranks.widgets.offered import Ranks
@@ -70,7 +68,7 @@ def cell_view(
         view: Dashboard | TerminalDashboard
         view = Dashboard(mode, hellos, NotebookView(ranks, log_dir, fold), ask, profiler)
     else:
-        from allranks.widgets.dashboard.terminal import TerminalDashboard
+        from allranks.widgets.dashboard.view import TerminalDashboard
 
         view = TerminalDashboard(mode, hellos, log_dir, fold)
     view.figures.started -= ago
@@ -97,6 +95,6 @@ def ring(
     Raises:
         UsageError: there is no such algorithm, or there are not so many ranks, or none at all.
     """
-    from allranks.widgets.explainer import show
+    from allranks.widgets.explainer import explainer
 
-    return show.ring(cluster, algorithm, ranks, size, values)
+    return explainer.ring(cluster, algorithm, ranks, size, values)

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 from allranks.records.wire import Output
-from allranks.widgets.block import Block
-from allranks.widgets.drawn_bars import DrawnBars
-from allranks.widgets.mirrors import VIEW
-from allranks.widgets.pictures import Gallery, is_rich
-from allranks.widgets.quiet import Quiet
-from allranks.widgets.reopened.missed import missed
-from allranks.widgets.scroller import WHOLE_WORDS, shown_as
-from allranks.widgets.shown import Data, Shown, deal, put_above
-from allranks.widgets.text import hidden_note
+from allranks.widgets.displays import Data, Gallery, Shown, deal, is_rich, put_above
+from allranks.widgets.output_replay import replay
+from allranks.widgets.text import Block, TextView, hidden_note
+from allranks.widgets.widget_proxies import VIEW, DrawnBars
 
 _REFRESH_SECONDS = 0.1
 #: A long text is sent less often, as it is sent whole each time; and the less, the more was sent.
 _NBYTES_A_SECOND = 200_000
 _SLOWER_NBYTES = 500_000
+#: Text of more lines than this, as wide as a page shows them, stands in a scroller.
+_MOST_LINES = 40
+_LINE_WIDTH = 120
+#: Turned over, so that it stands at its end, where the newest lines are, without a script.
+_BOX = (
+    "display: flex; flex-direction: column-reverse; max-height: 480px; overflow: auto; "
+    "border: 1px solid #8884"
+)
+_WHOLE_WORDS_STYLE = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere"
+_FONT = "flex: none; margin: 0; font-family: monospace; font-size: 13px; line-height: 1.3"
+
+_CODES = re.compile(r"\x1b\[([0-9;]*)m")
+_COLOURS = ("#7f7f7f", "#d04437", "#00966b", "#a87b00", "#1f83c9", "#a05fc0", "#138f98", "#8f8f8f")
+_TEXT_STYLES = {1: "font-weight: bold", 3: "font-style: italic", 4: "text-decoration: underline"}
+
+#: Puts the words of an error, whose output is the notebook's own, onto lines as a whole.
+WHOLE_WORDS: Data = {
+    "text/html": (
+        f"<style>.jp-OutputArea:has(.allranks-words) pre {{ {_WHOLE_WORDS_STYLE} }}</style>"
+        '<i class="allranks-words"></i>'
+    ),
+    "text/plain": "",
+}
 
 
 class _Stretch:
@@ -41,7 +61,7 @@ class _Stretch:
         return [*([self.shown] if self.shown else []), *self.pictures.in_order()]
 
 
-class NotebookView(Quiet):
+class NotebookView(TextView):
     """Shows labelled text and pictures of ranks in a notebook's cell.
 
     Args:
@@ -54,12 +74,7 @@ class NotebookView(Quiet):
     def __init__(
         self, ranks: Sequence[int], log_dir: str = "", fold: bool = True, noun: str = "rank"
     ) -> None:
-        self.ranks = tuple(ranks)
-        self.noun = noun
-        self.log_dir = log_dir
-        #: Where the log of one is that has none of its own name.
-        self.log_of: dict[int, str] = {}
-        self.fold = fold
+        super().__init__(ranks, log_dir, fold, noun)
         self._hidden: dict[int, tuple[int, int]] = {}
         self._next_refresh = self._next_bars = 0.0
         self._sent_nbytes = 0
@@ -177,7 +192,7 @@ class NotebookView(Quiet):
 
     def refresh(self) -> None:
         """Shows what is new, at most ten times a second."""
-        missed.tick()
+        replay.tick()
         now = time.monotonic()
         if now >= self._next_bars:
             self._next_bars = now + _REFRESH_SECONDS
@@ -228,6 +243,45 @@ class NotebookView(Quiet):
         self._changed = any(stretch.pictures.changed for stretch in every)
         return nbytes
 
-    def _log(self, rank: int) -> str:
-        default = f"{self.log_dir}/rank-{rank}.log" if self.log_dir else ""
-        return self.log_of.get(rank, default)
+
+def shown_as(text: str) -> Data:
+    """Returns text as a display's data: in a scroller of bounded height where it is long."""
+    count = sum(1 + len(line) // _LINE_WIDTH for line in text.split("\n"))
+    if count <= _MOST_LINES:
+        return {"text/plain": text}
+    box = f'role="region" aria-label="text of {count:,} lines" tabindex="0" style="{_BOX}"'
+    html = f'<div {box}><pre style="{_FONT}; {_WHOLE_WORDS_STYLE}">{_in_colours(text)}</pre></div>'
+    return {"text/html": html, "text/plain": text}
+
+
+def _in_colours(text: str) -> str:
+    """Returns text as HTML, in which colour codes have become styles."""
+    first, *rest = _CODES.split(text)
+    parts, styles = [escape(first, quote=False)], dict[str, str]()
+    for codes, piece in zip(rest[::2], rest[1::2], strict=True):
+        _apply_codes(codes, styles)
+        piece = escape(piece, quote=False)
+        style = "; ".join(styles.values())
+        parts.append(f'<span style="{style}">{piece}</span>' if style and piece else piece)
+    return "".join(parts)
+
+
+def _apply_codes(codes: str, styles: dict[str, str]) -> None:
+    """Changes the styles as a sequence of codes says; those of a background change nothing."""
+    numbers = iter([int(code or 0) for code in codes.split(";")])
+    for number in numbers:
+        if number == 0:
+            styles.clear()
+        elif number in _TEXT_STYLES:
+            styles[f"{number}"] = _TEXT_STYLES[number]
+        elif number in (22, 23, 24):
+            styles.pop(f"{number - 20 if number > 22 else 1}", None)
+        elif 30 <= number <= 37 or 90 <= number <= 97:
+            styles["colour"] = f"color: {_COLOURS[number % 10]}"
+        elif number in (38, 48):  # a colour of many, in one number or in three
+            wide = next(numbers, 0) == 2
+            given = [next(numbers, 0) for _ in range(3 if wide else 1)]
+            if number == 38 and wide:
+                styles["colour"] = f"color: rgb{tuple(given)}"
+        elif number == 39:
+            styles.pop("colour", None)

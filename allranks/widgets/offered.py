@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from allranks.records.explained import Explained
+from allranks.records.lessons import Explained
 
 
 class Ranks(Protocol):

@@ -10,12 +10,9 @@ from typing import Any
 
 from allranks.records.ranks import label
 from allranks.records.wire import Output
-from allranks.widgets.fold import Line, Row, merge
+from allranks.widgets.displays import Data, is_rich
 from allranks.widgets.front_end import TERMINAL, front_end
-from allranks.widgets.pictures import is_rich
-from allranks.widgets.quiet import Quiet
-from allranks.widgets.shown import Data
-from allranks.widgets.text import RankText, hidden_note, render
+from allranks.widgets.text import Line, RankText, Row, TextView, hidden_note, merge, render
 
 #: A line is held for so long, for ranks that write the same one a moment later.
 _HOLD_SECONDS = 0.25
@@ -24,7 +21,7 @@ _UPDATE_SECONDS = 2.0
 _RICH = "rich"
 
 
-class TerminalView(Quiet):
+class TerminalView(TextView):
     """Prints labelled lines of ranks on standard output, and figures where they can be seen.
 
     Args:
@@ -37,11 +34,7 @@ class TerminalView(Quiet):
     def __init__(
         self, ranks: Sequence[int], log_dir: str = "", fold: bool = True, noun: str = "rank"
     ) -> None:
-        self.noun = noun
-        #: Where the log of one is that has none of its own name.
-        self.log_of: dict[int, str] = {}
-        self.log_dir = log_dir
-        self.fold = fold
+        super().__init__(ranks, log_dir, fold, noun)
         self._in_kernel = front_end() != TERMINAL
         self._texts = {rank: RankText() for rank in ranks}
         self._oldest: float | None = None
@@ -121,10 +114,6 @@ class TerminalView(Quiet):
     def finish(self) -> None:
         """Prints everything."""
         self._print()
-
-    def _log(self, rank: int) -> str:
-        default = f"{self.log_dir}/rank-{rank}.log" if self.log_dir else ""
-        return self.log_of.get(rank, default)
 
     def _print(self, ended_only: bool = False) -> None:
         if self._updated and (not ended_only or time.monotonic() >= self._next_update):

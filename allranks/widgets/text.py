@@ -1,12 +1,21 @@
-"""Labelled text: what ranks wrote, each line behind the ranks that wrote it."""
+"""Labelled text: what ranks wrote, each line behind the ranks that wrote it.
+
+A rank's lines are collected as a terminal would show them (``RankText``). Identical lines of
+several ranks become one row (``merge``), and so do progress bars of tqdm, rich and Keras with the
+same name and total: then the slowest rank's is shown.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import islice
+from typing import NamedTuple
 
 from allranks.records.ranks import label
-from allranks.widgets.fold import Line, Row
+from allranks.records.telemetry import Telemetry
 
 _GUTTER = {"out": "│", "err": "!", "value": "→", "note": "·"}
 _UP, _UP_ONE = "\x1b[A", "\x1b[1A"
@@ -20,6 +29,32 @@ _CONTROL = re.compile(
     r"\x1b\[(?![0-9;]*m)[0-9;?]*[A-Za-z]|\x1b(?!\[[0-9;]*m)"
     r"|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\ud800-\udfff]"
 )
+
+
+_MARKS = ("%|", "━", "[=", "[>.")
+"""One of these is in every bar, and in hardly anything else."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_TQDM = re.compile(
+    r"(?P<name>.*?) *(?P<percent>\d+)%\|[^|]*\| *(?P<done>[\d.]+)(?P<unit>[a-zA-Z]*)"
+    r"/(?P<total>[\d.]+[a-zA-Z]*) \[(?P<elapsed>[\d:]+)"
+)
+_RICH = re.compile(r"(?P<name>.*?) *[━╸╺]+ +(?P<percent>\d+)% (?P<elapsed>[\d:]*)")
+_KERAS = re.compile(r" *(?P<done>\d+)/(?P<total>\d+) (?:━+|\[[=>.]+\])(?P<rest>.*)")
+_METRIC = re.compile(r" - (\w+: \S+)")
+
+
+class Line(NamedTuple):
+    """One line of one rank. ``kind`` is out, err, value or note."""
+
+    kind: str
+    text: str
+
+
+class Row(NamedTuple):
+    """One line that these ranks wrote."""
+
+    ranks: tuple[int, ...]
+    line: Line
 
 
 class RankText:
@@ -95,6 +130,125 @@ def _as_shown(text: str) -> str:
     return last or head.rpartition("\r")[2]
 
 
+class _Bar(NamedTuple):
+    name: str
+    total: str
+    percent: int
+    done: float
+    elapsed: str
+
+
+def may_be_bar(text: str) -> bool:
+    """Whether a line has what every bar has: looking for that costs next to nothing."""
+    return any(mark in text for mark in _MARKS)
+
+
+def _bar(text: str) -> _Bar | None:
+    if not may_be_bar(text):
+        return None
+    text = _COLOURS.sub("", text)
+    if found := _TQDM.match(text):
+        name, total, elapsed = found["name"], found["total"], found["elapsed"]
+        return _Bar(name, total, int(found["percent"]), float(found["done"]), elapsed)
+    if found := _KERAS.match(text):
+        done, total = int(found["done"]), int(found["total"])
+        name = " ".join(_METRIC.findall(found["rest"])) if done == total else ""
+        return _Bar(name, f"{total}", 100 * done // max(1, total), done, "")
+    if found := _RICH.match(text):
+        percent = int(found["percent"])
+        return _Bar(found["name"], "", percent, percent, found["elapsed"])
+    return None
+
+
+def name_of(text: str) -> str:
+    """Returns what is the same on all ranks in a line: of a bar its name, else the line itself."""
+    bar = _bar(text)
+    return text if bar is None else f"\0{bar.name}\0{bar.total}"
+
+
+def combined_bar(texts: Sequence[str], ranks: Sequence[int]) -> str:
+    """Returns one line for those of several ranks that have the same name.
+
+    Args:
+        texts: what each of them wrote.
+        ranks: who they are.
+    """
+    bars = [bar for bar in map(_bar, texts) if bar is not None]
+    if len(bars) < len(texts) or len(set(texts)) == 1:
+        return texts[0]
+    behind = [(bar.percent, bar.done) for bar in bars]
+    if len(set(behind)) == 1:
+        # All are as far; the one that took longest is as slow as any.
+        return texts[
+            max(range(len(bars)), key=lambda at: (len(bars[at].elapsed), bars[at].elapsed))
+        ]
+    slowest = min(range(len(bars)), key=lambda at: behind[at])
+    mean = sum(bar.percent for bar in bars) / len(bars)
+    return f"{texts[slowest]}  slowest: {ranks[slowest]}, mean {mean:.0f}%"
+
+
+def merge(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
+    """Returns the rows of several ranks' lines.
+
+    Every rank's lines stay in their order. A line waits for the ranks that are still to write it,
+    so that the rows do not depend on who was faster. Progress bars of the same name are one line.
+
+    Args:
+        lines: the lines of each rank.
+    """
+    if not any(may_be_bar(line.text) for some in lines.values() for line in some):
+        return _merged(lines)
+    named = {rank: [Line(kind, name_of(text)) for kind, text in lines[rank]] for rank in lines}
+    rows = []
+    at = dict.fromkeys(lines, 0)
+    for ranks, line in _merged(named):
+        own = [lines[rank][at[rank]] for rank in ranks]
+        if own[0].text is not line.text:
+            line = Line(line.kind, combined_bar([one.text for one in own], ranks))
+        for rank in ranks:
+            at[rank] += 1
+        rows.append(Row(ranks, line))
+    return rows
+
+
+def _merged(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
+    left = {rank: Counter(lines[rank]) for rank in sorted(lines)}
+    #: How many ranks have still to write each line.
+    owners = Counter(line for counts in left.values() for line in counts)
+    coming = {rank: iter(lines[rank]) for rank in left}
+    #: By the next line of each rank, whose it is.
+    heads: dict[Line, list[int]] = {}
+    #: Those that nobody else is still to write, that of the lowest rank first.
+    ready: list[tuple[int, Line]] = []
+
+    def advance(ranks: Iterable[int]) -> None:
+        seen = set()
+        for rank in ranks:
+            for line in islice(coming[rank], 1):
+                heads.setdefault(line, []).append(rank)
+                seen.add(line)
+        for line in seen:
+            if len(heads[line]) == owners[line]:
+                heappush(ready, (min(heads[line]), line))
+
+    rows: list[Row] = []
+    advance(left)
+    while heads:
+        # Where orders cross, the widest agreement goes first.
+        line = heappop(ready)[1] if ready else max(heads, key=lambda head: _width(heads[head]))
+        ranks = sorted(heads.pop(line))
+        rows.append(Row(tuple(ranks), line))
+        for rank in ranks:
+            left[rank][line] -= 1
+            owners[line] -= not left[rank][line]
+        advance(ranks)
+    return rows
+
+
+def _width(ranks: Sequence[int]) -> tuple[int, int]:
+    return len(ranks), -min(ranks)
+
+
 def clean(text: str) -> str:
     """Returns a text in which nothing but colour codes acts on the screen."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
@@ -116,3 +270,74 @@ def hidden_note(lines: int, nbytes: int, path: str) -> str:
     """Returns the line that stands for what is in the log only."""
     where = f"; the whole output is in {path}" if path else ""
     return f"… {lines:,} lines ({nbytes / 1e6:.1f} MB) are not shown{where}"
+
+
+class Block:
+    """Collects the ranks' lines and renders them.
+
+    Args:
+        ranks: whose lines are to come.
+        fold: whether identical lines of several ranks are shown once.
+        noun: what they are called.
+    """
+
+    def __init__(self, ranks: Sequence[int], fold: bool, noun: str = "rank") -> None:
+        self.fold = fold
+        self.noun = noun
+        self.texts = {rank: RankText() for rank in ranks}
+
+    def feed(self, rank: int, kind: str, text: str) -> None:
+        """Takes in text of a rank."""
+        self.texts.setdefault(rank, RankText()).feed(kind, text)
+
+    def clear(self, rank: int) -> None:
+        """Forgets a rank's lines."""
+        if rank in self.texts:
+            self.texts[rank].clear()
+
+    def render(self, extra: Sequence[tuple[int, str]] = ()) -> str:
+        """Returns the block as labelled text.
+
+        Args:
+            extra: a rank and a note each, shown last.
+        """
+        lines = {rank: text.lines for rank, text in self.texts.items()}
+        if self.fold:
+            rows = merge(lines)
+        else:
+            rows = [Row((rank,), line) for rank in sorted(lines) for line in lines[rank]]
+        rows += [Row((rank,), Line("note", note)) for rank, note in extra]
+        return render(rows, self.noun)
+
+
+class TextView:
+    """What the text views of a notebook and of a terminal share.
+
+    Telemetry is ignored here: views with a panel show it.
+
+    Args:
+        ranks: the ranks whose output is shown.
+        log_dir: where their logs are.
+        fold: whether identical output of several ranks is shown once.
+        noun: what they are called: rank, member or item.
+    """
+
+    def __init__(
+        self, ranks: Sequence[int], log_dir: str = "", fold: bool = True, noun: str = "rank"
+    ) -> None:
+        self.ranks = tuple(ranks)
+        self.log_dir = log_dir
+        self.fold = fold
+        self.noun = noun
+        #: The logs of members, which have names of their own.
+        self.log_of: dict[int, str] = {}
+
+    def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None:
+        """Ignores a rank's curves, timings or pulse."""
+
+    def left(self, rank: int, status: str) -> None:
+        """Ignores that a rank has left the cell."""
+
+    def _log(self, rank: int) -> str:
+        default = f"{self.log_dir}/rank-{rank}.log" if self.log_dir else ""
+        return self.log_of.get(rank, default)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Browser, expect, sync_playwright
 
 from tests.browser.chromium import MISSING, find_chromium
 from tests.browser.lab import CHROMIUM_ARGS, Lab, Server
+from tests.missing import skip_missing
 
 PICTURES = Path("test-results") / "browser"
+VIEWPORT = {"width": 1280, "height": 900}
 
 # Five seconds, as Playwright has it, are not enough on a machine that has much to do.
 expect.set_options(timeout=30_000)
@@ -22,7 +26,7 @@ def chromium() -> str:
     """The path of a Chromium that starts."""
     path = find_chromium()
     if path is None:
-        pytest.skip(MISSING)
+        skip_missing(MISSING)
     return path
 
 
@@ -44,13 +48,29 @@ def browser(chromium: str) -> Iterator[Browser]:
         browser.close()
 
 
+@contextmanager
+def fresh_page(browser: Browser, server: Server) -> Iterator[Lab]:
+    """An empty page of a JupyterLab without notebooks."""
+    server.clear()
+    context = browser.new_context(viewport=VIEWPORT)
+    lab = Lab(context.new_page(), server)
+    yield lab
+    lab.close()
+    context.close()
+
+
+@contextmanager
+def page_with_ranks(browser: Browser, server: Server, *sources: str) -> Iterator[Lab]:
+    """A page with a notebook of these cells, the first of which has started ranks."""
+    with fresh_page(browser, server) as lab:
+        lab.open(server.add(new_notebook(cells=[new_code_cell(source) for source in sources])))
+        lab.start_ranks()
+        yield lab
+
+
 @pytest.fixture
 def lab(browser: Browser, server: Server, request: pytest.FixtureRequest) -> Iterator[Lab]:
     """A fresh page. A picture of how it ended is left in test-results/browser."""
-    server.clear()
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    lab = Lab(context.new_page(), server)
-    yield lab
-    lab.screenshot(PICTURES / f"{request.node.name}.png")
-    lab.close()
-    context.close()
+    with fresh_page(browser, server) as lab:
+        yield lab
+        lab.screenshot(PICTURES / f"{request.node.name}.png")

@@ -222,6 +222,12 @@ class Lab:
         """Starts all cells; does not wait for them."""
         self.command("notebook:run-all-cells")
 
+    def start_ranks(self) -> None:
+        """Runs the first cell, which starts them; returns when they are there."""
+        self.run_cell(0)
+        self.wait_for(0, "allranks started", timeout=90)
+        self.wait_idle()
+
     def run_cell(self, index: int) -> None:
         """Starts one cell; does not wait for it."""
         self.page.evaluate(
@@ -229,6 +235,18 @@ class Lab:
             index,
         )
         self.command("notebook:run-cell")
+
+    def replace(self, index: int, source: str) -> None:
+        """Puts another source into a code cell, and removes the outputs of all cells."""
+        self.command("notebook:clear-all-cell-outputs")
+        self.page.evaluate(
+            """([index, source]) => {
+                const cell = jupyterapp.shell.currentWidget.content.widgets[index];
+                cell.model.sharedModel.setSource(source);
+            }""",
+            [index, source],
+        )
+        self.output(index).locator(".jp-OutputArea-child").first.wait_for(state="detached")
 
     def interrupt(self) -> None:
         """Presses what the interrupt button presses."""

@@ -101,7 +101,7 @@ def panel(lab: Lab) -> None:
 def logs(lab: Lab) -> None:
     """The logs, searched while the cell runs."""
     shown = _begun(lab, "logs")
-    expect(shown.locator(".ar-said")).to_contain_text("lines", timeout=60_000)
+    expect(shown.locator(".ar-panel-logs .ar-said")).to_contain_text("lines", timeout=60_000)
     shown.get_by_role("searchbox").fill("epoch")
     expect(shown.locator("mark").first).to_be_visible()
     _both(lab, shown.locator(".ar-panel-logs"), "dashboard-logs")

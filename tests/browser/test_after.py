@@ -23,7 +23,8 @@ for step in range(2000):
     time.sleep(0.01)
 print("trained")
 """,
-    "%%distributed\nfor step in range(200): log(step=step, loss=1 / (step + 3) ** 2)",
+    "%%distributed --view full\nfor step in range(200): log(step=step, loss=1 / (step + 3) ** 2)\n"
+    "for line in range(100): print(f'{line:300}')",
     "%distributed compare 2 3",
 ]
 #: Notes the height of the panel's output in every picture that the page draws.
@@ -127,6 +128,9 @@ def test_the_same_view_stays_after_the_cell_and_in_a_saved_notebook(lab, server,
     assert panel(lab).evaluate(CHOSEN) == ended
     explore(lab)
     lab.picture_of(1, PICTURES / "after-3-reopened.png")
+    # It says how much of the output is not in the notebook.
+    said = lab.output(2).locator(".ar-panel-logs .ar-said")
+    expect(said).to_contain_text(re.compile(r"^\d+ lines, 8\d.* kB more in the log files$"))
     # So it does in a page that nbconvert makes.
     page, _ = HTMLExporter().from_filename(saved)
     (tmp_path / "page.html").write_text(page)

@@ -70,9 +70,7 @@ def sweep(lab, server):
             AFTER,
         ]
         lab.open(server.add(new_notebook(cells=[new_code_cell(source) for source in sources])))
-        lab.run_cell(0)
-        lab.wait_for(0, "allranks started", timeout=90)
-        lab.wait_idle()
+        lab.start_ranks()
         lab.run_cell(1)
         table = lab.output(1).locator("table.ar-members tbody tr")
         expect(table).to_have_count(24, timeout=30_000)
@@ -252,3 +250,54 @@ def test_members_are_added_and_stopped_from_the_panel(sweep, lab):
     expect(lab.output(1)).to_contain_text(re.compile(r"\d+ of 26 finished, \d+ stopped"))
     assert "Error" not in lab.outputs_text(1)
     assert lab.complaints == []
+
+
+THOUSAND = (
+    "%%ensemble x=0:1000 --metric loss\nimport time\n"
+    "for i in range(5): log(loss=(x * 7 + 1) % 1000 - i)\ntime.sleep(0.005)"
+)
+#: Notes how long each picture of the page took.
+FRAMES = """() => {
+    let last = performance.now();
+    window.frames = [];
+    const look = (now) => {
+        window.frames.push(now - last);
+        last = now;
+        requestAnimationFrame(look);
+    };
+    requestAnimationFrame(look);
+}"""
+
+
+def test_a_thousand_members_are_paged_and_sorted_while_they_run_and_afterwards(lab, server):
+    cells = ["%load_ext allranks\n%distributed start -n 2", THOUSAND]
+    path = server.add(new_notebook(cells=[new_code_cell(source) for source in cells]))
+    lab.open(path)
+    lab.run_cell(0)
+    lab.wait_idle()
+    lab.page.evaluate(FRAMES)
+    lab.run_cell(1)
+    lab.wait_idle()
+    assert max(lab.page.evaluate("window.frames")) < 2000
+    assert lab.complaints == []
+    look_through_the_pages(lab, "rows 1–100 of 1,000")
+    lab.save()
+    lab.close()
+    lab.open_without_kernel(path, trusted=True)
+    kept = re.compile(r"^rows 1–100 of (1,000|\d+, the best of 1,000 members)$")
+    look_through_the_pages(lab, kept)
+
+
+def look_through_the_pages(lab, said):
+    panel = lab.output(1).locator(".ar-panel-members")
+    rows = panel.locator("tbody tr")
+    expect(rows).to_have_count(100)
+    expect(panel.get_by_role("status").last).to_have_text(said)
+    # The lowest loss is that of member 857: 857 * 7 + 1 is 6000.
+    panel.get_by_role("button", name="loss", exact=True).click()
+    first = rows.first.locator("td[data-column=number]")
+    expect(first).to_have_text("857")
+    panel.get_by_role("button", name="members after these").click()
+    expect(rows.first.locator("td[data-column=metric]")).to_have_text("96")
+    panel.get_by_role("button", name="member", exact=True).click()
+    expect(panel.get_by_role("status").last).to_have_text(said)

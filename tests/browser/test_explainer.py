@@ -9,12 +9,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
 from playwright.sync_api import expect
 
 from tests.browser import widths
-from tests.browser.conftest import PICTURES
+from tests.browser.conftest import PICTURES, VIEWPORT, page_with_ranks
 
 START = "%load_ext allranks\n%distributed start -n 4"
 RING = "from allranks.widgets import ring\nring({})"
@@ -30,23 +29,32 @@ TRAVELS = """() => {
 }"""
 
 
-@pytest.fixture
-def explained(lab, server):
-    """Shows an explainer on four ranks and returns its player."""
+@pytest.fixture(scope="module")
+def lab(browser, server):
+    """One page and four ranks for all tests of this file."""
+    with page_with_ranks(browser, server, START, "", BUSY, "%distributed stop") as lab:
+        yield lab
 
-    def start(arguments="", *more):
-        sources = [START, RING.format(arguments), *more]
-        lab.open(server.add(new_notebook(cells=[new_code_cell(source) for source in sources])))
-        lab.run_cell(0)
-        lab.wait_for(0, "allranks started", timeout=90)
-        lab.wait_idle()
+
+@pytest.fixture
+def explained(lab, request):
+    """Shows an explainer and returns its player. A picture of how the test ended is left."""
+
+    def start(arguments=""):
+        lab.complaints.clear()
+        lab.page.set_viewport_size(VIEWPORT)
+        lab.page.emulate_media(reduced_motion="no-preference")
+        lab.page.evaluate("() => { delete window.seen; }")
+        lab.choose_theme("JupyterLab Light")
+        lab.replace(1, RING.format(arguments))
         lab.run_cell(1)
         player = lab.output(1).locator(".ar-explainer")
         expect(player).to_have_count(1, timeout=60_000)
         lab.wait_idle()
         return player
 
-    return start
+    yield start
+    lab.screenshot(PICTURES / f"{request.node.name}.png")
 
 
 def held(player):
@@ -195,7 +203,7 @@ def test_it_is_led_by_the_keyboard_and_scrubbed_back(explained, lab):
 
 
 def test_another_choice_is_run_on_the_ranks_when_they_are_idle(explained, lab, server):
-    player = explained("", BUSY, "%distributed stop")
+    player = explained()
     algorithm, ranks = player.get_by_label("algorithm"), player.get_by_label("ranks")
     title, cost = player.locator("b").first, player.locator(".ar-cost")
     before = cost.inner_text()
@@ -249,6 +257,17 @@ def test_another_choice_is_run_on_the_ranks_when_they_are_idle(explained, lab, s
     lab.page.keyboard.press("End")
     assert held(player).tolist() == [[1111 * number for number in range(1, 9)]] * 4
     assert lab.complaints == []
+    lab.start_ranks()
+
+
+def test_a_page_that_is_loaded_anew_has_the_player_again(explained, lab):
+    player = explained("ranks=2, size=2")
+    lab.save()
+    lab.page.goto(lab.page.url.replace("reset&", "").replace("?reset", ""))
+    expect(player).to_have_count(1, timeout=60_000)
+    player.focus()
+    lab.page.keyboard.press("End")
+    assert held(player).tolist() == [[11, 22]] * 2
 
 
 def test_a_saved_notebook_shows_the_last_run_without_a_kernel(explained, lab):
@@ -274,13 +293,3 @@ def test_a_saved_notebook_shows_the_last_run_without_a_kernel(explained, lab):
     assert title in lab.outputs_text(1)
     assert lab.output(1).locator(".ar-explainer").count() == 0
     lab.picture_of(1, PICTURES / "explainer-reopened.png")
-
-
-def test_a_page_that_is_loaded_anew_has_the_player_again(explained, lab):
-    player = explained("ranks=2, size=2")
-    lab.save()
-    lab.page.goto(lab.page.url.replace("reset&", "").replace("?reset", ""))
-    expect(player).to_have_count(1, timeout=60_000)
-    player.focus()
-    lab.page.keyboard.press("End")
-    assert held(player).tolist() == [[11, 22]] * 2

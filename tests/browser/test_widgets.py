@@ -40,7 +40,7 @@ def moved_by(lab, rank, presses):
         handle.press("ArrowRight")
 
 
-def test_bars_sliders_and_outputs_of_ranks_are_drawn_and_work(lab, server):
+def test_bars_sliders_outputs_and_debuggers_of_ranks_are_drawn_and_work(lab, server):
     path = server.add(new_notebook(cells=[new_code_cell(source) for source in CELLS]))
     lab.open(path)
     lab.run_cell(0)
@@ -67,6 +67,7 @@ def test_bars_sliders_and_outputs_of_ranks_are_drawn_and_work(lab, server):
     press.click()
     expect(lab.output(5).get_by_role("button", name="pressed on rank 1")).to_be_visible()
     lab.screenshot(PICTURES / "widgets-of-ranks.png")
+    a_debugger_asks_in_the_cells_own_field(lab, 6)
     assert lab.complaints == []
     # A page that is loaded anew has the sliders as they were moved, and they still work.
     lab.save()
@@ -76,22 +77,18 @@ def test_bars_sliders_and_outputs_of_ranks_are_drawn_and_work(lab, server):
     expect(lab.output(2).get_by_text("twice 10")).to_be_visible(timeout=30_000)
 
 
-def test_a_debugger_asks_in_the_cells_own_field(lab, server):
-    lab.open(server.add(new_notebook(cells=[new_code_cell(CELLS[0]), new_code_cell(CELLS[-1])])))
-    lab.run_cell(0)
-    lab.wait_for(0, "allranks started", timeout=90)
-    lab.wait_idle()
-    lab.run_cell(1)
+def a_debugger_asks_in_the_cells_own_field(lab, index):
+    lab.run_cell(index)
     # One that was answered stays for half a second more.
-    field = lab.output(1).locator(
+    field = lab.output(index).locator(
         ".jp-OutputArea-stdin-item:not(.jp-OutputArea-stdin-hiding) input"
     )
     for line, shown in (("p rank * 21 + 21", "42"), ("c", "out of it")):
         expect(field).to_have_count(1, timeout=30_000)
         field.fill(line)
         field.press("Enter")
-        lab.wait_for(1, shown)
+        lab.wait_for(index, shown)
     lab.wait_idle()
     lab.screenshot(PICTURES / "debugger-of-a-rank.png")
-    said = lab.outputs_text(1)
+    said = lab.outputs_text(index)
     assert said.index("p rank * 21 + 21") < said.index("│ 42") < said.index("→ 'out of it'")

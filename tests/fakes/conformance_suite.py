@@ -25,13 +25,14 @@ from cupy.cuda import nccl, runtime
 
 import allranks.collectives as c
 from allranks.cluster import devices
+from allranks.collectives import loopback
 from allranks.collectives.arrays.reductions import Arithmetic, ReduceOp, check, is_half
-from allranks.collectives.gpu import api, device, kinds, lending, nccl_comm, nccl_types
+from allranks.collectives.gpu import cupy_api, device, dlpack, nccl_communicator
+from allranks.collectives.gpu import nccl as nccl_transport
 from allranks.collectives.gpu.nccl import cut
-from allranks.collectives.transports import loopback
-from allranks.engine.devices import gpu_memory
-from allranks.engine.devices.gpu import is_out_of_memory
 from allranks.errors import MissingDependency
+from allranks.features.gpu import memory as gpu_memory
+from allranks.features.gpu.driver import is_out_of_memory
 
 FAKES = Path(__file__).parent
 PACKAGE = FAKES.parents[1] / "allranks"
@@ -116,7 +117,7 @@ def fits(mine: list[Parameter], theirs: list[Parameter]) -> str:
 
 
 def parts_of_protocols() -> list[tuple[str, Any, ast.FunctionDef]]:
-    """What ``collectives/gpu/api.py`` asks for, and where the real one is."""
+    """What ``collectives/gpu/cupy_api.py`` asks for, and where the real one is."""
     owners = {
         "Event": cupy.cuda.Event,
         "Stream": cupy.cuda.Stream,
@@ -127,7 +128,7 @@ def parts_of_protocols() -> list[tuple[str, Any, ast.FunctionDef]]:
         "Cuda": cupy.cuda,
         "Cupy": cupy,
     }
-    asked = classes(PACKAGE / "collectives" / "gpu" / "api.py")
+    asked = classes(PACKAGE / "collectives" / "gpu" / "cupy_api.py")
     assert set(owners) == set(asked)
     return [
         (f"{name}.{function.name}", owners[name], function)
@@ -203,7 +204,7 @@ def test_arguments_that_are_given_by_name_are_known(made, arguments):
 
 def test_every_name_that_is_asked_of_the_driver_is_there():
     asked = set()
-    for room in ("engine/devices/gpu.py", "cluster/devices.py", "cluster/preflight.py"):
+    for room in ("features/gpu/driver.py", "cluster/devices.py", "cluster/preflight.py"):
         path = PACKAGE / room
         if path.exists():
             asked |= set(re.findall(r"\.((?:nvml|NVML)\w+)", path.read_text()))
@@ -212,10 +213,10 @@ def test_every_name_that_is_asked_of_the_driver_is_there():
 
 
 def test_numbers_that_are_written_down_are_the_libraries_own():
-    own = {code: f"NCCL_{name.upper()}" for name, code in nccl_types.CODES.items()}
+    own = {code: f"NCCL_{name.upper()}" for name, code in nccl_transport.CODES.items()}
     assert own == {getattr(nccl, name): name for name in own.values()}
-    assert nccl_types.BYTES == nccl.NCCL_UINT8
-    sums, largest = nccl_types.wire(ReduceOp.Sum, np.dtype("i4")), ReduceOp.Max
+    assert cupy_api.BYTES == nccl.NCCL_UINT8
+    sums, largest = nccl_transport.nccl_form(ReduceOp.Sum, np.dtype("i4")), ReduceOp.Max
     assert sums is not None
     assert sums.op == nccl.NCCL_SUM
     for op, code in (
@@ -223,7 +224,7 @@ def test_numbers_that_are_written_down_are_the_libraries_own():
         (ReduceOp.Min, nccl.NCCL_MIN),
         (ReduceOp.Product, nccl.NCCL_PROD),
     ):
-        form = nccl_types.wire(op, np.dtype("i4"))
+        form = nccl_transport.nccl_form(op, np.dtype("i4"))
         assert form is not None
         assert form.op == code
     assert runtime.memcpyHostToDevice == device.TO_GPU
@@ -238,52 +239,27 @@ def test_errors_of_the_driver_are_named_as_the_fakes():
 def test_a_communicators_id_goes_from_one_rank_to_another():
     """As bytes, of which the other rank makes a communicator: on a GPU, which is missing here."""
     unique = nccl.get_unique_id()
-    assert len(unique) == nccl_comm._ID_NBYTES
+    assert len(unique) == nccl_communicator._ID_NBYTES
     crossed = np.frombuffer(unique, np.uint8).tobytes()
     with pytest.raises(nccl.NcclError, match="CUDA"):
         nccl.NcclCommunicator(1, crossed, 0)
-    assert isinstance(nccl_comm.last_error(), str)
+    assert isinstance(nccl_communicator.last_error(), str)
 
 
 def test_a_call_that_is_in_progress_is_no_error_to_cupy():
-    """What `nccl_comm.is_in_progress` takes for it is that alone."""
+    """What `nccl_communicator.is_in_progress` takes for it is that alone."""
     for status in range(1, 7):
         assert isinstance(nccl.NcclError(status), RuntimeError)
-    for status in (nccl_types.IN_PROGRESS, 8):
+    for status in (cupy_api.IN_PROGRESS, 8):
         with pytest.raises(KeyError) as caught:
             nccl.NcclError(status)
         assert caught.value.args == (status,)
 
 
 def test_errors_of_a_capture_have_the_numbers_that_are_waited_out():
-    named = [str(runtime.CUDARuntimeError(status)) for status in lending._CAPTURING]
+    named = [str(runtime.CUDARuntimeError(status)) for status in dlpack._CAPTURING]
     assert all("apture" in each for each in named)
     assert runtime.CUDARuntimeError(900).status == 900
-
-
-def test_nvidias_own_binding_takes_what_it_is_given(monkeypatch):
-    """What stands for nccl4py under cupy's names, and the fake of it, against the real one."""
-    nccl4py = pytest.importorskip("nccl.bindings.nccl", reason="the package nccl4py is missing")
-    fake = FAKES / "gpu" / "nccl" / "bindings" / "nccl.py"
-    for function in public(ast.parse(fake.read_text()).body):
-        theirs = [p.name for p in real_parameters(getattr(nccl4py, function.name))]
-        assert [p.name for p in written_parameters(function)] == theirs
-    source = PACKAGE / "collectives" / "gpu" / "nccl4py.py"
-    asked = set(re.findall(r"(?:_bindings\(\)|nccl)\.(\w+)", source.read_text())) - {"bindings"}
-    assert {"all_reduce", "comm_abort", "comm_init_rank_config", "send"} <= asked
-    assert [name for name in sorted(asked) if not hasattr(nccl4py, name)] == []
-    described = classes(PACKAGE / "collectives" / "gpu" / "api.py")["Communicator"]
-    made = classes(source)["NcclCommunicator"]
-    assert {f.name for f in public(described.body)} == {f.name for f in public(made.body)}
-
-    monkeypatch.setenv(api.WHICH, "nccl4py")
-    chosen = api.load_nccl()
-    assert chosen.get_version() == nccl4py.get_version()
-    unique = chosen.get_unique_id()
-    assert len(unique) == nccl_comm._ID_NBYTES
-    assert int(nccl4py.Result.InProgress) == nccl_types.IN_PROGRESS
-    with pytest.raises(RuntimeError, match="UnhandledCudaError"):
-        chosen.NcclCommunicator(1, unique, 0)
 
 
 def on_the_host(array: np.ndarray) -> Any:
@@ -305,9 +281,9 @@ DTYPES = [
 def test_arrays_are_cut_and_seen_as_numpys(dtype):
     host = np.zeros((6, 4), dtype)
     array = on_the_host(host)
-    assert kinds.library_of(array) == "cupy"
-    assert kinds.is_on_gpu(array)
-    assert kinds.take(array)[0] is array
+    assert dlpack.library_of(array) == "cupy"
+    assert dlpack.is_on_gpu(array)
+    assert dlpack.take(array)[0] is array
     assert (array.dtype, array.nbytes, array.itemsize) == (dtype, host.nbytes, dtype.itemsize)
     assert array.data.ptr == host.ctypes.data
     assert array.device.id == 0
@@ -322,7 +298,7 @@ def test_arrays_are_cut_and_seen_as_numpys(dtype):
             check(op, dtype)
         except TypeError:
             continue
-        form = nccl_types.wire(op, dtype) if op is not ReduceOp.Adasum else None
+        form = nccl_transport.nccl_form(op, dtype) if op is not ReduceOp.Adasum else None
         if form is not None and form.wider is None:
             assert form.view(flat).shape == form.view(whole).shape
 
@@ -434,5 +410,5 @@ def test_without_a_driver_no_gpu_is_found_and_it_is_said_why():
 
 
 def test_ncclGetLastError_is_there():
-    api.load_nccl()
+    cupy_api.load_nccl()
     assert ctypes.CDLL("libnccl.so.2").ncclGetLastError

@@ -49,6 +49,21 @@ def test_a_client_of_this_notebook_or_of_another_finds_the_ranks(notebook, ipyth
     assert done.stdout == b"30\n", done.stderr
 
 
+def test_a_client_is_one_of_this_notebooks_ranks_and_of_no_others(notebook, ipython, new_notebook):
+    files(ipython, 3)
+    other = new_notebook(env={"IPYTHONDIR": str(ipython)})
+    other.run("%load_ext allranks\nimport ipyparallel as ipp")
+    cell = other.run("ipp.Client()")
+    assert cell.error_name == "UsageError"
+    assert "expected ranks of this notebook, found none. Type: %distributed start" in cell.text
+    file = ipython / "profile_default" / "security" / "ipcontroller-client.json"
+    assert f"ipp.Client('{file}')  4 ranks" in cell.text
+    other.on_ranks("kept = rank + 7", "-n 2")
+    assert other.value("(found := ipp.Client()).ids") == "[0, 1]"
+    assert other.value("found[:].pull('kept', block=True)") == "[7, 8]"
+    other.run("found.close()")
+
+
 def test_ipyparallel_lists_the_cluster_and_connects_to_it_by_its_file(notebook, ipython):
     (found,) = listed(ipython)
     (ranks,) = found["engines"]["sets"].values()

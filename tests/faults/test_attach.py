@@ -70,7 +70,7 @@ def test_a_kernel_that_is_restarted_has_its_ranks_back(notebook):
     while "; detached, " not in (listed := notebook.run("%distributed clusters").text):
         notebook.drain(0.1)
     assert re.search(
-        r"^\w{8}  ranks 0–3, since \d\d:\d\d, idle; detached, \d+ s left: "
+        r"^\w{8}  ranks 0–3 of \S+, since \d\d:\d\d, idle; detached, \d+ s left: "
         r"%distributed attach \w{8}$",
         listed.strip(),
     )
@@ -114,8 +114,7 @@ def test_a_cell_goes_on_where_its_kernel_dies_and_is_shown_from_its_beginning(no
         notebook.drain(seconds)
         notebook.kill9()
     again(notebook, attach=False)
-    assert "ranks 0–3, since" in (listed := notebook.run("%distributed clusters").text)
-    assert "running In[" in listed
+    assert "running In[" in notebook.run("%distributed clusters").text
     attached = notebook.start("%distributed attach").wait_for("begun")
     go()
     attached.wait()
@@ -204,7 +203,7 @@ def test_another_notebook_attaches_when_the_first_lets_go(notebook, new_notebook
     watched.wait_for(f" s left: %distributed attach {name}.")
     # What is left of a nursery that was killed is ended at once: this one lives on.
     other.run("from allranks.cluster import nursery; nursery._LAUNCHER_SECONDS = 0")
-    assert "they keep running for 2 min" in other.run("%distributed attach").text
+    assert "they keep running for 2 min" in other.run(f"%distributed attach {name}").text
     check_at_work(other)
     assert "keep running for 60 s" in other.run("%distributed detach 60s").text
     assert "keep running for 60 s" in notebook.run("%distributed attach").text
@@ -219,12 +218,14 @@ def test_where_there_are_several_it_is_said_which_can_be_attached_to(notebook, n
     third = new_notebook({"TMPDIR": str(notebook.temporary)})
     assert third.run("%distributed clusters").text.count("attached to the notebook of process") == 2
     several = third.run("%distributed attach").error_value
-    assert "expected one cluster to attach to, found 2: " in several
-    assert f"{name} (4 ranks)" in several
-    assert "(1 ranks). Type for example: %distributed attach " in several
-    # Those that nobody has come first.
+    assert "expected a cluster that this notebook has had to attach to, found " in several
+    assert f"{name} (4 ranks of {notebook.cwd})" in several
+    assert f"(1 ranks of {other.cwd}). Type for example: %distributed attach " in several
+    # Those of others have to be named, also where nobody has them.
     detached = other.run("%distributed detach 120s").text
-    assert "Attached to rank 0 of" in third.run("%distributed attach").text, detached
+    assert third.run("%distributed attach").error_name == "UsageError"
+    command = re.search("%distributed attach .*", detached)[0]
+    assert "Attached to rank 0 of" in third.run(command).text, detached
     assert third.on_ranks("1").text.endswith("1\n")
     third.run("%distributed stop")
 
@@ -234,7 +235,7 @@ def test_ranks_of_another_version_are_refused(notebook, new_notebook):
     other = new_notebook({"TMPDIR": str(notebook.temporary)})
     other.run("from allranks.cluster import sessions\nsessions.version = lambda: '99.0'")
     expected = "expected ranks of allranks 99.0, found "
-    assert expected in other.run("%distributed attach").error_value
+    assert expected in other.run(f"%distributed attach {name}").error_value
     notebook.run("%distributed detach")
     refused = other.run(f"%distributed attach {name}").error_value
     assert expected in refused
@@ -402,10 +403,31 @@ def test_ranks_that_no_notebook_could_find_are_not_said_to_stay(new_notebook):
     notebook = new_notebook()
     notebook.on_ranks("kept = rank", "-n 2")
     (folder,) = notebook.temporary.glob("allranks-session-*")
-    shutil.rmtree(folder)
+    # Not rmtree: the ranks may write a file into the folder meanwhile.
+    folder.rename(notebook.cwd / "moved")
     for command in ("detach-on-exit 60s", "detach 60s"):
         cell = notebook.run(f"%distributed {command}")
         assert cell.error_name == "UsageError", cell.text
         assert f"expected {folder}, by which another notebook finds the ranks" in cell.error_value
     assert notebook.run("%distributed detach-on-exit").text == "The ranks end with this notebook.\n"
     assert "rank 1 → 1" in notebook.on_ranks("kept").text
+
+
+def test_a_notebook_takes_its_own_ranks_and_others_by_name_only(new_notebook):
+    first = new_notebook({"JPY_SESSION_NAME": "/course/lab.ipynb"})
+    first.on_ranks("kept = 7", "-n 1")
+    shared = {"TMPDIR": str(first.temporary)}
+    other = new_notebook(shared | {"JPY_SESSION_NAME": "/course/other.ipynb"})
+    # In another folder, as its kernel was moved there.
+    again = new_notebook(shared | {"JPY_SESSION_NAME": "/course/lab.ipynb"})
+    first.run("%distributed detach 120s")
+    refused = other.run("%distributed attach").error_value
+    assert "expected a cluster that this notebook has had to attach to, found " in refused
+    name = re.search(r"(\w{8}) \(1 ranks of lab\.ipynb\)", refused)[1]
+    assert f"{name}  rank 0 of lab.ipynb, since " in other.run("%distributed clusters").text
+    assert f"Attached to rank 0 of {name}" in again.run("%distributed attach").text
+    assert again.on_ranks("kept").text == "rank 0 → 7\n"
+    again.run("%distributed detach 120s")
+    assert f"Attached to rank 0 of {name}" in other.run(f"%distributed attach {name}").text
+    assert f"{name}  rank 0 of other.ipynb, since " in again.run("%distributed clusters").text
+    other.run("%distributed stop")

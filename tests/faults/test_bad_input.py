@@ -56,6 +56,10 @@ def test_an_option_that_names_what_runs_is_no_conflict(notebook, options):
         ("start -n 2", "4 ranks are running"),
         ("log -r 7", "expected ranks between 0 and 3"),
         ("push", "expected the names of variables"),
+        ("last " + 5000 * "9", "expected one cell number, found 9999"),
+        ("detach-on-exit 10000000000d", "expected a time of at most 365d, found '10000000000d'"),
+        ("detach 366d", "expected a time of at most 365d, found '366d'"),
+        ("keep 2x", "expected the names of variables, found 2x"),
         ("push nowhere", "expected names of the notebook's variables, found none named nowhere"),
         ("pull nowhere", "rank 0 has no variable named nowhere"),
         (

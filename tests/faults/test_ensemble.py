@@ -327,3 +327,20 @@ def test_a_member_means_its_own_ranks_by_comm_world(notebook):
         str([{"sum": 2 * x, "alone": 1} for x in range(4)])
     )
     assert notebook.on_ranks("MPI.COMM_WORLD is comm, comm.size").text == "ranks 0–3 → (True, 4)\n"
+
+
+def test_a_function_that_has_changed_is_computed_anew_and_what_is_stored_is_dated(new_notebook):
+    notebook = new_notebook()
+    source = "%%ensemble configs -n 1 --store kept\nresult = f(1)"
+    ends = "\nconfigs = [{'f': f}]"
+    define = "def f(x, k=1): return helper(x) + k" + ends
+    notebook.run(f"by = 2\ndef helper(x): return x * by\n{define}")
+    assert "1 of 1 finished" in notebook.run(source).text
+    dated = r"1 of 1 finished, 1 from the store, computed on \d{4}-\d\d-\d\d \d\d:\d\d"
+    assert re.search(dated, notebook.run(source).text)
+    for changed in ("by = 3", define.replace("k=1", "k=5")):
+        notebook.run(changed)
+        again = notebook.run(source).text
+        assert "1 of 1 finished" in again
+        assert "from the store" not in again
+    assert notebook.run("runs[0].result").text.strip().endswith("8")

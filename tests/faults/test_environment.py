@@ -1,5 +1,6 @@
 """A machine on which something is missing or forbidden is told so, or is good enough."""
 
+import shutil
 import socket
 import sys
 import time
@@ -10,27 +11,57 @@ import pytest
 
 import allranks
 from allranks.errors import ClusterLost
+from tests.faults.notebook import Notebook
+from tests.kernel import WARNINGS_AS_ERRORS
 
 
-def test_a_missing_mpiexec_is_named_with_what_to_type(new_notebook):
-    notebook = new_notebook(env={"ALLRANKS_MPIEXEC": "/nowhere/mpiexec"})
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """One kernel for the tests that change its environment between two starts of ranks."""
+    with Notebook(tmp_path_factory.mktemp("opened")) as shared:
+        yield shared
+
+
+@pytest.fixture
+def idle(opened):
+    """That kernel without ranks; its environment, folder and Python are restored after the test."""
+    opened.run("import os, sys; before = dict(os.environ), os.getcwd(), sys.executable")
+    yield opened
+    opened.run(
+        "os.environ.clear(); os.environ.update(before[0])\n"
+        "os.chdir(before[1]); sys.executable = before[2]"
+    )
+    assert opened.run("%distributed stop").status == "ok"
+
+
+def environ(notebook, **values):
+    """Changes the environment of a kernel; a value of None removes the name."""
+    added = {name: value for name, value in values.items() if value is not None}
+    cell = notebook.run(
+        f"for name in {list(values)}: os.environ.pop(name, None)\nos.environ.update({added})"
+    )
+    assert cell.status == "ok", cell.text
+
+
+def test_a_missing_mpiexec_is_named_with_what_to_type(idle):
+    notebook = idle
+    environ(notebook, ALLRANKS_MPIEXEC="/nowhere/mpiexec")
     cell = notebook.on_ranks("rank", "-n 2")
     assert (cell.status, cell.error_name) == ("error", "MissingDependency")
     assert "found '/nowhere/mpiexec', which cannot be run" in cell.error_value
     assert "unset ALLRANKS_MPIEXEC" in cell.error_value
     assert "Traceback" not in cell.text
     notebook.check_nothing_left()
-    notebook.run("import os; del os.environ['ALLRANKS_MPIEXEC']")
-    assert "ranks 0–1 → 2\n" in notebook.on_ranks("size", "-n 2").text
-
-
-def test_a_rank_whose_folder_is_gone_may_wait_for_others(new_notebook):
-    notebook = new_notebook()
+    environ(notebook, ALLRANKS_MPIEXEC=None)
     notebook.on_ranks(
         "import os, tempfile, time\n"
         "folder = tempfile.mkdtemp()\nos.chdir(folder); os.rmdir(folder)",
         "-n 2",
     )
+    a_rank_whose_folder_is_gone_may_wait_for_others(notebook)
+
+
+def a_rank_whose_folder_is_gone_may_wait_for_others(notebook):
     cell = notebook.on_ranks("if rank:\n    time.sleep(0.5)\nallreduce(1, op=Sum)")
     assert cell.text == "ranks 0–1 → 2\n"
     cell = notebook.on_ranks("if rank:\n    raise ValueError('mine')\nbarrier()")
@@ -38,8 +69,9 @@ def test_a_rank_whose_folder_is_gone_may_wait_for_others(new_notebook):
     assert "rank 0 was waiting at line 4: barrier()" in cell.text
 
 
-def test_an_mpiexec_that_fails_is_quoted_and_nothing_is_left(new_notebook):
-    notebook = new_notebook(env={"ALLRANKS_MPIEXEC": "/bin/false"})
+def test_an_mpiexec_that_fails_is_quoted_and_nothing_is_left(idle):
+    notebook = idle
+    environ(notebook, ALLRANKS_MPIEXEC="/bin/false")
     cell = notebook.on_ranks("rank", "-n 2")
     assert (cell.status, cell.error_name) == ("error", "StartFailed")
     assert "expected 2 ranks, found 0" in cell.error_value
@@ -49,16 +81,19 @@ def test_an_mpiexec_that_fails_is_quoted_and_nothing_is_left(new_notebook):
 
 
 @pytest.mark.parametrize("home", ["/proc/home", "/dev/null/home"])
-def test_a_home_that_cannot_be_written_keeps_the_logs_elsewhere(new_notebook, home):
-    notebook = new_notebook(env={"HOME": home, "XDG_STATE_HOME": None})
+def test_a_home_that_cannot_be_written_keeps_the_logs_elsewhere(idle, home):
+    notebook = idle
+    environ(notebook, HOME=home, XDG_STATE_HOME=None)
     cell = notebook.on_ranks("rank", "-n 2")
     assert cell.status == "ok"
     assert cell.text.endswith("rank 0 → 0\nrank 1 → 1\n")
     status = notebook.run("%distributed status").text
     assert f"logs in {notebook.temporary}/allranks-logs-" in status
-    notebook.shutdown()
+    notebook.run("%distributed stop")
     notebook.wait_for_no_children()
     assert {path.suffix for path in notebook.temporary.rglob("*.*")} == {".log"}
+    for folder in notebook.temporary.glob("allranks-logs-*"):
+        shutil.rmtree(folder)
 
 
 def test_a_temporary_folder_with_a_long_name_is_good_enough(new_notebook, tmp_path):
@@ -71,23 +106,21 @@ def test_a_temporary_folder_with_a_long_name_is_good_enough(new_notebook, tmp_pa
     assert list(long.iterdir()) == []
 
 
-def test_inside_a_job_of_a_scheduler_the_ranks_are_on_this_machine(new_notebook, tmp_path):
-    """The schedulers' own variables, of a job on a node that cannot be reached from here."""
+def test_inside_a_job_of_a_scheduler_the_ranks_are_on_this_machine(idle, tmp_path):
+    """The variables of all schedulers at once, of a job on a node that cannot be reached from here.
+
+    The launcher takes the nodes of whichever scheduler it recognises.
+    """
     nodes = tmp_path / "nodes"
     nodes.write_text("node1\n")
     slurm = {"JOB_ID": "7", "JOBID": "7", "NODELIST": "node1", "TASKS_PER_NODE": "4", "NNODES": "1"}
     slurm |= {"PROCID": "0", "LOCALID": "0", "NTASKS_PER_NODE": "1"}
-    jobs = [
-        {f"SLURM_{name}": value for name, value in slurm.items()},
-        {"PBS_JOBID": "7", "PBS_NODEFILE": str(nodes), "PBS_ENVIRONMENT": "PBS_BATCH"},
-        {"LSB_JOBID": "7", "LSB_HOSTS": "node1", "LSB_MCPU_HOSTS": "node1 4"},
-        {"JOB_ID": "7", "PE_HOSTFILE": str(nodes), "SGE_ROOT": str(tmp_path), "ARC": "lx"},
-    ]
-    notebook = new_notebook()
-    for job in jobs:
-        notebook.run(f"import os; os.environ.update({job!r})")
-        assert "ranks 0–1 → (2, 0)\n" in notebook.on_ranks("size, rank // 2", "-n 2").text
-        notebook.run(f"%distributed stop\nfor name in {list(job)!r}: del os.environ[name]")
+    jobs = {f"SLURM_{name}": value for name, value in slurm.items()}
+    jobs |= {"PBS_JOBID": "7", "PBS_NODEFILE": str(nodes), "PBS_ENVIRONMENT": "PBS_BATCH"}
+    jobs |= {"LSB_JOBID": "7", "LSB_HOSTS": "node1", "LSB_MCPU_HOSTS": "node1 4"}
+    jobs |= {"JOB_ID": "7", "PE_HOSTFILE": str(nodes), "SGE_ROOT": str(tmp_path), "ARC": "lx"}
+    environ(idle, **jobs)
+    assert "ranks 0–1 → (2, 0)\n" in idle.on_ranks("size, rank // 2", "-n 2").text
 
 
 def open_ports(notebook):
@@ -160,9 +193,9 @@ def test_files_of_the_notebook_do_not_shadow_the_standard_library(new_notebook):
     assert "ranks 0–1 → 42\n" in cell.text
 
 
-def test_a_folder_that_is_gone_is_named(new_notebook):
-    notebook = new_notebook()
-    notebook.run("import os; os.makedirs('gone'); os.chdir('gone'); os.rmdir('../gone')")
+def test_a_folder_that_is_gone_is_named(idle):
+    notebook = idle
+    notebook.run("os.makedirs('gone'); os.chdir('gone'); os.rmdir('../gone')")
     cell = notebook.on_ranks("rank", "-n 2")
     assert cell.status == "error"
     assert "No such file or directory" in cell.error_value
@@ -173,45 +206,38 @@ def test_a_folder_that_is_gone_is_named(new_notebook):
 @pytest.mark.parametrize(
     "env",
     [
-        {"HOME": None, "XDG_STATE_HOME": None},
-        {"MPI4PY_RC_INITIALIZE": "0", "MPI4PY_RC_FINALIZE": "0", "MPI4PY_RC_ERRORS": "abort"},
+        {"HOME": None, "XDG_STATE_HOME": None}
+        | {"MPI4PY_RC_INITIALIZE": "0", "MPI4PY_RC_FINALIZE": "0", "MPI4PY_RC_ERRORS": "abort"},
         {"MPI4PY_RC_THREADS": "0", "MPI4PY_RC_RECV_MPROBE": "0", "MPI4PY_RC_FAST_REDUCE": "0"},
     ],
-    ids=["no home", "mpi4py without initialising", "mpi4py without threads"],
+    ids=["no home, and mpi4py without initialising", "mpi4py without threads"],
 )
-def test_an_environment_that_others_stumble_over_is_good_enough(new_notebook, env):
-    notebook = new_notebook(env=env)
-    cell = notebook.on_ranks("allreduce(1, op=Sum), comm.allreduce(1)", "-n 2")
+def test_an_environment_that_others_stumble_over_is_good_enough(idle, env):
+    environ(idle, **env)
+    cell = idle.on_ranks("allreduce(1, op=Sum), comm.allreduce(1)", "-n 2")
     assert cell.status == "ok", cell.text
     assert "ranks 0–1 → (2, 2)\n" in cell.text
 
 
 def test_warnings_are_errors_in_cells_and_not_in_what_ranks_run_on(new_notebook):
-    notebook = new_notebook(env={"PYTHONWARNINGS": "error"})
+    notebook = new_notebook(env={"PYTHONWARNINGS": WARNINGS_AS_ERRORS})
     cell = notebook.on_ranks("import warnings\nwarnings.warn('mine')", "-n 2")
     assert cell.error_value == "ranks 0–1 of 2 at line 3: UserWarning: mine"
     assert "ranks 0–1 → 2\n" in notebook.on_ranks("comm.allreduce(1)").text
 
 
-def test_a_deprecation_in_a_cell_is_shown(new_notebook):
-    cell = new_notebook().on_ranks(
-        "import warnings\nwarnings.warn('old', DeprecationWarning)", "-n 2"
-    )
+def test_a_deprecation_in_a_cell_is_shown(notebook):
+    cell = notebook.on_ranks("import warnings\nwarnings.warn('old', DeprecationWarning)")
     assert "DeprecationWarning: old" in cell.text
 
 
-def test_a_python_that_the_user_may_not_run_is_named(new_notebook):
-    notebook = new_notebook()
-    (notebook.cwd / "python").write_text("#!/bin/sh\n")  # without the right to execute it
-    notebook.run(
-        f"import sys; mine = sys.executable; sys.executable = {str(notebook.cwd)!r} + '/python'"
-    )
-    cell = notebook.on_ranks("rank", "-n 2")
+def test_a_python_that_the_user_may_not_run_is_named(idle, tmp_path):
+    (tmp_path / "python").write_text("#!/bin/sh\n")  # without the right to execute it
+    idle.run(f"sys.executable = {str(tmp_path / 'python')!r}")
+    cell = idle.on_ranks("rank", "-n 2")
     assert (cell.status, cell.error_name) == ("error", "StartFailed")
-    assert f"expected to start {notebook.cwd}/python for the ranks" in cell.error_value
+    assert f"expected to start {tmp_path}/python for the ranks" in cell.error_value
     assert "a Python that this user may run" in cell.error_value
-    notebook.run("sys.executable = mine")
-    assert "ranks 0–1 → 2\n" in notebook.on_ranks("size", "-n 2").text
 
 
 _HOLDS_ONE_BACK = """#!/bin/sh

@@ -39,6 +39,13 @@ def test_different_exceptions_are_each_shown_with_their_rank(notebook):
     assert "rank 2 finished the cell" in cell.text
 
 
+def test_different_messages_from_one_line_share_one_traceback(notebook):
+    cell = notebook.on_ranks("def fail():\n    raise ValueError(f'row {rank}')\nfail()")
+    assert cell.text.count("Traceback (most recent call last)") == 1
+    for rank in range(4):
+        assert f"rank {rank}: ValueError: row {rank}" in cell.text
+
+
 def test_ranks_that_waited_for_the_failed_one_are_called_waiting(notebook):
     cell = notebook.on_ranks(
         "import numpy as np\nif rank == 3:\n    raise OSError('no such file')\n"
@@ -72,10 +79,22 @@ def test_sys_exit_ends_the_cell_and_not_the_rank(notebook):
     assert "│ after" not in cell.text
 
 
-def test_quit_ends_the_cell_and_not_the_rank(notebook):
-    cell = notebook.on_ranks("quit()")
+@pytest.mark.parametrize(
+    "end", ["sys.exit()", "sys.exit(0)", "raise SystemExit(False)", "quit()", "await leave()"]
+)
+def test_a_cell_that_exits_without_an_error_has_succeeded(notebook, end):
+    cell = notebook.on_ranks(
+        f"import sys\nasync def leave(): sys.exit(0)\nleft = rank\nprint('before')\n{end}\nleft = 9"
+    )
+    assert (cell.status, cell.text) == ("ok", "ranks 0–3 │ before\n")
+    assert "rank 3 → 3" in notebook.on_ranks("left").text
+
+
+def test_ranks_that_wait_for_one_that_has_exited_are_told(notebook):
+    cell = notebook.on_ranks("import sys\nif rank == 1: sys.exit(0)\nbarrier()")
     assert cell.status == "error"
-    assert "the rank keeps running, with its variables" in cell.text
+    assert "rank 1 finished In[" in cell.text
+    assert "without calling barrier" in cell.text
 
 
 def test_an_exception_whose_text_cannot_be_made_shows_why(notebook):

@@ -14,16 +14,10 @@ from tests.kernel import wait_until
 SIZE = 4
 NAMED_SECONDS = 60
 WHOLE = (
-    "import numpy as np\n"
+    "import numpy as np\nimport allranks.collectives as c\n"
+    "again = c.add_process_set([0, 2])\npair = globals().get('pair', again)\n"
     "print(globals().get('kept'), float(allreduce(np.ones(3), op=Sum)[0]), comm.allreduce(rank),"
-    " float(allreduce(np.ones(3), op=Sum, process_set=pair())[0]) if rank in (0, 2) else '')"
-)
-PAIR = (
-    "def pair():\n"
-    "    import allranks.collectives as c\n"
-    "    found = c.ProcessSet([0, 2])\n"
-    "    found.process_set_id = 1\n"
-    "    return found\n"
+    " float(allreduce(np.ones(3), op=Sum, process_set=pair)[0]) if rank in (0, 2) else '')"
 )
 DEATHS = {
     "kill -9": "os.kill(os.getpid(), 9)",
@@ -48,9 +42,8 @@ def _fresh(notebook):
 
 def mark(notebook):
     cell = notebook.on_ranks(
-        f"kept = 10 * rank\nimport ctypes, os, time\nimport numpy as np\n{PAIR}"
-        "import allranks.collectives as c\n"
-        "if c.world.process_sets.number_of((0, 2)) is None:\n    c.add_process_set([0, 2])"
+        "kept = 10 * rank\nimport ctypes, os, time\nimport numpy as np\n"
+        "import allranks.collectives as c\npair = c.add_process_set([0, 2])"
     )
     assert cell.status == "ok", cell.text
 
@@ -62,8 +55,7 @@ def die(notebook, dead, act, wait):
 
 
 def check(notebook, dead):
-    """The others have what they had, and all of them can do again what ranks do."""
-    notebook.on_ranks(PAIR)
+    """The others have what they had, a process set too; all can do again what ranks do."""
     cell = notebook.on_ranks(WHOLE, "--no-fold")
     assert cell.status == "ok", cell.text
     total = SIZE * (SIZE - 1) // 2
@@ -73,9 +65,16 @@ def check(notebook, dead):
         assert f"rank {rank} │ {kept} {float(SIZE)} {total} {of_pair}".rstrip() in cell.text
 
 
-@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
+# How a rank dies decides what is reported, and where the others wait how they are released: no
+# case of the one depends on a case of the other.
 @pytest.mark.parametrize(
-    ("act", "ending"), list(zip(DEATHS.values(), ENDINGS, strict=True)), ids=DEATHS.keys()
+    ("act", "ending", "wait"),
+    [
+        *((DEATHS["kill -9"], ENDINGS[0], wait) for wait in WAITS.values()),
+        (DEATHS["a crash in C"], ENDINGS[1], WAITS["an allreduce of large arrays"]),
+        (DEATHS["os._exit"], ENDINGS[2], WAITS["a receive through comm"]),
+    ],
+    ids=[*WAITS, "a crash in C", "os._exit"],
 )
 def test_a_rank_that_dies_is_replaced(notebook, act, ending, wait):
     before = notebook.pids()
@@ -85,6 +84,7 @@ def test_a_rank_that_dies_is_replaced(notebook, act, ending, wait):
     assert ending in cell.error_value
     assert "rank 1 was replaced and has no variables; ranks 0, 2–3 kept theirs" in cell.text
     assert "were waiting" in cell.text
+    assert cell.text.count("often the system") + cell.text.count("out-of-memory") <= 1
     check(notebook, [1])
     after = notebook.pids()
     assert {rank for rank in range(SIZE) if before[rank] != after[rank]} == {1}
@@ -145,14 +145,14 @@ def test_where_it_is_to_ask_the_others_can_be_used_until_it_is_told_to(notebook)
     assert "expected on, ask, off, found 'perhaps'" in wrong.error_value
 
 
-def test_twenty_deaths_leave_no_more_than_one(notebook):
+def test_twenty_one_deaths_leave_no_more_than_one(notebook):
     for rank in range(1, SIZE):
         die(notebook, [rank], "os._exit(5)", "barrier()")
     check(notebook, range(1, SIZE))
     before, open_before = held(notebook), descriptors_of_rank_0(notebook)
-    for count in range(20):
-        dead = 1 + count % (SIZE - 1)
-        assert die(notebook, [dead], "os._exit(5)", "barrier()").error_name == "RankDied"
+    for _ in range(7):
+        dead = range(1, SIZE)
+        assert die(notebook, dead, "os._exit(5)", "barrier()").error_name == "RankDied"
     check(notebook, range(1, SIZE))
 
     # What is only just being started or closed is counted in one look and not in the next.
@@ -206,24 +206,6 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_told_from_others(not
         group.rmdir()
 
 
-def test_a_death_in_fit_leaves_the_others_their_model_and_the_new_rank_what_was_preloaded(
-    new_notebook,
-):
-    notebook = new_notebook()
-    started = notebook.run("%distributed start -n 2 --preload tensorflow")
-    assert started.status == "ok", started.text
-    made = notebook.on_ranks(TRAINING, timeout=120)
-    assert made.status == "ok", made.text
-    cell = notebook.on_ranks("fit(Die() if rank == 1 else None)", timeout=60)
-    assert cell.error_name == "RankDied", cell.text
-    assert "rank 1 of 2" in cell.error_value
-    assert "rank 0 → True" in notebook.on_ranks("trained == model.count_params() > 0", "-r 0").text
-    there = notebook.on_ranks("import sys; 'tensorflow' in sys.modules", "-r 1")
-    assert "rank 1 → True" in there.text
-    again = notebook.on_ranks(f"{TRAINING}\nfit(None)", timeout=120)
-    assert again.status == "ok", again.text
-
-
 def test_a_rank_is_replaced_where_the_folder_of_its_log_was_removed(new_notebook):
     notebook = new_notebook()
     notebook.on_ranks("kept = 1", "-n 2")
@@ -245,21 +227,3 @@ def test_where_nobody_can_be_replaced_all_ranks_are_fresh(new_notebook, tmp_path
     cell = die(notebook, [1], "os._exit(5)", "barrier()")
     assert cell.error_name == "ClusterLost", cell.text
     assert "ranks 0–1 → False" in notebook.on_ranks("'kept' in globals()").text
-
-
-TRAINING = """
-import os, numpy as np, keras
-import allranks.tensorflow as hvd
-hvd.init()
-model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
-model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
-trained = model.count_params()
-class Die(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 3:
-            os._exit(6)
-def fit(callback):
-    x = np.ones((64, 4), np.float32)
-    more = [callback] if callback else []
-    model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0, callbacks=more)
-"""

@@ -66,7 +66,7 @@ SLOW_TEXTS = {
     "an exception": ("Exception", "raise Slow()", "Slow: <str() of it was interrupted>"),
     "one that we show": ("ValueError", "raise Slow()", "Slow: <str() of it was interrupted>"),
     "an interrupt": ("KeyboardInterrupt", "raise Slow()", "Slow: <str() of it was interrupted>"),
-    "an exit": ("SystemExit", "raise Slow()", "Slow: <str() of it was interrupted>"),
+    "an exit": ("SystemExit", "raise Slow(1)", "Slow: <str() of it was interrupted>"),
     "a cause": ("Exception", "raise KeyError('outer') from Slow()", "KeyError: 'outer'"),
     "in a group": ("Exception", "raise ExceptionGroup('several', [Slow()])", "several (1 sub-"),
     "awaiting": (
@@ -118,6 +118,23 @@ def test_an_interrupt_just_before_or_after_a_cell_is_answered(notebook, step, st
     cell = notebook.on_ranks("kept")
     assert cell.status == status
     assert cell.error_name == ("KeyboardInterrupt" if status == "error" else "")
+    assert notebook.on_ranks("kept").text == KEPT
+
+
+BEGINS_LATE = (
+    "import time\ntransformers = get_ipython().input_transformers_cleanup\n"
+    "def late(lines):\n    transformers.clear()\n    print('here')\n    time.sleep(2)\n"
+    "    return lines\ntransformers.append(late)"
+)
+
+
+def test_an_interrupt_before_the_first_statement_shows_no_own_frames(notebook):
+    assert notebook.on_ranks(BEGINS_LATE).status == "ok"
+    cell = notebook.start_on_ranks("kept").wait_for("here")
+    notebook.interrupt()
+    cell.wait(SETTLED_SECONDS)
+    assert "KeyboardInterrupt: it came before the cell's first statement" in cell.text
+    assert ".py" not in cell.text
     assert notebook.on_ranks("kept").text == KEPT
 
 

@@ -54,6 +54,11 @@ def test_a_command_that_fails_does_not_fail_the_cell(notebook):
     assert cell.text.endswith("→ True\n")
 
 
+def test_a_rank_does_not_pass_for_a_prompt(notebook):
+    """Lightning refuses to use several processes from an interactive Python, which has ``ps1``."""
+    assert notebook.on_ranks("import sys\nhasattr(sys, 'ps1')").text.endswith(" → False\n")
+
+
 def test_a_figure_is_shown_below_the_rank_it_came_from(notebook):
     pytest.importorskip("matplotlib")
     cell = notebook.on_ranks(

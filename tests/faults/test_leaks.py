@@ -52,25 +52,17 @@ def test_a_kernel_that_is_shut_down_leaves_nothing_but_logs(notebook, source):
     assert notebook.logs()["rank-0.log"].exists()
 
 
-@pytest.mark.parametrize("source", [BUSY["idle"], BUSY["in a collective"]], ids=["idle", "busy"])
-def test_a_kernel_that_is_restarted_leaves_nothing_and_starts_anew(notebook, source):
-    begin(notebook, source)
-    notebook.restart()
-    notebook.check_nothing_left()
-    notebook.run("%load_ext allranks")
-    assert notebook.on_ranks("size", "-n 2").text.endswith("ranks 0–1 → 2\n")
+def test_a_kernel_that_is_restarted_leaves_nothing_and_starts_anew(notebook):
+    for source in (BUSY["idle"], BUSY["in a collective"]):
+        begin(notebook, source)
+        notebook.restart()
+        notebook.check_nothing_left()
+        notebook.run("%load_ext allranks")
+        assert notebook.on_ranks("size", "-n 2").text.endswith("ranks 0–1 → 2\n")
+        assert notebook.note_files()
 
 
-def test_a_kernel_killed_while_the_ranks_start_leaves_nothing_but_logs(new_notebook):
-    notebook = new_notebook()
-    notebook.start_on_ranks("rank", "-n 3")
-    notebook.pump(lambda: len(notebook.children()) > 3, 30, "the launcher")
-    notebook.note_files()
-    notebook.kill9()
-    notebook.check_nothing_left()
-
-
-def test_an_interrupt_while_the_ranks_start_leaves_nothing_and_the_next_cell_works(new_notebook):
+def test_a_start_that_is_interrupted_or_whose_kernel_is_killed_leaves_nothing(new_notebook):
     notebook = new_notebook()
     cell = notebook.start_on_ranks("rank", "-n 3")
     notebook.pump(lambda: len(notebook.children()) > 3, 30, "the launcher")
@@ -83,15 +75,20 @@ def test_an_interrupt_while_the_ranks_start_leaves_nothing_and_the_next_cell_wor
     )
     notebook.check_nothing_left()
     assert notebook.on_ranks("size", "-n 3").text.endswith("ranks 0–2 → 3\n")
+    notebook.run("%distributed stop")
+    notebook.wait_for_no_children()
+    notebook.start_on_ranks("rank", "-n 3")
+    notebook.pump(lambda: len(notebook.children()) > 3, 30, "the launcher")
+    notebook.note_files()
+    notebook.kill9()
+    notebook.check_nothing_left()
 
 
-def test_stopping_the_ranks_leaves_nothing_but_logs(notebook):
+def test_stop_and_unloading_the_extension_leave_nothing_but_logs(notebook):
     assert notebook.run("%distributed stop").text == "The ranks are stopped.\n"
     notebook.check_nothing_left()
     assert notebook.on_ranks("size", "-n 2").text.endswith("ranks 0–1 → 2\n")
-
-
-def test_unloading_the_extension_leaves_nothing_but_logs(notebook):
+    assert notebook.note_files()
     notebook.run("%unload_ext allranks")
     notebook.check_nothing_left()
     assert "not found" in notebook.on_ranks("rank").error_value
@@ -104,9 +101,13 @@ DROPPED = {
 }
 
 
-@pytest.mark.parametrize("collect", DROPPED.values(), ids=DROPPED.keys())
-def test_a_cluster_that_nobody_holds_any_longer_leaves_nothing_but_logs(new_notebook, collect):
+def test_a_cluster_that_nobody_holds_any_longer_leaves_nothing_but_logs(new_notebook):
     notebook = new_notebook()
+    for collect in DROPPED.values():
+        dropped(notebook, collect)
+
+
+def dropped(notebook, collect):
     cell = notebook.run(
         "import allranks, gc\ncluster = allranks.Cluster(n=2).start()\n"
         "cluster.run('import numpy as np; allreduce(np.ones(9))')\ncluster.client().ids\n"
@@ -139,4 +140,28 @@ def test_processes_that_a_rank_has_spawned_leave_no_files(notebook):
     assert "[[1], [1]] [2]" in cell.text
     notebook.note_files()
     notebook.shutdown()
+    notebook.check_nothing_left()
+
+
+STARTED_BY_A_RANK = (
+    "import allranks\n"
+    "own = allranks.Cluster(n=2).start()\n"
+    "own.run('import numpy as np; allreduce(np.ones(9))')\n"
+    "print('its ranks:', own.run('rank'))"
+)
+
+
+def end_by_stop(notebook):
+    assert notebook.run("%distributed stop").text == "The ranks are stopped.\n"
+
+
+@pytest.mark.parametrize("end", ["stop", "shutdown", "kill9"])
+def test_clusters_that_ranks_have_started_leave_nothing_but_logs(notebook, end):
+    cell = notebook.on_ranks(STARTED_BY_A_RANK, "-r 0", timeout=120)
+    assert "its ranks: [0, 1]" in cell.text, cell.text
+    notebook.note_files()
+    if end == "stop":
+        end_by_stop(notebook)
+    else:
+        getattr(notebook, end)()
     notebook.check_nothing_left()

@@ -163,3 +163,17 @@ def test_what_is_spawned_is_reached_once_the_ranks_have_tcp(new_notebook):
         "-n 1",
     )
     assert cell.text.endswith("rank 0 → 'here'\n"), cell.text
+
+
+def test_an_exception_in_an_op_of_the_user_fails_the_cell_and_keeps_the_ranks(notebook):
+    notebook.on_ranks("kept = 10 * rank")
+    cell = notebook.on_ranks(
+        f"{START}import numpy as np\n"
+        "def broken(first, second, datatype):\n    raise ArithmeticError('of mine')\n"
+        "op = MPI.Op.Create(broken, commute=True)\n"
+        "world.Allreduce(np.ones(2), np.empty(2), op)"
+    )
+    assert (cell.status, cell.error_name) == ("error", "CellFailed")
+    assert "raised ArithmeticError" in cell.text
+    assert "    raise ArithmeticError('of mine')" in cell.text
+    assert notebook.on_ranks("kept").text == KEPT

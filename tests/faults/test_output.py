@@ -25,14 +25,19 @@ def test_a_flood_is_bounded_on_screen_and_complete_in_the_logs(notebook):
         assert f"flood {LINES - 1} of {rank}" in cell.text
 
 
-def test_a_megabyte_of_stderr_is_counted_and_kept(notebook):
+@pytest.mark.parametrize(
+    "last", ["", "\nimport time; time.sleep(0.5)"], ids=["at the end", "before"]
+)
+def test_a_megabyte_of_stderr_is_counted_and_kept(notebook, last):
+    """Also where its last lines were passed over before the cell ends, and are shown then."""
     cell = notebook.on_ranks(
-        "import sys\nfor i in range(10_000): print(f'complaint {i:089d}', file=sys.stderr)", "-r 2"
+        "import sys\nfor i in range(10_000): print(f'complaint {i:089d}', file=sys.stderr)" + last,
+        "-r 2",
     )
     assert cell.status == "ok"
     assert cell.iopub_nbytes < 2_000_000
     log = notebook.logs()["rank-2.log"]
-    assert lines_of(log, r"^complaint 0*(\d+)$") == list(range(10_000))
+    assert lines_of(log, r"^complaint 0*(\d+)$")[-10_000:] == list(range(10_000))
     shown = len(re.findall(r"! complaint", cell.text))
     said = re.search(r"… ([\d,]+) lines", cell.text)
     assert int(said[1].replace(",", "")) + shown == 10_000

@@ -162,6 +162,23 @@ def test_ranks_that_ask_at_once_take_turns(notebook):
         assert re.search(rf"rank {rank} +→ 'answer {rank}'", cell.text)
 
 
+def test_one_answer_goes_once_to_all_ranks_that_ask_the_same(notebook):
+    source = "first = input('Go? ')\nbarrier()\nfirst, input('Go? ') if rank == 2 else None"
+    cell = ask(notebook, source)
+    assert cell.prompt().endswith("Go? ")
+    cell.answer("%distributed all yes")
+    # Rank 2 has had the answer once.
+    assert cell.prompt(2) == "rank 2 │ Go? "
+    cell.answer("no")
+    cell.wait()
+    # A rank that replies later has a line of its own.
+    values = re.findall(r"^ranks? ([\d–, ]*\d) +→ (.*)$", cell.text, re.M)
+    assert [value for ranks, value in values if ranks == "2"] == ["('yes', 'no')"]
+    others = [(ranks, value) for ranks, value in values if ranks != "2"]
+    assert {value for _, value in others} == {"('yes', None)"}
+    assert sorted("".join(re.findall(r"\d", str([ranks for ranks, _ in others])))) == list("013")
+
+
 def test_debuggers_keep_their_turn_and_another_rank_can_be_chosen(notebook):
     cell = ask(notebook, "breakpoint()\nmine = 5 * rank\nbarrier()\nmine")
     first = cell.prompt()
@@ -171,7 +188,7 @@ def test_debuggers_keep_their_turn_and_another_rank_can_be_chosen(notebook):
         cell.answer(f"%distributed debug -r {other}")
         if cell.prompt(next(counts)) == f"rank {other} │ ipdb> ":
             break
-        assert f"rank {other} is not asking for input" in cell.text
+        cell.wait_for(f"rank {other} is not asking for input")
     cell.answer("n")
     assert cell.prompt(next(counts)) == f"rank {other} │ ipdb> "
     cell.answer("c")

@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from tests.faults.notebook import Notebook
+
 KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
 VALUE = re.compile(r"^(?:rank \d)? +→ (\d+)$", re.MULTILINE)
 NEXT = "import numpy as np\nprint('printed')\nfloat(allreduce(np.ones(2), op=Sum)[0])"
@@ -59,7 +61,7 @@ def test_a_cell_may_replace_what_the_wire_needs(notebook, source, mended):
     assert sorted(VALUE.findall(after)) == ["0", "10", "20", "30"], after
 
 
-@pytest.mark.parametrize("failing", ["1 / 0", "raise SystemExit"])
+@pytest.mark.parametrize("failing", ["1 / 0", "raise SystemExit(1)"])
 def test_an_error_is_told_after_what_tells_it_is_replaced(notebook, failing):
     source = "import json, time; json.dumps = time.monotonic = None\n"
     cell = notebook.on_ranks(source + failing, timeout=30)
@@ -131,9 +133,16 @@ def test_the_next_cell_has_the_streams_that_one_has_closed(notebook, source):
     )
 
 
-def test_a_rank_whose_log_a_cell_has_closed_ends_and_says_so(new_notebook):
-    notebook = new_notebook()
-    cell = notebook.on_ranks(
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Two ranks of which one ends in each test, and is replaced."""
+    with Notebook(tmp_path_factory.mktemp("pair")) as shared:
+        assert shared.on_ranks("rank", "-n 2").status == "ok"
+        yield shared
+
+
+def test_a_rank_whose_log_a_cell_has_closed_ends_and_says_so(pair):
+    cell = pair.on_ranks(
         "import os, time\nif rank == 1:\n"
         "    names = [int(name) for name in os.listdir('/proc/self/fd') if int(name) > 2]\n"
         "    for number in names:\n"
@@ -141,27 +150,24 @@ def test_a_rank_whose_log_a_cell_has_closed_ends_and_says_so(new_notebook):
         "            if os.readlink(f'/proc/self/fd/{number}').endswith('rank-1.log'):\n"
         "                os.close(number)\n"
         "        except OSError:\n            pass\n"
-        "    time.sleep(600)",
-        "-n 2",
+        "    time.sleep(600)"
     )
     assert cell.error_value == "rank 1 of 2: ended with exit code 70"
     assert "without its own descriptors (" in cell.text
     assert "which a cell has closed, so it ends" in cell.text
     assert "instead of all that is open" in cell.text
     assert "no space left" not in cell.text
-    assert notebook.on_ranks("rank").text == "rank 0 → 0\nrank 1 → 1\n"
+    assert pair.on_ranks("rank").text == "rank 0 → 0\nrank 1 → 1\n"
 
 
-def test_a_rank_all_of_whose_descriptors_a_cell_has_closed_ends(new_notebook):
-    notebook = new_notebook()
-    cell = notebook.on_ranks(
+def test_a_rank_all_of_whose_descriptors_a_cell_has_closed_ends(pair):
+    cell = pair.on_ranks(
         "import os\nimport numpy as np\nif rank == 1:\n    os.closerange(3, 100_000)\n"
-        "while True: allreduce(np.ones(3))",
-        "-n 2",
+        "while True: allreduce(np.ones(3))"
     )
     assert cell.error_name == "RankDied"
     assert "rank 1 of 2" in cell.error_value
-    assert notebook.on_ranks("rank").text == "rank 0 → 0\nrank 1 → 1\n"
+    assert pair.on_ranks("rank").text == "rank 0 → 0\nrank 1 → 1\n"
 
 
 def test_a_stream_that_a_cell_puts_in_the_place_of_another_stays(notebook):
@@ -177,10 +183,9 @@ def test_a_stream_that_a_cell_puts_in_the_place_of_another_stays(notebook):
     notebook.on_ranks("sys.stdout = sys.stdout.to", "-r 1")
 
 
-def test_a_rank_that_can_tell_nothing_ends_and_says_why(new_notebook):
-    notebook = new_notebook()
-    cell = notebook.on_ranks(
-        "if rank == 1:\n    from allranks.engine import wire\n    wire.encode = None", "-n 2"
+def test_a_rank_that_can_tell_nothing_ends_and_says_why(pair):
+    cell = pair.on_ranks(
+        "if rank == 1:\n    from allranks.engine import wire\n    wire.encode = None"
     )
     assert cell.error_name == "RankDied"
     assert "rank 1 of 2" in cell.error_value

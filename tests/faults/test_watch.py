@@ -37,7 +37,7 @@ def watching(notebook, watcher):
     """The first notebook has the ranks, the second one watches; its cell that shows them."""
     had = notebook.on_ranks("kept = 10 * rank")
     assert had.status == "ok", had.error_value
-    cell = watcher.run("%distributed attach")
+    cell = watcher.run(attach_to(watcher, notebook))
     # A cell that has just ended may be shown below that line.
     assert re.match(WATCHING.format(notebook.pid), cell.text), cell.text + cell.error_value
     return cell
@@ -51,6 +51,15 @@ def go(tmp_path):
 
 def status(notebook):
     return notebook.run("%distributed status").text
+
+
+def attach_to(watcher, notebook):
+    """The command by which one notebook attaches to the ranks that another one has."""
+    listed = watcher.run("%distributed clusters").text
+    (name,) = re.findall(
+        rf"(?m)^(\w{{8}}) .*attached to the notebook of process {notebook.pid}\b", listed
+    )
+    return f"%distributed attach {name}"
 
 
 def wait_until_listed(notebook, text):
@@ -96,7 +105,7 @@ def test_a_cell_that_runs_already_is_shown_and_no_other_runs_beside_it(
 ):
     watcher.run("%distributed detach")
     cell = notebook.start_on_ranks(WAITS.format(str(go))).wait_for("begun")
-    shown = watcher.run("%distributed attach").wait_for("In[")
+    shown = watcher.run(attach_to(watcher, notebook)).wait_for("In[")
     refused = watcher.on_ranks("kept = 'changed'")
     go.touch()
     assert cell.wait().status == "ok"
@@ -270,10 +279,20 @@ def test_ranks_end_with_the_notebook_that_has_them_where_others_only_watch(new_n
     first.start_on_ranks("import time\nprint('begun')\nwhile True: time.sleep(0.1)").wait_for(
         "begun"
     )
-    shown = second.run("%distributed attach").wait_for(" s ago; its output from now on:")
+    shown = second.run(attach_to(second, first)).wait_for(" s ago; its output from now on:")
     assert "begun" not in shown.text
     first.note_files()
     first.kill9()
     shown.wait_for("have ended.")
     first.check_nothing_left()
     assert "rank 0 → 1" in second.on_ranks("1", "-n 1").text
+
+
+DIES = "import os\nprint('begun')\nif rank == 1: os._exit(3)\nbarrier()"
+
+
+def test_a_cell_of_the_watcher_runs_after_a_death_in_one_of_the_other(notebook, watcher, watching):
+    assert notebook.on_ranks(DIES).status == "error"
+    cell = watcher.on_ranks("rank")
+    assert (cell.status, cell.text.count("→")) == ("ok", 4), cell.text + cell.error_value
+    assert notebook.on_ranks("kept = 10 * rank").status == "ok"

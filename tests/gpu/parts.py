@@ -55,9 +55,8 @@ class Part(NamedTuple):
             return f"{self.program.parent.name} {self.program.stem}"
         what = f"{', '.join(self.suites)}, {self.ranks} rank{'s' * (self.ranks > 1)}"
         how = self.settings.get("ALLRANKS_TEST_TRANSPORTS", "").replace(",", " and ")
-        by = self.settings.get("ALLRANKS_NCCL", "")
         where = f"{self.gpus} GPUs" if self.gpus > 1 else ""
-        return ", ".join(filter(None, (what, how, by, where)))
+        return ", ".join(filter(None, (what, how, where)))
 
 
 def _contract(transports: str) -> dict[str, str]:
@@ -72,7 +71,6 @@ PARTS = [
     Part(2, ("gpu",)),
     Part(2, ("nccl",), {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}),
     Part(4, ("nccl",), {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}),
-    Part(2, ("nccl",), {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "ALLRANKS_NCCL": "nccl4py"}),
     Part(1, ("dlpack",)),
     Part(2, ("dlpack", "hardware")),
     Part(2, ("contract",), _contract("staged")),
@@ -115,8 +113,6 @@ def missing_for(part: Part) -> str:
         found = len(devices.visible_gpus())
         if found < part.gpus:
             return f"takes {part.gpus} GPUs, and {found} are visible here"
-    if part.settings.get("ALLRANKS_NCCL") and importlib.util.find_spec("nccl") is None:
-        return "the package nccl4py is missing: pip install 'nccl4py[cu12]'"
     return ""
 
 

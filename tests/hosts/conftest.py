@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.hosts import Hosts, missing
+from tests.hosts.hosts import Hosts, require
 from tests.hosts.notebook import NotebookOnAHost
 
 #: How often each test runs in a row.
@@ -29,8 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
     """Three hosts that ssh reaches from ``h0``."""
-    if why := missing():
-        pytest.skip(why)
+    require()
     with Hosts(3) as up:
         yield up
 

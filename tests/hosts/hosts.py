@@ -11,6 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+import pytest
+
+from tests.missing import skip_missing
+
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 _PACKAGES = {
@@ -33,16 +37,16 @@ _OWN = ("unshare", "bash", "sleep", "sshd", "munged", "slurmctld", "slurmd", "sl
 _ITS_CONTENTS = ("-ignore_readdir_race", "-mindepth", "1", "-maxdepth", "1")
 
 
-def missing(slurm: bool = False) -> str:
-    """Returns what is missing here for such hosts, and what to type; empty where nothing is."""
+def require(slurm: bool = False) -> None:
+    """Skips the test where such hosts cannot be had, and says what to type."""
     packages = _PACKAGES | (_SLURM_PACKAGES if slurm else {})
     wanted = sorted({package for program, package in packages.items() if not shutil.which(program)})
     if wanted:
-        return f"hosts of namespaces need Debian packages: apt-get install {' '.join(wanted)}"
+        reason = f"hosts of namespaces need Debian packages: apt-get install {' '.join(wanted)}"
+        (skip_missing if os.geteuid() == 0 and shutil.which("apt-get") else pytest.skip)(reason)
     tried = subprocess.run(["unshare", "--net", "--pid", "--fork", "true"], capture_output=True)
     if os.geteuid() != 0 or tried.returncode:
-        return "hosts of namespaces need root with CAP_SYS_ADMIN and CAP_NET_ADMIN: run as root"
-    return ""
+        pytest.skip("hosts of namespaces need CAP_SYS_ADMIN and CAP_NET_ADMIN: run as root")
 
 
 class Hosts:
@@ -148,9 +152,13 @@ class Hosts:
         if host in self._crashed:
             return []
         found = self.on(host, "find", "/tmp", "/dev/shm", *_ITS_CONTENTS)
-        kept = str(self._folder), *map(str, Path(REPOSITORY).parents)
-        mine = [path for path in found.split() if not path.startswith(kept[:1])]
-        return [f"{host}: {path}" for path in mine if path not in kept and path != str(REPOSITORY)]
+        places = REPOSITORY, Path.home()  # both may lie below /tmp
+        kept = {*places, *(parent for place in places for parent in place.parents)}
+        return [
+            f"{host}: {path}"
+            for path in found.split()
+            if not path.startswith(str(self._folder)) and Path(path) not in kept
+        ]
 
     def left(self, seconds: float = 60) -> list[str]:
         """Returns which processes and files are left on any host once so many seconds have gone."""

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs what hosts of namespaces, and a Slurm on them, are made of, where that can be done.
-# Never fails: without it these tests are skipped, and say what to type.
+# Installs what hosts of namespaces, and a Slurm on them, are made of. Never fails: where nothing can
+# be installed these tests are skipped, and say what to type.
 
 [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null || exit 0
 
@@ -10,9 +10,4 @@ for pair in ip:iproute2 /usr/sbin/sshd:openssh-server ssh:openssh-client ps:proc
     /usr/sbin/munged:munge; do
     command -v "${pair%%:*}" >/dev/null || missing="$missing ${pair#*:}"
 done
-[ -n "$missing" ] || exit 0
-
-echo "Installing$missing for the tests on several hosts."
-export DEBIAN_FRONTEND=noninteractive
-{ apt-get update && apt-get install --yes --no-install-recommends $missing; } >/dev/null 2>&1
-exit 0
+[ -z "$missing" ] || sh "$(dirname "$0")/../apt.sh" 'the tests on several hosts' $missing

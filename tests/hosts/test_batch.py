@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from allranks.command.main import main
-from tests.hosts.hosts import REPOSITORY, Hosts, missing
+from tests.hosts.hosts import REPOSITORY, Hosts, require
 
 CELLS = (
     "%%distributed -n 4\nimport socket",
@@ -55,8 +55,7 @@ mount --bind /run/etc /etc
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
     """A host for the launcher, and two for workers, which no sshd of their own serves."""
-    if why := missing():
-        pytest.skip(why)
+    require()
     with Hosts(3) as up:
         addresses = {
             line.split()[1]: line.split()[0]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.hosts.conftest import folder_in
-from tests.hosts.hosts import Hosts, missing
+from tests.hosts.hosts import Hosts, require
 from tests.hosts.notebook import NotebookOnAHost
 
 SLURM = "--on slurm --nodes 2 --ntasks-per-node 2"
@@ -24,8 +24,7 @@ NAMED_SECONDS = 60
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
     """A login node, ``h0``, and two nodes."""
-    if why := missing(slurm=True):
-        pytest.skip(why)
+    require(slurm=True)
     with Hosts(3, slurm=True) as up:
         yield up
 
@@ -208,9 +207,11 @@ def test_a_notebook_in_a_job_of_two_nodes_has_its_ranks_there(hosts, notebook):
         hosts.on("h0", "scancel", number)
 
 
-def test_a_job_that_runs_into_its_time_limit_is_named_so(notebook):
+def test_a_job_that_runs_into_its_time_limit_is_named_so(hosts, notebook):
     begin(notebook, "--time 1")
     cell = notebook.start_on_ranks(SLEEP).wait_for("here")
+    # No limit is shorter than a minute, and Slurm compares times every 30 s only.
+    hosts.on("h0", "scontrol", "update", f"JobId={job(hosts)}", "EndTime=now+1")
     assert cell.wait(100).error_name == "ClusterLost"
     assert re.match(r"Slurm job \d+ reached its time limit of 00:01:00; ", cell.error_value)
 

@@ -1,6 +1,6 @@
 """Runs the suites in ``ranks/`` on every rank of an mpiexec.
 
-    mpiexec -n 4 python tests/mpi/run.py [suite ...] [pytest options]
+    mpiexec -n 4 python tests/mpi/run.py [suite or file ...] [pytest options]
 
 Every rank runs the same tests in the same order. Only the first rank reports what passed; a rank
 on which a test failed reports that.
@@ -22,7 +22,7 @@ RANKS = Path(__file__).resolve().parent / "ranks"
 
 def pin(uuids: list[str]) -> None:
     """Shows this rank one GPU, taken in turn, before anything opens CUDA."""
-    from allranks.engine.devices import pinning
+    from allranks.engine import pinning
 
     rank = next(int(os.environ[n]) for n in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if n in os.environ)
     size = next(int(os.environ[n]) for n in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE") if n in os.environ)
@@ -44,7 +44,8 @@ def main() -> int:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     for name in ("matplotlib", "sklearn"):
         sys.modules[name] = None  # type: ignore[assignment]
-    suites = [str(RANKS / f"{name}_suite.py") for name in chosen] or [str(RANKS)]
+    suites = [a if a.endswith(".py") else str(RANKS / f"{a}_suite.py") for a in chosen]
+    suites = suites or [str(RANKS)]
     sys.path.insert(0, str(RANKS))
     c.init()
     # Past pytest, which keeps what is written until a test has ended.

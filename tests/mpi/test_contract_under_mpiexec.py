@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from launch import mpiexec
 
-from allranks.launched.open_mpi import SHARED_FILES
+from allranks.launched import SHARED_FILES
 
 RUN = str(Path(__file__).with_name("run.py"))
 PYTHONS = [sys.executable, *filter(None, os.environ.get("ALLRANKS_TEST_PYTHONS", "").split(":"))]
@@ -125,8 +125,8 @@ c.init()
 # What a loaded machine needs for the end of MPI, and for that of the GPU more.
 GPU_ENDS_LATE = f"""{ENDS}
 start_exit._FINALIZE_SCRIPT_SECONDS = 5
-ending = SimpleNamespace(wait=lambda seconds: time.sleep(6))
-world.current().gpu = SimpleNamespace(end=lambda: None, ending=ending)
+aborts = SimpleNamespace(wait=lambda seconds: time.sleep(6))
+world.current().gpu = SimpleNamespace(end=lambda: None, aborts=aborts)
 """
 FINALIZE_HANGS = f"""{ENDS}
 start_exit._FINALIZE_SCRIPT_SECONDS = 0.5
@@ -149,10 +149,10 @@ def test_a_rank_whose_end_of_mpi_hangs_says_where_and_ends() -> None:
 FINALIZES = """
 from mpi4py import MPI
 import allranks.collectives as c
-from allranks.collectives.start.stand_in import stand_in
+from allranks.collectives.start.under_mpi import guard_mpi4py
 c.init()
-stand_in(c.world.current())
-stand_in(c.world.current())  # as after a member of an ensemble
+guard_mpi4py(c.world.current())
+guard_mpi4py(c.world.current())  # as after a member of an ensemble
 """
 IN_A_CELL = f"""{FINALIZES}
 c.scope.enter("this cell", None, 1)
@@ -187,7 +187,9 @@ def test_data_that_moves_in_pieces_is_not_taken_for_a_deadlock() -> None:
     assert "5 passed" in ended.stdout
 
 
+@pytest.mark.parametrize("python", PYTHONS[1:], ids=name)
 def test_ranks_of_several_hosts_are_guarded_with_every_mpi(python: str) -> None:
+    """With the first one: below."""
     ended = mpiexec(4, RUN, "hosts", python=python, ALLRANKS_RANKS_PER_HOST="2")
     assert ended.returncode == 0, ended.stdout
     assert "skipped" not in ended.stdout
@@ -196,7 +198,7 @@ def test_ranks_of_several_hosts_are_guarded_with_every_mpi(python: str) -> None:
 @pytest.mark.parametrize(
     ("per_host", "suites"),
     [
-        ("2", ("contract", "property", "misuse")),
+        ("2", ("hosts", "contract", "property", "misuse")),
         ("2,1", ("hosts", "property", "misuse")),
         ("1", ("hosts", "property", "misuse")),
         ("%2", ("property",)),
@@ -208,12 +210,14 @@ def test_ranks_of_several_hosts_keep_the_contract(per_host: str, suites: tuple[s
         2 if per_host == "1" else 4,
         RUN,
         *suites,
+        "-rs",
         timeout=570,
         ALLRANKS_RANKS_PER_HOST=per_host,
         ALLRANKS_TEST_TIMES="2",
         ALLRANKS_TEST_TRANSPORTS="shared",
     )
     assert ended.returncode == 0, ended.stdout
+    assert "does not make two hosts" not in ended.stdout
 
 
 def test_a_name_that_no_test_has_is_a_failure() -> None:

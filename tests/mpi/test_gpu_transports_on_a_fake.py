@@ -66,9 +66,5 @@ def test_calls_of_two_ranks_are_chosen_left_and_told(ranks_a_gpu: int) -> None:
     on_fake_gpus(2, "gpu", ranks_a_gpu=ranks_a_gpu)
 
 
-def test_nccl_may_be_called_by_nvidias_own_binding() -> None:
-    on_fake_gpus(2, "gpu", "nccl", ALLRANKS_NCCL="nccl4py")
-
-
 def test_ranks_of_several_hosts_meet_on_gpus_by_messages() -> None:
     on_fake_gpus(4, "gpu", ALLRANKS_RANKS_PER_HOST="2")

@@ -20,9 +20,13 @@ def tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"mpi4py's tests come with its source, which needs the package index: {error}")
 
 
-@pytest.mark.parametrize("module", suite.FEW)
-def test_mpi4pys_own_tests_pass_but_for_those_with_a_reason(tests: Path, module: str) -> None:
-    told = suite.play(tests, 2, module)
+def test_mpi4pys_own_tests_pass_but_for_those_with_a_reason(tests: Path) -> None:
+    told = suite.play(tests, 2, *suite.FEW)
+    for module in suite.FEW:
+        passes_but_for_reasons({t: w for t, w in told.items() if t.startswith(f"{module}.")})
+
+
+def passes_but_for_reasons(told: dict[str, str]) -> None:
     failed = suite.failures(told)
     assert {test: text for test, text in failed.items() if suite.reason(test) is None} == {}
     assert len(failed) < len(told) / 4

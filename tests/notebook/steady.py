@@ -23,6 +23,8 @@ CHANGES = (
     (r"within [\d.]+%", "within PERCENT"),
     (r"In\[\d+\]", "In[N]"),
     (r"<ipython-input-[\w-]+>", "In[N]"),
+    # Python 3.12 and later name the value.
+    (r"(?<=not JSON compliant): \w+", ""),
 )
 """What differs: logs, hosts, processes, versions, memory, time, and the cells' numbers."""
 

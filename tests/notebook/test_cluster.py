@@ -18,9 +18,11 @@ import pytest
 import zmq
 
 import allranks
+from allranks.cluster import connection
 from allranks.cluster.nursery import Nursery
 from allranks.errors import CellFailed, ClusterLost, StartFailed, UsageError
 from allranks.widgets import text_view
+from allranks.widgets.progress import ProgressLine
 from tests.kernel import wait_until
 
 CALLS = {
@@ -44,6 +46,23 @@ def test_ranks_that_are_not_there_are_refused_and_nothing_is_sent(cluster, call,
     with pytest.raises(UsageError, match=r"^expected .*found .*Type for example: ranks=\[0\]$"):
         CALLS[call](cluster, ranks)
     assert cluster.run("kept", ranks=[1, 0, 1]) == [0, 10]
+
+
+def test_a_start_tells_how_many_processes_run_before_ranks_are_up(monkeypatch):
+    told = []
+    monkeypatch.setattr(ProgressLine, "show", lambda _, *said: told.append(said))
+    with allranks.Cluster(2):
+        pass
+    assert told[0] == ("starting ranks: 0 of 2 up", 0, 4, "")
+    assert ("starting ranks: 0 of 2 up", 2, 4, ", 2 started") in told
+    assert told[-1] == ("starting ranks: 2 of 2 up", 4, 4, "")
+
+
+def test_a_start_that_takes_too_long_advises_fewer_ranks(monkeypatch):
+    monkeypatch.setattr(connection, "_START_SECONDS", -60)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    with pytest.raises(StartFailed, match=r"1 cores.*Start fewer ranks.*%distributed start -n 1"):
+        allranks.Cluster(2).start()
 
 
 def test_a_cluster_that_was_stopped_says_how_it_is_started_again():

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+from tests.kernel import Kernel
 
 FAKE = Path(__file__).resolve().parents[1] / "fakes" / "nvml"
 GPUS = json.dumps([{"uuid": f"GPU-{n}", "used": 2**30, "total": 2**31} for n in range(2)])
@@ -22,17 +27,26 @@ raise OutOfMemoryError("full")
 """
 
 
-def environment() -> dict[str, str | None]:
-    return {
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    env: dict[str, str | None] = {
         "PYTHONPATH": f"{Path(__file__).resolve().parents[2]}:{FAKE}",
         "ALLRANKS_FAKE_NVML": GPUS,
         "CUDA_VISIBLE_DEVICES": "1,0",
     }
+    with Kernel(tmp_path_factory.mktemp("kernel"), env) as kernel:
+        kernel.run("%load_ext allranks")
+        yield kernel
 
 
-def test_each_rank_is_shown_its_own_gpu(new_kernel):
-    kernel = new_kernel(env=environment())
-    kernel.run("%load_ext allranks")
+@pytest.fixture
+def kernel(opened: Kernel) -> Iterator[Kernel]:
+    """The kernel of this file, without ranks."""
+    yield opened
+    opened.run("%distributed stop")
+
+
+def test_each_rank_is_shown_its_own_gpu(kernel):
     text = kernel.run(SEEN.format(options="")).text
     assert "ranks 0–1 on" in text
     assert "(2 GPUs, " in text
@@ -45,9 +59,7 @@ def test_each_rank_is_shown_its_own_gpu(new_kernel):
     assert "1 2 0 1" in text
 
 
-def test_shared_gpus_are_said_and_limited(new_kernel):
-    kernel = new_kernel(env=environment())
-    kernel.run("%load_ext allranks")
+def test_shared_gpus_are_said_and_limited(kernel):
     refused = kernel.run("%distributed start -n 3 --exclusive")
     assert refused.error_value.startswith("3 ranks need 3 GPUs, this host has 2.")
     text = kernel.run(SEEN.format(options=" -n 3")).text
@@ -60,9 +72,7 @@ def test_shared_gpus_are_said_and_limited(new_kernel):
     assert "Also using it: rank 0." in failed.text
 
 
-def test_no_gpus_wanted_are_none_seen(new_kernel):
-    kernel = new_kernel(env=environment())
-    kernel.run("%load_ext allranks")
+def test_no_gpus_wanted_are_none_seen(kernel):
     text = kernel.run(SEEN.format(options=" -n 2 --gpus none")).text
     assert "(CPU, " in text
     assert "1 2 1 2" in kernel.run(FOR_TORCH).text

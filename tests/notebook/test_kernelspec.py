@@ -78,6 +78,14 @@ def test_what_a_front_end_asks_for_itself_stays_in_the_notebook(kernel):
     assert cell.text == "False\n"
 
 
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [("print(rank)", "complete"), ("for i in range(3):", "incomplete"), ("1 +* 2", "invalid")],
+)
+def test_a_console_learns_whether_a_cell_is_complete(kernel, source, status):
+    assert kernel.is_complete(source) == status
+
+
 def test_fresh_ranks_are_what_was_installed_again(kernel):
     kernel.run("%distributed stop")
     assert kernel.run("size").text.endswith("ranks 0–1 → 2\n")

@@ -73,13 +73,30 @@ def test_csv_is_written_where_it_was_asked_for_and_nowhere_else(notebook, tmp_pa
     assert notebook.run("print(sorted(os.listdir()))").stdout == before
 
 
+def test_every_logged_value_and_every_kind_of_call_is_exported(new_kernel, tmp_path):
+    kernel = new_kernel()
+    kernel.run("%load_ext allranks\n%distributed start -n 2")
+    ran = kernel.run(
+        "%%distributed\nfor i in range(10_000): log(loss=i % 7 + rank)\n"
+        "for i in range(150): allreduce(i, name=f'value {i}')"
+    )
+    assert ran.status == "ok", ran.text
+    assert "missing" not in kernel.run(f"%distributed export {tmp_path}").text
+    rows = [*csv.DictReader((tmp_path / "curves.csv").read_text().splitlines())]
+    for rank in range(2):
+        found = [(r["step"], r["value"]) for r in rows if r["rank"] == str(rank)]
+        assert found == [(str(float(i)), str(float(i % 7 + rank))) for i in range(10_000)]
+    calls = [*csv.DictReader((tmp_path / "timings.csv").read_text().splitlines())]
+    assert {row["name"] for row in calls} == {f"value {i}" for i in range(150)}
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         ("last 77", r"expected the number of a cell .*, found 2, 3, 4, 5, and In\[77\] is none"),
         ("last 3 5", "expected one cell number, found 3 5"),
         ("compare 3", "expected two cell numbers or more, found 3"),
-        ("compare 3 4", r"that logged or made collectives, found 3, 5, and In\[4\] is none"),
+        ("compare 3 4", r"1 s in 20 or more collectives, found 3, 5, and In\[4\] is none"),
         ("compare 3 none.gz", "expected a cell's file, found none.gz"),
         ("export", "expected a folder and optionally a cell number, found none"),
         (f"export {os.devnull}/x 3", "expected a folder that can be written"),

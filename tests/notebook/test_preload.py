@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 
+from tests.kernel import Kernel
+
 DRIVER = """
 int state = 3;
 int cuInit(unsigned flags) { state = 0; return 0; }
@@ -19,12 +21,25 @@ LOADS = "import ctypes; driver = ctypes.CDLL('./libcuda.so.1')"
 STUB = f"{LOADS}; ctypes.c_int.in_dll(driver, 'state').value = 34"
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        kernel.run("%load_ext allranks")
+        yield kernel
+
+
+@pytest.fixture
+def kernel(shared):
+    """The kernel of this file, without ranks."""
+    yield shared
+    assert shared.run("%distributed stop").status == "ok"
+
+
 def test_a_module_is_there_before_the_first_cell(kernel):
-    kernel.run("%load_ext allranks")
     cell = kernel.run(
-        "%%distributed -n 2 --preload mailbox,allranks.collectives.model\n"
+        "%%distributed -n 2 --preload mailbox,allranks.lessons.model\n"
         "import sys\n"
-        "[name in sys.modules for name in ('mailbox', 'allranks.collectives.model')]"
+        "[name in sys.modules for name in ('mailbox', 'allranks.lessons.model')]"
     )
     assert "ranks 0–1 → [True, True]" in cell.text
     other = kernel.run("%%distributed --preload wave\npass")
@@ -36,7 +51,6 @@ def test_a_module_is_there_before_the_first_cell(kernel):
 
 
 def test_a_module_that_is_not_installed_is_named_before_anything_starts(kernel):
-    kernel.run("%load_ext allranks")
     cell = kernel.run("%%distributed --preload no_such_module\npass")
     assert cell.text.startswith("MissingDependency: expected no_such_module to preload")
     cell = kernel.run("%%distributed --preload not-a-name\npass")
@@ -46,7 +60,6 @@ def test_a_module_that_is_not_installed_is_named_before_anything_starts(kernel):
 
 def test_a_module_that_cannot_be_imported_says_so_in_its_cell(kernel):
     (kernel.cwd / "broken_module.py").write_text("raise RuntimeError('broken by itself')")
-    kernel.run("%load_ext allranks\nimport os, sys\nos.environ['PYTHONPATH'] += ':' + os.getcwd()")
     cell = kernel.run("%%distributed -n 1 --preload broken_module\nimport broken_module")
     assert "RuntimeError: broken by itself" in cell.text
 
@@ -55,13 +68,11 @@ def test_a_module_may_print_what_it_likes(kernel):
     (kernel.cwd / "printing_module.py").write_text(
         "print(42, 'null', [1], '{}', '[' * 100_000, sep='\\n', flush=True)"
     )
-    kernel.run("%load_ext allranks")
     cell = kernel.run("%%distributed -n 1 --preload printing_module\n'started'")
     assert "rank 0 → 'started'" in cell.text
 
 
 def test_the_members_of_an_ensemble_begin_with_them_too(kernel):
-    kernel.run("%load_ext allranks")
     cell = kernel.run(
         "%%ensemble x=0:2 -n 2 --preload mailbox\nimport sys\nresult = 'mailbox' in sys.modules"
     )
@@ -86,7 +97,6 @@ def test_a_handler_of_logs_that_a_module_made_writes_to_the_rank_s_own_streams(k
         "told.addHandler(logging.StreamHandler(sys.stdout))\n"
         "told.propagate = False\n"
     )
-    kernel.run("%load_ext allranks")
     body = "import logging\nlogging.getLogger('logging_module').warning('the one line')"
     cell = kernel.run(f"%%distributed -n 2 --preload logging_module\n{body}")
     assert cell.status == "ok", cell.text
@@ -112,7 +122,6 @@ def test_a_module_that_opens_cuda_is_refused_before_anything_is_forked(kernel):
     (kernel.cwd / "loads_cuda.py").write_text(LOADS)
     (kernel.cwd / "loads_a_stub.py").write_text(STUB)
     (kernel.cwd / "opens_cuda.py").write_text(f"{LOADS}; driver.cuInit(0)")
-    kernel.run("%load_ext allranks")
     cell = kernel.run("%%distributed -n 1 --preload loads_cuda,opens_cuda\npass")
     assert cell.text.startswith(
         "StartFailed: --preload opens_cuda: importing this module initializes CUDA"

@@ -1,5 +1,7 @@
 """``%load_ext allranks.px``: the magics of ipyparallel and nbdistributed, on our ranks."""
 
+import re
+
 import pytest
 
 from tests.kernel import Kernel
@@ -24,6 +26,14 @@ def test_px_runs_a_cell_or_a_line_on_every_rank(px):
 )
 def test_px_takes_targets_as_ipyparallel_writes_them(px, targets, said):
     assert px.run(f"%%px --targets {targets}\n'x'").text == f"{said} → 'x'\n"
+
+
+@pytest.mark.parametrize("magic", ["%%px", "%%rank 0", "%%distributed -r 0"])
+@pytest.mark.parametrize("below", ["%%timeit -n1 -r1", "%%time"])
+def test_a_magic_of_ipythons_may_stand_below_ours(px, magic, below):
+    cell = px.run(f"{magic}\n{below}\nrank")
+    assert cell.status == "ok", cell.text
+    assert re.search(r"\d [nmµμ]?s", cell.text)
 
 
 def test_px_keeps_values_and_runs_in_the_notebook_as_well(px):
@@ -93,3 +103,15 @@ def test_the_extension_can_be_taken_away_by_itself(px):
     assert px.run("%unload_ext allranks.px").status == "ok"
     assert px.run("%%px\n1").status == "error"
     assert px.run("%%distributed -n 2\nsize").text.endswith("ranks 0–1 → 2\n")
+
+
+def test_px_is_ipyparallels_where_a_view_was_activated(new_kernel):
+    kernel = new_kernel()
+    kernel.run("%load_ext allranks.px\n%distributed start -n 2")
+    kernel.run(
+        "import ipyparallel as ipp\nview = ipp.Client()[:]\nview.block = True\nview.activate()"
+    )
+    cell = kernel.run("%%px\nby_ipyparallel = rank")
+    assert cell.status == "ok", cell.text
+    assert kernel.run("view['by_ipyparallel']").displays[0]["text/plain"] == "[0, 1]"
+    assert kernel.run("%%distributed\n'by allranks'").text == "ranks 0–1 → 'by allranks'\n"

@@ -14,8 +14,9 @@ from tests.faults.notebook import Notebook
 
 SETTING = "ALLRANKS_TEST_TORCH"
 MISSING = (
-    "needs torch, built for CPUs: pip install -r tests/torch/requirements.txt -e . for some "
-    f"Python, and {SETTING}=/path/to/that/python"
+    "needs torch built for CPUs, which pip does not find by itself. Type: "
+    "PIP_EXTRA_INDEX_URL=… make test, with the address for CPU builds on torch's install page. "
+    f"Or, with a Python that has torch: {SETTING}=/path/to/that/python make test"
 )
 ENVIRONMENT = {"JAX_PLATFORMS": "cpu"}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 IMPORTS = "import torch\nimport torch.distributed as dist\nfrom torch import nn\nkept = []"
 AGAIN = """
 for _ in range(3):
@@ -23,6 +25,49 @@ def test_groups_follow_each_other_while_their_models_stay(ranks):
         cell = ranks.on_ranks(AGAIN)
         assert cell.status == "ok", cell.text
     assert ranks.on_ranks("len(kept)").text == "ranks 0–2 → 6\n"
+
+
+FAILS_ON_ONE = """
+from unittest.mock import patch
+with patch("torch.distributed.distributed_c10d.rendezvous", side_effect=OSError("no mesh")):
+    if rank == 1:
+        dist.init_process_group()
+"""
+SUM = "t = torch.ones(1)\ndist.init_process_group()\ndist.all_reduce(t)\nint(t)"
+
+
+def test_groups_are_made_after_one_rank_has_failed_to_make_one(ranks):
+    """torch names groups by a counter, which only that rank has advanced."""
+    assert ranks.on_ranks(IMPORTS).status == "ok"
+    assert "no mesh" in ranks.on_ranks(FAILS_ON_ONE).text
+    cell = ranks.on_ranks(f"{SUM}\ndist.destroy_process_group()", "--timeout 20")
+    assert cell.status == "ok", cell.text
+
+
+CLOSED = (
+    "torch's process groups are closed on all ranks, as a rank of theirs has died: call "
+    "init_process_group() again"
+)
+DEATHS = {"a rank waits for it": "dist.all_reduce(t)", "the others have ended": ""}
+
+
+@pytest.mark.parametrize("wait", DEATHS.values(), ids=DEATHS.keys())
+def test_a_rank_that_dies_takes_its_groups_along(ranks, wait):
+    """The one in its place has none, and could make none with ranks that have."""
+    assert ranks.on_ranks(IMPORTS).status == "ok"
+    assert ranks.on_ranks(SUM).text == "ranks 0–2 → 3\n"
+    dying = ranks.on_ranks(f"import os\nif rank == 1: os._exit(3)\n{wait}")
+    assert dying.text.count(CLOSED) == 1
+    if wait:
+        assert "ranks 0, 2 were waiting at line 4: dist.all_reduce(t)" in dying.text
+        assert "needs all of ranks 0–2: rank 1 ended with exit code 3." in dying.text
+    assert "gloo" not in dying.text
+    assert ranks.on_ranks(f"{IMPORTS}\n{SUM}").text == "ranks 0–2 → 3\n"
+    left = ranks.on_ranks("if rank == 2: raise ValueError\ndist.all_reduce(t)")
+    assert "ranks 0–1 were waiting" in left.text
+    # MPI's own connections to the new rank are still there.
+    following = ranks.on_ranks(f"{SUM}\ndist.destroy_process_group()\ncomm.allreduce(rank)")
+    assert following.text == "ranks 0–2 → 3\n"
 
 
 USUAL = """

@@ -73,6 +73,15 @@ def test_who_waits_is_told_for_whom_and_jax_can_be_begun_anew(ranks, source, cul
     check_the_next_cell(ranks)
 
 
+def test_jax_refuses_to_go_on_with_the_devices_of_one_rank(ranks):
+    """It would sum each rank's share alone, and could not be initialised any more."""
+    cell = ranks.on_ranks("float(add(ones())) if rank else None", timeout=SETTLED_SECONDS)
+    assert "a collective of JAX needs all of ranks 0–2" in cell.text
+    for query in ("jax.devices()", "jnp.ones(1)"):
+        assert "Type: jax.distributed.initialize()" in ranks.on_ranks(query).text
+    check_the_next_cell(ranks)
+
+
 def test_an_interrupt_is_heard_in_jax(ranks):
     cell = ranks.start_on_ranks(
         "print('here')\ntime.sleep(60) if rank == 0 else float(add(ones()))"

@@ -12,6 +12,11 @@ SETTLED_SECONDS = 30
 BEGIN = "dist.is_initialized() or dist.init_process_group()\n"
 CELLS = {
     "a rank raises": ("if rank == 1:\n    raise ValueError\ndist.all_reduce(t)", "all_reduce", 1),
+    "a handle is awaited": (
+        "if rank != 2:\n    dist.all_reduce(t, async_op=True).wait()",
+        "all_reduce",
+        2,
+    ),
     "a rank ends the cell": ("if rank != 2:\n    dist.barrier()", "barrier", 2),
     "a rank is not asked": ("if rank > 0:\n    dist.broadcast_object_list([1])", "broadcast", 0),
     "a message never comes": ("if rank == 0:\n    dist.recv(t, 1)", "recv", 1),
@@ -80,6 +85,59 @@ def test_an_interrupt_is_heard_in_torch(ranks):
     assert "RuntimeError" not in cell.text
     following = ranks.on_ranks(f"t.fill_(1)\n{NEXT}", timeout=SETTLED_SECONDS)
     assert "rank 1 → (3, 10)" in following.text
+
+
+MISMATCHES = {
+    "the wrong result ends the cell": ("", 4),
+    "the wrong result is used": ("\ndist.all_reduce(t)", 4),
+    "other calls fit": ("\nif rank == 2:\n    dist.barrier()", 4),
+}
+
+
+@pytest.mark.parametrize(("then", "line"), MISMATCHES.values(), ids=MISMATCHES.keys())
+def test_ranks_that_bring_different_shapes_are_told_both_and_their_lines(ranks, then, line):
+    """gloo returns a wrong sum on one rank, and waits on another."""
+    cell = ranks.on_ranks(
+        f"{BEGIN}dist.all_reduce(t.fill_(1))\nx = torch.ones(4 if rank == 1 else 3)\n"
+        f"dist.all_reduce(x){then}",
+        timeout=SETTLED_SECONDS,
+    )
+    assert cell.status == "error"
+    assert "CollectiveMismatch: torch needs the same operation, number of elements" in cell.text
+    where = f"at In[{cell.execution_count}]:{line + 1}: dist.all_reduce(x)"
+    assert f"rank 1 called all_reduce of shape (4,), Float {where}" in cell.text
+    assert re.search(rf"called all_reduce of shape \(3,\), Float {re.escape(where)}", cell.text)
+    following = ranks.on_ranks(f"t.fill_(1)\n{NEXT}", timeout=SETTLED_SECONDS)
+    assert following.text == "rank 0 → (3, 0)\nrank 1 → (3, 10)\nrank 2 → (3, 20)\n"
+
+
+def test_ranks_that_make_different_calls_are_told_both(ranks):
+    cell = ranks.on_ranks(
+        f"{BEGIN}if rank == 0:\n    dist.broadcast(t, 0)\nelse:\n    dist.all_reduce(t)",
+        timeout=SETTLED_SECONDS,
+    )
+    assert "rank 0 called broadcast of shape (3,), Float" in cell.text
+    assert "called all_reduce of shape (3,), Float" in cell.text
+    ranks.on_ranks("t.fill_(1)\ndist.is_initialized() or dist.init_process_group()")
+
+
+def test_after_an_interrupt_torch_says_why_its_groups_are_closed(ranks):
+    cell = ranks.start_on_ranks(
+        f"{BEGIN}model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))\nprint('here')\n"
+        "import time\ntime.sleep(60) if rank == 0 else dist.barrier()"
+    ).wait_for("here")
+    ranks.drain(0.5)
+    ranks.interrupt()
+    assert cell.wait(SETTLED_SECONDS).error_name == "CellInterrupted"
+    why = (
+        "torch's process groups were closed on all ranks to end a wait in cell "
+        f"In[{cell.execution_count}]: call init_process_group() again, and wrap models again."
+    )
+    following = ranks.on_ranks("dist.all_reduce(t)")
+    assert f"please make sure to call init_process_group. {why}" in following.text
+    assert why in ranks.on_ranks("dist.init_process_group()\nmodel(t).sum().backward()").text
+    destroyed = "dist.destroy_process_group()\ndist.all_reduce(t)"
+    assert why not in ranks.on_ranks(destroyed).text
 
 
 def test_a_rank_that_is_late_is_waited_for(ranks):

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from allranks.cluster.launchers.spread import ANY_PORTS, LOOPBACK
+from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.wire import Wire
 from allranks.engine.host import batching
 from allranks.engine.host.batching import Batching
 from allranks.errors import WireError
-from allranks.records.batches import joined, parts
 from allranks.records.telemetry import Pulse
-from allranks.records.wire import Answer, Output, Record, encode
+from allranks.records.wire import Answer, Output, Record, encode, join_messages, split_messages
 from tests.unit.test_relay import wait_until
 
 
@@ -49,7 +48,7 @@ class Host:
     def heard(self) -> list[list[list[bytes]]]:
         found = []
         while self.notebook.poll(0):
-            found.append(list(parts(self.notebook.recv_multipart())))
+            found.append(list(split_messages(self.notebook.recv_multipart())))
         return found
 
 
@@ -95,7 +94,7 @@ def test_what_is_large_keeps_nothing_waiting_before_it(host):
 )
 def test_a_batch_that_is_none_is_refused(frames):
     with pytest.raises(WireError):
-        list(parts(frames))
+        list(split_messages(frames))
 
 
 def test_what_cannot_be_read_takes_nothing_along():
@@ -109,7 +108,7 @@ def test_what_cannot_be_read_takes_nothing_along():
     relay.curve_publickey, relay.curve_secretkey = public, secret
     relay.connect(wire.events_url)
     try:
-        relay.send_multipart(joined([output(0, "a"), [b"what"], output(1, "b")]))
+        relay.send_multipart(join_messages([output(0, "a"), [b"what"], output(1, "b")]))
         wait_until(lambda: len(read) == 2)
         assert [each.rank for each in read if isinstance(each, Output)] == [0, 1]
         assert len(unread) == 1

@@ -103,7 +103,7 @@ def test_a_class_of_students_is_told_by_what_one_of_them_takes() -> None:
     table = students.table(STUDENTS)
     assert "| 2 | 2 | 200 | 1,200 |" in table
     assert "| 2 | 2 | 4.0 | 20.0 |" in table
-    assert table.endswith("took at most 2.0 % of one core, a student.")
+    assert table.endswith("used at most 2.0 % of one core per student.")
 
 
 def test_results_of_one_machine_name_it_once() -> None:

@@ -19,12 +19,11 @@ from allranks.collectives.calls.peers import Peers, Scope, State
 from allranks.collectives.calls.transport import Cut, cut
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.host import memory
-from allranks.collectives.host import window as window_room
-from allranks.collectives.host.window import Window
+from allranks.collectives.host.memory import Window
 from allranks.collectives.ops import moving
-from allranks.collectives.timings.timeline import trace
+from allranks.collectives.timings import trace
 from allranks.errors import CollectiveMismatch
-from allranks.records.collective import CallRecord
+from allranks.records.telemetry import CallRecord
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
@@ -163,7 +162,7 @@ def test_an_interrupt_while_the_window_grows_leaves_it_whole(step, monkeypatch):
             pressed.append(signal.raise_signal(signal.SIGINT))
         return real(*args, **options)
 
-    target = (window_room, "segment") if step == "segment" else (window.board, "publish")
+    target = (memory, "segment") if step == "segment" else (window.board, "publish")
     monkeypatch.setattr(*target, interrupted)
     with pytest.raises(KeyboardInterrupt):
         window.empty((1000,), np.dtype("float64"), 8000)

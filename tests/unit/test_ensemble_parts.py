@@ -6,24 +6,28 @@ import builtins
 import json
 import os
 import pickle
+import subprocess
 import sys
 import threading
 from array import array
 from functools import partial
+from types import ModuleType
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from allranks.cluster.options import ClusterOptions
 from allranks.collectives.host.memory import Segment
-from allranks.engine.cells.member import numbers_of, summary_of
 from allranks.ensemble import early, options, predict
 from allranks.ensemble.arrays import Arena, Shared
 from allranks.ensemble.estimate import remaining_seconds
+from allranks.ensemble.fingerprint import key_of
 from allranks.ensemble.member import FAILED, FINISHED, WAITING, Member
 from allranks.ensemble.runs import Runs
-from allranks.ensemble.store import Store, key_of
+from allranks.ensemble.store import Store
 from allranks.errors import MissingDependency, UsageError
+from allranks.features.ensemble.rank import numbers_of, summary_of
 from allranks.magics.ensemble import ensemble_parser
 from allranks.magics.options import parse_cell
 from allranks.records import packing
@@ -72,6 +76,7 @@ def test_what_is_asked_of_the_cluster_is_what_a_cell_may_ask_of_it():
     [
         ("x=1 --foo", "unrecognized arguments: --foo"),
         ("x=1 --store", "argument --store: expected one argument"),
+        ("x=1 --store ''", "expected a folder after --store, found ''"),
         ("x=1 -o 1a", "expected the name of a variable after -o, found '1a'"),
         ("x=1 --ranks-per-member 0", "expected --ranks-per-member of 1 or more, found 0"),
         ("x=1 --timeout -1", "expected --timeout in seconds above 0"),
@@ -306,6 +311,93 @@ def test_a_function_of_the_notebook_has_another_key_once_it_is_another_one():
     same = {made("f = lambda x: x + 1"), made("\n\nf = lambda x: x + 1")}
     assert len(same) == 1
     assert made("f = lambda x: x + 2") not in same
+
+
+BEFORE = """
+import functools
+import types
+scale = 1
+def helper(x, by=2): return scale * x * by
+class Base:
+    def m(self): return 1
+class Model(Base):
+    size = 3
+    def __init__(self, n): self.n = n
+    def fit(self, x): return helper(x) + self.n
+def make(k):
+    def inner(x): return x + k
+    return inner
+def plain(x, k=2): return x * k
+def named(x, *, k=2): return x * k
+def user(x): return helper(x)
+@functools.wraps(plain)
+def wrapped(x): return plain(x)
+closure, method, instance = make(1), Model(1).fit, Model(1)
+part = functools.partial(plain, k=3)
+of_library = types.SimpleNamespace(f=helper)
+cached = functools.cache(helper)
+def calls_cached(x): return cached(x)
+class Meta(type):
+    def __call__(cls, x): return 4
+class Made(metaclass=Meta):
+    @functools.cached_property
+    def slow(self): return 5
+    times = functools.partialmethod(helper)
+pair = set()
+def circular(x): return pair
+pair |= {circular, helper}
+recursive = lambda n: n and recursive(n - 1)
+"""
+DEPENDS = [
+    ("plain", "k=2): return x * k", "k=3): return x * k"),
+    ("named", "*, k=2", "*, k=3"),
+    ("user", "by=2", "by=3"),
+    ("user", "scale = 1", "scale = 2"),
+    ("wrapped", "def plain(x, k=2)", "def plain(x, k=3)"),
+    ("closure", "make(1)", "make(2)"),
+    ("method", "+ self.n", "- self.n"),
+    ("method", "Model(1).fit", "Model(2).fit"),
+    ("instance", "size = 3", "size = 4"),
+    ("instance", "return 1", "return 2"),
+    ("part", "k=3)", "k=4)"),
+    ("Model", "by=2", "by=3"),
+    ("of_library", "by=2", "by=3"),
+    ("cached", "by=2", "by=3"),
+    ("calls_cached", "by=2", "by=3"),
+    ("Made", "return 4", "return 5"),
+    ("Made", "return 5", "return 6"),
+    ("Made", "by=2", "by=3"),
+    ("circular", "by=2", "by=3"),
+]
+
+
+def keys_after(source):
+    notebook = ModuleType("__main__")
+    # As in a kernel, where pickle finds a function by its name.
+    with patch.dict(sys.modules, __main__=notebook):
+        exec(compile(source, f"cell {len(source)}", "exec"), vars(notebook))
+        values = {name for name, *_ in DEPENDS} | {"recursive"}
+        return {name: key_of({"f": getattr(notebook, name)}) for name in values}
+
+
+@pytest.mark.parametrize(("name", "old", "new"), DEPENDS)
+def test_a_key_changes_with_what_a_result_depends_on(name, old, new):
+    assert old in BEFORE
+    assert keys_after(BEFORE.replace(old, new))[name] != keys_after(BEFORE)[name]
+
+
+def test_a_key_is_the_same_wherever_the_code_stands_and_in_every_process():
+    assert keys_after("\n\n# a comment\n" + BEFORE) == keys_after(BEFORE)
+    program = "import json\nfrom tests.unit.test_ensemble_parts import keys_after, BEFORE\n"
+    program += "print(json.dumps(keys_after(BEFORE)))"
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONHASHSEED": "3"},
+    )
+    assert json.loads(told.stdout) == keys_after(BEFORE)
 
 
 def test_what_cannot_be_pickled_or_contains_itself_has_a_key():

@@ -13,18 +13,15 @@ import numpy as np
 import pytest
 
 from allranks.cluster.explaining import explain_here
-from allranks.collectives.ring import ALGORITHMS, explain, explaining
 from allranks.errors import ClusterLost, UsageError
-from allranks.records.explained import Explained
-from allranks.records.predictions import Prediction
+from allranks.lessons.ring import ALGORITHMS, explain, on_ranks
+from allranks.records.lessons import Explained, Prediction
 from allranks.widgets import offered, ring
-from allranks.widgets.explainer import values
 from allranks.widgets.explainer.explainer import ALGORITHMS as OFFERED
-from allranks.widgets.explainer.explainer import Explainer
-from allranks.widgets.explainer.frames import chunks, frames, listed, shown
+from allranks.widgets.explainer.explainer import Explainer, example_arrays
+from allranks.widgets.explainer.frames import chunks, frames, listed, shown, steps, text
 from allranks.widgets.explainer.quiz import questions
 from allranks.widgets.explainer.still import bundle
-from allranks.widgets.explainer.text import steps, text
 
 PREDICTION = Prediction("ring", "measured", 64, 4, 1, 3e-3, 1e-6, "these ranks, fitted")
 
@@ -90,7 +87,7 @@ def test_the_last_frame_is_the_sum_on_every_rank(algorithm, count, size):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_message_finds_the_values_of_the_frame_before(algorithm):
-    made = frames(told(values.made(5, 7), algorithm).run)
+    made = frames(told(example_arrays(5, 7), algorithm).run)
     for before, after in pairwise(made):
         assert after.messages
         for m in after.messages:
@@ -101,7 +98,7 @@ def test_every_message_finds_the_values_of_the_frame_before(algorithm):
 
 
 def test_shares_count_the_ranks_in_a_value():
-    made = frames(told(values.made(4, 4)).run)
+    made = frames(told(example_arrays(4, 4)).run)
     digits = [[str(value).count("0") for value in row] for row in made[2].values]
     counted = [[len(str(v)) - z for v, z in zip(row, zeros, strict=True)]
                for row, zeros in zip(made[2].values, digits, strict=True)]  # fmt: skip
@@ -121,7 +118,7 @@ def test_a_frame_says_who_sends_what_to_whom():
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(("count", "size"), [(2, 1), (2, 2), (4, 8), (5, 3), (7, 2), (16, 16)])
 def test_each_question_has_one_right_answer_and_the_ranks_do_what_it_says(algorithm, count, size):
-    made = frames(told(values.made(count, size), algorithm).run)
+    made = frames(told(example_arrays(count, size), algorithm).run)
     posed = questions(made)
     assert posed[0] == []
     assert len(posed) == len(made)
@@ -182,7 +179,7 @@ every rank has (11, 22)"""
 
 
 def test_a_long_text_is_cut_and_says_so():
-    made = frames(told(values.made(16, 16)).run)
+    made = frames(told(example_arrays(16, 16)).run)
     assert len(steps(made).rows) == 64
     assert steps(made).note == f"… {16 * 30 - 64} more messages"
 
@@ -190,7 +187,7 @@ def test_a_long_text_is_cut_and_says_so():
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(("count", "size"), [(2, 1), (4, 8), (16, 32)])
 def test_the_still_picture_is_small_and_needs_no_scripts(algorithm, count, size):
-    found = told(values.made(count, size), algorithm)
+    found = told(example_arrays(count, size), algorithm)
     made = bundle(found, frames(found.run), "place")
     assert set(made) == {"text/html", "text/plain"}
     assert not re.search("<script|<style|<svg|widget", made["text/html"])
@@ -202,12 +199,12 @@ def test_the_still_picture_is_small_and_needs_no_scripts(algorithm, count, size)
 
 
 def test_a_record_survives_json():
-    found = told(values.made(3, 4))
+    found = told(example_arrays(3, 4))
     assert Explained.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
 def test_what_is_pickled_for_a_rank_is_the_function_there():
-    assert pickle.loads(pickle.dumps(explain_here)) is explaining.explain_here
+    assert pickle.loads(pickle.dumps(explain_here)) is on_ranks.explain_here
 
 
 def test_the_algorithms_offered_are_those_that_ranks_have():

@@ -11,26 +11,28 @@ import jsonschema
 import pytest
 import yaml
 
-from allranks.command import notebook, targets
+from allranks.command import batch_files
+from allranks.command.export import export_script
 from allranks.command.main import main
-from allranks.command.plain import indented, plain
-from allranks.command.script import export
+from allranks.command.notebook_cells import NotebookCell, cells_of, indented, plain_python
 from allranks.errors import UsageError
 
 SCHEMAS = Path(__file__).with_name("schemas")
 SCRIPT = 'print("100 % of $HOME, $(id) and “more”")\n\n\n#\tthe end\n'
-JOB = targets.Job("04_Data Parallel", "04_Data Parallel.py", SCRIPT, 2, 4, image="me/train:1")
+JOB = batch_files.JobFile(
+    "04_Data Parallel", "04_Data Parallel.py", SCRIPT, 2, 4, image="me/train:1"
+)
 
 
-def cells(*sources: str, **tags: list[str]) -> list[notebook.Found]:
+def cells(*sources: str, **tags: list[str]) -> list[NotebookCell]:
     """What is found in a notebook of these cells."""
     made = {"cells": [{"cell_type": "code", "source": one, "metadata": tags} for one in sources]}
-    return [*notebook.found(made)]
+    return [*cells_of(made)]
 
 
 def script(*sources: str, **tags: list[str]) -> str:
     """The script of a notebook of these cells."""
-    return export(cells(*sources, **tags), "n.ipynb", "n.py", "").source
+    return export_script(cells(*sources, **tags), "n.ipynb", "n.py", "").source
 
 
 def run(*arguments: str) -> int:
@@ -58,24 +60,24 @@ def schema_of(name: str) -> jsonschema.Draft202012Validator:
 @pytest.mark.parametrize("inside", ["", "/app/train.py"])
 def test_manifests_are_valid_against_the_published_schemas(gpus, inside):
     job = JOB._replace(gpus=gpus, inside=inside, seconds=3600, runtime="deepspeed-distributed")
-    *scripts, made = yaml.safe_load_all(targets.mpijob(job))
+    *scripts, made = yaml.safe_load_all(batch_files.mpijob(job))
     schema_of("mpijob").validate(made)
     assert [one["kind"] for one in scripts] == ([] if inside else ["ConfigMap"])
-    schema_of("trainjob").validate(yaml.safe_load(targets.trainjob(job)))
+    schema_of("trainjob").validate(yaml.safe_load(batch_files.trainjob(job)))
 
 
 def test_a_field_that_the_schemas_do_not_know_is_refused():
-    *_, made = yaml.safe_load_all(targets.mpijob(JOB))
+    *_, made = yaml.safe_load_all(batch_files.mpijob(JOB))
     made["spec"]["slotsPerworker"] = 4
     assert [*schema_of("mpijob").iter_errors(made)]
-    train = yaml.safe_load(targets.trainjob(JOB._replace(runtime="")))
+    train = yaml.safe_load(batch_files.trainjob(JOB._replace(runtime="")))
     assert [error.json_path for error in schema_of("trainjob").iter_errors(train)] == [
         "$.spec.runtimeRef.name"
     ]
 
 
 def test_an_mpijob_mounts_the_script_that_its_ranks_run():
-    scripts, made = yaml.safe_load_all(targets.mpijob(JOB))
+    scripts, made = yaml.safe_load_all(batch_files.mpijob(JOB))
     assert scripts["data"] == {"04_Data-Parallel.py": SCRIPT}
     replicas = made["spec"]["mpiReplicaSpecs"]
     assert replicas["Worker"]["replicas"] * made["spec"]["slotsPerWorker"] == JOB.size
@@ -90,11 +92,11 @@ def test_an_mpijob_mounts_the_script_that_its_ranks_run():
 
 
 def test_a_trainjob_has_the_script_among_its_arguments():
-    made = yaml.safe_load(targets.trainjob(JOB._replace(runtime="mpi")))
+    made = yaml.safe_load(batch_files.trainjob(JOB._replace(runtime="mpi")))
     *_, flag, source = made["spec"]["trainer"]["args"]
     assert (flag, source.replace("$$", "$")) == ("-c", SCRIPT)
     with pytest.raises(UsageError, match="--script /app/"):
-        targets.trainjob(JOB._replace(source="#" * 70_000))
+        batch_files.trainjob(JOB._replace(source="#" * 70_000))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def test_a_trainjob_has_the_script_among_its_arguments():
 )
 def test_yaml_of_ours_is_read_as_it_was_written(text):
     value = {"a": [{"b": text, "c": [text]}, [], {}, 1, True], "d": {"e": {"f": text}}}
-    assert yaml.safe_load(targets.yaml(value)) == value
+    assert yaml.safe_load(batch_files.yaml(value)) == value
 
 
 def test_sbatch_is_asked_for_what_the_notebook_had(file, tmp_path):
@@ -162,7 +164,7 @@ def test_a_notebook_that_is_damaged_is_refused(tmp_path, cells, said):
 def test_metadata_that_is_damaged_says_nothing():
     cell = {"cell_type": "code", "source": "%%distributed\npass", "metadata": {"tags": 3}}
     made = {"cells": [cell, cell | {"metadata": None}], "metadata": {"kernelspec": None}}
-    assert [one.fails for one in notebook.found(made)] == [False, False]
+    assert [one.fails for one in cells_of(made)] == [False, False]
 
 
 def test_the_notebook_itself_is_never_written(file, tmp_path):
@@ -174,7 +176,7 @@ def test_the_notebook_itself_is_never_written(file, tmp_path):
 
 def test_a_notebook_may_be_called_anything():
     name = 'a\\N"""b.ipynb'
-    text = export(cells("%%distributed\npass"), name, "n.py", "").source
+    text = export_script(cells("%%distributed\npass"), name, "n.py", "").source
     assert ast.get_docstring(ast.parse(text)).startswith(f"The distributed cells of {name}, in")
 
 
@@ -227,7 +229,7 @@ def test_cells_between_on_and_off_are_for_the_ranks():
 def test_a_cell_that_fails_on_purpose_is_left_out():
     found = cells("%%distributed\nassert 0", tags=["raises-exception"])
     with pytest.raises(UsageError, match=r"found none in n\.ipynb"):
-        export(found, "n.ipynb", "n.py", "")
+        export_script(found, "n.ipynb", "n.py", "")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +256,7 @@ def test_a_cell_that_fails_on_purpose_is_left_out():
     ],
 )
 def test_ipythons_syntax_becomes_python(cell, becomes):
-    done = plain(cell, "cell 1", "show")
+    done = plain_python(cell, "cell 1", "show")
     assert done.source == becomes
     compile(f"if True:\n{indented(done.source)}", "cell 1", "exec")
 
@@ -278,7 +280,7 @@ def test_imports_from_the_future_go_to_the_top():
 )
 def test_what_a_script_cannot_do_names_the_cell(cell, said):
     with pytest.raises(UsageError) as raised:
-        plain(cell, "cell 7", "show")
+        plain_python(cell, "cell 7", "show")
     assert str(raised.value).startswith("cell 7 expected Python")
     assert said in str(raised.value)
 

@@ -52,8 +52,8 @@ def test_messages_that_differ_in_a_number_are_not_the_same() -> None:
 
 
 def test_many_different_failures_are_a_line_each_after_the_first() -> None:
-    text = describe([report(rank, f"row {rank}") for rank in range(9)], ran=range(9))
-    assert "rank 8 raised ValueError at line 3: f(x): row 8" in text
+    text = describe([report(rank, "bad", f"Error{rank}") for rank in range(9)], ran=range(9))
+    assert "rank 8 raised Error8 at line 3: f(x): bad" in text
 
 
 def test_a_death_is_named_by_signal_or_exit_code() -> None:

@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.records.profile import Profile
-from allranks.widgets.flame.picture import page, svg
-from allranks.widgets.flame.tree import Node, fold
-from allranks.widgets.flame.words import by_rank, text
+from allranks.widgets.flame_graph import Node, by_rank, fold, page, svg, text
 
 FRAMES = st.sampled_from(
     ["In[1]:2  f()", "f In[1]:1  g()", "g (lib)", "allreduce (allranks)", "<b>"]

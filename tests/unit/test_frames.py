@@ -6,6 +6,7 @@ import textwrap
 import threading
 
 from allranks.collectives.calls import frames
+from allranks.engine.requests import current_line
 
 # Frees a threading.local in a garbage collection that begins at each point in turn.
 COLLECTED = """
@@ -63,3 +64,16 @@ def test_the_main_thread_is_told_from_others():
         names.append(main.f_code.co_name)
         main = main.f_back
     assert "test_the_main_thread_is_told_from_others" in names
+
+
+def test_a_line_is_the_users_and_none_where_only_libraries_run(monkeypatch):
+    end = threading.Event()
+    waits = threading.Thread(target=end.wait)
+    waits.start()
+    monkeypatch.setattr(frames, "of_main_thread", lambda: sys._current_frames()[waits.ident])
+    line = current_line()
+    end.set()
+    waits.join()
+    assert line == ""
+    monkeypatch.setattr(frames, "of_main_thread", sys._getframe)
+    assert current_line().startswith("test_frames.py:")

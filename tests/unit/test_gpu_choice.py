@@ -13,47 +13,52 @@ import numpy as np
 import pytest
 
 from allranks.collectives.arrays.reductions import ReduceOp
-from allranks.collectives.gpu import api, seats, wanted
+from allranks.collectives.gpu import cupy_api, placement
 from allranks.collectives.gpu.device import uuid_text
-from allranks.collectives.gpu.nccl_types import wire
-from allranks.collectives.gpu.seats import Seat
+from allranks.collectives.gpu.nccl import nccl_form
+from allranks.collectives.gpu.placement import RankDevice
 from allranks.errors import MissingDependency, UsageError
 
 FAKE = str(Path(__file__).resolve().parents[1] / "fakes" / "gpu")
-ONE, TWO = Seat(0, "0000:01:00.0", "GPU-1", 22703), Seat(0, "0000:02:00.0", "GPU-2", 22703)
+ONE, TWO = (
+    RankDevice(0, "0000:01:00.0", "GPU-1", 22703),
+    RankDevice(0, "0000:02:00.0", "GPU-2", 22703),
+)
 
 
 def test_a_gpu_for_each_rank_is_nccl():
-    assert seats.choose("", (0, 1), [ONE, TWO]) == "nccl"
-    assert seats.choose("", (0, 1), [ONE, ONE._replace(host=1)]) == "nccl"
-    assert seats.choose("", (3,), [ONE]) == "nccl"
+    assert placement.choose("", (0, 1), [ONE, TWO]) == "nccl"
+    assert placement.choose("", (0, 1), [ONE, ONE._replace(host=1)]) == "nccl"
+    assert placement.choose("", (3,), [ONE]) == "nccl"
 
 
 def test_a_shared_gpu_is_staged():
-    assert seats.choose("", (0, 1), [ONE, ONE]) == "staged"
-    assert seats.choose("staged", (0, 1), [ONE, TWO]) == "staged"
+    assert placement.choose("", (0, 1), [ONE, ONE]) == "staged"
+    assert placement.choose("staged", (0, 1), [ONE, TWO]) == "staged"
 
 
 def test_slices_of_one_gpu_are_one_to_nccl():
     slices = [ONE._replace(uuid="MIG-1"), ONE._replace(uuid="MIG-2")]
-    assert seats.choose("", (0, 1), slices) == "staged"
+    assert placement.choose("", (0, 1), slices) == "staged"
     with pytest.raises(UsageError, match="ranks 0–1 share slices of one GPU"):
-        seats.choose("nccl", (0, 1), slices)
+        placement.choose("nccl", (0, 1), slices)
 
 
 def test_nccl_that_cannot_be_says_why():
     with pytest.raises(UsageError, match=r"ranks 2, 5 share one GPU \(GPU-1\)\. Leave transport="):
-        seats.choose("nccl", (2, 3, 5), [ONE, TWO, ONE])
+        placement.choose("nccl", (2, 3, 5), [ONE, TWO, ONE])
     without = TWO._replace(nccl=0, why="pip install it")
-    assert seats.choose("", (0, 1), [ONE, without]) == "staged"
+    assert placement.choose("", (0, 1), [ONE, without]) == "staged"
     with pytest.raises(UsageError, match=r"rank 1 has none \(pip install it\)"):
-        seats.choose("nccl", (0, 1), [ONE, without])
+        placement.choose("nccl", (0, 1), [ONE, without])
     with pytest.raises(UsageError, match="versions differ: 22703, 23004"):
-        seats.choose("nccl", (0, 1), [ONE, TWO._replace(nccl=23004)])
+        placement.choose("nccl", (0, 1), [ONE, TWO._replace(nccl=23004)])
 
 
-def test_a_seat_crosses_the_wire():
-    assert Seat.unpack(ONE._replace(why="no\nlibrary").pack()) == ONE._replace(why="no\nlibrary")
+def test_a_ranks_device_crosses_the_wire():
+    assert RankDevice.unpack(ONE._replace(why="no\nlibrary").pack()) == ONE._replace(
+        why="no\nlibrary"
+    )
 
 
 def test_a_uuid_reads_as_the_drivers():
@@ -64,25 +69,25 @@ def test_a_uuid_reads_as_the_drivers():
 
 @pytest.mark.parametrize("device", ["/cpu:0", "/CPU:0", "cpu", "/device:CPU:0", "CPU:1"])
 def test_a_device_is_read_as_tensorflow_writes_it(device):
-    assert wanted.read("allreduce", None, device) == wanted.Wanted("cpu", "")
+    assert placement.read("allreduce", None, device) == placement.Placement("cpu", "")
 
 
 def test_a_transport_between_hosts_takes_arrays_through_the_host():
-    assert wanted.read("allreduce", "mpi", "") == wanted.Wanted("cpu", "mpi")
-    assert wanted.read("allreduce", "staged", "/gpu:0") == wanted.Wanted("gpu", "staged")
+    assert placement.read("allreduce", "mpi", "") == placement.Placement("cpu", "mpi")
+    assert placement.read("allreduce", "staged", "/gpu:0") == placement.Placement("gpu", "staged")
 
 
 def test_every_dtype_has_its_way_over_the_wire():
     integers = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
     for op in (ReduceOp.Average, ReduceOp.Sum, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product):
         for name in integers:
-            assert wire(op, np.dtype(name)) is not None
+            assert nccl_form(op, np.dtype(name)) is not None
         for name in ("float32", "float64"):
             ordered = op in (ReduceOp.Min, ReduceOp.Max)
-            assert (wire(op, np.dtype(name)) is None) == ordered
-    assert wire(ReduceOp.Sum, np.dtype("float16")) is None
-    assert wire(ReduceOp.Product, np.dtype("complex64")) is None
-    found = wire(ReduceOp.Sum, np.dtype("complex128"))
+            assert (nccl_form(op, np.dtype(name)) is None) == ordered
+    assert nccl_form(ReduceOp.Sum, np.dtype("float16")) is None
+    assert nccl_form(ReduceOp.Product, np.dtype("complex64")) is None
+    found = nccl_form(ReduceOp.Sum, np.dtype("complex128"))
     assert found is not None
     assert found.view(np.zeros(3, "complex128")).shape == (6,)
 
@@ -95,7 +100,7 @@ def run(code: str, **more: str) -> str:
     return done.stdout
 
 
-PREFACE = "import numpy as np; from allranks.collectives.transports import loopback as l\n"
+PREFACE = "import numpy as np; from allranks.collectives import loopback as l\n"
 PREFACE += "import allranks.collectives as c\n"
 TRY = "try: l.run(1, lambda: {})\nexcept Exception as e: print(type(e).__name__, e)"
 
@@ -113,7 +118,7 @@ def test_a_cupy_that_is_too_old_is_named(monkeypatch):
     monkeypatch.setattr(old, "__version__", "13.6.0", raising=False)
     monkeypatch.setitem(sys.modules, "cupy", old)
     with pytest.raises(MissingDependency, match=r"cupy 14 or newer .*found 13\.6\.0\. pip install"):
-        api.installed()
+        cupy_api.installed()
 
 
 def test_without_nccls_library_its_path_says_how_to_get_it(monkeypatch):
@@ -123,7 +128,7 @@ def test_without_nccls_library_its_path_says_how_to_get_it(monkeypatch):
     nccl.available = False
     monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", nccl)
     with pytest.raises(MissingDependency, match=r"libnccl\.so\.2.*pip install nvidia-nccl-cu12"):
-        api.load_nccl()
+        cupy_api.load_nccl()
 
 
 def asked_for_a_gpu(**more: str) -> str:
@@ -148,8 +153,8 @@ def test_what_a_fake_cupy_lacks_is_said(missing, needs):
 
 def test_nccl_that_lets_ranks_share_a_gpu_is_taken_only_where_it_is_asked_for():
     shared = [ONE._replace(nccl=23002, shares=True)] * 2
-    assert seats.choose("nccl", [0, 1], shared) == "nccl"
-    assert seats.choose("", [0, 1], shared) == "staged"
-    assert Seat.unpack(shared[0].pack()) == shared[0]
+    assert placement.choose("nccl", [0, 1], shared) == "nccl"
+    assert placement.choose("", [0, 1], shared) == "staged"
+    assert RankDevice.unpack(shared[0].pack()) == shared[0]
     with pytest.raises(UsageError, match="NCCL_MULTI_RANK_GPU_ENABLE=1 on every rank"):
-        seats.choose("nccl", [0, 1], [ONE, ONE])
+        placement.choose("nccl", [0, 1], [ONE, ONE])

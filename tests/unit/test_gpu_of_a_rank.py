@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from allranks import launched
-from allranks.engine.devices import pinning
-from allranks.engine.devices.gpu import Gpu, GpuUse, is_out_of_memory
-from allranks.engine.devices.gpu_memory import release
+from allranks.engine import pinning
+from allranks.features.gpu.driver import Gpu, GpuUse, is_out_of_memory
+from allranks.features.gpu.memory import release
 
 FAKE = str(Path(__file__).resolve().parents[1] / "fakes" / "nvml")
 GIB = 2**30
@@ -64,6 +64,13 @@ def test_ranks_without_gpus_see_none_where_none_are_wanted():
 def test_the_launcher_says_which_rank_of_its_host_a_process_is():
     of_two_hosts = {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
     assert launched.local_place(of_two_hosts, 5, 8) == (1, 4)
+
+
+def test_a_launcher_may_number_its_processes_by_variables_of_its_own():
+    own = launched.RankVariables(("FLUX_RANK",), "FLUX_SIZE", "FLUX_LOCAL", "FLUX_LOCAL_SIZE")
+    environment = {"FLUX_RANK": "5", "FLUX_LOCAL": "1", "FLUX_LOCAL_SIZE": "4", "PMI_RANK": "0"}
+    assert launched.rank(environment, [own]) == 5
+    assert launched.local_place(environment, 5, 8, [own]) == (1, 4)
 
 
 def test_on_a_single_host_the_rank_counts():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import allranks.collectives as c
+from allranks.collectives import loopback
 from allranks.collectives import world as worlds
 from allranks.collectives.calls import board as fields
 from allranks.collectives.calls.board import Board
@@ -22,10 +23,8 @@ from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.gpu.nccl import _at_once
 from allranks.collectives.host import memory
-from allranks.collectives.host import window as window_room
 from allranks.collectives.host.channel import Channel
-from allranks.collectives.host.window import Window
-from allranks.collectives.transports import loopback
+from allranks.collectives.host.memory import Window
 from allranks.collectives.world.world import World
 from allranks.errors import RankLeft
 from allranks.records.deferred import deferred
@@ -204,7 +203,7 @@ def small_collections():
 
 @pytest.mark.usefixtures("small_collections")
 def test_the_window_loses_no_memory_wherever_the_interrupt_comes(monkeypatch):
-    monkeypatch.setattr(window_room, "_FIRST_BYTES", 1 << 16)  # populating 16 MB takes long
+    monkeypatch.setattr(memory, "_FIRST_BYTES", 1 << 16)  # populating 16 MB takes long
 
     def whole(window):
         free = sum(size for pieces in window._free for _, size in pieces)

@@ -1,7 +1,7 @@
 """The names that every rank's cells find, pinned: a cell of a year ago must find them too."""
 
 from allranks.engine.cells.namespace import OPERATIONS, PLACE
-from allranks.records.names import RESERVED
+from allranks.ensemble.grid import RESERVED
 
 NAMES = """
     rank size local_rank local_size cross_rank cross_size

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.cluster.launchers.spread import ANY_PORTS, LOOPBACK, RELAY
+from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
+from allranks.cluster.launchers.launcher import RELAY
 from allranks.cluster.nursery import event_of
 from allranks.cluster.wire import Wire
 from allranks.records.config import EVERY_GPU, Invitation, NurseryConfig

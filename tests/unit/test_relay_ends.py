@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from allranks.cluster.hosts import Hosts
-from allranks.cluster.launchers.spread import ANY_PORTS, LOOPBACK, RELAY
+from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
+from allranks.cluster.launchers.launcher import RELAY
 from allranks.cluster.wire import Wire
 from allranks.records.config import Invitation, NurseryConfig
 from tests.kernel import wait_until

@@ -6,24 +6,32 @@ from allranks.errors import UsageError
 from allranks.records import settings
 
 
-def test_what_is_not_set_is_the_default(monkeypatch):
+def horovod() -> str:
+    return settings.chosen("ALLRANKS_HOROVOD", ("on", "name", "off"), "on")
+
+
+@pytest.fixture(autouse=True)
+def _unset(monkeypatch):
     monkeypatch.delenv("ALLRANKS_HOROVOD", raising=False)
+
+
+def test_what_is_not_set_is_the_default(monkeypatch):
     monkeypatch.delenv("ALLRANKS_LATE_SECONDS", raising=False)
-    assert settings.horovod() == "on"
+    assert horovod() == "on"
     assert settings.seconds("ALLRANKS_LATE_SECONDS", 5.0) == 5.0
 
 
 @pytest.mark.parametrize("said", ["on", "name", "off"])
 def test_a_word_that_is_known_is_taken(said, monkeypatch):
     monkeypatch.setenv("ALLRANKS_HOROVOD", said)
-    assert settings.horovod() == said
+    assert horovod() == said
 
 
 @pytest.mark.parametrize("said", ["Off", "", "0"])
 def test_another_word_is_refused(said, monkeypatch):
     monkeypatch.setenv("ALLRANKS_HOROVOD", said)
     with pytest.raises(UsageError, match=r"to be on, name or off, found .* Unset it for on"):
-        settings.horovod()
+        horovod()
 
 
 @pytest.mark.parametrize("said", ["abc", "", "0", "-1", "nan"])

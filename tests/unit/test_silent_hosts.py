@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from allranks.cluster import wire
-from allranks.cluster.launchers.spread import ANY_PORTS, LOOPBACK
+from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 
 SECONDS = 60
 Talk = Callable[..., threading.Event]

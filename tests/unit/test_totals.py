@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from allranks.collectives.calls.journal import Journal
-from allranks.collectives.timings.totals import KINDS, Totals
-from allranks.records.collective import CallRecord
-from allranks.records.telemetry import CallTotals
+from allranks.collectives.timings import KINDS, Totals
+from allranks.records.telemetry import CallRecord, CallTotals
 
 
 def call(name: str, arrived: float, last: float, ended: float, last_rank: int = 1) -> CallRecord:

@@ -1,7 +1,7 @@
 """What batch systems share: a job that is submitted, waits, runs the relay on every host, and ends.
 
-The invitation, with its key, lies in a file that only this user may read, in the folder of the
-cluster's logs, which the hosts have to see. It is removed as soon as all hosts have come.
+The invitation, with its key, is in a file that only this user may read, in the folder of the
+cluster's logs, which the hosts must share. It is removed as soon as all hosts have connected.
 """
 
 from __future__ import annotations
@@ -16,11 +16,18 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from allranks.cluster.keeper import Keeper
-from allranks.cluster.launchers.launcher import Host
-from allranks.cluster.launchers.spread import RELAY, check_size
+from allranks.cluster.launchers.addresses import own_address
+from allranks.cluster.launchers.launcher import (
+    RELAY,
+    Host,
+    Job,
+    MultiHostLauncher,
+    Tell,
+    check_size,
+)
 from allranks.errors import MissingDependency, StartFailed, UsageError
 from allranks.records.config import Invitation
 
@@ -30,7 +37,9 @@ _ASK_SECONDS = 20.0
 _CLOSE_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 _SHOWN_LINES = 5
-#: When the kernel says so, and when it has died.
+_PACKAGE = "see your cluster's documentation"
+_HOST = "ALLRANKS_HOST"
+#: Runs when the kernel ends the job, and when the kernel has died.
 _CANCEL = 'rm -f "$1"; shift; "$@" > /dev/null 2>&1'
 
 
@@ -50,7 +59,7 @@ def program(name: str, package: str) -> str:
 
 
 def ask(*words: str) -> str:
-    """Returns what a batch system's program says; nothing where it fails."""
+    """Returns the output of a batch system's program; nothing if it fails."""
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
@@ -66,8 +75,8 @@ def submit(
     """Submits a script; returns the job's number, as ``number`` finds it in the answer.
 
     Raises:
-        StartFailed: there is no answer, or it tells no number; the invitation is removed, so that
-            a job that there is nevertheless ends as soon as it begins.
+        StartFailed: there is no answer, or no number in it. The invitation is removed, so that a
+            job that was submitted nevertheless ends as soon as it begins.
     """
     try:
         said = _answer(system, words, script)
@@ -92,8 +101,8 @@ def _answer(system: str, words: Sequence[str], script: str) -> str:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        # An interrupt of the kernel goes to its whole process group: a job could be left that
-        # nobody knows the number of.
+        # An interrupt of the kernel goes to its whole process group: a job could be submitted
+        # without its number being read.
         start_new_session=True,
     ) as asked:
         try:
@@ -203,7 +212,7 @@ class BatchJob:
     """
 
     looked_up_by: Sequence[str] = ()
-    """The command that tells of a job that has ended, up to its number."""
+    """The command that reports on a job that has ended, up to its number."""
     _known_at: float | None = None
 
     def __init__(
@@ -245,14 +254,14 @@ class BatchJob:
 
     @property
     def submitted(self) -> str:
-        """What is said as long as the batch system says nothing."""
+        """What to show until the batch system reports a state."""
         return f"{self.system} job {self.number} was submitted. Interrupt to cancel it."
 
     def look(self) -> Look | None:
         """Returns the names of its hosts, once it runs, and what it waits for until then.
 
-        None where the batch system tells nothing, because it is busy, or does not know the job.
-        It is asked again until all hosts have come.
+        None if the batch system does not answer, because it is busy, or does not know the job.
+        It is asked again until all hosts have connected.
 
         Raises:
             StartFailed: it has ended.
@@ -264,16 +273,16 @@ class BatchJob:
         return self._waits
 
     def why_ended(self) -> str:
-        """Returns what ended it, where the batch system tells."""
+        """Returns what ended it, if the batch system reports that."""
         return ""
 
     def all_came(self) -> None:
-        """The invitation is needed no longer."""
+        """Removes the invitation: every host has connected."""
         with suppress(FileNotFoundError):
             os.unlink(self._invitation)
 
     def refused(self, what: str, output: str) -> StartFailed:
-        """Returns the error that says how the job has ended, with the last lines it wrote."""
+        """Returns the error for a job that has ended, with the last lines that it wrote."""
         said = ""
         with suppress(OSError), open(output, errors="replace") as log:
             said = "\n" + "\n".join(log.read().strip().splitlines()[-_SHOWN_LINES:])
@@ -286,3 +295,83 @@ class BatchJob:
         self.all_came()
         # Where the batch system does not answer, it is asked as long as this takes.
         self._keeper.close(_CLOSE_SECONDS)
+
+
+class HostfileLauncher(MultiHostLauncher):
+    """What PBS and LSF share: a job finds its hosts in a file, and runs the relay on each of them.
+
+    The batch system's own daemons run it there (``pbs_tmrsh``, ``blaunch``), and end it with the
+    job.
+
+    Args:
+        where: nothing.
+        options: how many hosts and ranks on each, and the batch system's own.
+    """
+
+    takes_options = True
+    system: ClassVar[str]
+    """What the batch system is called."""
+    submits: ClassVar[str]
+    """The program that takes a job."""
+    number: ClassVar[re.Pattern[str]]
+    """What finds the job's number in that program's answer."""
+    hostfile: ClassVar[str]
+    """The variable that has the path of the file, which names each host once a rank."""
+    runs: ClassVar[str]
+    """The program that runs a command on one host of the job."""
+
+    def __init__(self, where: str = "", options: Sequence[str] = ()) -> None:
+        super().__init__(where, options)
+        program(self.submits, _PACKAGE)
+        self._asked: BatchOptions = parse_batch(options, self.example)
+
+    @classmethod
+    def check(cls) -> None:
+        """Returns if the program that takes a job is here, and an mpiexec to use with it.
+
+        Raises:
+            MissingDependency: there is no such program.
+            UsageError: mpiexec is not Open MPI's.
+        """
+        program(cls.submits, _PACKAGE)
+        super().check()
+
+    def size(self, n: int | None) -> int:
+        """Returns how many ranks there are to be."""
+        return self._asked.size(n)
+
+    def address(self) -> str:
+        """Returns this machine's address."""
+        return own_address()
+
+    def describe(self) -> str:
+        """Returns the job's hosts, in a few words."""
+        return f"{self._asked.nodes} hosts of {self.system}"
+
+    def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> Job:
+        """Submits a job that runs the relay on every host."""
+        path = invite(invitation, log_dir)
+        output = os.path.join(log_dir, f"{self.name}.log")
+        nodes, each = self._asked.nodes, self._asked.each
+        words = [self.submits, *self.resources(nodes, each, output), *self._asked.more]
+        found = submit(self.system, words, self._script(path), path, self.number)
+        return self.job(found[0], each, path, output)
+
+    def resources(self, nodes: int, each: int, output: str) -> list[str]:
+        """Returns the words that ask for hosts and ranks on each, and name the output file."""
+        raise NotImplementedError
+
+    def job(self, number: str, each: int, invitation: str, output: str) -> BatchJob:
+        """Returns the job of this number."""
+        raise NotImplementedError
+
+    def _script(self, path: str) -> str:
+        """Returns a body that runs the relay on every host of the job, each under its name."""
+        command = shlex.join(relay_command(path, _HOST))
+        return (
+            "#!/bin/sh\n"
+            f'for host in $(sort -u "${self.hostfile}"); do\n'
+            f'  {self.runs} "$host" env {_HOST}="${{host%%.*}}" {command} &\n'
+            "done\n"
+            "wait\n"
+        )

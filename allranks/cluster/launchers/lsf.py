@@ -1,7 +1,7 @@
 """Ranks on hosts that LSF gives: ``--on lsf --nodes 2 --ntasks-per-node 4 -W 1:00``.
 
-By the documented commands of IBM Spectrum LSF (bsub, bjobs, bkill, blaunch), and run against
-stand-ins of them only: no LSF was to be had.
+Written after the documentation of IBM Spectrum LSF (bsub, bjobs, bkill, blaunch), and tested only
+with programs that imitate these commands: no LSF was available.
 
 Source: IBM Spectrum LSF Command Reference, "bsub", "bjobs" and "blaunch".
 """
@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import re
 
-from allranks.cluster.launchers.batch import BatchJob, Look, ask
-from allranks.cluster.launchers.hostfile import HostfileLauncher
+from allranks.cluster.launchers.batch import BatchJob, HostfileLauncher, Look, ask
 
 _WAITING = ("PEND", "PSUSP", "WAIT")
 _RUNNING = ("RUN", "USUSP", "SSUSP")
-#: Its host does not answer LSF.
+#: The job's host does not answer LSF.
 _UNKNOWN = "UNKWN"
 
 
@@ -25,14 +24,15 @@ class LsfLauncher(HostfileLauncher):
     name = "lsf"
     system = "LSF"
     example = "--on lsf --nodes 2 --ntasks-per-node 4 -W 1:00"
+    about = "and other options of bsub"
     submits = "bsub"
     #: As bsub answers: ``Job <7> is submitted to default queue <normal>.``
     number = re.compile(r"(?<=Job <)\d+")
     hostfile = "LSB_DJOB_HOSTFILE"
     runs = "blaunch"
 
-    def options(self, nodes: int, each: int, output: str) -> list[str]:
-        """Returns what asks for so many hosts and ranks on each, and for its output in a file."""
+    def resources(self, nodes: int, each: int, output: str) -> list[str]:
+        """Returns the words that ask for hosts and ranks on each, and name the output file."""
         words = ["-J", "allranks", "-rn", "-o", output, "-n", str(nodes * each)]
         return [*words, "-R", f"span[ptile={each}]"]
 
@@ -68,7 +68,7 @@ class LsfJob(BatchJob):
         return [*said.split("|"), "", "", "", "", ""][:5]
 
     def why_ended(self) -> str:
-        """Returns what LSF says of the job's end, as ``TERM_RUNLIMIT: job killed after …``."""
+        """Returns LSF's reason for the job's end, as ``TERM_RUNLIMIT: job killed after …``."""
         state, *_, ending = self._about()
         if state in ("", _UNKNOWN, *_RUNNING):
             return ""

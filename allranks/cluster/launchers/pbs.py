@@ -1,7 +1,7 @@
 """Ranks on hosts that PBS gives: ``--on pbs --nodes 2 --ntasks-per-node 4 -l walltime=1:00:00``.
 
-By the documented commands of PBS Professional and OpenPBS (qsub, qstat, qdel, pbs_tmrsh), and run
-against stand-ins of them only: no PBS was to be had.
+Written after the documentation of PBS Professional and OpenPBS (qsub, qstat, qdel, pbs_tmrsh), and
+tested only with programs that imitate these commands: no PBS was available.
 
 Source: Altair PBS Professional User's Guide, "Submitting a PBS Job" and "PBS Commands".
 """
@@ -13,10 +13,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from allranks.cluster.launchers.batch import BatchJob, Look, ask
-from allranks.cluster.launchers.hostfile import HostfileLauncher
+from allranks.cluster.launchers.batch import BatchJob, HostfileLauncher, Look, ask
 
-#: What qstat says in job_state of those that wait.
+#: States of waiting jobs, in qstat's job_state.
 _WAITING = {"Q": "queued", "H": "held", "W": "waiting for its time", "T": "being moved"}
 _RUNNING = ("R", "E", "S", "U")
 
@@ -27,14 +26,15 @@ class PbsLauncher(HostfileLauncher):
     name = "pbs"
     system = "PBS"
     example = "--on pbs --nodes 2 --ntasks-per-node 4 -l walltime=1:00:00"
+    about = "and other options of qsub"
     submits = "qsub"
     #: As qsub answers: ``7.server``
     number = re.compile(r"\S+")
     hostfile = "PBS_NODEFILE"
     runs = "pbs_tmrsh"
 
-    def options(self, nodes: int, each: int, output: str) -> list[str]:
-        """Returns what asks for so many hosts and ranks on each, and for its output in a file."""
+    def resources(self, nodes: int, each: int, output: str) -> list[str]:
+        """Returns the words that ask for hosts and ranks on each, and name the output file."""
         words = ["-N", "allranks", "-r", "n", "-j", "oe", "-o", output]
         words += ["-l", f"select={nodes}:ncpus={each}:mpiprocs={each}", "-l", "place=scatter"]
         return words
@@ -73,7 +73,7 @@ class PbsJob(BatchJob):
         raise self.refused(f"has ended with exit status {about.get('Exit_status')}", self._output)
 
     def _about(self) -> Mapping[str, Any]:
-        # -x: of a job that has ended, too.
+        # -x includes jobs that have ended.
         said = ask("qstat", "-x", "-f", "-F", "json", self.number)
         try:
             jobs = json.loads(said)["Jobs"]
@@ -83,7 +83,7 @@ class PbsJob(BatchJob):
         return found
 
     def why_ended(self) -> str:
-        """Returns what PBS says of the job's end, as ``job killed: walltime 65 exceeded limit``."""
+        """Returns PBS's reason for the job's end, as ``job killed: walltime 65 exceeded limit``."""
         about = self._about()
         if about.get("job_state") in (None, *_RUNNING):
             return ""

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from allranks.cluster import profile
+from allranks.cluster.launchers.addresses import address_towards
 from allranks.cluster.launchers.batch import (
     BatchJob,
     Look,
@@ -31,15 +32,14 @@ from allranks.cluster.launchers.batch import (
     relay_command,
     submit,
 )
-from allranks.cluster.launchers.launcher import Host, Job, Tell
-from allranks.cluster.launchers.spread import Spread, address_towards, check_size
+from allranks.cluster.launchers.launcher import Host, Job, MultiHostLauncher, Tell, check_size
 from allranks.errors import StartFailed
 from allranks.records.config import Invitation
 
 _EXAMPLE = "--on slurm --nodes 2 --ntasks-per-node 4 --time 1:00:00"
 _PACKAGE = "apt-get install slurm-client"
 _NODE_NAME = "SLURMD_NODENAME"
-#: One of them may be this machine itself.
+#: Two, because one of them may be this machine itself.
 _ASKED_NODES = 2
 _ENDING_SECONDS = 5.0
 _POLL_SECONDS = 0.2
@@ -58,24 +58,45 @@ _ENDINGS = {
 }
 
 
-class SlurmLauncher(Spread):
+class SlurmLauncher(MultiHostLauncher):
     """Starts ranks on Slurm's nodes.
 
     Args:
+        where: nothing.
         options: sbatch's; none for the allocation that the notebook runs in.
 
     Raises:
-        UsageError: they do not tell how many nodes and ranks there are to be.
-        MissingDependency: Slurm is not here.
+        UsageError: they do not say how many nodes and ranks to ask for.
+        MissingDependency: Slurm is not installed here.
     """
 
     name = "slurm"
+    example = _EXAMPLE
+    about = "and other options of sbatch"
+    takes_options = True
 
-    def __init__(self, options: Sequence[str] = ()) -> None:
+    def __init__(self, where: str = "", options: Sequence[str] = ()) -> None:
+        super().__init__(where, options)
         self._settings = profile.slurm()
         program(self._settings.submit[0], _PACKAGE)
         self._inside = not options and in_allocation(os.environ)
         self._asked = parse_batch([*self._settings.options, *options], _EXAMPLE)
+
+    @classmethod
+    def check(cls) -> None:
+        """Returns if jobs can be submitted here, and their ranks started.
+
+        Raises:
+            MissingDependency: there is no sbatch.
+            UsageError: ipyparallel's profile cannot be read, or mpiexec is not Open MPI's.
+        """
+        program(profile.slurm().submit[0], _PACKAGE)
+        super().check()
+
+    @classmethod
+    def is_default(cls, environment: Mapping[str, str]) -> bool:
+        """Whether the notebook runs in a job of several nodes."""
+        return in_allocation(environment)
 
     def size(self, n: int | None) -> int:
         """Returns how many ranks there are to be: nodes, times ranks a node."""
@@ -108,7 +129,7 @@ class SlurmLauncher(Spread):
         nodes, each = self._asked.nodes, self._asked.each
         words = [*self._settings.submit, "--job-name=allranks", *self._asked.more]
         words += [f"--nodes={nodes}", f"--ntasks-per-node={each}", f"--output={output}"]
-        # Its ranks are gone with a node, and what they had: to run it again would be of no use.
+        # A lost node ends its ranks and their data: to run the job again would not help.
         words += ["--no-requeue"]
         script = f"#!/bin/sh\nexec {shlex.join(_srun(nodes, path))}\n"
         number = submit("Slurm", words, script, path, self._settings.job_id)
@@ -169,7 +190,7 @@ class SrunJob:
     Args:
         hosts: the nodes.
         invitation: the path of the invitation.
-        tell: called with every host when it has ended.
+        tell: called with each host when srun has ended.
     """
 
     def __init__(self, hosts: Sequence[Host], invitation: str, tell: Tell) -> None:
@@ -199,7 +220,7 @@ class SrunJob:
         return _why_ended(os.environ["SLURM_JOB_ID"])
 
     def all_came(self) -> None:
-        """The invitation is needed no longer."""
+        """Removes the invitation: every node has connected."""
         with suppress(FileNotFoundError):
             os.unlink(self._invitation)
 
@@ -237,7 +258,7 @@ def _srun(nodes: int, invitation: str) -> list[str]:
         f"--ntasks={nodes}",
         "--ntasks-per-node=1",
         "--mpi=none",
-        # One task a node, whose ranks are to have all that the job has there.
+        # There is one task on each node, and its ranks may use all cores of the job there.
         "--cpu-bind=none",
         "--kill-on-bad-exit=0",
         *relay_command(invitation, _NODE_NAME),
@@ -248,7 +269,7 @@ def _own_hosts(environment: Mapping[str, str]) -> list[Host]:
     """Returns the nodes of the job that the notebook runs in, and how many ranks each has.
 
     Raises:
-        StartFailed: Slurm does not tell.
+        StartFailed: Slurm does not report them.
     """
     nodes = environment.get("SLURM_JOB_NODELIST", "")
     names = ask("scontrol", "show", "hostnames", nodes).split()

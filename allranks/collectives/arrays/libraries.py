@@ -86,7 +86,8 @@ def _plain(array: Array, value: Any = None) -> Array:
     array = np.asarray(array)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array).reshape(array.shape)
+    # mpi4py maps no unaligned dtype.
+    return array if array.flags.c_contiguous and array.flags.aligned else array.copy()
 
 
 def _dlpack(value: Any) -> tuple[Array, Restore]:

@@ -11,13 +11,16 @@ import mmap
 import os
 
 PAGE = 12288
-ENTERED, LEFT, FAILED, BROKEN = 0, 1, 2, 3
+ENTERED, LEFT, FAILED, BROKEN, REFUSED, REFUSED_OF = 0, 1, 2, 3, 4, 5
+"""The last two: the number of a call that a rank has refused, and its group's number + 1."""
 ASKED, ASKED_ELSE, LOST, ROUND = 8, 9, 10, 11
 """What others write to a rank's page: what they ask it, that its host cannot be reached, and on the
 first rank's of a host how often all hosts have told each other all."""
 SILENT, ENDED = 1, 2
 """How a host was lost: it does not answer, or its first rank has ended."""
 ANSWERED, TICKET, EDGE, BEAT, PID, CLOSED, TOLD, ASKING, IDLE = 16, 17, 18, 19, 20, 21, 22, 23, 24
+PORTS = 25
+"""The ports on which the rank's MPI listens, 16 bits each."""
 REASON, WHERE, LINE, WAITING, BROKE = range(5)
 TEXTS_OF_LINES = WHERE, LINE, WAITING, BROKE
 """Texts that show lines of source."""

@@ -240,6 +240,10 @@ class PointCall(Call):
         super().__init__(agreement, pack(spec), name)
         self.peers = peers
 
+    def moves(self, *buffers: Any) -> None:
+        """Notes what MPI may be moving, and its size."""
+        self.buffers, self.nbytes = buffers, sum(map(nbytes_of, buffers))
+
     @property
     def needs(self) -> str:
         """Whom it cannot do without."""
@@ -265,10 +269,10 @@ class PointCall(Call):
         """Ranks between which data is under way look like ranks that wait for each other."""
         if not self.posted:
             return 0.0
-        return _PATIENCE_SECONDS + sum(map(_nbytes, self.buffers)) / _SLOWEST_BYTES_A_SECOND
+        return _PATIENCE_SECONDS + self.nbytes / _SLOWEST_BYTES_A_SECOND
 
 
-def _nbytes(buffer: Any) -> int:
+def nbytes_of(buffer: Any) -> int:
     """The size of a buffer as mpi4py takes it, with count and type or without; 0 of all else."""
     first = buffer[0] if isinstance(buffer, list | tuple) and buffer else buffer
     try:

@@ -5,29 +5,40 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
-_COLLECTS_WHILE_LOCKED = sys.version_info < (3, 11, 9)
+_COLLECTS_IN_ALLOCATIONS = sys.version_info < (3, 12)
 _alone = threading.RLock()
 
 
-def of_threads() -> dict[int, FrameType]:
-    """The innermost frame of every thread, by the thread's identifier.
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage collection begins within, so that frames of other threads can be walked.
 
-    Before 3.11.9 CPython holds a lock while it makes the frames. A garbage collection that frees a
-    ``threading.local`` just then waits for that lock for ever, and with it the whole process
-    (https://github.com/python/cpython/issues/106883): so none begins here.
+    Before 3.12 CPython collects while it makes a frame object. The collection may let the other
+    thread run, so that what ``f_back`` returns is no frame any more. Before 3.11.9 it may also wait
+    for a lock that `sys._current_frames` holds, and with it the whole process
+    (https://github.com/python/cpython/issues/106883).
     """
-    if not _COLLECTS_WHILE_LOCKED:
-        return sys._current_frames()
+    if not _COLLECTS_IN_ALLOCATIONS:
+        yield
+        return
     with _alone:
         collects = gc.isenabled()
+        gc.disable()
         try:
-            gc.disable()
-            return sys._current_frames()
+            yield
         finally:
             if collects:
                 gc.enable()
+
+
+def of_threads() -> dict[int, FrameType]:
+    """The innermost frame of every thread, by the thread's identifier."""
+    with no_collection():
+        return sys._current_frames()
 
 
 def of_main_thread() -> FrameType | None:

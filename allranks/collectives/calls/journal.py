@@ -9,7 +9,7 @@ from collections.abc import Callable
 from allranks.collectives.calls.call import EPOCH_SHIFT, Call
 from allranks.collectives.calls.callsite import Site
 from allranks.collectives.calls.standing import Standing
-from allranks.records.collective import CallRecord
+from allranks.records.telemetry import CallRecord
 
 KEPT = 100_000
 

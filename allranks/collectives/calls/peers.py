@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from allranks.collectives.calls import board as fields
 from allranks.collectives.calls.board import GONE, Board
 from allranks.records.ranks import compact
+
+if TYPE_CHECKING:
+    from allranks.collectives.calls.call import Call
 
 NEWLINE = "\n"
 FINISHED = "finished the cell"
@@ -103,6 +107,13 @@ class Peers:
         if state.broken >> 1 == epoch + 1:
             return 2, state.broke
         return None
+
+    def refusal(self, rank: int, call: Call) -> tuple[int, str] | None:
+        """Why a rank will not do its part of a call to which it has come, as `departure`."""
+        board = self.board
+        of, number = board.get(rank, fields.REFUSED_OF), board.get(rank, fields.REFUSED)
+        refused = of == call.members.number + 1 and number == call.number
+        return (0, board.text(rank, fields.BROKE)) if refused else None
 
     def deadlocked(self, rank: int, epoch: int) -> str | None:
         """What a rank found when it saw that ranks wait for each other."""

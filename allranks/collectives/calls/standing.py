@@ -62,6 +62,11 @@ class Standing:
         self.spins = _SPINS if self.local_size <= cores else 0
 
     @property
+    def threaded(self) -> bool:
+        """Whether another thread of this rank may call as well."""
+        return False
+
+    @property
     def local_ranks(self) -> tuple[int, ...]:
         """The ranks of this rank's host."""
         here = self.hosts[self.rank]

@@ -10,9 +10,8 @@ from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import list_sites
 from allranks.collectives.calls.interrupts import ear
 from allranks.collectives.calls.standing import Standing
-from allranks.errors import CollectiveMismatch, RankLeft, RankLost
+from allranks.errors import WAITING, CollectiveMismatch, RankLeft, RankLost
 from allranks.records.ranks import label
-from allranks.records.report import WAITING
 
 _ASK_BEFORE_SECONDS = 0.6
 _ASKED_AT_ONCE = 8
@@ -86,6 +85,7 @@ class Watch:
             if verdict is not None:
                 call.deadlock = verdict
                 raise CollectiveMismatch(verdict)
+            why = why or own.peers.refusal(rank, call)
             if why is not None and rank in (call.missing() or call.unfinished()):
                 found.append((why[0], rank, why[1]))
         return found
@@ -143,11 +143,9 @@ class Watch:
 
     def _needed(self, call: Call, missing: tuple[int, ...]) -> int:
         """Whom a call cannot go on without, as it stands on the board; 0 where that is open."""
-        if missing and (call.ordered or len(missing) == 1):
-            return missing[0] + 1
-        # What another thread waits for, the main thread may be about to send.
-        main = threading.get_ident() == self.own.main_thread
-        return _ANYBODY if missing and main else 0
+        if not missing or (not call.ordered and self.own.threaded):
+            return 0  # another thread may be about to send
+        return missing[0] + 1 if call.ordered or len(missing) == 1 else _ANYBODY
 
     def _look_for_deadlock(self, call: Call, look: int) -> None:
         """Follows who waits for whom, as far as it goes.

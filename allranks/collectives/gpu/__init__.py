@@ -1,4 +1,4 @@
-"""Arrays on a GPU: cupy's door, who sits on which GPU, and the way that bytes take.
+"""The transports of arrays on GPUs: NCCL, and staging through pinned host memory.
 
-Nothing here imports cupy before an array on a GPU, or a GPU's transport, has been asked for.
+No module here imports cupy before an array on a GPU, or a GPU's transport, has been asked for.
 """

@@ -1,9 +1,11 @@
-"""This rank's GPU: streams of its own for collectives, and waits that can be left.
+"""This rank's GPU: streams of its own for collectives, events, and waits that can be left.
 
 Collectives run on streams of their own, behind everything that the caller's stream held when the
 call was made. Results are allocated on the caller's stream, and their memory with it; what only a
-collective needs is allocated and used on the collective's stream. So memory that is given back is
-never used again before the work on it is done.
+collective needs is allocated and used on the collective's stream. So freed memory is never used
+again before the work on it is done.
+
+Source: CUDA runtime API, cudaEventRecord.
 """
 
 from __future__ import annotations
@@ -20,12 +22,40 @@ import numpy as np
 from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.wait import Awaited, Pause, Steps
-from allranks.collectives.gpu.api import Event, Stream, load, load_nccl
-from allranks.collectives.gpu.ending import Ending
-from allranks.collectives.gpu.events import Events
-from allranks.collectives.gpu.seats import MULTI_RANK, SHARES_FROM, Seat
-from allranks.collectives.gpu.turns import Turns
+from allranks.collectives.gpu.cupy_api import Event, Stream, load, load_nccl
+from allranks.collectives.gpu.nccl_order import Aborts, NcclCallOrder
+from allranks.collectives.gpu.placement import MULTI_RANK, SHARES_FROM, RankDevice
 from allranks.errors import MissingDependency, TransportFailed
+
+_KEPT = 64
+"""Spare events of either kind; only many calls that were posted together use more at once."""
+
+
+class EventPool:
+    """Spare events, with and without timing, so that calls need not create any.
+
+    A released event may be recorded again at once: a stream that already waits for it waits for
+    what it marked at that time. A call that is left releases nothing: its events end with it.
+    """
+
+    def __init__(self, make: Callable[[bool], Event]) -> None:
+        self._make = make
+        self._spare: dict[bool, list[Event]] = {False: [], True: []}
+
+    def take(self, *, timed: bool = False) -> Event:
+        """An event to be recorded; ``timed`` if it has to measure time."""
+        # Without a check first: the thread that connects NCCL takes events too.
+        try:
+            return self._spare[timed].pop()
+        except IndexError:
+            return self._make(timed)
+
+    def give_back(self, *events: Event, timed: bool = False) -> None:
+        """Releases events that are no longer needed."""
+        spare = self._spare[timed]
+        if len(spare) < _KEPT:
+            spare.extend(events)
+
 
 T = TypeVar("T")
 TO_GPU, FROM_GPU = 1, 2
@@ -38,9 +68,9 @@ class Device:
     def __init__(self, number: int, sets: Collection[int], notice: Callable[[str], None]) -> None:
         self.cupy = load()
         self.number, self.sets = number, sets
-        """Its number, and those of the process sets beside the whole world."""
+        """The GPU's number, and the numbers of the process sets beside the whole world."""
         self.notice = notice
-        """Tells the user. A warning may be an error, on one rank of several that have agreed."""
+        """Shows the user a message. Not a warning, which may be an error on one rank of a call."""
         self.runtime = self.cupy.cuda.runtime
         with self.cupy.cuda.Device(number):
             self.packing = self.new_stream()
@@ -50,25 +80,25 @@ class Device:
             self.up = self.new_stream()
             """Copies to the GPU: they run beside those from it."""
             self.collectives = self.new_stream()
-            """NCCL's work, of all groups: it starts in the order of `turns`."""
-        self.events = Events(self._new_event)
-        self.turns = Turns()
-        self.ending = Ending(self.use)
-        """Communicators that are to be aborted."""
+            """NCCL's work of all groups, in the order of `call_order`."""
+        self.events = EventPool(self._new_event)
+        self.call_order = NcclCallOrder()
+        self.aborts = Aborts(self.use)
+        """Communicators to abort."""
         self.blocks: dict[int, Array] = {}
-        """Pinned memory, by the number of the group that stages its arrays there."""
+        """Pinned memory, by the number of the group that stages its arrays in it."""
         self._registered: set[int] = set()
-        """The addresses of what was pinned where it lay."""
+        """The addresses of existing memory that was pinned."""
         self._held: list[tuple[list[Event], Call]] = []
         """Calls that were left, and the events after which nothing touches their arrays."""
         self._kept: list[Array] = []
-        """Pinned memory that groups gave back, and that such a call may still use."""
+        """Pinned memory that groups have released and that such a call may still use."""
 
     def use(self) -> None:
-        """Makes this the current GPU of the thread that calls.
+        """Makes this the current GPU of the calling thread.
 
-        In a new thread a ``with`` is not enough: it calls cudaSetDevice only where another GPU is
-        the current one, and there GPU 0 is, without a context.
+        In a new thread a ``with`` is not enough: it calls cudaSetDevice only if another GPU is the
+        current one, and in a new thread GPU 0 is, without a context.
 
         Source: cupy 14, cupy/cuda/device.pyx.
         """
@@ -79,8 +109,8 @@ class Device:
         stream: Stream = self.cupy.cuda.Stream(non_blocking=True)
         return stream
 
-    def seat(self, host: int) -> Seat:
-        """What other ranks must know of this GPU."""
+    def describe(self, host: int) -> RankDevice:
+        """The properties of this GPU that other ranks need."""
         version, why = 0, ""
         try:
             version = load_nccl().get_version()
@@ -88,10 +118,10 @@ class Device:
             why = str(error)
         bus = self.runtime.deviceGetPCIBusId(self.number)
         shares = version >= SHARES_FROM and os.environ.get(MULTI_RANK) == "1"
-        return Seat(host, bus, uuid_text(self._uuid()), version, why, shares)
+        return RankDevice(host, bus, uuid_text(self._uuid()), version, why, shares)
 
     def _uuid(self) -> bytes:
-        """The driver's, or cupy's: that one ends where there is a zero in it."""
+        """The UUID from the driver, or else from cupy, which cuts it at a zero byte."""
         raw, device = (ctypes.c_ubyte * 16)(), ctypes.c_int()
         try:
             driver = ctypes.CDLL("libcuda.so.1")
@@ -103,13 +133,13 @@ class Device:
         return bytes(self.runtime.getDeviceProperties(self.number).get("uuid", b""))
 
     def end(self) -> None:
-        """The epoch is over for this rank: what is parked is aborted, and nobody's turn comes."""
-        self.turns.clear()
-        self.ending.abort()
+        """Ends the epoch for this rank: aborts communicators, and clears the call order."""
+        self.call_order.clear()
+        self.aborts.abort()
         self._let_go()
 
     def hold(self, call: Call) -> None:
-        """Keeps the arrays of a call that was left until nothing that it queued can touch them."""
+        """Keeps the arrays of a call that was left until none of its queued work can use them."""
         events: list[Event] = []
         streams = (self.packing, self.down, self.up, self.collectives)
         with suppress(RuntimeError), self.cupy.cuda.Device(self.number):
@@ -117,8 +147,8 @@ class Device:
         self._held.append((events, call))
 
     def _let_go(self) -> None:
-        """Forgets what was held, and unpins what was kept, once the GPU is through with it."""
-        # Where the GPU has failed, or no event could be recorded, it is kept for ever.
+        """Frees held arrays, and unpins released memory, once the GPU no longer uses them."""
+        # If the GPU has failed, or no event could be recorded, they are kept for ever.
         with suppress(TransportFailed):
             self._held = [h for h in self._held if not (h[0] and all(map(self.happened, h[0])))]
         if self._held:
@@ -131,26 +161,26 @@ class Device:
                     self.runtime.hostUnregister(memory.ctypes.data)
 
     def mark(self) -> Event:
-        """An event behind all that the caller's stream holds now."""
+        """An event behind all work that is in the caller's stream now."""
         if self._held:
             self._let_go()
         return self.event(self.cupy.cuda.get_current_stream())
 
     def marked(self, call: Call) -> Call:
-        """The call, behind all that the caller's stream holds now."""
+        """The call, which begins after all work that is in the caller's stream now."""
         with self.cupy.cuda.Device(self.number):
             call.ready = self.mark()
         call.steps = self._unmarked(call, call.steps)
         return call
 
     def _unmarked(self, call: Call, steps: Steps[T]) -> Steps[T]:
-        """A call's steps, at whose end nobody asks for its mark any more."""
+        """A call's steps, which release its event at their end."""
         result = yield from steps
         self.events.give_back(call.ready)
         return result
 
     def settle(self) -> None:
-        """Waits for the caller's stream. Nothing there waits for another rank."""
+        """Waits for the caller's stream, in which no work waits for another rank."""
         with self.cupy.cuda.Device(self.number):
             event = self.mark()
         pause = Pause()
@@ -160,9 +190,9 @@ class Device:
 
     @contextmanager
     def behind_caller(self, call: Call, stream: Stream | None = None) -> Iterator[Stream]:
-        """What is queued inside goes to one of our streams, behind the caller's work.
+        """Work queued within goes to one of our streams, behind the caller's work.
 
-        Nothing may yield inside: the current stream is the whole thread's.
+        No step may yield within: the current stream is that of the whole thread.
         """
         stream = stream or self.packing
         with self.cupy.cuda.Device(self.number):
@@ -176,13 +206,13 @@ class Device:
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[Stream]:
-        """What is queued inside goes to one of our streams; nothing may yield here either."""
+        """Work queued within goes to one of our streams; no step may yield within."""
         with self.cupy.cuda.Device(self.number), stream:
             yield stream
 
     @contextmanager
     def copying(self, call: Call) -> Iterator[None]:
-        """What is copied within goes behind what made the arrays, and before what follows."""
+        """Copies within come after the work that made the arrays, and before the call."""
         with self.behind_caller(call) as stream:
             yield
             before, call.ready = call.ready, self.event(stream)
@@ -190,7 +220,7 @@ class Device:
                 self.events.give_back(before)
 
     def event(self, stream: Stream, *, timed: bool = False) -> Event:
-        """An event behind all that a stream holds now; whoever has done with it gives it back."""
+        """An event behind all work that is in a stream now; release it with `events.give_back`."""
         event = self.events.take(timed=timed)
         event.record(stream)
         return event
@@ -213,7 +243,7 @@ class Device:
     def happened(self, event: Event) -> bool:
         """Whether an event has happened.
 
-        Not ``Event.done``: that reads an error of the GPU as "not yet", for ever.
+        Not ``Event.done``, which reports an error of the GPU as "not yet", for ever.
 
         Raises:
             TransportFailed: the GPU has failed.
@@ -239,19 +269,19 @@ class Device:
             self.runtime.memcpyAsync(out.data.ptr, at, out.nbytes, TO_GPU, self.up.ptr)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An uninitialised array on this GPU, its memory the caller's stream's."""
+        """An uninitialised array on this GPU, allocated on the caller's stream."""
         with self.cupy.cuda.Device(self.number):
             return self.cupy.empty(shape, dtype)
 
     def pinned(self, nbytes: int) -> Array:
-        """Host memory that the GPU copies to and from by itself."""
+        """Pinned host memory, from and to which the GPU copies without the processor."""
         from cupyx import empty_pinned
 
         memory: Array = empty_pinned(nbytes, np.uint8)
         return memory
 
     def pin(self, memory: Array) -> bool:
-        """Pins memory that is there already, of whole pages; whether it could be."""
+        """Pins existing memory, in whole pages; returns whether that was possible."""
         at = memory.ctypes.data
         try:
             with self.cupy.cuda.Device(self.number):
@@ -266,7 +296,7 @@ class Device:
         return True
 
     def forget(self, group: int) -> None:
-        """Gives the pinned memory of a group back, once no call that was left uses it."""
+        """Releases the pinned memory of a group, once no call that was left uses it."""
         memory = self.blocks.pop(group, None)
         if memory is not None:
             self._kept.append(memory)
@@ -274,7 +304,7 @@ class Device:
 
 
 def uuid_text(raw: bytes) -> str:
-    """A GPU's UUID as the driver writes it."""
+    """A GPU's UUID in the driver's notation."""
     if len(raw) != 16:
         return ""
     digits = raw.hex()

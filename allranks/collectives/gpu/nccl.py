@@ -1,10 +1,11 @@
-"""Data between GPUs through NCCL, which works on one rank a GPU.
+"""The transport between GPUs through NCCL, for groups with one rank on each GPU.
 
-A collective is launched once every member has agreed on it, so that nothing on a GPU waits for a
-rank that may never come. What is launched is awaited by asking for an event, on the main thread;
-a call that is left is ended by aborting the communicator, and the next epoch makes another.
+A collective is launched only when every member has agreed on it, so that nothing on a GPU waits for
+a rank that may never come. The main thread polls an event for its end. A call that is left ends by
+the abort of its communicator, and the next epoch makes another one.
 
-Source: NCCL user guide, "Group Calls", "Point-to-point communication", "Fault Tolerance".
+Source: NCCL user guide, "Group Calls", "Point-to-point communication", "Fault Tolerance"; nccl.h,
+ncclDataType_t and ncclRedOp_t.
 """
 
 from __future__ import annotations
@@ -12,49 +13,120 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from allranks.collectives.arrays.reductions import Arithmetic
+from allranks.collectives.arrays.reductions import (
+    Arithmetic,
+    ReduceOp,
+    accumulator,
+    is_half,
+    name_of,
+)
 from allranks.collectives.calls.call import Call, Members
 from allranks.collectives.calls.transport import Transport, as_bytes, cut
 from allranks.collectives.calls.wait import Steps
-from allranks.collectives.gpu.api import Communicator, Event, Stream, load_nccl
+from allranks.collectives.gpu.cupy_api import BYTES, Communicator, Event, Stream, load_nccl
 from allranks.collectives.gpu.device import Device
-from allranks.collectives.gpu.nccl_comm import Connection
-from allranks.collectives.gpu.nccl_types import BYTES, Wire, wire
+from allranks.collectives.gpu.nccl_communicator import NcclConnection
 from allranks.records.deferred import deferred
 
+CODES = {
+    "int8": 0,
+    "uint8": 1,
+    "int32": 2,
+    "uint32": 3,
+    "int64": 4,
+    "uint64": 5,
+    "float32": 7,
+    "float64": 8,
+}
+"""Without float16 (6) and bfloat16 (9): NCCL would sum them in their own precision."""
+_SUM, _PROD, _MAX, _MIN = 0, 1, 2, 3
+_OPS = {
+    ReduceOp.Average: _SUM,
+    ReduceOp.Sum: _SUM,
+    ReduceOp.Product: _PROD,
+    ReduceOp.Max: _MAX,
+    ReduceOp.Min: _MIN,
+}
+# As bytes, "any" is the largest and "all" the least.
+_BOOL = {ReduceOp.Sum: _MAX, ReduceOp.Max: _MAX, ReduceOp.Min: _MIN, ReduceOp.Product: _MIN}
+_WIDER: dict[str, np.dtype[Any]] = {"int16": np.dtype(np.int32), "uint16": np.dtype(np.uint32)}
+"""NCCL has no 16-bit integers. Wider ones, truncated, give the same for every reduction."""
+_PARTS: dict[str, np.dtype[Any]] = {
+    "complex64": np.dtype(np.float32),
+    "complex128": np.dtype(np.float64),
+}
+"""A sum of complex numbers is two sums."""
+
+
+class NcclForm(NamedTuple):
+    """The form in which an array is passed to NCCL."""
+
+    code: int
+    op: int
+    wider: np.dtype[Any] | None = None
+    """The dtype to convert to first; None for no conversion."""
+    seen: np.dtype[Any] | None = None
+    """The dtype as which its memory is viewed; None for its own."""
+
+    def view(self, array: NDArray[Any]) -> Any:
+        """A contiguous array of one dimension, viewed in NCCL's elements."""
+        return array if self.seen is None else array.view(self.seen)
+
+
+def nccl_form(op: ReduceOp, dtype: np.dtype[Any]) -> NcclForm | None:
+    """The form in which NCCL's reduction equals that of all transports; None if there is none."""
+    name = name_of(dtype)
+    if is_half(dtype) or (dtype.kind == "c" and op is ReduceOp.Product):
+        return None
+    if dtype.kind == "f" and op in (ReduceOp.Min, ReduceOp.Max):
+        # The result must be NaN if a value is, and NCCL does not guarantee that.
+        return None
+    if dtype.kind == "b":
+        return NcclForm(BYTES, _BOOL[op], seen=np.dtype(np.uint8))
+    total = accumulator(op, dtype)
+    if total != dtype:
+        return NcclForm(CODES[total.name], _OPS[op], wider=total)
+    if name in _PARTS:
+        return NcclForm(CODES[_PARTS[name].name], _OPS[op], seen=_PARTS[name])
+    if name in _WIDER:
+        return NcclForm(CODES[_WIDER[name].name], _OPS[op], wider=_WIDER[name])
+    return NcclForm(CODES[name], _OPS[op])
+
+
 Array = Any
-"""An array on a GPU: what cupy.ndarray is."""
+"""An array on a GPU: a cupy.ndarray."""
 Pieces = list[tuple[int, Array]]
-"""For each of some members what goes to it, or comes from it."""
+"""For some members the array that is sent to each, or received from it."""
 
 
-class Nccl:
+class NcclTransport:
     """Transport of arrays on GPUs over one communicator, made when it is first needed."""
 
     name = "nccl"
 
     def __init__(self, members: Members, device: Device, host: Transport) -> None:
         self.members, self.device = members, device
-        self.connection = Connection(members, device, host)
+        self.connection = NcclConnection(members, device, host)
         self.stream = device.collectives
 
     def abandon(self) -> None:
-        """Ends what is under way on the GPU; nobody else has to be there."""
+        """Ends work under way on the GPU; no other member needs to take part."""
         self.connection.abandon()
 
     def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
-        """ncclAllReduce, where NCCL knows the dtype's arithmetic; see `_by_pieces` for the rest."""
+        """ncclAllReduce, if NCCL has the dtype's arithmetic; else `_by_pieces`."""
         comm = yield from self.connection.comm(call)
-        form = wire(how.op, how.dtype)
+        form = nccl_form(how.op, how.dtype)
         if form is None:
             yield from self._by_pieces(call, comm, source, out, how)
             return
 
-        def launch(view: Array, into: Array, form: Wire, stream: Stream) -> None:
+        def launch(view: Array, into: Array, form: NcclForm, stream: Stream) -> None:
             send, recv = view.data.ptr, into.data.ptr
             comm.allReduce(send, recv, view.size, form.code, form.op, stream.ptr)
 
@@ -63,14 +135,14 @@ class Nccl:
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
     ) -> Steps[None]:
-        """ncclReduceScatter, or where the members' parts differ in size one ncclReduce for each."""
+        """ncclReduceScatter, or one ncclReduce for each part if the parts differ in size."""
         comm = yield from self.connection.comm(call)
-        form = wire(how.op, how.dtype)
+        form = nccl_form(how.op, how.dtype)
         if form is None:
             yield from self._collect(call, comm, source, bounds, out, how)
             return
 
-        def launch(view: Array, into: Array, form: Wire, stream: Stream) -> None:
+        def launch(view: Array, into: Array, form: NcclForm, stream: Stream) -> None:
             width, code, op = view.size // source.size, form.code, form.op
             sizes = [(high - low) * width for low, high in pairwise(bounds)]
             if len(set(sizes)) == 1:
@@ -80,7 +152,7 @@ class Nccl:
             with _at_once(load_nccl()):
                 for root, piece in enumerate(cut(view, sizes)):
                     if piece.size:
-                        # Only the root's output is written; the others' is asked for all the same.
+                        # Only the root's output is written, but every member has to pass one.
                         recv = (into if root == self.members.me else piece).data.ptr
                         comm.reduce(piece.data.ptr, recv, piece.size, code, op, root, stream.ptr)
 
@@ -98,7 +170,7 @@ class Nccl:
     def allgather(
         self, call: Call, source: Array, lengths: Sequence[int], root: int
     ) -> Steps[list[Array]]:
-        """ncclAllGather; where the members' parts differ in size, or go to one, send and recv."""
+        """ncclAllGather; sends and receives if the parts differ in size, or go to one member."""
         comm = yield from self.connection.comm(call)
         members = self.members
         reads = root in (-1, members.me)
@@ -130,11 +202,11 @@ class Nccl:
     def _by_pieces(
         self, call: Call, comm: Communicator, source: Array, out: Array, how: Arithmetic
     ) -> Steps[None]:
-        """For arithmetic that NCCL does not do as ours: sums of half precision in float32, products
-        of complex numbers, the least and the largest where a NaN is among them.
+        """For arithmetic that NCCL lacks: sums of half precision in float32, products of complex
+        numbers, and minima and maxima with NaNs.
 
-        Everyone sends every member its part, which that one reduces and sends back: as many bytes
-        as a ring moves, and half precision stays half on the way.
+        Every member sends each member its part, which that member reduces and sends back: as many
+        bytes as in a ring, and half precision stays half on the way.
         """
         size, me = self.members.size, self.members.me
         bounds = [source.size * i // size for i in range(size + 1)]
@@ -154,7 +226,7 @@ class Nccl:
         out: Array,
         how: Arithmetic,
     ) -> Steps[None]:
-        """``out`` is this member's part of the reduction, all members' parts of it side by side."""
+        """Writes this member's part of the reduction to ``out``."""
         size, me = self.members.size, self.members.me
         with self.device.behind_caller(call, self.stream):
             ready = how.prescaled(source)
@@ -173,7 +245,7 @@ class Nccl:
     def _exchange(
         self, call: Call, comm: Communicator, sends: Pieces, receives: Pieces
     ) -> Steps[None]:
-        """Sends and receives of bytes, all at once; one to oneself is a copy."""
+        """Sends and receives bytes in one group; what goes to this member is copied."""
         me = self.members.me
         out = {i: as_bytes(piece) for i, piece in receives if piece.nbytes}
         ins = {i: as_bytes(piece) for i, piece in sends if piece.nbytes}
@@ -196,10 +268,10 @@ class Nccl:
         source: Array,
         out: Array,
         how: Arithmetic,
-        form: Wire,
-        launch: Callable[[Array, Array, Wire, Stream], None],
+        form: NcclForm,
+        launch: Callable[[Array, Array, NcclForm, Stream], None],
     ) -> Steps[None]:
-        """Writes what NCCL makes of ``source``, as ``form`` shows it, into ``out``."""
+        """Writes NCCL's reduction of ``source``, passed in the form ``form``, to ``out``."""
         if source.size:
             with self.device.behind_caller(call, self.stream) as stream:
                 ready, total = how.prescaled(source), out
@@ -209,7 +281,6 @@ class Nccl:
                 began = self._event(stream)
                 with self.connection.launching():
                     launch(form.view(ready), form.view(total), form, stream)
-            yield from self.connection.launched(call)
             with self.device.on(self.stream) as stream:
                 ended = self._event(stream)
                 how.finish(total, out)
@@ -217,13 +288,12 @@ class Nccl:
             yield from self._wait(call, began, ended, done)
 
     def _move(self, call: Call, launch: Callable[[Stream], None], *held: object) -> Steps[None]:
-        """Has NCCL move bytes, between arrays that are held until the call has ended."""
+        """Lets NCCL move bytes, between arrays that are held until the call has ended."""
         with self.device.behind_caller(call, self.stream) as stream:
             call.held = [call.held, *held]
             began = self._event(stream)
             with self.connection.launching():
                 launch(stream)
-        yield from self.connection.launched(call)
         ended = self._event(self.stream)
         yield from self._wait(call, began, ended, ended)
 
@@ -231,7 +301,7 @@ class Nccl:
         return self.device.event(stream, timed=True)
 
     def _wait(self, call: Call, began: Event, ended: Event, done: Event) -> Steps[None]:
-        """Ends when ``done`` has happened; notes how long the GPU was at the transfer."""
+        """Ends when ``done`` has happened; adds the GPU's time of the transfer to the call."""
         yield from self.device.wait(done, call, self.connection.check)
         milliseconds = self.device.runtime.eventElapsedTime(began.ptr, ended.ptr)
         call.device_seconds = (call.device_seconds or 0.0) + milliseconds / 1e3
@@ -240,9 +310,9 @@ class Nccl:
 
 @contextmanager
 def _at_once(nccl: Any) -> Iterator[None]:
-    """NCCL carries out what is called within together.
+    """A group: NCCL launches the calls within together.
 
-    Interrupts wait: into a group that was left open all later calls of this thread would go.
+    Interrupts are deferred: if the group stayed open, later calls of this thread would be in it.
     """
     with deferred():
         nccl.groupStart()

@@ -1,32 +1,151 @@
-"""Data between GPUs through pinned host memory, for ranks that share a GPU.
+"""The transport between GPUs through pinned host memory, for ranks that share a GPU.
 
-Arrays move in blocks: while the ranks reduce one block on the host, the next one comes down from
-the GPU and the one before goes up again. Where the ranks share memory the blocks lie in it, so
-that nobody copies to send: each rank reduces its slice of everybody's block and writes it into
-everybody's result, from where it goes up.
+Arrays move in blocks, two each way: while the ranks reduce one block on the host, the next one is
+copied from the GPU and the one before is copied back. Where the ranks share memory the blocks are
+in it, so that no rank copies to send: each reduces its slice of every rank's block and writes it
+into every rank's result, which is copied to the GPU from there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from mmap import PAGESIZE
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import Call, Members
+from allranks.collectives.calls.call import NOWHERE, Call, Members, Offer
 from allranks.collectives.calls.transport import Transport, cut
 from allranks.collectives.calls.wait import Steps
+from allranks.collectives.gpu.cupy_api import Event
 from allranks.collectives.gpu.device import Device
-from allranks.collectives.gpu.pipeline import Blocks, Pipeline
-from allranks.collectives.host.shared import Shared
+from allranks.collectives.host.memory import place
+from allranks.collectives.host.shared_memory import SharedMemoryTransport
+
+Host = NDArray[Any]
+BLOCK_BYTES = 4 << 20
+"""Large enough that the time of Python's code for a block is small beside its copy."""
+Fill = Callable[[int, Host], None]
+Move = Callable[[int, Host, Host], Steps[None]]
+
+
+@dataclass(slots=True)
+class Blocks:
+    """A group's blocks on this rank, and the places of the other members' blocks if shared."""
+
+    down: list[Host]
+    up: list[Host]
+    offers: list[list[Offer]]
+    """For each of the two turns every member's places; empty without shared memory."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one block."""
+        return int(self.down[0].nbytes)
+
+
+class Pipeline:
+    """The blocks of one group in one epoch, and the order in which they are used."""
+
+    def __init__(self, members: Members, device: Device, host: Transport) -> None:
+        self.members, self.device, self.host = members, device, host
+        self._window = host.window if isinstance(host, SharedMemoryTransport) else None
+        self._blocks: Blocks | None = None
+
+    def blocks(self, call: Call) -> Steps[Blocks]:
+        """The group's blocks. Collective over the group, within a call that all agreed on."""
+        if self._blocks is None:
+            whole = self._memory()
+            down = [whole[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES] for i in (0, 1)]
+            up = [whole[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES] for i in (2, 3)]
+            offers = yield from self._offers(call, down, up)
+            self._blocks = Blocks(down, up, offers)
+        return self._blocks
+
+    def _memory(self) -> Host:
+        """Pinned memory for four blocks, if possible in shared memory.
+
+        A group keeps it over its epochs: pinning takes longer than moving a block.
+        """
+        kept, number = self.device.blocks, self.members.number
+        whole = kept.get(number)
+        if whole is None:
+            window, size = self._window, 4 * BLOCK_BYTES
+            if window is not None:
+                # Whole pages: a page shared with another region can be pinned only once.
+                room = window.empty((size + PAGESIZE,), np.dtype(np.uint8), size + PAGESIZE)
+                if room is not None:
+                    start = -room.ctypes.data % PAGESIZE
+                    whole = room[start : start + size]
+            if whole is None or not self.device.pin(whole):
+                whole = self.device.pinned(size)
+            kept[number] = whole
+        return whole
+
+    def _offers(self, call: Call, down: list[Host], up: list[Host]) -> Steps[list[list[Offer]]]:
+        window, size = self._window, self.members.size
+        if window is None:
+            return []
+        mine = [
+            place(window.place_of(source), window.place_of(out))
+            for source, out in zip(down, up, strict=True)
+        ]
+        own = np.array(mine, np.int64).reshape(-1).view(np.uint8)
+        every = yield from call.moved(self.host.allgather, own, [own.nbytes] * size)
+        tables: list[Any] = [part.copy().view(np.int64).reshape(2, 3).tolist() for part in every]
+        offers = [[Offer(place=tuple(table[turn])) for table in tables] for turn in (0, 1)]
+        return [] if any(offer.place == NOWHERE for turn in offers for offer in turn) else offers
+
+    def run(
+        self, call: Call, blocks: Blocks, count: int, fill: Fill, move: Move, drain: Fill
+    ) -> Steps[None]:
+        """Moves ``count`` blocks: down from the GPU, between the ranks, and up.
+
+        Args:
+            call, blocks, count: the call, its blocks, and their number on every member.
+            fill: queues the copies of one block to host memory.
+            move: moves it between the ranks, collectively.
+            drain: queues the copies of its result to the GPU.
+        """
+        device = self.device
+        came: list[Event | None] = [None, None]
+        went: list[Event | None] = [None, None]
+
+        def begin(index: int) -> None:
+            with device.behind_caller(call, device.down) as stream:
+                fill(index, blocks.down[index % 2])
+                came[index % 2] = device.event(stream)
+
+        if count:
+            begin(0)
+        for index in range(count):
+            turn = index % 2
+            yield from self._until(call, came[turn])
+            if index + 1 < count:
+                begin(index + 1)
+            # The block before last must be on the GPU before a rank writes here again.
+            yield from self._until(call, went[turn])
+            yield from move(index, blocks.down[turn], blocks.up[turn])
+            with device.behind_caller(call, device.up) as stream:
+                drain(index, blocks.up[turn])
+                went[turn] = device.event(stream)
+        for event in went:
+            yield from self._until(call, event)
+
+    def _until(self, call: Call, event: Event | None) -> Steps[None]:
+        if event is not None:
+            yield from self.device.wait(event, call)
+            self.device.events.give_back(event)
+
 
 GpuArray = Any
-Host = NDArray[Any]
 
 
-class Staged:
-    """Transport of arrays on GPUs through the group's transport between host memories."""
+class StagedTransport:
+    """Transport of GPU arrays by the group's transport between host memories."""
 
     name = "staged"
 
@@ -35,7 +154,7 @@ class Staged:
         self.pipeline = Pipeline(members, device, host)
 
     def abandon(self) -> None:
-        """Nothing runs that waits for others; the arrays of calls that were left are kept."""
+        """Does nothing: no work on the GPU waits for others. `GpuTransport` keeps the arrays."""
 
     def allreduce(
         self, call: Call, source: GpuArray, out: GpuArray, how: Arithmetic
@@ -62,19 +181,19 @@ class Staged:
     ) -> Steps[None]:
         """One block's reduction on the host."""
         host = self.host
-        if not blocks.offers or not isinstance(host, Shared):
+        if not blocks.offers or not isinstance(host, SharedMemoryTransport):
             yield from call.moved(host.allreduce, mine, how, out)
             return
         if how.prescale != 1.0:
             how.staged(mine, mine)
         yield from call.agreement.meet(call)
         offers = blocks.offers[index % 2]
-        yield from host.in_windows(call, offers, mine, out, how, copied=False)
+        yield from host.reduce_in_place(call, offers, mine, out, how, copied=False)
 
     def reducescatter(
         self, call: Call, source: GpuArray, bounds: Sequence[int], out: GpuArray, how: Arithmetic
     ) -> Steps[None]:
-        """Reduces block by block; each member keeps what is its own of each."""
+        """Reduces block by block; each member keeps its own part of each."""
         blocks = yield from self.pipeline.blocks(call)
         step = blocks.nbytes // source.itemsize
         me, width = self.members.me, source.itemsize
@@ -103,7 +222,7 @@ class Staged:
         yield from self.pipeline.run(call, blocks, _count(source.size, step), fill, move, drain)
 
     def broadcast(self, call: Call, array: GpuArray, root: int) -> Steps[None]:
-        """The root's bytes come down, and go up everywhere else."""
+        """Copies the root's bytes down, and up on all other members."""
         blocks = yield from self.pipeline.blocks(call)
         step, mine = blocks.nbytes, self.members.me == root
 
@@ -127,7 +246,7 @@ class Staged:
     def allgather(
         self, call: Call, source: GpuArray, lengths: Sequence[int], root: int
     ) -> Steps[list[GpuArray]]:
-        """Everybody's blocks meet on the host, of every member or of the root."""
+        """Gathers all members' blocks in host memory, on every member or on the root."""
         incoming = list(lengths) if root in (-1, self.members.me) else [0] * len(lengths)
 
         def move(call: Call, mine: Host, sizes: list[list[int]]) -> Steps[list[Host]]:
@@ -140,7 +259,7 @@ class Staged:
     def alltoall(
         self, call: Call, source: GpuArray, table: Sequence[Sequence[int]]
     ) -> Steps[list[GpuArray]]:
-        """Each block holds some of what goes to every member."""
+        """Each block holds a part of every member's piece."""
         members = self.members
 
         def move(call: Call, mine: Host, sizes: list[list[int]]) -> Steps[list[Host]]:
@@ -159,7 +278,7 @@ class Staged:
     ) -> Steps[list[GpuArray]]:
         """Pieces that differ in size, some of each in every block.
 
-        ``table`` holds the bytes of each member's pieces; ``incoming`` those that come here.
+        ``table`` holds the bytes of each member's pieces; ``incoming`` of those for this one.
         """
         blocks = yield from self.pipeline.blocks(call)
         step = blocks.nbytes // self.members.size
@@ -171,7 +290,7 @@ class Staged:
             return max(0, min(step, length - index * step))
 
         def spans(index: int, lengths: Sequence[int]) -> Iterator[tuple[slice, slice]]:
-            """For each piece where some of it lies in a block, and where in the whole."""
+            """For each piece its part's place in a block, and in the whole array."""
             at = start = 0
             for length in lengths:
                 low, count = start + index * step, inside(length, index)

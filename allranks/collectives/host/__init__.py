@@ -1,1 +1,1 @@
-"""Memory that the ranks of one host share, and data through it."""
+"""The transport of one host: memory that its ranks share."""

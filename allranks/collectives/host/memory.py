@@ -1,4 +1,10 @@
-"""Memory that the ranks of one host share."""
+"""Memory that the ranks of one host share: segments, and arrays in them.
+
+A `Segment` is one block of shared memory. A rank's `Window` is the segments from which it allocates
+arrays that the other ranks of its host can read and write in place. Each rank allocates by itself,
+at any time; the others map a segment when they first need it. Freed memory is used again, because
+its pages are warm: a fresh page costs more than the copy it is for.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +14,26 @@ import platform
 import re
 import sys
 import threading
-from collections.abc import Callable
+from bisect import bisect
+from collections import deque
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
+from weakref import ref
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allranks.collectives.calls.board import Board
+from allranks.collectives.calls.call import NOWHERE, Place
+from allranks.records.deferred import deferred
 
 LINE = 64
 """Bytes of a cache line: words that different ranks write never share one."""
 
 
 def _fence_by_lock() -> None:
-    # A lock of its own: an interrupt between the two leaves nothing behind.
+    # A new lock each time: an interrupt between the calls cannot leave a shared one locked.
     lock = threading.Lock()
     lock.acquire()
     lock.release()
@@ -30,7 +47,7 @@ fence: Callable[[], None] = (lambda: None) if ORDERED else _fence_by_lock
 
 
 def rounded(nbytes: int) -> int:
-    """The size of the segment that holds so many bytes."""
+    """The size of a segment for this number of bytes: whole pages."""
     return max(mmap.PAGESIZE, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
 
 
@@ -65,7 +82,7 @@ class Segment:
         return self.file or f"/proc/{os.getpid()}/fd/{self.fd}"
 
     def close(self) -> None:
-        """Nobody can attach any more; what is mapped stays mapped."""
+        """No other rank can attach any more; what is mapped stays mapped."""
         if self.file:
             os.unlink(self.file)
             self.file = None
@@ -75,7 +92,7 @@ class Segment:
 
 
 def segment(nbytes: int, *, named: bool = False, populate: bool = False) -> Segment | None:
-    """A `Segment`; None where there can be none of the kind, or no memory is left for it."""
+    """A `Segment`; None where this kind is not available, or memory is short."""
     try:
         return Segment(nbytes, named=named, populate=populate)
     except (OSError, AttributeError):
@@ -89,7 +106,7 @@ def _flags(populate: bool) -> int:
 def attach(address: str, nbytes: int, *, populate: bool = False) -> mmap.mmap:
     """Maps a segment that another rank of this host created.
 
-    ``populate`` enters all of its pages now, at a tenth of what they cost one by one.
+    ``populate`` maps all of its pages now, at a tenth of what they cost one by one.
     """
     fd = os.open(address, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -99,7 +116,7 @@ def attach(address: str, nbytes: int, *, populate: bool = False) -> mmap.mmap:
 
 
 def attempt(address: str, nbytes: int) -> mmap.mmap | None:
-    """The same; None where there is none at the address, or it cannot be opened from here."""
+    """As `attach`; None where nothing is at the address, or it cannot be opened from here."""
     try:
         return attach(address, nbytes) if address else None
     except OSError:
@@ -112,7 +129,7 @@ def available() -> bool:
 
 
 def sweep() -> None:
-    """Unlinks files that ranks which are no longer alive left in /dev/shm."""
+    """Unlinks the files in /dev/shm of ranks that are no longer alive."""
     try:
         names = [name for name in os.listdir("/dev/shm") if name.startswith("allranks-")]
     except OSError:
@@ -129,10 +146,185 @@ def sweep() -> None:
 def of_open_mpi() -> list[str]:
     """Returns the paths of the files that Open MPI shares between the ranks of this host.
 
-    mpiexec removes them. Of a process that is the only one to its MPI nobody does.
+    mpiexec removes them. No other process does so for one that runs without mpiexec.
     """
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
         return []
     return sorted(set(re.findall(r"(/\S*/sm_segment\.\S+)$", maps, re.MULTILINE)))
+
+
+WARM_BYTES = 64 << 10
+"""Above this, memory that has been used before is so much faster that results live in it."""
+_FIRST_BYTES = 16 << 20
+Bytes = NDArray[np.uint8]
+
+
+class Region(np.ndarray[Any, np.dtype[np.uint8]]):
+    """A piece of a segment; it is free again when the last array on it is gone.
+
+    Not a plain array, and neither is the segment that it is cut from: of a view of a view numpy
+    keeps only the innermost array of the same type alive.
+    """
+
+    window: Window
+    where: tuple[int, int, int]
+    whole: ref[NDArray[Any]]
+    """The array that was allocated on it, which starts where it starts."""
+
+
+class Lease(ref[Region]):
+    """What a region leaves behind: its segment, offset and bytes.
+
+    A region ends in any thread, at any moment, and no Python code may run there: an interrupt that
+    came just then would be raised in that code, as in any finalizer, and be lost. So the weak
+    reference's callback is a deque's own method, and the allocator takes the memory back when it
+    runs next.
+    """
+
+    __slots__ = ("where",)
+    where: tuple[int, int, int]
+
+
+class Window:
+    """The segments of one rank, and its view of the others'."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self._lock = threading.RLock()
+        self._leases: dict[tuple[int, int, int], Lease] = {}
+        self._ended: deque[ref[Region]] = deque()
+        self.starts: list[int] = []
+        self._ends: list[int] = []
+        self._free: list[list[tuple[int, int]]] = []
+        self._segments: list[Segment] = []
+        self._mapped: dict[tuple[int, int], Bytes] = {}
+
+    def empty(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int
+    ) -> NDArray[Any] | None:
+        """An uninitialised array in this rank's window; None where there is no memory for it."""
+        with self._lock:
+            region = self._allocate(max(LINE, -(-nbytes // LINE) * LINE))
+        if region is None:
+            return None
+        array: NDArray[Any] = np.ndarray(shape, dtype, region)
+        region.whole = ref(array)
+        return array
+
+    def place_of(self, array: NDArray[Any]) -> tuple[int, int]:
+        """Segment, counted from 1, and offset of a contiguous array; (0, 0) outside the window."""
+        if not self.starts:
+            return 0, 0
+        base = array.base
+        if type(base) is Region and getattr(base, "window", None) is self and base.whole() is array:
+            # Asking numpy for the address takes longer than all of this.
+            return base.where[0] + 1, base.where[1]
+        at = array.__array_interface__["data"][0]
+        for index, start in enumerate(self.starts):
+            if start <= at and at + array.nbytes <= self._ends[index]:
+                return index + 1, at - start
+        return 0, 0
+
+    def at(self, rank: int, segment: int, offset: int, nbytes: int) -> Bytes:
+        """The bytes at a place in a rank's window."""
+        mapped = self._mapped.get((rank, segment))
+        if mapped is None:
+            address, size = self.board.segment(rank, segment - 1)
+            mapped = np.frombuffer(attach(address, size, populate=True), np.uint8)
+            self._mapped[(rank, segment)] = mapped
+        return mapped[offset : offset + nbytes]
+
+    def publish_again(self, replaced: Collection[int]) -> None:
+        """Publishes this rank's segments on a new board, after some of the ranks were replaced."""
+        self._mapped = {at: view for at, view in self._mapped.items() if at[0] not in replaced}
+        for index, own in enumerate(self._segments):
+            self.board.publish(index, own.fd, own.nbytes)
+
+    def _allocate(self, nbytes: int) -> Region | None:
+        while self._ended:
+            lease = self._ended[0]
+            assert isinstance(lease, Lease)
+            # An interrupt may have left a lease here that a newer one has replaced.
+            if self._leases.get(lease.where) is lease:
+                if lease.where[2] == nbytes:
+                    region = self._region(lease.where, lease)
+                    if region is not None:
+                        return region
+                    continue
+                with deferred():
+                    del self._leases[lease.where]
+                    self._give_back(lease.where)
+            self._ended.popleft()
+        with deferred():
+            region = self._cut(nbytes)
+            if region is None and self._grow(nbytes):
+                region = self._cut(nbytes)
+        return region
+
+    def _cut(self, nbytes: int) -> Region | None:
+        for index, free in enumerate(self._free):
+            for place, (offset, size) in enumerate(free):
+                if size >= nbytes:
+                    free[place : place + 1] = (
+                        [(offset + nbytes, size - nbytes)] if size > nbytes else []
+                    )
+                    return self._region((index, offset, nbytes))
+        return None
+
+    def _region(self, where: tuple[int, int, int], after: Lease | None = None) -> Region | None:
+        """A region there; None if the memory that ``after`` left has been taken back meanwhile."""
+        index, offset, nbytes = where
+        whole = self._mapped[(self.board.rank, index + 1)]
+        region = whole[offset : offset + nbytes].view(Region)
+        region.window, region.where = self, where
+        lease, leases = Lease(region, self._ended.append), self._leases
+        lease.where = where
+        # No interrupt comes between these two lines: they call nothing and create nothing.
+        if after is None or (where in leases and leases[where] is after):
+            leases[where] = lease
+            return region
+        return None
+
+    def _grow(self, nbytes: int) -> bool:
+        have = sum(segment.nbytes for segment in self._segments)
+        if len(self._segments) == Board.SEGMENTS:
+            return False
+        made = segment(max(nbytes, _FIRST_BYTES, min(have, 1 << 30)), populate=True)
+        if made is None:
+            return False
+        view = np.frombuffer(made.memory, np.uint8)
+        start = view.__array_interface__["data"][0]
+        self._mapped[(self.board.rank, len(self._segments) + 1)] = view.view(Region)
+        self.starts.append(start)
+        self._ends.append(start + made.nbytes)
+        self._free.append([(0, made.nbytes)])
+        self.board.publish(len(self._segments), made.fd, made.nbytes)
+        self._segments.append(made)
+        return True
+
+    def _give_back(self, where: tuple[int, int, int]) -> None:
+        segment, offset, nbytes = where
+        free = self._free[segment]
+        index = bisect(free, (offset, nbytes))
+        free.insert(index, (offset, nbytes))
+        self._join(free, index)
+        self._join(free, index - 1)
+
+    @staticmethod
+    def _join(free: list[tuple[int, int]], index: int) -> None:
+        if 0 <= index < len(free) - 1:
+            (offset, size), (after, more) = free[index], free[index + 1]
+            if offset + size == after:
+                free[index : index + 2] = [(offset, size + more)]
+
+
+def place(source: tuple[int, int], out: tuple[int, int]) -> Place:
+    """Where a call's in- and output are: both segment numbers in one word, and two offsets.
+
+    Both have to be in the window; they may be the same array.
+    """
+    if not source[0] or not out[0]:
+        return NOWHERE
+    return source[0] | out[0] << 16, source[1], out[1]

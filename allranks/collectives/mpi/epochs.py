@@ -12,21 +12,21 @@ from mpi4py import MPI
 from allranks.collectives.calls.call import Members
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.wait import LONGEST_SLEEP, Pause, Steps
-from allranks.collectives.mpi.bridge import Bridge
-from allranks.collectives.mpi.several import Hosts, Several
-from allranks.collectives.mpi.transport import Mpi, complete
+from allranks.collectives.mpi.agreement import Hosts, MultiHostAgreement
+from allranks.collectives.mpi.multi_host import MultiHostTransport
+from allranks.collectives.mpi.transport import MpiTransport, complete
 from allranks.errors import RankLost
 from allranks.records.deferred import deferred
 
 _LOOKS = 20
-"""Calls of MPI that a waiting rank makes every 20 ms, so that what others wait for moves on."""
+"""Calls of MPI that a waiting rank makes every 20 ms, so that other ranks' transfers progress."""
 _TOLD_SECONDS = 5.0
 _DEATHS = {
     getattr(MPI, name, MPI.ERR_LASTCODE)
     for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
 }
 NAME = "MPI_COMM_WORLD"
-"""What MPI calls the communicator of all ranks, which `user` stands for."""
+"""MPI's name of the communicator of all ranks, which `user` stands for."""
 
 
 class Epochs:
@@ -37,8 +37,8 @@ class Epochs:
     wrong results later.
 
     Args:
-        user: what users are given, guarded; it stands for each epoch's communicator in turn.
-        alone: the same for this rank by itself.
+        user: the guarded communicator for users; it stands for each epoch's communicator in turn.
+        alone: the same for this rank alone.
         renewed: called with the epoch's number once it has begun.
     """
 
@@ -56,24 +56,24 @@ class Epochs:
         self._renewing: tuple[int, Steps[MPI.Intracomm]] | None = None
         self._retired: list[MPI.Intracomm] = []
 
-    def transport(self, members: Members, *, now: bool) -> Mpi:
-        """A group's transport through MPI; ``now``: all members are here, and stay."""
-        return Mpi(self.own, members, self.user, now=now)
+    def transport(self, members: Members, *, now: bool) -> MpiTransport:
+        """A group's transport through MPI; ``now`` means that all members are here, and stay."""
+        return MpiTransport(self.own, members, self.user, now=now)
 
     def bridge(
-        self, members: Members, hosts: Hosts, memory: mmap, flat: Mpi
-    ) -> tuple[Several, Bridge]:
-        """How members on several hosts agree, and how data goes between them.
+        self, members: Members, hosts: Hosts, memory: mmap, flat: MpiTransport
+    ) -> tuple[MultiHostAgreement, MultiHostTransport]:
+        """The agreement and the transport of a group on several hosts.
 
-        ``memory`` is what those on this host share.
+        ``memory`` is what the members on this host share.
         """
-        several = Several(self.own, members, hosts, memory, self.user)
-        return several, Bridge(several, flat)
+        agreement = MultiHostAgreement(self.own, members, hosts, memory, self.user)
+        return agreement, MultiHostTransport(agreement, flat)
 
     def renew(self, epoch: int) -> None:
         """Moves this rank to a fresh communicator. Collective over all ranks.
 
-        An interrupt is heard between two steps; the next call goes on where this one was left.
+        An interrupt is raised between two steps; the next call continues where this one was left.
         """
         with deferred() as held:
             if self._renewing is None or self._renewing[0] != epoch:
@@ -95,7 +95,7 @@ class Epochs:
             self._renewed(epoch)
 
     def take_over(self, pristine: MPI.Intracomm, fresh: MPI.Intracomm) -> None:
-        """From now on these stand for all ranks, some of which are new; the old ones are kept."""
+        """Replaces the communicators of all ranks, some of which are new; the old ones are kept."""
         self._retired += [self.pristine, MPI.Intracomm(self.user)]
         self._renewing = None
         self.pristine = pristine
@@ -103,11 +103,11 @@ class Epochs:
         rebind(self.user, fresh)
 
     def lost_by(self, error: Exception) -> RankLost | None:
-        """What MPI means by an error that tells of a rank's death; None where it is another.
+        """The `RankLost` for an MPI error that reports a rank's death; None for other errors.
 
-        MPI may know earlier than the rank is told how the other one died.
+        MPI may report the death before this rank has learned how the other one died.
         """
-        if not tells_of_death(error):
+        if not reports_death(error):
             return None
         pause, died = Pause(), self.own.peers.died
         while not died and pause() < _TOLD_SECONDS:
@@ -116,12 +116,12 @@ class Epochs:
         return RankLost(f"MPI cannot continue without a rank that has died: {how or error}")
 
     def nudge(self) -> None:
-        """Lets MPI go on with what is under way between ranks."""
+        """Lets MPI progress transfers between ranks."""
         try:
             for _ in range(_LOOKS):
                 self.pristine.Iprobe()
         except MPI.Exception as error:
-            if not tells_of_death(error):
+            if not reports_death(error):
                 raise
 
     def _renew_steps(self) -> Steps[MPI.Intracomm]:
@@ -130,18 +130,18 @@ class Epochs:
         kept[id(request)] = [fresh, request]
         while not request.Test():
             yield awaited
-        # Nobody may use, let alone revoke, the new one while somebody is still building it.
+        # No rank may use, let alone revoke, the new one while another rank is still creating it.
         yield from complete(kept, awaited, self.pristine.Ibarrier)
         return fresh
 
 
-def tells_of_death(error: BaseException) -> bool:
-    """Whether MPI says with this error that a rank has died."""
+def reports_death(error: BaseException) -> bool:
+    """Whether MPI reports with this error that a rank has died."""
     return isinstance(error, MPI.Exception) and error.Get_error_class() in _DEATHS
 
 
 class _Renewal:
-    """What a renewal waits for."""
+    """The awaited object of a renewal."""
 
     stage = 0
     longest_sleep = LONGEST_SLEEP
@@ -150,8 +150,8 @@ class _Renewal:
 def rebind(comm: MPI.Comm, fresh: MPI.Comm) -> None:
     """Makes a communicator object stand for another communicator.
 
-    The user's `comm` lives as long as the notebook and is named in many cells; what it stands
-    for changes with the epoch.
+    The user's `comm` lives as long as the notebook and many cells refer to it, but its
+    communicator changes with the epoch.
     """
     kind = ctypes.c_uint64 if MPI._sizeof(MPI.Comm) == 8 else ctypes.c_uint32
     kind.from_address(MPI._addressof(comm)).value = kind.from_address(MPI._addressof(fresh)).value

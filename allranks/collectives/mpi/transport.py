@@ -1,6 +1,7 @@
-"""Data through MPI, on any number of hosts: non-blocking calls, polled.
+"""The transport through MPI, on any number of hosts: non-blocking calls, polled.
 
-Source: MPI 4.1, chapter 6, non-blocking collective operations.
+Source: MPI 4.1, chapter 6, non-blocking collective operations, and section 6.9.2, predefined
+reduction operations.
 """
 
 from __future__ import annotations
@@ -12,13 +13,93 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from allranks.collectives.arrays.reductions import Arithmetic, Array
+from allranks.collectives.arrays.reductions import Arithmetic, Array, ReduceOp
 from allranks.collectives.calls.call import Call, Members, Move, Offer, prepared
 from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.transport import cut
 from allranks.collectives.calls.wait import Awaited, Steps
-from allranks.collectives.mpi.mpi_types import finish, is_foreign, prepare
 from allranks.records.deferred import deferred
+
+_OPS = {
+    ReduceOp.Average: MPI.SUM,
+    ReduceOp.Sum: MPI.SUM,
+    ReduceOp.Min: MPI.MIN,
+    ReduceOp.Max: MPI.MAX,
+    ReduceOp.Product: MPI.PROD,
+}
+# Some reductions lack MPI's C_BOOL; as bytes, "any" is the largest and "all" the least.
+_BOOL_OPS = {
+    ReduceOp.Sum: MPI.MAX,
+    ReduceOp.Max: MPI.MAX,
+    ReduceOp.Min: MPI.MIN,
+    ReduceOp.Product: MPI.MIN,
+}
+
+
+def prepare(source: Array, out: Array, how: Arithmetic) -> tuple[Array, Array, MPI.Op]:
+    """What MPI reads, where it writes, and its operation."""
+    ready = how.wide(source) if how.half else how.prescaled(source)
+    if ready is out:
+        # Not MPI_IN_PLACE: all members have to pass that, and one that has joined does not.
+        ready = out.copy()
+    if how.dtype.kind == "b":
+        return ready.view(np.uint8), out.view(np.uint8), _BOOL_OPS[how.op]
+    kind = how.total
+    if how.op is ReduceOp.Sum and kind.kind in "iu" and kind.itemsize < 4:
+        # Open MPI saturates sums of 8 and 16 bits on some processors. Wider ones wrap when cut.
+        kind = np.dtype(np.int32)
+    total = out if kind == out.dtype else np.empty(out.shape, kind)
+    if _is_ordered(how):
+        return _to_order(ready, how.op), total.view(_order_of(total)), _OPS[how.op]
+    return ready.astype(kind, copy=False), total, _OPS[how.op]
+
+
+def finish(total: Array, out: Array, how: Arithmetic) -> None:
+    """Writes what MPI has written to ``total`` as the result."""
+    if _is_ordered(how):
+        total = _from_order(total)
+    how.finish(total, out)
+
+
+def mpi_lacks(how: Arithmetic) -> bool:
+    """Whether MPI's own reduction may lose a NaN: products of complex numbers, long doubles."""
+    if how.dtype.kind == "c":
+        return how.op is ReduceOp.Product
+    long = how.dtype.kind == "f" and how.dtype.itemsize > 8
+    return long and how.op in (ReduceOp.Min, ReduceOp.Max)
+
+
+def _is_ordered(how: Arithmetic) -> bool:
+    """Whether MPI gets integers instead of floats: its Min and Max of floats may lose a NaN."""
+    floats = how.half or how.dtype in (np.float32, np.float64)
+    return floats and how.op in (ReduceOp.Min, ReduceOp.Max)
+
+
+def _order_of(values: Array) -> np.dtype[Any]:
+    return np.dtype(np.int32 if values.itemsize == 4 else np.int64)
+
+
+def _to_order(values: Array, op: ReduceOp) -> Array:
+    """Integers in the order of floats, with a NaN, as in numpy, beyond all of them."""
+    kind = _order_of(values)
+    found = _turned(values.view(kind))
+    limits = np.iinfo(kind)
+    found[np.isnan(values)] = limits.max if op is ReduceOp.Max else limits.min
+    return found
+
+
+def _from_order(found: Array) -> Array:
+    """The floats, in the same memory."""
+    np.copyto(found, _turned(found))
+    return found.view(np.float32 if found.itemsize == 4 else np.float64)
+
+
+def _turned(bits: Array) -> Array:
+    """Flips the bits of negative floats, as their order is reversed. Its own inverse."""
+    limits = np.iinfo(bits.dtype)
+    turned: Array = bits ^ ((bits >> (limits.bits - 1)) & limits.max)
+    return turned
+
 
 _CREATE_TAG = 29
 
@@ -32,8 +113,8 @@ def complete(
 ) -> Steps[MPI.Request]:
     """Posts one non-blocking call and ends when it has completed.
 
-    ``kept`` holds request and buffers until then, and for ever where the wait is left: MPI may
-    still write to them.
+    ``kept`` holds request and buffers until then, and for ever if the wait is left: MPI may still
+    write to them.
     """
     held: list[Any] = [arguments]
     kept[id(held)] = held
@@ -51,12 +132,12 @@ def complete(
     return request
 
 
-class Mpi:
+class MpiTransport:
     """Transport over a group's own communicator, which is made when it is first needed.
 
-    ``now``, it is made at once: all members are here, and stay. Those that share no memory could
-    not wait for each other later on, before it is there. ``user`` stands for each epoch's
-    communicator of all ranks in turn.
+    With ``now`` it is made at once: all members are here, and stay. Members that share no memory
+    could not wait for each other later, without it. ``user`` stands for each epoch's communicator
+    of all ranks in turn.
     """
 
     name = "mpi"
@@ -68,11 +149,11 @@ class Mpi:
         self.renew()
 
     def renew(self) -> None:
-        """A new epoch has begun, with other communicators."""
+        """Begins a new epoch, which has new communicators."""
         self._comm = self._create() if self._now and not self._is_world else None
 
     def _create(self) -> MPI.Intracomm:
-        """There is no non-blocking call for this: it is made when all members are certain to."""
+        """Blocks, as MPI has no other form: called when all members are certain to call it."""
         ranks = self._user.Get_group().Incl(list(self.members.ranks))
         return MPI.Intracomm(self._user).Create_group(ranks, _CREATE_TAG + self.members.number)
 
@@ -99,13 +180,13 @@ class Mpi:
     def allreduce(
         self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
     ) -> Move[Array]:
-        """MPI_Iallreduce, where MPI knows the arithmetic."""
+        """MPI_Iallreduce, or an allgather if MPI lacks the arithmetic."""
         found = np.empty(source.shape, source.dtype) if out is None else out
         into = found.reshape(-1)
         flat = into if source is found else source.reshape(-1)
         yield Offer(source.nbytes)
         comm = yield from self.comm(call)
-        if is_foreign(how):
+        if mpi_lacks(how):
             yield from self._by_all(call, flat, slice(None), into, how)
         else:
             ready, total, op = prepare(flat, into, how)
@@ -116,7 +197,7 @@ class Mpi:
     def _by_all(
         self, call: Call, source: Array, mine: slice, out: Array, how: Arithmetic
     ) -> Steps[None]:
-        """Gathers everybody's values and reduces this rank's part of them here."""
+        """Gathers all members' values and reduces this rank's part of them here."""
         data = how.prescaled(source).view(np.uint8)
         parts = yield from self.gather(call, data, [data.nbytes] * self.members.size)
         how.combine([part.view(how.dtype)[mine] for part in parts], out)
@@ -128,7 +209,7 @@ class Mpi:
         """MPI_Ireduce_scatter."""
         yield Offer(source.nbytes)
         comm = yield from self.comm(call)
-        if is_foreign(how):
+        if mpi_lacks(how):
             mine = slice(bounds[self.members.me], bounds[self.members.me + 1])
             yield from self._by_all(call, source, mine, out, how)
             return
@@ -156,7 +237,7 @@ class Mpi:
     def gather(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
     ) -> Steps[list[Array]]:
-        """The same, once all have agreed and know the lengths."""
+        """As `allgather`, once all have agreed and the lengths are known."""
         comm = yield from self.comm(call)
         counts = list(lengths)
         reads = root in (-1, self.members.me)
@@ -191,7 +272,7 @@ class Mpi:
     def exchange(
         self, call: Call, source: Array, lengths: Sequence[int], theirs: Sequence[int]
     ) -> Steps[list[Array]]:
-        """MPI_Ialltoallv, once all have agreed and know how much is for them."""
+        """MPI_Ialltoallv, once all have agreed and the lengths are known."""
         comm = yield from self.comm(call)
         counts, out = list(theirs), np.empty(sum(theirs), np.uint8)
         send = (source, list(lengths), offsets(lengths), MPI.BYTE)
@@ -201,5 +282,5 @@ class Mpi:
 
 
 def offsets(counts: Sequence[int]) -> list[int]:
-    """Where pieces of these lengths begin that lie one after the other."""
+    """The offsets of consecutive pieces of these lengths."""
     return list(accumulate(counts, initial=0))[:-1]

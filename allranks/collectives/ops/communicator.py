@@ -26,7 +26,9 @@ from allranks.errors import UsageError
 from allranks.records.deferred import deferred
 
 Made = TypeVar("Made", bound=MPI.Comm)
-_OF_THE_WORLD = (MPI.TAG_UB, MPI.IO, MPI.WTIME_IS_GLOBAL, MPI.UNIVERSE_SIZE, MPI.APPNUM)
+_OF_THE_WORLD = (
+    MPI.TAG_UB, MPI.IO, MPI.WTIME_IS_GLOBAL, MPI.UNIVERSE_SIZE, MPI.APPNUM, MPI.LASTUSEDCODE
+)  # fmt: skip
 """Attributes that only MPI's own communicator of all ranks has, and its duplicates have not."""
 _WHOLE = MPI.COMM_WORLD
 _TRANSPORTS = "OMPI_MCA_btl"

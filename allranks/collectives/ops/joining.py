@@ -14,7 +14,7 @@ from allranks.collectives.arrays.reductions import Arithmetic, ReduceOp
 from allranks.collectives.calls.call import Call, Offer
 from allranks.collectives.calls.guard import JOIN, Spec
 from allranks.collectives.calls.wait import Steps
-from allranks.collectives.host.windowed import straight_bytes
+from allranks.collectives.host.shared_memory import one_block_bytes
 from allranks.collectives.ops.taking import take
 from allranks.collectives.world.group import Group
 from allranks.errors import UsageError
@@ -83,7 +83,7 @@ def _contribute(group: Group, call: Call, spec: Spec, before: int) -> Steps[None
         (zeros,), device = taken.sources, taken.gpu
     transport = group.choose(call, spec.transport, device)
     nbytes = spec.elements * dtype.itemsize
-    if transport.name == "shared" and nbytes <= straight_bytes(group.size, channel.block):
+    if transport.name == "shared" and nbytes <= one_block_bytes(group.size, channel.block):
         return
     channel.turn = before
     how = Arithmetic(ReduceOp[spec.reduction], dtype, group.size, spec.prescale, spec.postscale)

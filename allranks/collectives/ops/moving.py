@@ -113,7 +113,7 @@ def _gather_on_gpu(
     assert group.gpu is not None
     yield from call.agreed()
     mine = np.array([len(source) for source in sources], np.int64).tobytes()
-    told = yield from group.gpu.tell(call, mine)
+    told = yield from group.gpu.share(call, mine)
     counts = np.array([np.frombuffer(one, np.int64) for one in told])
     wholes = []
     for source, rows in zip(sources, counts.T.tolist(), strict=True):

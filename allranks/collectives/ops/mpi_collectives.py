@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from traceback import format_exception_only
 from typing import Any
 
 from mpi4py import MPI
 
-from allranks.collectives.calls.call import Call
+from allranks.collectives.calls.call import Call, nbytes_of
 from allranks.collectives.calls.guard import Spec
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.mpi.transport import complete
 from allranks.collectives.ops import objects
+from allranks.collectives.ops.operators import Op, raised
 from allranks.collectives.ops.point_to_point import Raw
 from allranks.collectives.ops.requests import NonBlocking
-from allranks.errors import UsageError
+from allranks.errors import RankLeft, UsageError
+
+_ARGUMENTS = TypeError, ValueError, LookupError, BufferError
+"""What mpi4py raises of arguments that it cannot pass to MPI."""
 
 
 class WrongRoot(UsageError, MPI.Exception):
     """A root that is no rank; what mpi4py raises as well."""
 
-    def __new__(cls, message: str) -> WrongRoot:  # noqa: D102  MPI keeps its code there
+    def __new__(cls, message: str) -> WrongRoot:  # MPI keeps its code there
         return MPI.Exception.__new__(cls, MPI.ERR_ROOT)
 
     def __init__(self, message: str) -> None:
@@ -47,9 +52,30 @@ class Collectives(NonBlocking):
 
         def steps(call: Call) -> Steps[None]:
             yield from self._agreed(call)
-            yield from complete(self._world.kept, call, post, self, *arguments)
+            try:
+                yield from complete(self._world.kept, call, post, self, *arguments)
+            except _ARGUMENTS:
+                self._world.refuse(call)
+                raise
 
-        self._world.run(group.call(Spec(f"comm.{op}", root=whom), op, steps=steps))
+        nbytes = max(map(nbytes_of, arguments), default=0)
+        self._world.run(group.call(Spec(f"comm.{op}", root=whom), op, nbytes, steps))
+        if any(type(argument) is Op for argument in arguments):
+            self._check_function(op)
+
+    def _check_function(self, op: str) -> None:
+        """Raises on every rank if the function of an op has raised on one."""
+        error = raised()
+        told = "" if error is None else "".join(format_exception_only(error)).strip()
+        every = self._world.run(objects.gather(self._group(), f"comm.{op} op", told))
+        if error is not None:
+            raise error
+        for rank, text in zip(self._group().ranks, every, strict=True):
+            if text:
+                raise RankLeft(
+                    f"comm.{op} needs an op that returns: on rank {rank} it raised {text}. "
+                    "The result is not valid."
+                )
 
     def agree(self, title: str) -> None:
         """Ends when all ranks have come to the same call, as one of a window or a file."""

@@ -58,6 +58,7 @@ def broadcast(group: Group, op: str, value: object, name: str | None = None, roo
 
     def steps(call: Call) -> Steps[Any]:
         parts = yield from call.moved(group.choose(call).allgather, data)
+        call.nbytes = parts[root].nbytes  # other members learn it here
         return value if group.me == root else loads(parts[root])
 
     return group.call(Spec(op, root=_rank(group, root)), name, data.nbytes, steps)
@@ -73,6 +74,7 @@ def alltoall(
     def steps(call: Call) -> Steps[list[Any]]:
         lengths = [piece.nbytes for piece in pieces]
         parts = yield from call.moved(group.choose(call).alltoall, data, lengths, root)
+        call.nbytes = max(data.nbytes, sum(part.nbytes for part in parts))
         return [loads(part) if part.size else None for part in parts]
 
     return group.call(Spec(op, root=_rank(group, root)), name, data.nbytes, steps)

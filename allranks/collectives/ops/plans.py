@@ -18,8 +18,8 @@ from allranks.collectives.arrays.reductions import (
     name_of,
 )
 from allranks.collectives.calls.guard import Spec, describe_group, pack
-from allranks.collectives.gpu.kinds import ALIGNED
-from allranks.collectives.host.shared import keep
+from allranks.collectives.gpu.dlpack import ALIGNED
+from allranks.collectives.host.shared_memory import keep
 from allranks.collectives.world.group import Group
 from allranks.errors import UsageError
 

@@ -76,6 +76,7 @@ class PointToPoint(Raw):
         call.transport = "mpi"
         call.steps = steps(call)
         result: T = self._world.run(call)
+        call.buffers = ()  # the journal keeps the call
         return result
 
     def keep(self, requests: list[MPI.Request]) -> None:
@@ -95,7 +96,7 @@ class PointToPoint(Raw):
         status: Status = None,
     ) -> None:
         def steps(call: PointCall) -> Steps[None]:
-            call.buffers = arguments
+            call.moves(*arguments)
             waiting = complete(self._world.kept, call, post, *arguments, status=status)
             try:
                 for awaited in waiting:
@@ -138,7 +139,7 @@ class PointToPoint(Raw):
         """MPI_Sendrecv."""
 
         def steps(call: PointCall) -> Steps[None]:
-            call.buffers = sendbuf, recvbuf
+            call.moves(sendbuf, recvbuf)
             both: list[MPI.Request] = []
             self.keep(both)
             # The receive first: where its buffer is none, nothing has been sent.
@@ -211,6 +212,7 @@ class PointToPoint(Raw):
 
         def steps(call: PointCall) -> Steps[None]:
             call.posted = True
+            call.moves(data)
             for _ in sent:
                 yield call
 
@@ -223,7 +225,8 @@ class PointToPoint(Raw):
             while (message := Raw.Improbe(self, source, tag, about)) is None:
                 yield call
             data = bytearray(about.Get_count(MPI.BYTE))
-            call.posted, call.buffers = True, (data,)
+            call.posted = True
+            call.moves(data)
             yield from complete(self._world.kept, call, message.Irecv, [data, MPI.BYTE])
             return MPI.pickle.loads(data) if data else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from allranks.collectives.arrays.reductions import Adasum, Array, Average, Reduc
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps
-from allranks.collectives.host.shared import keep, split
+from allranks.collectives.host.shared_memory import keep, split
 from allranks.collectives.ops.handles import Handle, first, run
 from allranks.collectives.ops.plans import Plan, plan_of
 from allranks.collectives.ops.taking import Taken, take
@@ -87,11 +88,23 @@ def op_of(kind: str, op: Any) -> ReduceOp:
     try:
         return ReduceOp(op)
     except (ValueError, TypeError):
+        found = _of_mpi(op)
+        if found is not None:
+            return found
         meant = str(op if isinstance(op, str) else getattr(op, "__name__", "")).lower()
         raise UsageError(
             f"{kind} expected op Sum, Average, Min, Max or Product, found {op!r:.60}. "
             f"Type: {kind}(x, op={_MEANT.get(meant, 'Sum')})"
         ) from None
+
+
+def _of_mpi(op: Any) -> ReduceOp | None:
+    """The reduction that an operation of mpi4py's stands for, as MPI.SUM; None for any other."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is None or not isinstance(op, MPI.Op):
+        return None
+    same = {"SUM": "Sum", "PROD": "Product", "MIN": "Min", "MAX": "Max"}
+    return next((ReduceOp[ours] for name, ours in same.items() if op == getattr(MPI, name)), None)
 
 
 def _factor(kind: str, factor: Any) -> float:

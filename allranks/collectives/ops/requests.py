@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from allranks.collectives.calls.call import PointCall
 from allranks.collectives.calls.wait import Steps
+from allranks.collectives.ops.operators import raise_kept
 from allranks.collectives.ops.point_to_point import PointToPoint, Raw
 from allranks.collectives.ops.stand_ins import StandIn
 
@@ -43,15 +44,52 @@ def _waiting(name: str) -> Callable[..., Any]:
     @wraps(plain)
     def wait(requests: Any, *arguments: Any, **options: Any) -> Any:
         _settle((requests,) if one else requests, name, one_will_do=any_will_do)
-        return plain(requests, *arguments, **options)
+        found = plain(requests, *arguments, **options)
+        raise_kept()
+        return found
 
     return wait
+
+
+# Of what each of MPI's tests returns, whether a request has completed.
+_COMPLETED: dict[str, Callable[[Any], bool]] = {
+    "Test": bool,
+    "test": lambda found: bool(found[0]),
+    "Testall": bool,
+    "testall": lambda found: bool(found[0]),
+    "Testany": lambda found: bool(found[1]),
+    "testany": lambda found: bool(found[1]),
+    "Testsome": bool,
+    "testsome": lambda found: bool(found[0]),
+}
+
+
+def _testing(name: str) -> Callable[..., Any]:
+    """MPI's test of that name, which raises what the function of an op has raised.
+
+    Not before the request has completed: MPI still calls the op's function until then, and a
+    caller that has caught the exception may free the op, which ends the process.
+    """
+    plain, completed = getattr(_Plain, name), _COMPLETED[name]
+
+    @wraps(plain)
+    def test(*arguments: Any, **options: Any) -> Any:
+        found = plain(*arguments, **options)
+        if completed(found):
+            raise_kept()
+        return found
+
+    return test
 
 
 for _one in ("Wait", "wait"):
     setattr(Waiting, _one, _waiting(_one))
 for _many in ("Waitall", "waitall", "Waitany", "waitany", "Waitsome", "waitsome"):
     setattr(Waiting, _many, staticmethod(_waiting(_many)))
+for _one in ("Test", "test"):
+    setattr(Waiting, _one, _testing(_one))
+for _many in ("Testall", "testall", "Testany", "testany", "Testsome", "testsome"):
+    setattr(Waiting, _many, staticmethod(_testing(_many)))
 
 
 class Request(Waiting, _Plain, metaclass=StandIn):
@@ -86,7 +124,7 @@ def _settle(requests: Sequence[_Plain], name: str, *, one_will_do: bool = False)
         left = pending
         call.posted = True
         call.every = first.every and not one_will_do
-        call.buffers = tuple(buffer for one in ours for buffer in getattr(one, "buffers", ()))
+        call.moves(*(buffer for one in ours for buffer in getattr(one, "buffers", ())))
         if one_will_do:
             call.peers = tuple(sorted({rank for one in ours for rank in _peers(one)}))
         # Whoever leaves this wait leaves what MPI may still write to.

@@ -14,7 +14,7 @@ from allranks.collectives.arrays.libraries import Restore, to_numpy
 from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import Spec
-from allranks.collectives.gpu import kinds, wanted
+from allranks.collectives.gpu import dlpack, placement
 from allranks.collectives.gpu.device import Device
 from allranks.errors import UsageError
 
@@ -49,7 +49,7 @@ class Taken:
         """The results, each as what its input was."""
         if self.at_once and self.gpu is not None:
             # One wait for all of them.
-            outs = [kinds.aligned(out) for out in outs]
+            outs = [dlpack.aligned(out) for out in outs]
             self.gpu.settle()
         return [restore(out) for restore, out in zip(self.restores, outs, strict=True)]
 
@@ -70,28 +70,28 @@ def take(
         UsageError: they are not where ``transport`` needs them.
         MissingDependency: what a GPU needs is missing.
     """
-    want = wanted.read(kind, transport, device) if transport or device else wanted.Wanted()
+    want = placement.read(kind, transport, device) if transport or device else placement.Placement()
     on_gpu: list[bool] = []
     if want.memory != "cpu":
-        on_gpu = [type(value) is not np.ndarray and kinds.is_on_gpu(value) for value in values]
+        on_gpu = [type(value) is not np.ndarray and dlpack.is_on_gpu(value) for value in values]
         if want.transport and not want.memory and not all(on_gpu):
             raise UsageError(
                 f"transport={want.transport!r} moves arrays that are on a GPU: found "
                 f"{_where(values, on_gpu)}. Pass cupy.asarray(x), or device='/gpu:0'."
             )
-        if want == wanted.Wanted() and any(on_gpu):
-            want = wanted.of_environment(kind)
+        if want == placement.Placement() and any(on_gpu):
+            want = placement.of_environment(kind)
             # Without cupy, torch and the others still know the way through the host.
-            if not want.transport and any(map(kinds.without_cupy, values)):
-                want = wanted.Wanted("cpu")
+            if not want.transport and any(map(dlpack.without_cupy, values)):
+                want = placement.Placement("cpu")
         if want.memory == "cpu" or not (any(on_gpu) or want.memory == "gpu"):
             on_gpu = []
     if not on_gpu or host:
-        return _in_host_memory(values, want if want.memory == "cpu" else wanted.Wanted())
+        return _in_host_memory(values, want if want.memory == "cpu" else placement.Placement())
     return _on_gpu(kind, values, on_gpu, want.transport)
 
 
-def _in_host_memory(values: Sequence[Any], want: wanted.Wanted) -> Taken:
+def _in_host_memory(values: Sequence[Any], want: placement.Placement) -> Taken:
     taken = Taken(transport=want.transport)
     for value in values:
         source, restore = to_numpy(value)
@@ -104,12 +104,12 @@ def _on_gpu(kind: str, values: Sequence[Any], on_gpu: list[bool], transport: str
     taken = Taken(device="gpu", transport=transport)
     for value, there in zip(values, on_gpu, strict=True):
         if there:
-            source, restore = kinds.take(value)
-            taken.at_once = taken.at_once or kinds.reads_at_once(value)
+            source, restore = dlpack.take(value)
+            taken.at_once = taken.at_once or dlpack.reads_at_once(value)
         else:
             # One of a group that is on the GPU otherwise, or all where the call says so.
             source, back = to_numpy(value)
-            source, down = kinds.upload(source)
+            source, down = dlpack.upload(source)
             restore = _in_turn(down, back)
         taken.sources.append(source)
         taken.restores.append(restore)
@@ -119,9 +119,9 @@ def _on_gpu(kind: str, values: Sequence[Any], on_gpu: list[bool], transport: str
 
 def take_none(kind: str, transport: str | None, device: str) -> Taken:
     """For a rank that only receives: an empty array where the arguments say, numpy's otherwise."""
-    want = wanted.read(kind, transport, device) if transport or device else wanted.Wanted()
-    if want.memory == "gpu" or want.transport in wanted.ON_GPU:
-        nothing, _ = kinds.upload(np.empty(0, np.uint8))
+    want = placement.read(kind, transport, device) if transport or device else placement.Placement()
+    if want.memory == "gpu" or want.transport in placement.ON_GPU:
+        nothing, _ = dlpack.upload(np.empty(0, np.uint8))
         return _on_gpu(kind, [nothing], [True], want.transport)
     return _in_host_memory([np.empty(0, np.uint8)], want)
 

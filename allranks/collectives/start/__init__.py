@@ -1,1 +1,1 @@
-"""How a process, or a thread, becomes a rank, and how it ends."""
+"""How a process becomes a rank, how dead ranks are replaced, and how a rank ends."""

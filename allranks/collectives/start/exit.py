@@ -1,4 +1,4 @@
-"""How a rank ends: the others hear of it, and nobody hangs in MPI_Finalize."""
+"""How a rank ends: the other ranks learn of it, and none hangs in MPI_Finalize."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _AFTER_FAILURE_SECONDS = 10.0
 _NOTEBOOK_SECONDS = 2.0
 _FINALIZE_SECONDS = 5.0
 _FINALIZE_SCRIPT_SECONDS = 30.0
-"""A rank that ends without MPI_Finalize makes mpiexec say that its job has failed."""
+"""Longer under mpiexec, which reports a failed job if a rank ends without MPI_Finalize."""
 _installed: list[World] = []
 
 
 def install(world: World) -> None:
-    """The process is the scope: its end, by an exception or not, leaves it."""
+    """Makes the process the scope: its end, by an exception or not, leaves the scope."""
     _installed.append(world)
     if len(_installed) > 1:
         return
@@ -42,7 +42,7 @@ def install(world: World) -> None:
 
 
 def finish() -> None:
-    """Ends MPI, if the other ranks can be there; otherwise ends the process without it."""
+    """Finalizes MPI if the other ranks can take part; otherwise ends the process without it."""
     world = _installed[-1]
     from mpi4py import MPI
 
@@ -50,32 +50,32 @@ def finish() -> None:
         return
     world.depart("it ended", False, "")
     code = 1 if world.failed else 0
-    if not _meet(world):
+    if not _wait_for_all(world):
         _flush()
         if world.notebook:
             os._exit(code)
         MPI.COMM_WORLD.Abort(code or 1)
-    # Not before everybody is through: what this rank has sent may still be on its way.
+    # Only after the barrier: data that this rank has sent may still be on its way.
     for group in list(world.groups.values()):
         group.abandon()
     if world.gpu is not None:
         world.gpu.end()
-        world.gpu.ending.wait(_FINALIZE_SECONDS)
+        world.gpu.aborts.wait(_FINALIZE_SECONDS)
     _flush()
     patience = _FINALIZE_SECONDS if world.notebook else _FINALIZE_SCRIPT_SECONDS
-    # No thread of Python's: MPI.Finalize lets none run until it returns, and from 3.12 on none can
-    # be started any more. It tells where the rank was, and ends it with 1: mpiexec calls the job of
-    # a rank that ends without MPI_Finalize failed, whatever that rank ends with.
+    # Not a thread of Python's: MPI.Finalize lets none run until it returns, and from Python 3.12 on
+    # none can be started now. faulthandler prints where the rank was, and ends it with code 1:
+    # mpiexec reports a failed job if a rank ends without MPI_Finalize, whatever its code.
     faulthandler.dump_traceback_later(patience, exit=True, file=2)
     left = memory.of_open_mpi() if MPI.COMM_WORLD.Get_size() == 1 else []
-    inspect.unwrap(MPI.Finalize)()  # what a notebook's cell calls by this name is refused
+    inspect.unwrap(MPI.Finalize)()  # without the guard of `guard_mpi4py`
     for path in left:
         Path(path).unlink(missing_ok=True)
     faulthandler.cancel_dump_traceback_later()
 
 
-def _meet(world: World) -> bool:
-    """Waits for the other ranks' end: for ever while they work, briefly after a failure."""
+def _wait_for_all(world: World) -> bool:
+    """Waits for the other ranks to end: without limit while they work, briefly after a failure."""
     assert world.mpi is not None
     request = world.mpi.pristine.Ibarrier()
     pause = Pause()
@@ -84,12 +84,12 @@ def _meet(world: World) -> bool:
         if world.notebook and waited > _NOTEBOOK_SECONDS:
             return False
         states = map(world.peers.state, range(world.size))
-        if waited > _AFTER_FAILURE_SECONDS and (world.failed or any(map(_never_comes, states))):
+        if waited > _AFTER_FAILURE_SECONDS and (world.failed or any(map(_will_not_end, states))):
             return False
     return True
 
 
-def _never_comes(state: State) -> bool:
+def _will_not_end(state: State) -> bool:
     """Whether a rank has failed for good, or its host cannot be reached."""
     return bool(state.lost) or (state.failed and state.left >= fields.GONE)
 

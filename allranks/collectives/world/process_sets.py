@@ -11,12 +11,12 @@ from allranks.collectives import world
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import Spec
 from allranks.collectives.calls.wait import Steps
-from allranks.collectives.host import desk, memory
+from allranks.collectives.host import memory
+from allranks.collectives.host.channel import group_nbytes
 from allranks.collectives.world.group import Group
 from allranks.collectives.world.world import World
 from allranks.errors import UsageError
 from allranks.records.deferred import deferred
-from allranks.records.ranks import label
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -31,7 +31,7 @@ class ProcessSet:
 
     Attributes:
         process_set_id: the number that it is registered by; None until then, 0 for all ranks.
-        mpi_comm: the communicator that it was made of.
+        mpi_comm: the communicator that it was made of; for all ranks the one that ``init()`` took.
     """
 
     def __init__(self, ranks: Iterable[int] | MPI.Comm | None) -> None:
@@ -43,6 +43,8 @@ class ProcessSet:
     @property
     def ranks(self) -> list[int]:
         """The members, ascending."""
+        if self.process_set_id == 0:
+            return list(range(world.current().size))
         if self._ranks is None and self.mpi_comm is not None:
             self._ranks = sorted(ranks_of(self.mpi_comm, world.current()))
         return list(range(world.current().size)) if self._ranks is None else list(self._ranks)
@@ -87,23 +89,38 @@ def group_of(process_set: ProcessSet | None, op: str) -> Group:
     this = world.current()
     if process_set is None:
         return this.groups[0]
+    if not takes_part(process_set, op):
+        raise UsageError(
+            f"{op} needs a registered process set that this rank is in: rank {this.rank} is not a "
+            f"member of {process_set}. Call it on its members only: if process_set.included(): ..."
+        )
+    return this.groups[process_set.process_set_id or 0]
+
+
+def takes_part(process_set: ProcessSet, op: str) -> bool:
+    """Whether this rank is a member of a registered process set.
+
+    Raises:
+        UsageError: the set is not registered.
+    """
     check(process_set, op)
     number = process_set.process_set_id
-    group = this.groups.get(number) if number is not None else None
-    if group is not None:
-        return group
-    needs = f"{op} needs a registered process set"
+    if number == 0:
+        return True
     if number is None:
         raise UsageError(
-            f"{needs} that this rank is in: {process_set} has not been registered. Register it on "
-            "every rank first: add_process_set(process_set)."
+            f"{op} needs a registered process set that this rank is in: {process_set} has not been "
+            "registered. Register it on every rank first: add_process_set(process_set)."
         )
-    if not process_set.included():
+    this, ranks = world.current(), process_set.ranks
+    # Numbers are used again: a set that has been removed through another object of the same ranks
+    # may have the number of other ranks now.
+    if this.sets.get(number) != tuple(ranks):
         raise UsageError(
-            f"{needs} that this rank is in: rank {this.rank} is not a member of {process_set}. "
-            "Call it on its members only: if process_set.included(): ..."
+            f"{op} needs a registered process set: {process_set} has been removed. "
+            "Register it on every rank again: add_process_set(process_set)."
         )
-    raise UsageError(f"{needs}: {process_set} has been removed.")
+    return this.rank in ranks
 
 
 def check(process_set: Any, op: str) -> None:
@@ -122,10 +139,13 @@ def check(process_set: Any, op: str) -> None:
 def add_process_set(process_set: ProcessSet | Sequence[int] | MPI.Comm) -> ProcessSet:
     """Registers a process set, which from now on has a ``process_set_id``.
 
+    Where the same ranks are registered already, as after the replacement of a rank or in a cell
+    that runs again, the set gets their number.
+
     Collective: every rank of the world must call this, members or not.
 
     Raises:
-        UsageError: a rank does not exist, or a set of the same ranks is registered.
+        UsageError: a rank does not exist.
     """
     chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     this = world.current()
@@ -135,16 +155,15 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | MPI.Comm) -> Proce
             f"add_process_set needs ranks from 0 to {this.size - 1}: found {list(ranks)}. "
             "Name at least one rank, and none that does not exist."
         )
-    taken = number_of(ranks)
-    if taken is not None:
-        raise UsageError(
-            f"add_process_set needs a new set of ranks: found {label(ranks)}, which "
-            f"process set {taken} has. Use that one."
-        )
+    spec = Spec("add_process_set", shape=ranks)
+    number = number_of(ranks)
+    if number is not None:
+        this.run(this.groups[0].call(spec))
+        chosen.process_set_id = number
+        return chosen
     number = next(n for n in range(1, len(this.sets) + 2) if n not in this.sets)
     # Either all ranks have the set afterwards or none has.
     with deferred():
-        spec = Spec("add_process_set", shape=ranks)
         this.run(open_group(this.groups[0], spec, this, number, ranks))
         this.sets[number] = ranks
         chosen.process_set_id = number
@@ -154,9 +173,13 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | MPI.Comm) -> Proce
 
 def number_of(ranks: tuple[int, ...]) -> int | None:
     """The number of the registered process set that has these ranks."""
+    return next((n for n, members in ids_and_ranks().items() if members == list(ranks)), None)
+
+
+def ids_and_ranks() -> dict[int, list[int]]:
+    """The ranks of each registered process set, by its number."""
     this = world.current()
-    sets = {0: this.groups[0].ranks, **this.sets}
-    return next((number for number, members in sets.items() if members == ranks), None)
+    return {0: list(range(this.size))} | {n: list(ranks) for n, ranks in sorted(this.sets.items())}
 
 
 def ranks_of(comm: MPI.Comm, this: World) -> tuple[int, ...]:
@@ -176,7 +199,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Collective: every rank of the world must call this.
     """
     this, number = world.current(), process_set.process_set_id
-    if not number or number not in this.sets:
+    if not number or this.sets.get(number) != tuple(process_set.ranks):
         return False
     with deferred():
         this.run(this.groups[0].call(Spec("remove_process_set", root=number)))
@@ -195,7 +218,7 @@ def open_group(parent: Group, spec: Spec, this: World, number: int, ranks: tuple
     member = this.rank in ranks
     hosts = this.sharing(ranks)
     here = next((own for own in hosts if this.rank in own), (this.rank,))
-    nbytes = memory.rounded(desk.nbytes(len(hosts), len(here), len(ranks)))
+    nbytes = memory.rounded(group_nbytes(len(hosts), len(here), len(ranks)))
 
     def steps(call: Call) -> Steps[None]:
         transport, made = parent.choose(call), None

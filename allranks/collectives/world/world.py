@@ -13,6 +13,7 @@ from threading import get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
+from allranks.collectives.calls import board as fields
 from allranks.collectives.calls.board import Board
 from allranks.collectives.calls.call import Agreement, Call, Members, Prepared
 from allranks.collectives.calls.journal import Journal
@@ -24,10 +25,9 @@ from allranks.collectives.calls.wait import Steps, drive
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.calls.whereabouts import Whereabouts
 from allranks.collectives.gpu.device import Device
-from allranks.collectives.host import desk
-from allranks.collectives.host.channel import Channel
-from allranks.collectives.host.shared import Shared
-from allranks.collectives.host.window import Window
+from allranks.collectives.host.channel import Channel, group_nbytes
+from allranks.collectives.host.memory import Window
+from allranks.collectives.host.shared_memory import SharedMemoryTransport
 from allranks.collectives.world.group import Group
 from allranks.collectives.world.kept import Kept
 from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, UsageError
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 ALONE = -1
 """The number of the group that each rank is by itself."""
+_TURN_SECONDS = 1e-3
 FIRST_MADE = 1 << 20
 """Numbers from here on belong to groups of communicators, those below to process sets."""
 
@@ -75,6 +76,9 @@ class World(Standing):
         self.quarantine: list[Any] = []
         """Arrays of calls that were left: a peer may still write to them in this epoch."""
         self.lock = threading.RLock()
+        self._turns = threading.Condition(self.lock)
+        self._queued: list[Call] = []
+        """The calls of threads that wait for the lock, in calls that wait themselves included."""
         self.journal = Journal(self)
         self.presence = Presence()
         self.watch = Watch(self)
@@ -95,14 +99,14 @@ class World(Standing):
     ) -> None:
         """A group is there that this rank is in, with its way to agree and its transports.
 
-        ``memory`` is what those on this host share, as `desk.nbytes` says; None where members can
+        ``memory`` is what those on this host share, as `group_nbytes` says; None where members can
         share none. ``now`` is False while the world itself is made.
         """
         members = Members(number, ranks, self.rank)
         hosts = self.sharing(ranks)
         if memory is None:
             hosts = tuple((rank,) for rank in ranks)
-            memory = mmap(-1, desk.nbytes(len(hosts), 1, len(ranks)))
+            memory = mmap(-1, group_nbytes(len(hosts), 1, len(ranks)))
         several = len(hosts) > 1
         transports: dict[str, Transport] = {}
         agreement: Agreement
@@ -114,7 +118,7 @@ class World(Standing):
             transports["shared"] = transports[bridge.name] = bridge
         else:
             agreement = channel = Channel(self, members, memory)
-            transports["shared"] = Shared(channel, self.window)
+            transports["shared"] = SharedMemoryTransport(channel, self.window)
         self.groups[number] = Group(self, agreement, transports)
 
     def close(self, number: int) -> None:
@@ -135,7 +139,7 @@ class World(Standing):
         Whoever has come is through with the calls of the groups that it closed before.
         """
         if self.gpu is not None:
-            self.gpu.ending.abort()
+            self.gpu.aborts.abort()
 
     def run(
         self,
@@ -150,11 +154,11 @@ class World(Standing):
             call: with its steps, or without where it is one move of a transport and no more.
             move: that move, which is given the call, ``source`` and ``how``.
         """
-        if self.within is not None:
-            self._look_at_threads(call)
         if self.notebook and (self.scope is PROCESS or get_ident() != self.main_thread):
             self._look_for_strays(call)
-        with self.lock:
+        if not self.lock.acquire(blocking=False):
+            return self._in_turn(call, move, source, how)
+        try:
             if self.dirty or self.pending:
                 self.check_clean(call)
                 self.within = call
@@ -189,15 +193,36 @@ class World(Standing):
                 self.journal.add(call)
             self.within = None
             return result
+        finally:
+            self.lock.release()
+
+    def _in_turn(self, call: Call, *arguments: Any) -> Any:
+        """Runs a call while another thread of this rank is in one."""
+        self._look_at_threads(call)
+        self._queued.append(call)
+        with self.lock:
+            self._queued.remove(call)
+            return self.run(call, *arguments)
+
+    def _attend(self, call: Call, waited: float) -> None:
+        """Called every 20 ms of a wait: another thread may make the call that ends it.
+
+        Of two collectives the first one ends before the other one begins.
+        """
+        if self._queued and sum(other.ordered for other in (call, *self._queued)) <= 1:
+            self.watch.rest()
+            self._queued.append(call)
+            try:
+                self._turns.wait(_TURN_SECONDS)  # without the lock
+            finally:
+                self._queued.remove(call)
+                self.within = call
+        self.watch.attend(call, waited)
 
     def _look_at_threads(self, call: Call) -> None:
         """Gives a notice, once a cell, where another thread is in a call of the same group."""
         other, cell = self.within, self.scope.number
-        if self.lock.acquire(blocking=False):
-            # It is this thread's own, or has ended just now.
-            self.within = None
-            self.lock.release()
-        elif (
+        if (
             other is not None
             and other.ordered
             and call.ordered
@@ -245,7 +270,7 @@ class World(Standing):
 
     def _drive(self, steps: Steps[Any]) -> Any:
         try:
-            return drive(steps, self.watch.attend, self.spin_seconds)  # type: ignore[arg-type]
+            return drive(steps, self._attend, self.spin_seconds)  # type: ignore[arg-type]
         except Exception as error:
             lost = self.mpi.lost_by(error) if self.mpi is not None else None
             if lost is None:
@@ -253,6 +278,12 @@ class World(Standing):
             raise lost from None
         finally:
             self.watch.rest()
+
+    @property
+    def threaded(self) -> bool:
+        """Whether a thread that was started in this cell may call as well."""
+        known = self.left_behind | {threading.current_thread(), threading.main_thread()}
+        return get_ident() != self.main_thread or not known.issuperset(threading.enumerate())
 
     def submit(self, call: Call) -> Call:
         """Posts a call as far as it goes without waiting."""
@@ -369,6 +400,16 @@ class World(Standing):
         else:
             self.spoil(f"has left {call.spec.title} at {call.site} ({type(error).__name__})", call)
         self.quarantine.append(call.held)
+
+    def refuse(self, call: Call) -> None:
+        """Says on the board that this rank cannot make a call to which all have come.
+
+        The epoch stays whole where all refuse; those that do not leave the call when they see it.
+        """
+        call.posted = False
+        self.board.write(fields.BROKE, f"cannot make {call.spec.title} at {call.site}")
+        self.board.put(fields.REFUSED, call.number)
+        self.board.put(fields.REFUSED_OF, call.members.number + 1)
 
     def spoil(self, why: str, call: Call | None = None, *, deadlock: bool = False) -> None:
         """This rank can take part in no further collective of this epoch."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
 import signal
 import sys
@@ -23,16 +22,19 @@ from allranks.collectives.calls.peers import FINISHED
 from allranks.collectives.calls.watch import INTERRUPTED
 from allranks.engine.cells import forks
 from allranks.engine.cells.commands import end_cells_too, fail_captured
-from allranks.engine.cells.dropped import raise_what_events_drop, repeat_dropped_interrupts
 from allranks.engine.cells.exceptions import Exceptions
 from allranks.engine.cells.history import History
-from allranks.engine.cells.interrupts import Interrupts, ignore_interrupt
-from allranks.engine.devices.gpu import Gpu, is_out_of_memory
-from allranks.engine.devices.gpu_memory import release
-from allranks.engine.libraries.waits import Waits
-from allranks.engine.report import is_a, report, text_of, traceback_of
+from allranks.engine.cells.interrupts import (
+    Interrupts,
+    ignore_interrupt,
+    raise_what_events_drop,
+    repeat_dropped_interrupts,
+)
+from allranks.engine.features import RankHooks
+from allranks.engine.report import has_succeeded, is_a, report, text_of, traceback_of
+from allranks.errors import Report
 from allranks.records.requests import DEBUG
-from allranks.records.wire import Reply, Report, RunCell
+from allranks.records.wire import Reply, RunCell
 
 _AFTERWARDS = "This failed when the cell had ended: its variables are there, its value is lost."
 
@@ -44,9 +46,8 @@ class CellRunner:
         shell: the engine's IPython shell.
         rank: this process's rank.
         device: what the rank computes on.
-        sharers: the other ranks on its GPU, by pid.
         mend: puts right what a cell has broken of what follows it.
-        waits: looks after what waits in torch and JAX.
+        features: whose hooks a cell calls.
     """
 
     def __init__(
@@ -54,20 +55,18 @@ class CellRunner:
         shell: InteractiveShell,
         rank: int,
         device: str,
-        sharers: dict[int, int] | None = None,
         mend: Callable[[], object] = lambda: None,
-        waits: Waits | None = None,
+        features: RankHooks | None = None,
     ) -> None:
         self.shell = shell
         self.rank = rank
         self.device = device
-        self.sharers = sharers or {}
         self._mend = mend
-        self.waits = waits or Waits()
+        self.features = features or RankHooks()
         self._history = History(shell)
         self._keeps_history = True
-        self.interrupts = Interrupts(self.waits.press)
-        self._exceptions = Exceptions(shell, self.waits, self.interrupts)
+        self.interrupts = Interrupts(self.features.interrupted)
+        self._exceptions = Exceptions(shell, self.features, self.interrupts)
         end_cells_too(shell, lambda: self.interrupts.count)
         fail_captured(shell)
         repeat_dropped_interrupts(self.interrupts.repeat)
@@ -108,9 +107,12 @@ class CellRunner:
         self.interrupts.begin(cell.cell)
         self._exceptions.begin()
         self.shell.execution_count = cell.number
-        self.waits.begin()
+        self.features.cell_started(cell)
         collectives.scope.enter(cell.label, cell.ranks or None, cell.cell)
         try:
+            failed = self.features.take_failure()
+            if failed is not None:  # within the scope, so that ranks that wait for this one go on
+                raise failed
             self._keeps_history = prepare is None
             if prepare is not None:
                 prepare()
@@ -134,20 +136,25 @@ class CellRunner:
             # How an interrupt reaches a cell that awaits.
             error = KeyboardInterrupt().with_traceback(traceback_of(error))
         if error is not None:
-            shown, error = error, self.waits.instead_of(error)
+            shown, error = error, self.features.error_raised(error)
             if error is not shown and is_a(error, KeyboardInterrupt):
                 self._exceptions.show(error, traceback_of(error))
+        if error is not None and has_succeeded(error):
+            error, self._exceptions.lines = None, []
+        error = self._or_failure(error)
         self._history.keep(error)
         interrupted = is_a(error, KeyboardInterrupt)
         told = self._report(error, text if error is asked else None) if error is not None else None
         where = f"line {told.line}: {told.source_line}" if told and told.line else None
-        self.waits.leave(error)
+        self.features.cell_finished(error)
         collectives.scope.leave(_reason(error, interrupted), failed=error is not None, where=where)
         if error is None and self._exceptions.lines:
             # The value could not be displayed: IPython showed a traceback and went on.
             sys.stderr.write("\n".join([*self._exceptions.lines, ""]))
-        if error is not None and self.device != "cpu":
-            release(error)
+        self.features.cell_left(error)
+        late = self._or_failure(error)
+        if late is not None and late is not error:
+            error, told = late, self._report(late, None)
         value, problem = self._pickled(result.result, cell.want_value and error is None)
         status = "interrupted" if interrupted else "error" if error is not None else "ok"
         self._exceptions.forget()
@@ -162,6 +169,13 @@ class CellRunner:
             report=told,
         )
         return reply, value
+
+    def _or_failure(self, error: BaseException | None) -> BaseException | None:
+        """Returns what the cell fails with, which is a feature's failure only if it has no own."""
+        failed = self.features.take_failure()
+        if failed is not None and error is not None:
+            sys.stderr.write(f"{failed}\n")
+        return error or failed
 
     def not_told(self, cell: int, error: BaseException) -> Reply:
         """Returns the reply to a cell that has ended, where something failed before its own."""
@@ -240,9 +254,7 @@ class CellRunner:
 
     def _report(self, error: BaseException, text: str | None) -> Report:
         shown = self._exceptions
-        lines, more = shown.lines_of(error), ""
-        if is_out_of_memory(error):
-            more = Gpu(self.device).out_of_memory(self.rank, os.getpid(), self.sharers)
+        lines, more = shown.lines_of(error), self.features.error_details(error)
         return report(error, lines, self.rank, self.device, shown.cell_file, more, text)
 
     def _pickled(self, value: object, wanted: bool) -> tuple[list[bytes], str]:

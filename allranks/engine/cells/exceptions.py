@@ -13,7 +13,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.engine.cells.interrupts import MAIN_THREAD, Interrupts, ignore_interrupt
-from allranks.engine.libraries.waits import Waits
+from allranks.engine.features import RankHooks
 from allranks.engine.report import (
     INTERRUPTED_TEXT,
     is_a,
@@ -32,6 +32,7 @@ from allranks.errors import CollectiveError, UsageError
 _NOT_OUR_FRAMES = (CollectiveError, UsageError, KeyboardInterrupt, asyncio.CancelledError)
 _MAYBE_OTHERS = (*_NOT_OUR_FRAMES, RuntimeError, ValueError)
 """What torch and JAX raise where a wait in them has been ended is among these."""
+_BEFORE = "KeyboardInterrupt: it came before the cell's first statement, or after its last."
 _EXIT = "sys.exit() ends the cell, not the rank: the rank keeps running, with its variables."
 
 
@@ -40,7 +41,7 @@ class Exceptions:
 
     Args:
         shell: the engine's IPython shell.
-        waits: knows what torch and JAX raise where a wait in them has been ended.
+        features: may replace an error.
         interrupts: of the cell that runs.
 
     Attributes:
@@ -48,11 +49,13 @@ class Exceptions:
         cell_file: the name of the cell's source in tracebacks.
     """
 
-    def __init__(self, shell: InteractiveShell, waits: Waits, interrupts: Interrupts) -> None:
+    def __init__(
+        self, shell: InteractiveShell, features: RankHooks, interrupts: Interrupts
+    ) -> None:
         self.lines: list[str] = []
         self.cell_file = ""
         self._shell = shell
-        self._waits = waits
+        self._features = features
         self._interrupts = interrupts
         #: What was interrupted as it said what it is about.
         self._mute: list[BaseException] = []
@@ -85,6 +88,8 @@ class Exceptions:
         if is_a(error, SystemExit):
             # IPython says how to leave a session, which no cell can leave.
             self.lines = [_EXIT]
+        elif not self.lines and self._is_interrupt_outside(error, traceback_of(error)):
+            self.lines = [_BEFORE]
         elif not self.lines:
             # A cell may have put another one in its place, as rich does, which has shown it then.
             if self._shell.showtraceback == self._show:
@@ -157,10 +162,11 @@ class Exceptions:
         """Formats a traceback as far as it is the user's, in bounded time."""
         if is_a(value, asyncio.CancelledError) and self._interrupts.count:
             value = KeyboardInterrupt()
-        value = self._waits.instead_of(value)
+        value = self._features.error_raised(value)
         etype = type(value)
-        if is_a(value, _NOT_OUR_FRAMES):
-            without_own_frames(tb, *self._waits.not_to_blame)
+        if self._is_interrupt_outside(value, tb):
+            self.lines = [_BEFORE]
+            return self.lines
         without_middle(tb)
         # The cell has ended: an interrupt that comes now would end its report.
         before = on_signal(signal.SIGINT, ignore_interrupt)
@@ -172,6 +178,16 @@ class Exceptions:
             on_signal(signal.SIGINT, before)
         self.lines = lines
         return lines
+
+    def _is_interrupt_outside(self, error: BaseException, tb: Any) -> bool:
+        """Takes our frames off the end of a traceback; whether it is an interrupt without others.
+
+        One that comes before the cell's first statement, or after its last, IPython does not see.
+        """
+        found = not is_a(error, _NOT_OUR_FRAMES) or without_own_frames(
+            tb, *self._features.hidden_frames()
+        )
+        return not found and is_a(error, KeyboardInterrupt)
 
     def _can_be_asked(self, error: BaseException) -> bool:
         """Whether no text of what a traceback shows takes longer than a person waits for it."""

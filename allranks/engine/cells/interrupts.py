@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import threading
 from collections.abc import Callable
-from signal import pthread_kill
+from signal import SIGINT, default_int_handler, getsignal, pthread_kill
 from signal import signal as on_signal
 from types import FrameType
 from typing import Any
 
+from IPython.core.interactiveshell import InteractiveShell
+
 from allranks.engine.cells.commands import interrupt_children
-from allranks.engine.cells.waking import listen, wake
 
 # A cell may replace what other modules hold: what its end needs is taken from them here.
 MAIN_THREAD = threading.main_thread().ident or 0
@@ -99,3 +101,101 @@ class Interrupts:
         # Only the main thread, which this is, sets what is heard.
         if self._hearing:
             signal.raise_signal(signal.SIGINT)
+
+
+# Python runs the handler of a signal between two of its own steps. If a signal comes after the last
+# step before a call blocks, its handler runs when that call returns: a minute later for
+# ``time.sleep(60)``. A second signal, whose handler does nothing, makes the call check at once.
+#: No library uses it, and without a handler it has no effect.
+_SIGNAL = signal.SIGURG
+#: When the second signal is sent, after an interrupt.
+_AFTER_SECONDS = (0.05, 0.2, 1.0, 4.0)
+
+
+def _nothing(*_: object) -> None:
+    """Python handles what else has come before it calls this."""
+
+
+def listen() -> None:
+    """Lets the main thread, which this is, be woken; a handler that is there stays."""
+    if signal.getsignal(_SIGNAL) in (signal.SIG_DFL, None):
+        signal.signal(_SIGNAL, _nothing)
+
+
+def wake(thread: int, over: threading.Event) -> None:
+    """Has a thread that was sent an interrupt look at it, wherever it is blocked.
+
+    Args:
+        thread: its identity.
+        over: set when the cell has ended that was interrupted.
+    """
+
+    def again() -> None:
+        for seconds in _AFTER_SECONDS:
+            if over.wait(seconds) or signal.getsignal(_SIGNAL) is not _nothing:
+                return
+            signal.pthread_kill(thread, _SIGNAL)
+
+    threading.Thread(target=again, name="allranks-wake", daemon=True).start()
+
+
+def repeat_dropped_interrupts(press: Callable[[], None]) -> None:
+    """Interrupts a cell again, once the finalizer has ended in which Python dropped it.
+
+    Python reports and drops what a finalizer raises, also KeyboardInterrupt, and a garbage
+    collection runs finalizers between any two steps of a cell.
+
+    Args:
+        press: interrupts the cell that runs now; called in the main thread.
+    """
+    report = sys.unraisablehook
+
+    def dropped(unraisable: sys.UnraisableHookArgs) -> None:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if unraisable.exc_type is KeyboardInterrupt and in_main_thread:
+            _at_next_step(sys._getframe(1), press)
+        else:
+            report(unraisable)
+
+    sys.unraisablehook = dropped
+
+
+def _at_next_step(frame: FrameType, do: Callable[[], None]) -> None:
+    """Calls a function before the next step of a frame; what it raises is raised there.
+
+    Not after a moment: a loop may be in one finalizer or another nearly all the time.
+    """
+    before, local, opcodes = sys.gettrace(), frame.f_trace, frame.f_trace_opcodes
+
+    def step(*_: object) -> Any:
+        frame.f_trace, frame.f_trace_opcodes = local, opcodes
+        sys.settrace(before)
+        do()
+        return local
+
+    def follow_no_calls(*_: object) -> None:
+        """Further finalizers may run first: what is raised in one would be dropped as well."""
+
+    frame.f_trace, frame.f_trace_opcodes = step, True
+    sys.settrace(follow_no_calls)
+
+
+def raise_what_events_drop(shell: InteractiveShell, interrupts: Callable[[], int]) -> None:
+    """Has an interrupt end the cell that came while callbacks of IPython's events ran.
+
+    IPython drops what these callbacks raise, before and after each cell.
+
+    Args:
+        shell: whose events.
+        interrupts: returns how many the cell has been sent.
+    """
+    as_ipython = shell.events.trigger
+
+    def trigger(event: str, *arguments: Any, **options: Any) -> None:
+        before = interrupts()
+        as_ipython(event, *arguments, **options)
+        # A cell that awaits is cancelled instead, which nobody drops.
+        if interrupts() != before and getsignal(SIGINT) is default_int_handler:
+            raise KeyboardInterrupt
+
+    setattr(shell.events, "trigger", trigger)  # noqa: B010  a method, to mypy

@@ -13,7 +13,7 @@ from time import monotonic
 
 import zmq
 
-from allranks.records.batches import joined
+from allranks.records.wire import join_messages
 
 TICK_SECONDS = 0.05
 #: What can wait, by how its first frame begins.
@@ -65,5 +65,5 @@ class Batching:
     def send(self) -> None:
         """Sends what waits."""
         if self._waiting:
-            self._events.send_multipart(joined(self._waiting), copy=False)
+            self._events.send_multipart(join_messages(self._waiting), copy=False)
             self._waiting, self._nbytes, self._since = [], 0, monotonic()

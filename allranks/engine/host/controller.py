@@ -1,4 +1,4 @@
-"""ipyparallel's controller, in a process of its own that the nursery forks.
+"""ipyparallel's controller, in a process of its own that the host agent forks.
 
 No rank waits for it: where it will listen is settled before the ranks are forked, their engines
 connect there by themselves whenever it comes, and it comes when all ranks are up, or somebody asks.
@@ -105,6 +105,7 @@ def run(
     controller.engine_info, controller.client_info = engine, client
     controller.initialize([])
     hub = controller.hub
+    accept_late_registrations(hub)
     finish = hub.finish_registration
 
     def finish_registration(heart: bytes) -> None:
@@ -114,3 +115,31 @@ def run(
 
     hub.finish_registration = finish_registration
     controller.start()
+
+
+def accept_late_registrations(hub: Any) -> None:
+    """Has an engine whose heart was heard before its registration registered all the same.
+
+    ipyparallel's hub hears of a new heart once, and ignores one that it does not expect: its own
+    engines begin to beat after the hub's answer. Ours do not wait for the answer, and each socket
+    connects in its own time.
+
+    Args:
+        hub: an `ipyparallel.controller.hub.Hub`.
+    """
+    early: set[bytes] = set()
+    heard, register = hub.handle_new_heart, hub.query_handlers["registration_request"]
+
+    def handle_new_heart(heart: bytes) -> None:
+        if heart not in hub.incoming_registrations:
+            early.add(heart)
+        heard(heart)
+
+    def register_engine(sender: bytes, message: dict[str, Any]) -> None:
+        register(sender, message)
+        for heart in early.intersection(hub.incoming_registrations):
+            early.remove(heart)
+            heard(heart)
+
+    hub.handle_new_heart = handle_new_heart
+    hub.query_handlers["registration_request"] = register_engine

@@ -1,16 +1,16 @@
-"""Who holds the ranks of a nursery: a notebook, or for a while nobody.
+"""Which notebook has the ranks of a host agent, and how long they wait for another one.
 
-The notebook that starts a nursery holds it by its standard input. Where the ranks are to stay when
-that one goes, another notebook can come to a door in the session's folder, which only this user may
-enter: what it says there becomes the nursery's standard input, and what the nursery tells goes to
-it. When nobody has come in time, nothing stays.
+The notebook that starts a host agent has its ranks, and is connected to its standard input and
+output. If the ranks are to stay when that notebook ends, another notebook can connect to a socket
+in the session's folder, which only this user may enter. The connection then becomes the agent's
+standard input and output. If no notebook connects in time, the cluster ends.
 
-Several notebooks can share ranks: one holds them, and lends them to another one that is to run a
-cell. As long as one is there that has had them they stay.
+Several notebooks can share ranks: one has them, and lends them to another one that is to run a
+cell. The ranks stay as long as a notebook is alive that has had them.
 
-A visitor says one line of JSON, ``{"want": "about"}`` or another word: ``attach``; ``watch``, and
-``share`` of who lends them to another notebook; ``leave``. It is told one, about the cluster; who
-attaches is told the nursery's events from then on.
+A visitor sends one line of JSON, ``{"want": WORD}``. The words are ``about``; ``attach``;
+``watch``, and ``share`` from a notebook that lends the ranks to another one; ``leave``. The answer
+is one line about the cluster. After ``attach``, the agent's events follow.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ import json
 import mmap
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from allranks.engine.host.others import Others, process_of, sign_of
-from allranks.records.config import NOTEBOOKS_DOOR, NurseryConfig
-from allranks.records.version import version
+from allranks.records.config import NOTEBOOKS_DOOR, NurseryConfig, own_notebook, version
 
 _VISIT_SECONDS = 1.0
 
@@ -36,7 +35,7 @@ class Hold:
     """The door for notebooks, and how long nobody may hold the ranks.
 
     Args:
-        config: of the nursery, which this process runs.
+        config: of the host agent, which this process runs.
     """
 
     def __init__(self, config: NurseryConfig) -> None:
@@ -50,6 +49,8 @@ class Hold:
         self._starter = self._holder = os.getppid()
         self._sign = sign_of(self._holder)
         self._others = Others()
+        # This process has the environment of the notebook that has started it.
+        self._notebooks = [own_notebook()]
         self._kept: list[int] = []
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(os.path.join(config.session_dir, NOTEBOOKS_DOOR))
@@ -113,7 +114,8 @@ class Hold:
         with visitor:
             visitor.settimeout(_VISIT_SECONDS)
             try:
-                wants = json.loads(visitor.makefile("rb").readline())["want"]
+                said = json.loads(visitor.makefile("rb").readline())
+                wants = said["want"]
                 who = process_of(visitor)
                 if wants == "leave":
                     self._others.leave(who)
@@ -133,6 +135,8 @@ class Hold:
             os.dup2(visitor.fileno(), 1)
             self._until = None
             self._holder = who
+            notebook = said.get("notebook", "")
+            self._notebooks = [*(one for one in self._notebooks if one != notebook), notebook]
             self._sign = sign_of(self._holder)
         while self._kept:
             os.close(self._kept.pop())
@@ -152,4 +156,65 @@ class Hold:
             "stays": self._seconds,
             "watchers": self._others.watching(but=self._holder),
             "sharing": self._others.sharing,
+            "notebooks": self._notebooks,
         }
+
+
+_UCRED = struct.Struct("3i")
+
+
+class Others:
+    """Processes of notebooks, as long as they live."""
+
+    def __init__(self) -> None:
+        self._signs: dict[int, str] = {}
+        self._had: set[int] = set()
+
+    def come(self, pid: int, had: bool) -> None:
+        """Takes in that a notebook watches.
+
+        Args:
+            pid: its process.
+            had: whether it has had the ranks, and lends them to another one.
+        """
+        self._signs[pid] = sign_of(pid)
+        if had:
+            self._had.add(pid)
+
+    def leave(self, pid: int) -> None:
+        """Takes in that it is no longer interested."""
+        self._signs.pop(pid, None)
+        self._had.discard(pid)
+
+    def watching(self, but: int) -> list[int]:
+        """Returns the processes that are there, but for one."""
+        for pid, sign in list(self._signs.items()):
+            if not sign or sign_of(pid) != sign:
+                self.leave(pid)
+        return sorted(set(self._signs) - {but})
+
+    @property
+    def sharing(self) -> list[int]:
+        """Those that have had the ranks and are there: for these they are to stay."""
+        return [pid for pid in self.watching(but=0) if pid in self._had]
+
+
+def process_of(visitor: socket.socket) -> int:
+    """Returns who is at the other end; 0 where nobody tells, as of another container."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return 0
+    told = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return int(_UCRED.unpack(told)[0])
+
+
+def sign_of(pid: int) -> str:
+    """Returns what tells a process from a later one of the same number; empty where it is gone.
+
+    That is when it was started, in ticks that no change of the clock moves.
+    """
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state, *fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else fields[18]

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from allranks.engine.devices import cuda, pinning
+from allranks.engine import pinning
 from allranks.engine.output.noise import QUIET, QUIET_TORCH
 from allranks.records.config import NurseryConfig
 
@@ -57,7 +57,7 @@ def _preload(config: NurseryConfig, tell: Callable[..., None]) -> None:
             importlib.import_module(name)
         except Exception:
             traceback.print_exc()
-        if set(config.devices) != {pinning.HIDDEN} and cuda.is_open():
+        if set(config.devices) != {pinning.HIDDEN} and pinning.is_cuda_open():
             # Before the first fork: in what is forked from here all of CUDA would fail, which
             # matters to none who are shown no GPU.
             tell("opened_cuda", module=name)

@@ -1,4 +1,4 @@
-"""What a launcher runs once on every host: one connection to the notebook, a nursery behind it.
+"""What a launcher runs once on every host: one connection to the notebook, a host agent behind it.
 
 Where ranks are on several hosts, all that a host says and hears crosses the network here, and is
 encrypted (CURVE) with the notebook's public key, which serves as the shared secret. Ranks reach
@@ -6,7 +6,7 @@ the relay by sockets in a folder that only this user may enter.
 
 Both sides hold a lease of each other. The notebook hears a beat every second. Its own connection
 answers pings even while its Python is busy: where it does not for ten seconds, or is closed, the
-relay closes the nursery's standard input, and nothing of the cluster stays on this host.
+relay closes the host agent's standard input, and nothing of the cluster stays on this host.
 
     python -m allranks.engine.host.relay                    an invitation on standard input
     python -m allranks.engine.host.relay --join FILE NAME   one in a file; NAME holds the host's
@@ -32,10 +32,16 @@ from zmq.utils.monitor import recv_monitor_message
 
 from allranks.engine import processes
 from allranks.engine.host.batching import Batching
-from allranks.records.config import Invitation, NurseryConfig
-from allranks.records.lease import BEAT_SECONDS, FIRST_SECONDS, LIMIT_SECONDS
-from allranks.records.version import version
+from allranks.records.config import (
+    BEAT_SECONDS,
+    FIRST_SECONDS,
+    LIMIT_SECONDS,
+    Invitation,
+    NurseryConfig,
+    version,
+)
 
+_AGENT = "allranks.agent"
 _STOP_SECONDS = 8.0
 _LOST = "lost the connection to the notebook"
 _LAUNCHER_SECONDS = 4.0
@@ -162,7 +168,7 @@ class Relay:
             self._end("has no nursery any longer")
 
     def _obey(self, frames: list[bytes]) -> None:
-        """Does what the notebook says: ``config``, ``say`` to the nursery, ``ranks``, ``stop``."""
+        """Runs a command: ``config``, ``say`` to the host agent, ``ranks`` or ``stop``."""
         word, first, *rest = frames
         if word == b"ranks":
             for rank in json.loads(first):
@@ -188,7 +194,7 @@ class Relay:
             pass  # it has ended: its standard output tells
 
     def _begin(self, config: NurseryConfig) -> None:
-        """Starts the nursery, in folders of its own.
+        """Starts the host agent, in folders of its own.
 
         Raises:
             OSError: a folder is missing, or is another user's.
@@ -204,7 +210,7 @@ class Relay:
         log = os.path.join(config.log_dir, f"nursery-{self.host}.log")
         with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as kept:
             self._nursery = subprocess.Popen(
-                [sys.executable, "-P", "-m", "allranks.engine.host.nursery"],
+                [sys.executable, "-P", "-m", _AGENT],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=kept,
@@ -216,7 +222,7 @@ class Relay:
         self._say(config.to_json().encode())
 
     def _pass_on(self, descriptor: int) -> bool:
-        """Hands the nursery's events to the notebook; returns whether there may be more."""
+        """Hands the host agent's events to the notebook; returns whether there may be more."""
         said = os.read(descriptor, 65536)
         *lines, self._heard = (self._heard + said).split(b"\n")
         if lines:
@@ -230,7 +236,7 @@ class Relay:
         self._events.send_multipart([b"nursery", self.host.encode(), line])
 
     def _stop(self) -> None:
-        """Ends the nursery, and tells the notebook that nothing is left here."""
+        """Ends the host agent, and tells the notebook that nothing is left here."""
         # First of all, as the ranks' ends will come after it.
         self._tell(event="host_ends", why=self._why)
         code = 0
@@ -264,7 +270,7 @@ class Relay:
         self._events.context.destroy(linger=0 if self._why == _LOST else _LINGER_MS)
 
     def _tidy_up(self) -> None:
-        """Does what a nursery that was killed has left undone: its descendants are ours now."""
+        """Does what a host agent that was killed has left undone: its descendants are ours now."""
         deadline = time.monotonic() + _LAUNCHER_SECONDS
         # The launcher's helper ends by itself, and removes what MPI had in shared memory.
         while processes.reap_all() and time.monotonic() < deadline:

@@ -1,6 +1,6 @@
-"""What the first host's nursery does instead of ssh: it is asked to run something on another host.
+"""What the first host's agent does instead of ssh: it is asked to run something on another host.
 
-mpiexec would run ``ssh HOST COMMAND``. It is told to run `agent` instead, which asks here.
+mpiexec would run ``ssh HOST COMMAND``. It is told to run `remote_shell` instead, which asks here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RemoteAgent:
         self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listening.bind(address)
         self.listening.listen(_AGENTS)
-        asks = [sys.executable, "-I", "-S", os.path.join(program, "agent.py"), address]
+        asks = [sys.executable, "-I", "-S", os.path.join(program, "remote_shell.py"), address]
         with open(script, "w") as text:
             # Open MPI splits the name of an agent at blanks, which a path may have.
             text.write(f'exec {shlex.join(asks)} "$@"\n')

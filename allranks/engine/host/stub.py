@@ -1,8 +1,8 @@
-"""What the launcher starts in every rank: hands its place over to the nursery, then waits.
+"""What the launcher starts in every rank: hands its place over to the host agent, then waits.
 
-It runs without site-packages (``python -I -S``) and is up in milliseconds. The nursery, which has
-everything imported, forks the real rank with this process's environment; this process ends as the
-rank ended, so that the launcher sees what happened.
+It runs without site-packages (``python -I -S``) and is up in milliseconds. The host agent, which
+has everything imported, forks the real rank with this process's environment; this process ends as
+the rank ended, so that the launcher sees what happened.
 """
 
 import json
@@ -29,7 +29,7 @@ def main(address: str, replaced: str = "[]") -> int:
         nursery.sendall(text)
         answer = nursery.recv(8)
     if not answer:
-        return 1  # the nursery is gone, and its ranks with it
+        return 1  # the host agent is gone, and its ranks with it
     code = int.from_bytes(answer, "little", signed=True)
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code not in (9, 19) else None

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from allranks.imported import AfterImport
+from allranks.post_import import PostImportHook
 
 _CHOOSES = "tqdm.autonotebook"
 
@@ -49,7 +49,7 @@ def _as_in_a_terminal(progress: Any) -> None:
     progress.get_console = lambda: console
 
 
-_rich = AfterImport(["rich.progress"], _as_in_a_terminal)
+_rich = PostImportHook(["rich.progress"], _as_in_a_terminal)
 
 
 def install() -> None:

@@ -211,7 +211,8 @@ class Transcript:
             self._advance(end, entries)
             if final:
                 self._finish(end, entries)
-            self.streams.drop_marks(self._sent)
+            # The tail, which the end of the cell shows, may lie before what is sent by then.
+            self.streams.drop_marks(self._sent - self._tail_nbytes)
             entries += [["notice", text] for text in self._look_at_room(end, final)]
             # What the tail will show is late, not hidden: nothing is until there is more than that.
             if not final and self._hidden_nbytes <= self._tail_nbytes:

@@ -42,9 +42,14 @@ from allranks.tensorflow import (
     stop_timeline,
 )
 from allranks.tensorflow.keras import callbacks, elastic
-from allranks.tensorflow.keras.loading import load_model
-from allranks.tensorflow.keras.values import allgather, allreduce, broadcast, reducescatter
-from allranks.tensorflow.keras_optimizer import DistributedOptimizer
+from allranks.tensorflow.keras.functions import (
+    allgather,
+    allreduce,
+    broadcast,
+    load_model,
+    reducescatter,
+)
+from allranks.tensorflow.keras3_optimizer import DistributedOptimizer
 
 __all__ = [
     "Adasum",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from allranks.tensorflow.elastic import TensorFlowKerasState, run
-from allranks.tensorflow.which_keras import keras
+from allranks.tensorflow.keras_version import keras
 
 __all__ = [
     "CommitStateCallback",
@@ -17,15 +17,15 @@ __all__ = [
 
 
 class KerasState(TensorFlowKerasState):
-    """A Keras model with its optimizer, and values besides: `TensorFlowKerasState`."""
+    """A state of a Keras model with its optimizer, and other values: `TensorFlowKerasState`."""
 
 
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Commits the state after every so many batches, and at the end of every epoch.
+    """Commits the state after a number of batches, and at the end of every epoch.
 
     Args:
-        state: to commit.
-        batches_per_commit: after how many batches.
+        state: the state to commit.
+        batches_per_commit: the number of batches between two commits.
     """
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
@@ -35,11 +35,10 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._left = batches_per_commit
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Batches count from 0."""
         self._left = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commits where it is time to. Collective over all ranks."""
+        """Commits after the given number of batches. Collective over all ranks."""
         self._left -= 1
         if self._left == 0:
             self._left = self.batches_per_commit
@@ -51,13 +50,13 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """``state.batch`` is the number of the batch that was last, 0 at the end of an epoch.
+    """Sets ``state.batch`` to the number of the last batch, and to 0 at the end of an epoch.
 
-    Put it before `CommitStateCallback`, so that what is committed is up to date. To go on in the
-    middle of an epoch, pass ``steps_per_epoch=steps - state.batch``.
+    Put it before `CommitStateCallback`, so that the commit contains it. To continue in the middle
+    of an epoch, pass ``steps_per_epoch=steps - state.batch``.
 
     Args:
-        state: whose ``batch`` to set.
+        state: has the attribute ``batch``.
     """
 
     def __init__(self, state: Any) -> None:
@@ -65,19 +64,17 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.state = state
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the batch."""
         self.state.batch = batch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """An epoch is done."""
         self.state.batch = 0
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """``state.epoch`` is the number of epochs that are done, over all tries.
+    """Sets ``state.epoch`` to the number of finished epochs, over all attempts.
 
     Args:
-        state: whose ``epoch`` to set.
+        state: has the attribute ``epoch``.
     """
 
     def __init__(self, state: Any) -> None:
@@ -86,12 +83,11 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._before = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Notes what was done in earlier tries."""
+        """Reads the number of epochs that earlier attempts have finished."""
         self._before = self.state.epoch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Nothing. Keras calls those that look at no batch from another thread."""
+        """Does nothing; without this method Keras calls the callback from another thread."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts."""
         self.state.epoch = self._before + epoch + 1

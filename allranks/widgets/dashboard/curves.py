@@ -1,20 +1,27 @@
-"""The values that ranks log, as one bounded series a rank, a name and a member."""
+"""The values that ranks log: curves of bounded length, and a file that has every value."""
 
 from __future__ import annotations
 
 import math
+import tempfile
+import weakref
 from array import array
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points
+from allranks.widgets.dashboard.tables import Table, number
 
 #: All series together hold about so many points; each of them holds between these two numbers.
 _POINTS = 120_000
 _MOST, _LEAST = 2000, 200
 #: More series than this are counted and not kept.
 _SERIES = 1000
+#: So many rows, and columns, of their table.
+_TABLE_CURVES, _TABLE_RANKS = 40, 16
+#: More than this goes to a file without a name, which ends with the kernel.
+_IN_MEMORY_NBYTES = 1 << 20
 
 
 class Key(NamedTuple):
@@ -23,6 +30,49 @@ class Key(NamedTuple):
     name: str
     rank: int
     member: str
+
+
+class Logged:
+    """The values of one cell, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY_NBYTES)  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+        self._numbers: dict[Key, int] = {}
+        self._batches = array("q")
+        self._begins: dict[int, int] = {}
+        self.missing = 0
+        """How many values the disk had no room for."""
+
+    def add(self, key: Key, steps: array[float], values: array[float]) -> None:
+        """Takes in values of one curve."""
+        end = self._file.tell()
+        try:
+            self._file.write(steps.tobytes() + values.tobytes())
+        except OSError:  # the cell goes on, and the export names the index
+            self._file.seek(end)
+            self.missing += len(steps)
+            return
+        index = self._numbers.setdefault(key, len(self._numbers))
+        self._batches.extend((index, len(steps)))
+
+    def forget(self, rank: int) -> None:
+        """Leaves out what a rank, or member, has logged so far, as it begins anew."""
+        for key, index in self._numbers.items():
+            if key.rank == rank:
+                self._begins[index] = len(self._batches)
+
+    def read(self) -> dict[Key, tuple[array[float], array[float]]]:
+        """Returns the steps and values of each curve."""
+        found = [(array("d"), array("d")) for _ in self._numbers]
+        self._file.seek(0)
+        for at in range(0, len(self._batches), 2):
+            index, count = self._batches[at : at + 2]
+            steps, values = self._file.read(8 * count), self._file.read(8 * count)
+            if at >= self._begins.get(index, 0):
+                found[index][0].frombytes(steps)
+                found[index][1].frombytes(values)
+        return dict(zip(self._numbers, found, strict=True))
 
 
 @dataclass
@@ -66,9 +116,14 @@ class Series:
 
 
 class Curves:
-    """All curves of one cell."""
+    """All curves of one cell.
 
-    def __init__(self) -> None:
+    Args:
+        logged: takes in every value, also those that no curve keeps.
+    """
+
+    def __init__(self, logged: Logged | None = None) -> None:
+        self._logged = logged
         self.series: dict[Key, Series] = {}
         self._of_rank: dict[int, list[Series]] = {}
         self.dropped: dict[int, int] = {}
@@ -99,6 +154,8 @@ class Curves:
                 series.steps, series.values = array("d"), array("d")
                 series.stride, series.seen, series.thinned = 1, 0, True
                 series.broken = None
+        if self._logged is not None:
+            self._logged.forget(rank)
 
     def broken(self, name: str, noun: str) -> str:
         """Returns which curves of a name have infinite values or NaN, and since which step."""
@@ -135,6 +192,8 @@ class Curves:
 
     def add(self, key: Key, steps: array[float], values: array[float]) -> None:
         """Takes in values of one curve."""
+        if self._logged is not None:
+            self._logged.add(key, steps, values)
         series = self.series.get(key)
         if series is None:
             if len(self.series) >= _SERIES:
@@ -174,3 +233,29 @@ class Curves:
             parts.append(series.points(start).tobytes())
             series.sent, series.thinned, series.changed = len(series.steps), False, False
         return heads, b"".join(parts)
+
+
+def curve_table(curves: Curves, noun: str = "rank") -> Table:
+    """Returns the last value of every curve, with mean, least and greatest over ranks."""
+    groups: dict[tuple[str, str], dict[int, tuple[float, float]]] = {}
+    for key, series in curves.series.items():
+        groups.setdefault((key.name, key.member), {})[key.rank] = series.last
+    ranks = sorted({key.rank for key in curves.series})
+    shown = ranks if len(ranks) <= _TABLE_RANKS and len(ranks) > 1 else []
+    head = ["last value", "step", "mean", "min", "max", *(f"{noun} {rank}" for rank in shown)]
+    rows = []
+    for (name, member), lasts in list(groups.items())[:_TABLE_CURVES]:
+        values = [value for _, value in lasts.values()]
+        row = [f"{name} {member}".strip(), number(max(step for step, _ in lasts.values()))]
+        row += [number(sum(values) / len(values)), number(min(values)), number(max(values))]
+        rows.append(row + [number(lasts[r][1]) if r in lasts else "" for r in shown])
+    wrong = {name: curves.broken(name, noun) for name in dict.fromkeys(name for name, _ in groups)}
+    notes = [f"{name}: {said}" for name, said in list(wrong.items())[:_TABLE_CURVES] if said]
+    if len(groups) > _TABLE_CURVES:
+        notes.append(f"{len(groups) - _TABLE_CURVES} more curves are not in this table")
+    if curves.dropped:
+        count = sum(curves.dropped.values())
+        notes.append(f"{count:,} values of {label(curves.dropped)} came too fast to be kept")
+    if curves.unkept:
+        notes.append(f"{curves.unkept:,} values of too many different curves were not kept")
+    return Table("curves", head, rows, "; ".join(notes))

@@ -1,20 +1,26 @@
-"""What a live view and its page say to each other: news down, clicks up."""
+"""The live panel: what it sends to its page, and what it does with the page's clicks."""
 
 from __future__ import annotations
 
 import secrets
+import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from allranks.widgets.dashboard.figures import Figures
+from allranks.records import requests
+from allranks.records.profile import Profile
+from allranks.records.wire import Answer
+from allranks.widgets.dashboard.cell_model import CellModel
 from allranks.widgets.dashboard.logs import BEHIND_NBYTES, PIECE_NBYTES, Logs
-from allranks.widgets.dashboard.still import memory_page
+from allranks.widgets.dashboard.still import memory_page, section_html
+from allranks.widgets.displays import Data
 
 if TYPE_CHECKING:
-    from allranks.widgets.dashboard.profiled import Profiled
-    from allranks.widgets.dashboard.widget import DashboardWidget
+    from allranks.widgets.page_widgets import DashboardWidget
 
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _NEWS_SECONDS = 0.1
@@ -36,7 +42,7 @@ class Live:
         mode: ``auto`` or ``full``.
     """
 
-    def __init__(self, figures: Figures, logs: Logs, mode: str) -> None:
+    def __init__(self, figures: CellModel, logs: Logs, mode: str) -> None:
         self.figures = figures
         self.logs = logs
         self.with_logs = mode == "full"
@@ -56,6 +62,9 @@ class Live:
         self._next_news = 0.0
         self._next_timings = self._next_strips = self._next_memory = 0.0
         self._memory = ""
+        #: As HTML, by their titles: the sections that were added, as a page has them.
+        self._sections = {section.title: "" for section in figures.sections}
+        self._next_sections = 0.0
         self._widget: DashboardWidget | None = None
 
     @property
@@ -66,7 +75,7 @@ class Live:
     def widget(self) -> DashboardWidget:
         """Returns the widget, made now if there is none."""
         if self._widget is None:
-            from allranks.widgets.dashboard.widget import DashboardWidget
+            from allranks.widgets.page_widgets import DashboardWidget
 
             self._widget = DashboardWidget(self.snapshot, self.clicks.append)
         return self._widget
@@ -114,6 +123,7 @@ class Live:
                 "timings": self.figures.timings.told() if self.figures.timings else None,
                 "strips": self.figures.strips.everything() if self._has_strips else None,
                 "memory": memory_page(self.figures) if self._ended else self._memory,
+                "sections": self._section_pages() if self._ended else self._sections,
                 "profiles": self.profiled is not None,
             }
 
@@ -164,6 +174,7 @@ class Live:
                     ]
                     buffers += [piece.text for piece in pieces]
             self._add_time(message, now, final)
+            self._add_sections(message, now, final)
             if message:
                 self._send({**message, "elapsed": self.figures.elapsed}, buffers)
 
@@ -185,6 +196,135 @@ class Live:
             if memory != self._memory:
                 self._memory = message["memory"] = memory
 
+    def _add_sections(self, message: dict[str, Any], now: float, final: bool) -> None:
+        """Adds the sections that have changed, at most once in three seconds."""
+        if not self._sections or not (final or now >= self._next_sections):
+            return
+        self._next_sections = now + _MEMORY_SECONDS
+        made = self._section_pages()
+        changed = {title: html for title, html in made.items() if html != self._sections[title]}
+        if changed:
+            message["sections"] = changed
+            self._sections = made
+
+    def _section_pages(self) -> dict[str, str]:
+        return {section.title: section_html(section) for section in self.figures.sections}
+
     def _send(self, message: dict[str, Any], buffers: list[bytes]) -> None:
         self._number += 1
         self.widget().send({**message, "seq": self._number}, buffers)
+
+
+#: Makes a request of ranks: its name, its arguments, what takes each answer, and which ranks.
+Ask = Callable[[str, dict[str, Any], Callable[[Answer], None], Iterable[int]], None]
+
+
+def act(click: dict[str, Any], live: Live, ask: Ask) -> None:
+    """Does what was clicked: where the ranks are, profile, interrupt, or a page that has come up.
+
+    Settings are kept, for the picture and for other pages.
+
+    Args:
+        click: what the page said.
+        live: the view that it belongs to.
+        ask: makes a request of ranks whose answers are delivered later.
+    """
+    kind = click.get("kind")
+    if kind == "ready":
+        live.greet()
+    elif kind == "where":
+        for name in (requests.STATUS, requests.STACK):
+            ask(name, {}, partial(_say_where, live, name), live.figures.ranks)
+    elif kind == "profile" and live.profiled is not None:
+        live.profiled.begin()
+    elif kind == "settings" and isinstance(click.get("settings"), dict):
+        live.settings = click["settings"]
+    elif kind == "interrupt" and not live.watched:
+        # From pages that cannot ask the server to interrupt the kernel.
+        signal.raise_signal(signal.SIGINT)
+
+
+def _say_where(live: Live, name: str, answer: Answer) -> None:
+    live.say(where={"rank": answer.rank, "what": name, **answer.content})
+
+
+#: A rank that has told nothing for so long is asked again: it may have come to the cell later, or
+#: in the place of one that died. Each time the wait is twice as long.
+_AGAIN_SECONDS = 3.0
+
+
+class Watching:
+    """Whether the ranks of a cell have been asked to tell.
+
+    Args:
+        figures: what they have told.
+    """
+
+    def __init__(self, figures: CellModel) -> None:
+        self._figures = figures
+        self._looks = False
+        self._wait, self._again_at = _AGAIN_SECONDS, 0.0
+
+    def step(self, looks: bool, ask: Ask) -> None:
+        """Asks whom it has to ask, now that somebody looks or does not."""
+        if not (looks or self._looks):
+            return  # as nearly always: this is called with every message
+        now, strips = time.monotonic(), self._figures.strips
+        if looks != self._looks:
+            self._looks, self._wait, self._again_at = looks, _AGAIN_SECONDS, now + _AGAIN_SECONDS
+            self._ask(ask, strips.bins if looks else 0, self._running())
+        elif now >= self._again_at:
+            self._wait *= 2
+            self._again_at = now + self._wait
+            since = self._figures.elapsed - _AGAIN_SECONDS
+            silent = [rank for rank in self._running() if strips.seconds(rank) < since]
+            self._ask(ask, strips.bins, silent)
+
+    def _running(self) -> list[int]:
+        return [tile.rank for tile in self._figures.tiles.tiles.values() if not tile.gone]
+
+    def _ask(self, ask: Ask, bins: int, ranks: list[int]) -> None:
+        if ranks:
+            ask(requests.STRIPS, {"bins": bins}, lambda _: None, ranks)
+
+
+PROFILE_SECONDS = 5.0
+#: Has the running cell profiled for so many seconds, and shows what its ranks have seen: returns
+#: why that is not possible, or "".
+Profiler = Callable[[Callable[[Sequence[Profile]], object], float], str]
+
+_PROFILE_BEGUN = f"profiling the next {PROFILE_SECONDS:g} s"
+_PROFILE_BELOW = "the flame graph is below"
+_NO_PROFILE = "no rank could be looked at in this cell: there is no flame graph"
+
+
+class Profiled:
+    """Profiles of one cell, taken from its panel.
+
+    Args:
+        profiler: takes them.
+        show: shows a picture below the panel.
+        say: tells pages of it.
+    """
+
+    def __init__(
+        self, profiler: Profiler, show: Callable[[Data], object], say: Callable[..., Any]
+    ) -> None:
+        self._profiler = profiler
+        self._show = show
+        self._say = say
+
+    def begin(self) -> None:
+        """Begins one, if none is being taken."""
+        problem = self._profiler(self._take, PROFILE_SECONDS)
+        self._say(profiled=problem or _PROFILE_BEGUN)
+
+    def _take(self, profiles: Sequence[Profile]) -> None:
+        if not profiles:
+            self._say(profiled=_NO_PROFILE)
+            return
+        # Nobody has it in memory who has taken no profile.
+        from allranks.widgets.flame_graph import bundle
+
+        self._show(bundle(profiles))
+        self._say(profiled=_PROFILE_BELOW)

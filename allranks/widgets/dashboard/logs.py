@@ -55,7 +55,7 @@ class _Tail:
         return Piece(rank, text, spans, skipped)
 
 
-class _Told:
+class _RemoteOutput:
     """A rank of another host: only the text that it sends for the screen can be had."""
 
     def __init__(self) -> None:
@@ -90,8 +90,8 @@ class Logs:
     def __init__(self, hellos: Sequence[Hello]) -> None:
         here = socket.gethostname()
         self.paths = {h.rank: h.log for h in hellos}
-        self._ranks: dict[int, _Tail | _Told] = {
-            h.rank: _Tail(h.log) if h.host == here and os.path.exists(h.log) else _Told()
+        self._ranks: dict[int, _Tail | _RemoteOutput] = {
+            h.rank: _Tail(h.log) if h.host == here and os.path.exists(h.log) else _RemoteOutput()
             for h in hellos
         }
 

@@ -1,8 +1,9 @@
-"""What every rank of a cell is doing, one tile a rank."""
+"""The state of every rank of a cell, as one tile for each rank, and its memory over time."""
 
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,17 +11,32 @@ from typing import Any
 from allranks.records.ranks import label
 from allranks.records.telemetry import Pulse
 from allranks.records.wire import Hello
+from allranks.widgets.dashboard.curves import Curves, Key
+from allranks.widgets.dashboard.tables import Table, nbytes
 
-_LEFT = {"ok": "finished", "error": "failed", "interrupted": "interrupted", "lost": "lost"}
+_LEFT = {
+    "ok": "finished",
+    "error": "failed",
+    "waiting": "waiting",
+    "interrupted": "interrupted",
+    "lost": "lost",
+    "replaced": "replaced",
+}
 #: What a rank is doing that waits in a call, as ``waiting in allreduce(Sum) for rank 1``.
 _WAITS = re.compile(r"waiting in (.+) for (.+)")
 #: States in which it is worth saying which ranks they are.
-_NAMED = ("failed", "interrupted", "lost")
+_NAMED = ("failed", "interrupted", "lost", "replaced")
+_RANK_MEMORY, _GPU_MEMORY = "memory in MB, by second", "GPU memory in MB, by second"
+_MB = 1e6
+#: Memory that changes by less is not worth a picture that nobody has asked for.
+_CHANGE_MB, _CHANGE_SHARE = 100, 0.1
+_MEMORY_ROWS = 16
 
 
 @dataclass
 class Tile:
-    """One rank. ``state`` is running, waiting, idle, finished, failed, interrupted or lost.
+    """One rank. ``state`` is running, waiting, idle, finished, failed, interrupted,
+    lost or replaced.
 
     ``activity`` is what it waits in, or for; ``waits_for`` the ranks that it waits for, if any.
     """
@@ -119,3 +135,43 @@ def _said(state: str, whom: str, ranks: list[int], every: bool) -> str:
     if whom:
         return f"{len(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {whom}"
     return f"{len(ranks)} {state}"
+
+
+class Memory:
+    """What ranks have told of their memory in one cell; ``asked``, it is shown in any case."""
+
+    def __init__(self) -> None:
+        self.curves = Curves()
+        self.asked = False
+
+    def take(self, pulse: Pulse, seconds: float) -> None:
+        """Takes in what a rank has now, so many seconds after the cell began."""
+        for name, size in ((_RANK_MEMORY, pulse.rss_nbytes), (_GPU_MEMORY, pulse.gpu_nbytes)):
+            if size > 0:
+                at, value = array("d", (seconds,)), array("d", (size / _MB,))
+                self.curves.add(Key(name, pulse.rank, ""), at, value)
+
+    @property
+    def shown(self) -> list[str]:
+        """The names of the curves that are worth a picture."""
+        return [name for name in self.curves.names if self.asked or self._changes(name)]
+
+    def _changes(self, name: str) -> bool:
+        for series in self.curves.of(name).values():
+            values = [*series.values, series.last[1]]
+            if max(values) - min(values) >= max(_CHANGE_MB, _CHANGE_SHARE * max(values)):
+                return True
+        return False
+
+    def tables(self) -> list[Table]:
+        """Returns what each rank had first, at most and last."""
+        found = []
+        for name in self.shown:
+            rows = []
+            for key, series in list(self.curves.of(name).items())[:_MEMORY_ROWS]:
+                values = [*series.values, series.last[1]]
+                sizes = (values[0], max(values), values[-1])
+                rows.append([f"rank {key.rank}", *(nbytes(size * _MB) for size in sizes)])
+            title = name.partition(" in ")[0]
+            found.append(Table(title, ["", "first", "most", "last"], rows))
+        return found

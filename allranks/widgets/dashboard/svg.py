@@ -1,15 +1,68 @@
-"""Still pictures of curves and timings: SVG without scripts, readable on light and dark paper."""
+"""Pictures of curves and bars as SVG: without scripts, readable on light and dark paper."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from allranks.widgets.dashboard.curves import Curves, Series
-from allranks.widgets.dashboard.look import AS_IT_FALLS, Look, smoothed
-from allranks.widgets.dashboard.numbers import labels, seconds
+from allranks.widgets.dashboard.tables import labels, seconds
 from allranks.widgets.dashboard.timings import RankRow
+
+_MOST_SMOOTHING = 0.99
+
+
+@dataclass(frozen=True)
+class PlotStyle:
+    """How curves are drawn.
+
+    ``log`` None: on a log scale where they fall steeply; ``mean`` None: as one band where there
+    are many. ``smoothing`` is the weight of what was before. One may be ``selected``. Members of
+    an ensemble are ``ordered`` by a column, a parameter's name behind ``=``, perhaps ``down``.
+    """
+
+    log: bool | None = None
+    mean: bool | None = None
+    smoothing: float = 0.0
+    selected: int | None = None
+    ordered: str = "number"
+    down: bool = False
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> PlotStyle:
+        """Returns what a page has told of itself; there an axis is linear until it is clicked."""
+        mean, selected = settings.get("mean"), settings.get("selected")
+        smoothing = settings.get("smoothing")
+        smoothing = smoothing if isinstance(smoothing, int | float) else 0.0
+        return cls(
+            log=bool(settings.get("log")),
+            mean=None if mean is None else bool(mean),
+            smoothing=max(0.0, min(smoothing, _MOST_SMOOTHING)),
+            selected=selected if isinstance(selected, int) else None,
+            ordered=str(settings.get("sorted", "number")),
+            down=bool(settings.get("down")),
+        )
+
+
+#: Where there is no page on which anybody could choose.
+DEFAULT_STYLE = PlotStyle()
+
+
+def smoothed(points: list[tuple[float, float]], amount: float) -> list[tuple[float, float]]:
+    """Returns an exponential mean of finite values that does not start at 0, as on the page."""
+    if not amount:
+        return points
+    mean = weight = 0.0
+    found = []
+    for x, y in points:
+        mean = amount * mean + (1 - amount) * y
+        weight = amount * weight + (1 - amount)
+        found.append((x, mean / weight))
+    return found
+
 
 #: Okabe and Ito's colours, told apart with any kind of colour vision, mended to stand out on white
 #: and on black alike.
@@ -29,6 +82,8 @@ MANY = 16
 #: Values that have fallen so far, at half of the points, are drawn on a log scale.
 _FALLS = 10
 
+#: So many steps with infinite values or NaN are marked.
+_MARKS = 20
 _STEPS = ((1, math.sqrt(2)), (2, math.sqrt(10)), (5, math.sqrt(50)), (10, math.inf))
 
 _Point = tuple[float, float]
@@ -41,7 +96,7 @@ def curve(
     name: str,
     points: int,
     noun: str = "rank",
-    look: Look = AS_IT_FALLS,
+    look: PlotStyle = DEFAULT_STYLE,
     groups: Sequence[Collection[int]] = (),
 ) -> str:
     """Returns the picture of one metric.
@@ -73,19 +128,21 @@ def curve(
     every = [point for line in lines.values() for point in line]
     every += [(x, y) for band in bands.values() for x, low, _, high in band for y in (low, high)]
     broken = curves.broken(name, noun)
-    wrong = _text(_LEFT + 6, _TOP + 12, broken, colour=WRONG) if broken else ""
+    wrong = draw_words(_LEFT + 6, _TOP + 12, broken, colour=WRONG) if broken else ""
+    marked = sorted({series.broken[0] for series in curves.of(name).values() if series.broken})
     if not every:
-        return page(_WIDTH, _HEIGHT, name, wrong)
-    frame = _Frame([x for x, _ in every], [y for _, y in every], look.log)
+        return svg_page(_WIDTH, _HEIGHT, name, wrong)
+    frame = _Frame([*(x for x, _ in every), *marked], [y for _, y in every], look.log)
     body = frame.axes()
+    body += "".join(_mark(frame.x(step)) for step in marked[:_MARKS])
     body += "".join(
         _band(frame, band, index, 0.15 if groups else 0.25) for index, band in bands.items()
     )
     if bands:
         what = f"{count} curves" if len(bands) == 1 else f"{len(bands)} groups of curves"
-        body += _text(_WIDTH - _RIGHT, 14, f"mean, minimum and maximum of {what}", "end")
+        body += draw_words(_WIDTH - _RIGHT, 14, f"mean, minimum and maximum of {what}", "end")
     elif same := curves.coinciding(name):
-        body += _text(_WIDTH - _RIGHT, 14, f"{same} curves coincide", "end")
+        body += draw_words(_WIDTH - _RIGHT, 14, f"{same} curves coincide", "end")
     numbers = curves.numbers()
     for key, line in lines.items():
         faint = look.selected not in (None, key.rank)
@@ -96,7 +153,7 @@ def curve(
             body += f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3" fill="{colour}"/>'
         else:
             body += _line(frame.path(line), colour, index // len(COLOURS), 0.2 if faint else 1)
-    return page(_WIDTH, _HEIGHT, name, body + wrong)
+    return svg_page(_WIDTH, _HEIGHT, name, body + wrong)
 
 
 def _band(frame: _Frame, band: Sequence[_Column], index: int, opacity: float) -> str:
@@ -107,6 +164,12 @@ def _band(frame: _Frame, band: Sequence[_Column], index: int, opacity: float) ->
         f'<polygon points="{frame.path(edge)}" fill="{colour}" fill-opacity="{opacity}"/>'
         + _line(frame.path([(x, mean) for x, _, mean, _ in band]), colour, dashes(index))
     )
+
+
+def _mark(x: float) -> str:
+    """Returns a line at the first step whose value is infinite or NaN."""
+    line = f'd="M{x:.1f} {_TOP}V{_HEIGHT - _BOTTOM}" stroke-dasharray="4 3"'
+    return f'<path {line} stroke="{WRONG}" class="not-finite"/>'
 
 
 def dashes(index: int) -> int:
@@ -120,18 +183,18 @@ def bars(rows: Sequence[RankRow]) -> str:
     height = _TOP + step * len(rows) + 8
     most = max((row.wait_seconds + row.transfer_seconds for row in rows), default=0) or 1.0
     scale = (_WIDTH - _LEFT - 70) / most
-    body = _swatch(_LEFT, 6, WAIT, "waiting for other ranks")
-    body += _swatch(_LEFT + 160, 6, TRANSFER, "transfer")
+    body = draw_swatch(_LEFT, 6, WAIT, "waiting for other ranks")
+    body += draw_swatch(_LEFT + 160, 6, TRANSFER, "transfer")
     for index, row in enumerate(rows):
         y = _TOP + step * index
         wait, transfer = row.wait_seconds * scale, row.transfer_seconds * scale
-        body += _box(_LEFT, y, wait, step - 4, WAIT)
-        body += _box(_LEFT + wait, y, transfer, step - 4, TRANSFER)
+        body += draw_box(_LEFT, y, wait, step - 4, WAIT)
+        body += draw_box(_LEFT + wait, y, transfer, step - 4, TRANSFER)
         if step >= 12 or index % 8 == 0:
-            body += _text(_LEFT - 6, y + 10, f"rank {row.rank}", "end")
+            body += draw_words(_LEFT - 6, y + 10, f"rank {row.rank}", "end")
             total = seconds(row.wait_seconds + row.transfer_seconds)
-            body += _text(_LEFT + wait + transfer + 6, y + 10, total)
-    return page(_WIDTH, height, "collectives", body, titled=False)
+            body += draw_words(_LEFT + wait + transfer + 6, y + 10, total)
+    return svg_page(_WIDTH, height, "collectives", body, titled=False)
 
 
 def spread(lines: Iterable[Sequence[_Point]], columns: int) -> list[_Column]:
@@ -190,19 +253,26 @@ class _Frame:
 
     def axes(self) -> str:
         body = ""
-        heights = ticks(self.y0, self.y1, 5)
-        if self.log:
-            decades = [height for height in heights if height == round(height)]
-            heights = [10**height for height in (decades if len(decades) > 1 else heights)]
+        heights = (log_ticks if self.log else ticks)(self.y0, self.y1, 5)
         for height, words in zip(heights, labels(heights), strict=True):
             y = self.y(height)
             body += f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="{INK}" opacity="0.35"/>'
-            body += _text(_LEFT - 6, y + 4, words, "end")
+            body += draw_words(_LEFT - 6, y + 4, words, "end")
         steps = ticks(self.x0, self.x1, 3.5)
         for value, words in zip(steps, labels(steps), strict=True):
             middle = min(self.x(value), _WIDTH - len(words) * _LETTER / 2)
-            body += _text(middle, _HEIGHT - 8, words, "middle")
+            body += draw_words(middle, _HEIGHT - 8, words, "middle")
         return body
+
+
+def log_ticks(low: float, high: float, count: float) -> list[float]:
+    """Returns powers of ten, or 1, 2 and 5 times these, between two others whose log10 is given."""
+    if high - low > count / 2:
+        return [10.0**power for power in ticks(low, high, count) if power == round(power)]
+    powers = range(math.floor(low), math.floor(high) + 1)
+    found = [m * 10.0**power for power in powers for m in (1, 2, 5)]
+    found = [value for value in found if low <= math.log10(value) <= high]
+    return found if len(found) > 1 else ticks(10.0**low, 10.0**high, count)
 
 
 def ticks(low: float, high: float, count: float) -> list[float]:
@@ -242,20 +312,20 @@ def _line(path: str, colour: str, dash: int, opacity: float = 1) -> str:
     )
 
 
-def _swatch(x: float, y: float, colour: str, words: str) -> str:
-    return _box(x, y, 9, 9, colour) + _text(x + 12, y + 8.5, words)
+def draw_swatch(x: float, y: float, colour: str, words: str) -> str:
+    return draw_box(x, y, 9, 9, colour) + draw_words(x + 12, y + 8.5, words)
 
 
-def _box(x: float, y: float, width: float, height: float, colour: str) -> str:
+def draw_box(x: float, y: float, width: float, height: float, colour: str) -> str:
     return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" fill="{colour}"/>'
 
 
-def _text(x: float, y: float, words: str, anchor: str = "start", colour: str = "") -> str:
+def draw_words(x: float, y: float, words: str, anchor: str = "start", colour: str = "") -> str:
     fill = f' fill="{colour}"' if colour else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{fill}>{escape(words)}</text>'
 
 
-def page(width: int, height: int, title: str, body: str, titled: bool = True) -> str:
+def svg_page(width: int, height: int, title: str, body: str, titled: bool = True) -> str:
     """Returns a whole picture: the title, if there is one, and what else is in it."""
     head = f'<text x="4" y="15" font-weight="bold">{escape(title[:40])}</text>' if titled else ""
     return (
@@ -263,7 +333,3 @@ def page(width: int, height: int, title: str, body: str, titled: bool = True) ->
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11" fill="{INK}">'
         f'<rect width="{width}" height="{height}" rx="4" fill="{PAPER}"/>{head}{body}</svg>'
     )
-
-
-#: For other pictures of a cell.
-box, swatch, words = _box, _swatch, _text

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from allranks.records.ranks import label
 from allranks.records.telemetry import CallTotals, Timings, busbw
+from allranks.widgets.dashboard.tables import Table, gbps, nbytes, seconds
 
 _ROWS = 100
+_TABLE_CALLS, _TABLE_RANKS = 20, 16
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,9 @@ class TimingTable:
         self.changed = True
 
     def by_call(self) -> list[CallRow]:
-        """Returns one row a kind of call, the costliest first."""
+        """Returns one row for every kind of call, the costliest first."""
         rows = [_merged(list(ranks.values())) for ranks in self._totals.values()]
-        return sorted(rows, key=lambda row: -(row.wait_seconds + row.transfer_seconds))[:_ROWS]
+        return sorted(rows, key=lambda row: -(row.wait_seconds + row.transfer_seconds))
 
     def by_rank(self) -> list[RankRow]:
         """Returns one row a rank."""
@@ -102,11 +105,11 @@ class TimingTable:
         return Straggler(rank, times[rank], calls, seconds[rank]) if seconds[rank] else None
 
     def told(self) -> dict[str, Any]:
-        """Returns all of it as JSON carries it, each row with its names."""
+        """Returns what a page shows as JSON carries it, each row with its names."""
         straggler = self.straggler()
         return {
             "ranks": [vars(row) for row in self.by_rank()],
-            "calls": [vars(row) for row in self.by_call()],
+            "calls": [vars(row) for row in self.by_call()[:_ROWS]],
             "straggler": vars(straggler) if straggler else None,
         }
 
@@ -128,4 +131,51 @@ def _merged(totals: list[CallTotals]) -> CallRow:
         transfer_seconds=sum(one.transfer_seconds for one in totals) / count,
         busbw_gbps=busbw(first.op, first.ranks, first.nbytes * calls, moving),
         best_gbps=min((one for one in best if one is not None), default=None),
+    )
+
+
+def rank_table(timings: TimingTable) -> Table:
+    """Returns what every rank waited and transferred."""
+    rows = timings.by_rank()
+    told = [
+        [f"rank {r.rank}", f"{r.calls:,}", seconds(r.wait_seconds), seconds(r.transfer_seconds)]
+        for r in rows[:_TABLE_RANKS]
+    ]
+    if len(rows) > _TABLE_RANKS:
+        rest = rows[_TABLE_RANKS:]
+        wait = sum(row.wait_seconds for row in rest) / len(rest)
+        transfer = sum(row.transfer_seconds for row in rest) / len(rest)
+        calls = max(row.calls for row in rest)
+        name = f"{label(row.rank for row in rest)}, mean"
+        told.append([name, f"{calls:,}", seconds(wait), seconds(transfer)])
+    return Table("collectives", ["", "calls", "waiting", "transfer"], told, straggler(timings))
+
+
+def call_table(timings: TimingTable) -> Table:
+    """Returns every kind of call, the costliest first; seconds are means over ranks."""
+    rows = timings.by_call()
+    told = [
+        [
+            f"{row.op} {row.name}",
+            f"{row.calls:,} × {nbytes(row.nbytes)}",
+            seconds(row.wait_seconds),
+            seconds(row.transfer_seconds),
+            gbps(row.busbw_gbps),
+            gbps(row.best_gbps),
+        ]
+        for row in rows[:_TABLE_CALLS]
+    ]
+    head = ["", "calls", "waiting", "transfer", "busbw", "best"]
+    more = f"{len(rows) - _TABLE_CALLS} more kinds of calls" if len(rows) > _TABLE_CALLS else ""
+    return Table("", head, told, more)
+
+
+def straggler(timings: TimingTable) -> str:
+    """Returns the sentence that names the rank the others waited for; empty where none did."""
+    found = timings.straggler()
+    if found is None:
+        return ""
+    return (
+        f"rank {found.rank} came last in {found.times:,} of {found.calls:,} calls: the others "
+        f"waited {seconds(found.seconds)} for it in total"
     )

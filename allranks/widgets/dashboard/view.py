@@ -1,25 +1,22 @@
-"""The view of a notebook's cell: its text as ever, and a panel when there is something in it."""
+"""The views of a cell with a panel: in a notebook live, in a terminal as tables at the end."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from allranks.records.telemetry import Pulse, Telemetry
 from allranks.records.wire import Hello, Output
-from allranks.widgets import bar
-from allranks.widgets.dashboard.after import alive
-from allranks.widgets.dashboard.clicks import Ask, act
-from allranks.widgets.dashboard.figures import Figures
-from allranks.widgets.dashboard.live import Live
+from allranks.widgets.dashboard.cell_model import CellModel
+from allranks.widgets.dashboard.live import Ask, Live, Profiled, Profiler, Watching, act
 from allranks.widgets.dashboard.logs import Logs
-from allranks.widgets.dashboard.look import Look
-from allranks.widgets.dashboard.profiled import Profiled, Profiler
-from allranks.widgets.dashboard.still import bundle
-from allranks.widgets.dashboard.tables import summary
-from allranks.widgets.dashboard.watching import Watching
-from allranks.widgets.imports import Imports
+from allranks.widgets.dashboard.saved_panel import alive
+from allranks.widgets.dashboard.still import bundle, summary, text
+from allranks.widgets.dashboard.svg import PlotStyle
+from allranks.widgets.displays import Data
 from allranks.widgets.notebook import NotebookView
-from allranks.widgets.shown import Data
+from allranks.widgets.progress import Imports, ProgressLine, bar_data
+from allranks.widgets.terminal import TerminalView
 
 #: A cell that writes more than is shown, for longer than this, has a panel to search it.
 _MUCH_TEXT_SECONDS = 1.0
@@ -51,7 +48,7 @@ class Dashboard:
         ask: Ask | None,
         profiler: Profiler | None = None,
     ) -> None:
-        self.figures = Figures(hellos)
+        self.figures = CellModel(hellos)
         self._logs = Logs(hellos)
         self._live = Live(self.figures, self._logs, mode)
         if profiler is not None:
@@ -113,7 +110,7 @@ class Dashboard:
         # A panel for text comes only to a cell that takes its time; what stays is the same for all.
         if self._shown or self._full or self._hidden or self.figures.worth_showing():
             self._live.end()
-            picture = bundle(self.figures, Look.of(self._live.settings))
+            picture = bundle(self.figures, PlotStyle.of(self._live.settings))
             self._text.show_panel(alive(picture, self._live))
         elif self._with_imports:
             self._text.show_panel(_NOTHING)
@@ -129,10 +126,58 @@ class Dashboard:
         line = self._imports.line()
         if line is not None:
             self._with_imports = True
-            self._text.show_panel(bar.data(*line, ""))
+            self._text.show_panel(bar_data(*line, ""))
         elif self._with_imports:
             self._text.show_panel(_NOTHING)
 
     def _has_something(self) -> bool:
         much = self._hidden and self.figures.elapsed >= _MUCH_TEXT_SECONDS
         return self._full or much or self.figures.worth_showing()
+
+
+class TerminalDashboard(TerminalView):
+    """Prints what ranks write, then their last values and timings, if there are any.
+
+    Args:
+        mode: ``auto`` or ``full``, which prints the tables in any case.
+        hellos: the ranks that run the cell.
+        log_dir: where their logs are.
+        fold: whether identical output of several ranks is printed once.
+    """
+
+    def __init__(self, mode: str, hellos: Sequence[Hello], log_dir: str, fold: bool) -> None:
+        super().__init__([hello.rank for hello in hellos], log_dir, fold)
+        self._full = mode == "full"
+        self.figures = CellModel(hellos)
+        self._imports = Imports()
+        self._passing = ProgressLine()
+        self._with_imports = False
+
+    def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None:
+        """Takes in what a rank tells beside its output."""
+        self.figures.take(record, payloads)
+        if isinstance(record, Pulse):
+            self._imports.take(record)
+
+    def left(self, rank: int, status: str) -> None:
+        """Takes in that a rank has left the cell."""
+        self.figures.tiles.left(rank, status)
+        self._imports.left(rank)
+
+    def refresh(self) -> None:
+        """Prints what is new, and below it what is being imported."""
+        if self._with_imports:
+            self._passing.end()
+        super().refresh()
+        line = self._imports.line()
+        self._with_imports = line is not None
+        if line is not None:
+            self._passing.show(*line, "")
+
+    def finish(self) -> None:
+        """Prints everything."""
+        self._passing.end()
+        super().finish()
+        self.figures.end()
+        if self._full or self.figures.worth_showing():
+            print(text(self.figures), file=sys.stdout, flush=True)

@@ -1,4 +1,4 @@
-"""The view of an ensemble: what its members write, a live panel, and the picture that stays."""
+"""The views of an ensemble and of a map: what members write, a panel or a progress bar."""
 
 from __future__ import annotations
 
@@ -9,33 +9,36 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from allranks.records.telemetry import Points, Pulse
 from allranks.records.wire import Hello, Output
-from allranks.widgets.dashboard.figures import Figures
-from allranks.widgets.dashboard.look import Look
-from allranks.widgets.dashboard.numbers import seconds
+from allranks.widgets.dashboard.cell_model import CellModel
 from allranks.widgets.dashboard.ranks import Tiles
-from allranks.widgets.ensemble.rows import Members, Row
+from allranks.widgets.dashboard.svg import PlotStyle
+from allranks.widgets.dashboard.tables import seconds
+from allranks.widgets.ensemble.members import MemberRow, MemberTable
 from allranks.widgets.ensemble.still import bundle
+from allranks.widgets.front_end import NOTEBOOK, front_end
+from allranks.widgets.notebook import NotebookView
+from allranks.widgets.progress import bar_data, bar_line, rewrite_line
+from allranks.widgets.terminal import TerminalView
 
 if TYPE_CHECKING:
-    from allranks.widgets.dashboard.clicks import Ask
-    from allranks.widgets.notebook import NotebookView
-    from allranks.widgets.shown import Data
-    from allranks.widgets.terminal import TerminalView
+    from allranks.widgets.dashboard.live import Ask
+    from allranks.widgets.displays import Data
 
 #: What is done about a click: ``add`` or ``stop``, and what; returns what is said of it.
 Act = Callable[[str, Any], str]
 _SHOW_AFTER_SECONDS = 0.3
+_PERIOD_SECONDS = 0.2
 
 
 class EnsembleView(Protocol):
     """What shows an ensemble while it runs and after it."""
 
-    members: Members
+    members: MemberTable
 
     def ranks(self, hellos: Sequence[Hello]) -> None:
         """Takes in that these ranks run it from now on."""
 
-    def row(self, row: Row) -> None:
+    def row(self, row: MemberRow) -> None:
         """Takes in a member as it is now."""
 
     def again(self, member: int) -> None:
@@ -75,8 +78,8 @@ class TextEnsemble:
     def __init__(
         self, text: NotebookView | TerminalView, *, lines: bool = False, table: bool = True
     ) -> None:
-        self.members = Members()
-        self.figures = Figures([], self.members)
+        self.members = MemberTable()
+        self.figures = CellModel([], self.members)
         self._text = text
         self._lines = lines
         self._table = table
@@ -86,7 +89,7 @@ class TextEnsemble:
         self.figures.tiles = Tiles(hellos)
         self.figures.ranks = tuple(hello.rank for hello in hellos)
 
-    def row(self, row: Row) -> None:
+    def row(self, row: MemberRow) -> None:
         """Takes in a member as it is now."""
         before = self.members.rows.get(row.number)
         self.members.put(row)
@@ -171,11 +174,11 @@ class NotebookEnsemble(TextEnsemble):
 
     def finish(self) -> None:
         """Shows everything, and replaces the live panel by one that needs no kernel."""
-        from allranks.widgets.dashboard.after import alive
+        from allranks.widgets.dashboard.saved_panel import alive
 
         self.figures.end()
         self._live.end()
-        picture = bundle(self.figures, Look.of(self._live.settings))
+        picture = bundle(self.figures, PlotStyle.of(self._live.settings))
         self._text.show_panel(alive(picture, self._live))
         self._text.finish()
         self._live.close()
@@ -185,7 +188,7 @@ class NotebookEnsemble(TextEnsemble):
         return self._text.outputs()
 
     def _clicked(self, click: dict[str, Any]) -> None:
-        from allranks.widgets.dashboard.clicks import act
+        from allranks.widgets.dashboard.live import act
 
         kind = click.get("kind")
         if kind in ("add", "stop"):
@@ -203,13 +206,58 @@ def ensemble_view(mode: str, act: Act, ask: Ask, *, fold: bool = True) -> TextEn
         ask: makes a request of ranks while the members run.
         fold: whether identical output of several members is shown once.
     """
-    from allranks.widgets.front_end import NOTEBOOK, front_end
-
     if front_end() != NOTEBOOK:
-        from allranks.widgets.terminal import TerminalView
-
         return TextEnsemble(TerminalView([], fold=fold, noun="member"), lines=True)
-    from allranks.widgets.notebook import NotebookView
-
     text = NotebookView([], fold=fold, noun="member")
     return TextEnsemble(text) if mode == "plain" else NotebookEnsemble(mode, text, act, ask)
+
+
+class BarView(TextEnsemble):
+    """Shows what items write, and above it a bar.
+
+    Args:
+        text: what shows their text.
+        count: how many items there are.
+        name: what is called for each.
+    """
+
+    def __init__(self, text: NotebookView | TerminalView, count: int, name: str) -> None:
+        super().__init__(text, table=False)
+        self._count, self._name = count, name
+        self._began = time.monotonic()
+        self._next = self._began + _PERIOD_SECONDS
+        self._shown = ""
+
+    def refresh(self) -> None:
+        """Shows what is new."""
+        super().refresh()
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _PERIOD_SECONDS
+            self._show(self.members.said.partition("; ")[2])
+
+    def finish(self) -> None:
+        """Shows everything."""
+        self._show(f"in {seconds(time.monotonic() - self._began)}")
+        super().finish()
+
+    def _show(self, said: str) -> None:
+        counts = self.members.counts()
+        failed = counts.get("failed", 0)
+        done = counts.get("finished", 0) + failed
+        head = f"{self._name}: {done:,} of {self._count:,}"
+        tail = f"{f', {failed:,} failed' if failed else ''}{f', {said}' if said else ''}"
+        line = bar_line(head, done, self._count, tail)
+        if line == self._shown:
+            return
+        self._shown = line
+        if isinstance(self._text, NotebookView):
+            self._text.show_panel(bar_data(head, done, self._count, tail))
+        else:
+            rewrite_line(line, end="\n" if said.startswith("in ") else "")
+
+
+def bar_view(count: int, name: str) -> BarView:
+    """Returns the bar that fits this front end, for so many calls of a function of that name."""
+    kind = NotebookView if front_end() == NOTEBOOK else TerminalView
+    return BarView(kind([], noun="item"), count, name)

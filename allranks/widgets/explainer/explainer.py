@@ -1,4 +1,4 @@
-"""An allreduce that ranks have run, to be played, looked at and run again."""
+"""An allreduce that the ranks run, to be played round by round, inspected and run again."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from allranks.errors import AllranksError, ClusterLost, UsageError
-from allranks.records.explained import Explained
-from allranks.widgets.explainer import values
-from allranks.widgets.explainer.frames import chunks, frames, shown
+from allranks.records.lessons import Explained
+from allranks.widgets import offered
+from allranks.widgets.explainer.frames import chunks, cost, frames, shown, text, title
 from allranks.widgets.explainer.quiz import questions
 from allranks.widgets.explainer.still import bundle
-from allranks.widgets.explainer.text import cost, text, title
 from allranks.widgets.offered import Ranks
 
 if TYPE_CHECKING:
@@ -22,6 +21,15 @@ if TYPE_CHECKING:
 
 ALGORITHMS = ("ring", "recursive doubling", "tree")
 _IDLE_SECONDS = 0.2
+MOST_RANKS = 16
+MOST_VALUES = 32
+#: So many ranks can each have a digit of their own.
+_DIGITS = 4
+
+_EXPECTED = "expected one array of numbers a rank, all of one length"
+_EXAMPLE = "Type for example: ring(values=[[1, 2], [10, 20]])"
+
+Arrays = list[list[float]]
 
 
 class Explainer:
@@ -87,9 +95,9 @@ class Explainer:
             "answers": self._answers,
             "algorithms": ALGORITHMS,
             "algorithm": self.told.run.algorithm,
-            "mostRanks": min(self._most, values.MOST_RANKS),
+            "mostRanks": min(self._most, MOST_RANKS),
             "chunks": chunks(self.told.run),
-            "mostValues": values.MOST_VALUES,
+            "mostValues": MOST_VALUES,
             "questions": [[asdict(one) for one in asked] for asked in questions(told)],
             "frames": [
                 {
@@ -146,7 +154,7 @@ class Explainer:
         asked, found = (algorithm, ranks, size), None
         try:
             found = self._ranks()
-            self._kept[asked] = found.explain(algorithm, values.made(ranks, size))
+            self._kept[asked] = found.explain(algorithm, example_arrays(ranks, size))
             self._most = found.size
         except AllranksError as error:
             if asked not in self._kept:
@@ -172,3 +180,95 @@ class Explainer:
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     said = {name: [shown(one) for one in message[name]] for name in ("before", "received", "after")}
     return {**message, **said}
+
+
+def wanted(cluster: Ranks | None, ranks: int | None) -> Ranks:
+    """Returns the ranks to run on; the notebook's are started now, as a cell would start them.
+
+    Raises:
+        UsageError: there is neither a cluster nor a session that could start one.
+    """
+    if cluster is not None:
+        return cluster
+    if offered.session is None:
+        raise UsageError(
+            "an explainer needs ranks to run on, and this notebook has none. Type: "
+            "%load_ext allranks   (or pass cluster=allranks.Cluster(4).start())"
+        )
+    return offered.session.of_size(None if offered.session.running else ranks)
+
+
+def present(cluster: Ranks | None) -> Ranks:
+    """Returns the ranks to run on again; nothing is started.
+
+    Raises:
+        UsageError: they are not running.
+    """
+    found = cluster or (offered.session.running if offered.session else None)
+    if found is None:
+        raise UsageError("no ranks are running. Type: %distributed start")
+    return found
+
+
+def ring(
+    cluster: Ranks | None, algorithm: str, ranks: int | None, size: int, values: Any
+) -> Explainer:
+    """Returns what :func:`allranks.widgets.ring` returns, which says what the arguments are."""
+    if algorithm not in ALGORITHMS:
+        raise UsageError(
+            f"expected one of {', '.join(ALGORITHMS)}, found {algorithm!r}. Type for example: "
+            'ring(algorithm="tree")'
+        )
+    own = None if values is None else checked_arrays(values)
+    if own is None:
+        example_arrays(ranks or 2, size)  # refuses before anything is started
+    found = wanted(cluster, ranks if own is None else len(own))
+    if own is None:
+        own = example_arrays(ranks or min(max(2, found.size), MOST_RANKS), size)
+    return Explainer(found.explain(algorithm, own), lambda: present(cluster))
+
+
+def example_arrays(ranks: int, size: int) -> Arrays:
+    """Returns arrays whose sums show who has contributed: for up to four ranks a digit each.
+
+    Args:
+        ranks: how many arrays.
+        size: how many values each has.
+
+    Raises:
+        UsageError: there are too many to be drawn.
+    """
+    if not 2 <= ranks <= MOST_RANKS:
+        raise UsageError(
+            f"expected between 2 and {MOST_RANKS} ranks to be drawn, found {ranks}. "
+            "Type for example: ring(ranks=4)"
+        )
+    if not 1 <= size <= MOST_VALUES:
+        raise UsageError(
+            f"expected between 1 and {MOST_VALUES} values a rank to be drawn, found {size}. "
+            "Type for example: ring(size=8)"
+        )
+    weight = [10**rank if ranks <= _DIGITS else rank + 1 for rank in range(ranks)]
+    return [[(place % 9 + 1) * one for place in range(size)] for one in weight]
+
+
+def checked_arrays(values: Any) -> Arrays:
+    """Returns a reader's own arrays, one a rank: lists, or an array of shape (ranks, size).
+
+    Raises:
+        UsageError: they are no numbers, not of one length, or too many to be drawn.
+    """
+    rows = values.tolist() if hasattr(values, "tolist") else values
+    try:
+        arrays = [row.tolist() if hasattr(row, "tolist") else list(row) for row in rows]
+    except TypeError:
+        raise UsageError(f"{_EXPECTED}, found {values!r}. {_EXAMPLE}") from None
+    every = [one for array in arrays for one in array]
+    if not all(isinstance(one, int | float) for one in every):
+        wrong = next(one for one in every if not isinstance(one, int | float))
+        raise UsageError(f"{_EXPECTED}, found {wrong!r} among them. {_EXAMPLE}")
+    lengths = sorted({len(array) for array in arrays})
+    if len(lengths) > 1:
+        raise UsageError(f"{_EXPECTED}, found arrays of {lengths} values. {_EXAMPLE}")
+    example_arrays(len(arrays), lengths[0] if lengths else 0)
+    return arrays

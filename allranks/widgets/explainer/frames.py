@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from allranks.records.lessons import AllreduceRun, Explained, Scalar, Step
 from allranks.records.ranks import compact
-from allranks.records.steps import Run, Scalar, Step
+from allranks.widgets.dashboard.tables import Table, seconds
 
 _REPLACED = {"allgather", "unfold", "broadcast"}
 """Phases in which what has come takes the place of what was there; in the others it is added."""
 _SPOKEN_MESSAGES = 8
 _SPOKEN_VALUES = 8
+
+_TEXT_LINES = 64
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Frame:
         return f"Round {number} of {rounds}, {self.phase}: {'; '.join(parts)}." + end * bool(done)
 
 
-def frames(run: Run) -> list[Frame]:
+def frames(run: AllreduceRun) -> list[Frame]:
     """Returns the frames of a run whose values were all recorded; rounds without messages are none.
 
     Args:
@@ -96,7 +99,7 @@ def frames(run: Run) -> list[Frame]:
     return told
 
 
-def chunks(run: Run) -> list[tuple[int, int, int]]:
+def chunks(run: AllreduceRun) -> list[tuple[int, int, int]]:
     """Returns number, first element and the one past the last of each chunk that is not empty."""
     every = {(step.chunk, step.start, step.stop) for step in run.steps}
     return sorted(chunk for chunk in every if chunk[2] > chunk[1])
@@ -151,3 +154,37 @@ def _frame(
         values=tuple(tuple(row) for row in values),
         shares=tuple(tuple(len(one) for one in row) for row in owners),
     )
+
+
+def title(told: Explained) -> str:
+    """Returns what was run."""
+    run = told.run
+    count = run.inputs[0].count
+    return f"{run.algorithm} allreduce of {count} {run.dtype} over {run.size} ranks"
+
+
+def cost(told: Explained) -> str:
+    """Returns what it took, and what the model foretells, which says that it is simulated."""
+    fabric = told.prediction.fabric
+    return (
+        f"measured: {seconds(told.seconds)} (shortest of {told.repeats}); "
+        f"simulated: {seconds(told.prediction.seconds)} (model of {fabric})"
+    )
+
+
+def steps(frames: list[Frame]) -> Table:
+    """Returns one row a message; the first of very many."""
+    rows = [
+        [str(number), frame.phase, f"rank {m.sender} → {m.receiver}", str(m.chunk), m.what]
+        for number, frame in enumerate(frames)
+        for m in frame.messages
+    ]
+    more = f"… {len(rows) - _TEXT_LINES} more messages" if len(rows) > _TEXT_LINES else ""
+    head = ["round", "phase", "message", "chunk", "values"]
+    return Table("", head, rows[:_TEXT_LINES], more, words=tuple(range(len(head))))
+
+
+def text(told: Explained, frames: list[Frame]) -> str:
+    """Returns all of it as lines of text."""
+    end = f"every rank has {listed(told.run.result.items)}"
+    return "\n".join([title(told), cost(told), steps(frames).text(), end])

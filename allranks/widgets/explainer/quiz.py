@@ -11,7 +11,7 @@ _MOST_ANSWERS = 6
 
 
 @dataclass(frozen=True)
-class Answer:
+class QuizAnswer:
     """One answer that is offered, and what is said when it is chosen."""
 
     said: str
@@ -28,7 +28,7 @@ class Question:
     asked: str
     rank: int
     """Whom it is about."""
-    answers: tuple[Answer, ...]
+    answers: tuple[QuizAnswer, ...]
 
 
 def questions(frames: Sequence[Frame]) -> list[list[Question]]:
@@ -54,7 +54,7 @@ def _which(frames: Sequence[Frame], number: int, message: Message) -> Question:
     every = {one.chunk for frame in frames for one in frame.messages if one.stop > one.start}
     why = f"Rank {rank} sends chunk {chunk}: {_reason(frames, number, message)}."
     answers = [
-        Answer(f"chunk {one}", one == chunk, why, one)
+        QuizAnswer(f"chunk {one}", one == chunk, why, one)
         for one in _near(chunk, rank, sorted(every), len(frames[0].values))
     ]
     return Question(f"Which chunk does rank {rank} send in round {number}?", rank, tuple(answers))
@@ -93,10 +93,10 @@ def _whom(frames: Sequence[Frame], number: int) -> Question:
     likely = [right, (rank - 1) // 2, rank ^ 1, rank ^ 2, rank + 1, rank - 1, *range(size)]
     offered = [one for one in dict.fromkeys(likely) if one in range(size) and one != rank]
     answers = [
-        Answer(f"rank {one}", one == right, why)
+        QuizAnswer(f"rank {one}", one == right, why)
         for one in sorted(one for one in offered[: _MOST_ANSWERS - 1] if one is not None)
     ]
-    answers.append(Answer("nobody", right is None, why))
+    answers.append(QuizAnswer("nobody", right is None, why))
     asked = f"To which rank does rank {rank} send its array in round {number}?"
     return Question(asked, rank, tuple(answers))
 
@@ -144,8 +144,10 @@ def _value(frame: Frame, number: int, message: Message) -> Question:
         received: f"{received} is what rank {sender} sends. {why}",
         _sum(message): f"Nothing is added any longer. {why}",
     }
-    answers = [Answer(after, True, why)]
-    answers += [Answer(said, False, mistake) for said, mistake in mistakes.items() if said != after]
+    answers = [QuizAnswer(after, True, why)]
+    answers += [
+        QuizAnswer(said, False, mistake) for said, mistake in mistakes.items() if said != after
+    ]
     answers.sort(key=lambda one: (len(one.said), one.said))
     asked = (
         f"Rank {sender} sends its element {place} to rank {rank}. "

@@ -10,8 +10,8 @@ import anywidget
 import traitlets
 
 _FRONT = Path(__file__).parent / "front"
-_SHARED = Path(__file__).parent.parent / "dashboard" / "front"
-_NAMES = ("stage.js", "circle.js", "quiz.js", "saving.js", "player.js", "main.js")
+_SHARED = Path(__file__).parent.parent / "front"
+_NAMES = ("circle.js", "quiz.js", "saving.js", "player.js")
 _PARTS = (_SHARED / "format.js", *(_FRONT / name for name in _NAMES))
 _STYLES = (_SHARED / "front.css", _FRONT / "front.css")
 

@@ -136,7 +136,7 @@ def the_kernel_is_restarted(draw: Draw) -> Act:
 
 @statement(soak=True)
 def a_helper_process_is_killed(draw: Draw) -> Act:
-    which = draw.rng.choice(("prterun", "allranks.engine.host.nursery"))
+    which = draw.rng.choice(("prterun", "allranks.agent"))
 
     def do(session: Session) -> None:
         for process in session.leader().children(recursive=True):

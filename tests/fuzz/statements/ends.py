@@ -6,7 +6,7 @@ from tests.fuzz.grammar import Case, Draw, statement
 
 _RAISES = {
     "ValueError": ("raise ValueError('bad batch')", "int('x')"),
-    "SystemExit": ("sys.exit(3)", "raise SystemExit('so long')", "quit()", "exit()"),
+    "SystemExit": ("sys.exit(3)", "raise SystemExit('so long')"),
     "KeyboardInterrupt": ("raise KeyboardInterrupt",),
     "GeneratorExit": ("raise GeneratorExit",),
     "StopIteration": ("next(iter(()))", "raise StopIteration"),

@@ -111,7 +111,7 @@ def many_displays(draw: Draw) -> Case:
 _DISPLAYED = (
     "class _O:\n    def __repr__(self): raise RuntimeError('no picture')",
     "class _O:\n    def __repr__(self): return 7",
-    "class _O:\n    def __repr__(self): raise SystemExit",
+    "class _O:\n    def __repr__(self): raise SystemExit(1)",
     "class _O:\n    def _repr_html_(self): return b'\\xff'",
     "class _O:\n    def _repr_html_(self): raise KeyError",
     "class _O:\n    def _repr_png_(self): return b'\\x89PNG', {'width': np.int64(1)}",

@@ -14,6 +14,7 @@ from tests.fuzz.grammar import Act, Case, Draw, Fault, statement
 from tests.fuzz.in_notebook import InNotebook
 from tests.fuzz.in_process import InProcess
 from tests.fuzz.sessions import Session
+from tests.kernel import WARNINGS_AS_ERRORS
 
 _JOBS = (
     {"SLURM_JOB_ID": "7", "SLURM_JOBID": "7", "SLURM_NODELIST": "node1", "SLURM_NNODES": "1"}
@@ -24,7 +25,7 @@ _STRANGE: tuple[dict[str, str | None], ...] = (
     {"HOME": None, "XDG_STATE_HOME": None, "ALLRANKS_LOG_DIR": None},
     {"MPI4PY_RC_INITIALIZE": "0", "MPI4PY_RC_FINALIZE": "0"},
     {"MPI4PY_RC_THREADS": "0", "MPI4PY_RC_RECV_MPROBE": "0"},
-    {"PYTHONWARNINGS": "error"},
+    {"PYTHONWARNINGS": WARNINGS_AS_ERRORS},
     {"LANG": "C", "LC_ALL": "C", "TZ": "Mars/Olympus"},
     {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "7"},
     {"PATH": ""},
@@ -98,11 +99,11 @@ def structures_in_opposite_order(draw: Draw) -> Act:
     return Act(do)
 
 
-def _addresses() -> list[str]:
-    """This machine's addresses but the loopback's."""
+def _addresses(family: int) -> list[str]:
+    """This machine's addresses of one family but the loopback's."""
     found = [each for card in psutil.net_if_addrs().values() for each in card]
-    inet = [each.address for each in found if each.family == socket.AF_INET]
-    return [address for address in inet if not address.startswith("127.")]
+    own = [each.address for each in found if each.family == family]
+    return [address for address in own if not address.startswith("127.") and address != "::1"]
 
 
 @statement()
@@ -114,7 +115,8 @@ def doors(draw: Draw) -> Act:
             for link in psutil.Process(pid).net_connections("inet"):
                 if link.status != psutil.CONN_LISTEN or link.laddr.ip.startswith("127."):
                     continue
-                for address in _addresses():
+                # Of the same family: the other one's port of this number may be another process's.
+                for address in _addresses(link.family):
                     with suppress(OSError):
                         socket.create_connection((address, link.laddr.port), 0.3).close()
                         raise Fault("door", f"rank {rank} listens on {link.laddr}")

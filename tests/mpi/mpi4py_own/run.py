@@ -87,11 +87,11 @@ def main() -> int:
     sys.path.insert(0, folder)
     if how == "guarded":
         import allranks.collectives as c
-        from allranks.collectives.start.stand_in import stand_in
+        from allranks.collectives.start.under_mpi import guard_mpi4py
         from allranks.collectives.world import current
 
         c.init()
-        stand_in(current())
+        guard_mpi4py(current())
         cells = Cells()
     from mpi4py import MPI
 

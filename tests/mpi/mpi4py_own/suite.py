@@ -68,11 +68,13 @@ def download(folder: Path) -> Path:
     if found is None:
         raise OSError(f"pip download {wanted} gave no source: {done.stderr.strip()[-300:]}")
     with tarfile.open(found) as source:
-        source.extractall(folder, filter="data")
+        # An attribute instead of filter="data": Python 3.11.2, as Debian 12 has it, has no filters.
+        source.extraction_filter = getattr(tarfile, "data_filter", None)
+        source.extractall(folder)
     return folder / found.name.removesuffix(".tar.gz") / "test"
 
 
-def play(tests: Path, ranks: int, module: str, timeout: float = 300) -> dict[str, str]:
+def play(tests: Path, ranks: int, *modules: str, timeout: float = 300) -> dict[str, str]:
     """What became of each test on the rank where it fared worst: ok, skipped: …, or the error.
 
     Raises:
@@ -80,11 +82,11 @@ def play(tests: Path, ranks: int, module: str, timeout: float = 300) -> dict[str
     """
     with tempfile.TemporaryDirectory() as folder:
         report = f"{folder}/report"
-        arguments = (str(HERE / "run.py"), str(tests), "guarded", report, module)
+        arguments = (str(HERE / "run.py"), str(tests), "guarded", report, *modules)
         ended = mpiexec(ranks, *arguments, timeout=timeout)
         told = [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
         if ended.returncode or len(told) != ranks:
-            raise OSError(f"{module} on {ranks} ranks:\n{ended.stdout[-3000:]}")
+            raise OSError(f"{', '.join(modules)} on {ranks} ranks:\n{ended.stdout[-3000:]}")
     worst: dict[str, str] = {}
     for name in told[0]:
         all_told = [one.get(name, "it did not run on every rank") for one in told]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import threading
 
 import numpy as np
+import psutil
 import pytest
 from conftest import in_a_cell, next_cell_works, odd
 from mpi4py import MPI
 
 import allranks.collectives as c
+from allranks.collectives.ops.operators import Op
 from allranks.collectives.world import current
 from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle, UsageError
 
@@ -74,6 +77,28 @@ def test_objects_move(comm):
     comm.barrier()
 
 
+def test_an_argument_that_mpi4py_refuses_on_every_rank_leaves_the_epoch_whole(comm):
+    n = comm.Get_size()
+    with pytest.raises(TypeError, match="expecting buffer"):
+        comm.Bcast("a string")
+    with pytest.raises(BufferError, match="not writable"):
+        comm.Allreduce(np.ones(1), bytes(8))
+    with pytest.raises(KeyError, match="cannot map"):
+        comm.Allgather([np.ones(1), "no type"], np.empty(n))
+    with pytest.raises(ValueError, match="mismatch"):
+        comm.Allreduce(np.ones(1), np.ones(2))
+    assert comm.allreduce(1) == n
+
+
+def test_an_argument_that_mpi4py_refuses_on_one_rank_is_named_to_the_others():
+    if c.size() == 1:
+        pytest.skip("a mistake takes two ranks")
+    error = in_a_cell(lambda: c.comm.Allreduce(np.ones(1), "text" if odd() else np.empty(1)))
+    assert type(error) is (TypeError if odd() else RankLeft)
+    assert odd() or "rank 1 has left this cell at cell:1 (TypeError" in str(error)
+    next_cell_works()
+
+
 @pytest.mark.parametrize("count", [1, 300_000])
 def test_messages_go_around(comm, count):
     n, me = comm.Get_size(), comm.Get_rank()
@@ -92,6 +117,82 @@ def test_messages_go_around(comm, count):
             assert comm.recv(source=MPI.ANY_SOURCE) == "object"
             comm.Recv(got, 0)
             assert (got == 1).all()
+
+
+def test_the_size_of_what_mpi4py_moves_is_recorded():
+    n, me, text = c.size(), c.rank(), bytes(8000)
+    found, array = np.empty((n, 1000)), np.ones(1000)
+    c.comm.bcast(text if me == 0 else None)
+    c.comm.scatter([text] * n if me == 0 else None)
+    c.comm.alltoall([text] * n)
+    c.comm.Bcast(array)
+    c.comm.Allreduce(array, found[0])
+    c.comm.Allgather(array, found)
+    c.comm.Reduce(array, found[0] if me == 0 else None)
+    records = c.records()[-7:]
+    assert (records[0].op, records[-1].op) == ("comm.bcast", "comm.Reduce")
+    assert all(record.nbytes >= 8000 for record in records), records
+
+
+def test_1000_ping_pongs_of_800_kb_take_the_memory_of_mpi4py_alone():
+    if c.size() == 1:
+        pytest.skip("a rank sends nothing to itself here")
+    message = np.ones(100_000)
+
+    def play(comm):
+        for _ in range(1000):
+            if c.rank() == 0:
+                comm.send(message, 1)
+                comm.recv(source=1)
+            elif c.rank() == 1:
+                comm.recv(source=0)
+                comm.send(message, 0)
+        return psutil.Process().memory_info().rss
+
+    assert play(MPI.COMM_WORLD) + (20 << 20) > play(c.comm)
+
+
+def test_an_op_that_raises_fails_the_call_on_every_rank_and_no_more():
+    def refuses(first, second, datatype):
+        raise ArithmeticError("not these")
+
+    op = Op.Create(refuses, commute=True)
+    total = np.empty(1)
+    if c.size() > 1:
+        with pytest.raises((ArithmeticError, RankLeft), match="not these"):
+            c.comm.Allreduce(np.ones(1), total, op)
+        with pytest.raises(ArithmeticError, match="not these"):
+            c.comm.allreduce(1, op)
+        request, found = c.comm.Iallreduce(np.ones(1), total, op), False
+        try:
+            while not request.Test():
+                pass
+        except ArithmeticError:
+            found = True
+        assert any(c.allgather_object(found))  # MPI calls it on some ranks only
+    with pytest.raises(ArithmeticError, match="not these"):
+        op.Reduce_local(np.ones(1), total)
+    op.Free()
+    assert c.comm.allreduce(1) == c.size()
+
+
+def test_threads_of_a_rank_send_to_each_other(comm):
+    """So that each waits for the other one's next call."""
+    me, found = comm.Get_rank(), []
+
+    def answer():
+        for count in range(5):
+            found.append(comm.recv(source=me, tag=1))
+            comm.send(count, me, tag=2)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    for count in range(5):
+        comm.send(count, me, tag=1)
+        found.append(comm.recv(source=me, tag=2))
+    thread.join()
+    assert sorted(found) == sorted([*range(5)] * 2)
+    assert comm.allreduce(1) == comm.Get_size()
 
 
 def test_a_split_is_ordered_by_key():
@@ -167,7 +268,8 @@ def test_the_communicator_of_all_ranks_is_not_freed():
 def test_the_communicator_of_all_ranks_looks_like_mpis_own():
     whole = MPI.COMM_WORLD
     assert c.comm.name == whole.name
-    assert c.comm.Get_attr(MPI.TAG_UB) == whole.Get_attr(MPI.TAG_UB)
+    for key in (MPI.TAG_UB, MPI.IO, MPI.WTIME_IS_GLOBAL, MPI.APPNUM, MPI.LASTUSEDCODE):
+        assert c.comm.Get_attr(key) == whole.Get_attr(key)
     assert pickle.loads(pickle.dumps(c.comm)) is c.comm
     assert MPI.Comm.Compare(c.comm, whole) == MPI.CONGRUENT
     assert MPI._sizeof(c.comm) == MPI._sizeof(whole)
@@ -356,11 +458,59 @@ def test_a_further_init_registers_its_process_sets():
     assert repr(first).endswith(f"_id={first.process_set_id}, ranks=[0], mpi_comm=None)")
     c.init(process_sets=[again])
     assert again.process_set_id == first.process_set_id
-    with pytest.raises(ValueError, match="process set"):
-        c.add_process_set([0])
+    assert c.add_process_set([0]).process_set_id == first.process_set_id
     with pytest.raises(ValueError, match="entry number 1, rank 0, is a duplicate"):
         c.init(process_sets=[[0], [0]])
     assert c.remove_process_set(first)
+
+
+def test_a_set_that_one_communicator_has_twice_is_refused_on_all_ranks():
+    """Of the two that Split() makes one may be a set of ranks that is named too."""
+    evens = list(range(0, c.size(), 2))
+    plain = MPI.COMM_WORLD.Split(c.rank() % 2)
+    with pytest.raises(UsageError, match=r"entry number \d, ranks? [\d, ]+, is a duplicate"):
+        c.init(process_sets=[c.ProcessSet(plain), evens])
+    nowhere = [c.ProcessSet(MPI.COMM_NULL), c.ProcessSet(MPI.COMM_NULL)]
+    c.init(process_sets=nowhere)
+    assert [none.process_set_id for none in nowhere] == [None, None]
+    plain.Free()
+
+
+@pytest.mark.skipif(c.size() < 2, reason="one rank cannot disagree")
+def test_ranks_that_register_different_numbers_of_sets_all_say_so():
+    with pytest.raises(UsageError, match="as many process sets on every rank"):
+        c.init(process_sets=[[0]] * (c.rank() % 2))
+
+
+@pytest.mark.skipif(c.size() < 2, reason="the set of all ranks is there already")
+def test_adding_a_set_of_registered_ranks_returns_it():
+    first, again = c.add_process_set([0]), c.add_process_set([0])
+    assert again.process_set_id == first.process_set_id
+    assert c.add_process_set(list(RANKS)).process_set_id == 0
+    assert c.remove_process_set(again)
+    # The number is used again, and is not that of the first one's ranks.
+    other = c.add_process_set([1])
+    with pytest.raises(UsageError, match="has been removed"):
+        c.allreduce(1, process_set=first)
+    assert not c.remove_process_set(first)
+    assert c.remove_process_set(other)
+
+
+@pytest.mark.skipif(c.size() < 2, reason="one rank cannot disagree")
+def test_adding_a_registered_set_is_compared_with_what_others_add():
+    some = c.add_process_set([0])
+    with pytest.raises(CollectiveMismatch, match="add_process_set needs the same ranks"):
+        c.add_process_set([0] if c.rank() == 0 else [1])
+    assert c.remove_process_set(some)
+
+
+def test_the_global_process_set_has_the_communicator_of_init():
+    plain = MPI.COMM_WORLD.Dup()
+    c.init(plain)
+    assert c.global_process_set.mpi_comm is plain
+    assert c.global_process_set.ranks == list(RANKS)
+    c.global_process_set.mpi_comm = None
+    plain.Free()
 
 
 def test_the_global_process_set_says_its_ranks():

@@ -15,7 +15,7 @@ import pytest
 from operations import ON_GPU, TRANSPORTS, c
 
 import allranks
-from allranks.collectives.timings.totals import Totals
+from allranks.collectives.timings import Totals
 from allranks.errors import CollectiveMismatch, UsageError
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
@@ -109,6 +109,16 @@ def test_allreduce_is_numpys_reduction(dtype, transport, process_set):
             assert (mine == values(c.rank(), shape, dtype)).all()
 
 
+def test_operations_of_mpi4py_name_the_same_reductions():
+    from mpi4py import MPI
+
+    mine = values(c.rank(), (5,), np.dtype("f8"))
+    for op, same_op in ((MPI.SUM, c.Sum), (MPI.PROD, c.Product), (MPI.MIN, c.Min)):
+        same(c.allreduce(mine, op=op), c.allreduce(mine, op=same_op))
+    with pytest.raises(UsageError, match="expected op Sum, Average"):
+        c.allreduce(mine, op=MPI.LAND)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 def test_allreduce_chooses_a_transport_with_the_same_result(dtype, process_set):
     for shape in [*SHAPES, (300_001,), (700_000,)]:
@@ -153,6 +163,16 @@ def test_every_rank_gets_the_same_bits(transport):
     for count in (10, 5_000, 50_000):
         found = c.allreduce(mine[:count], c.Sum, transport=transport)
         assert len(set(c.allgather_object(found.tobytes()))) == 1
+
+
+@pytest.mark.parametrize("count", [1, 3000])
+def test_an_array_that_is_not_aligned_is_one_like_others(transport, count):
+    mine = np.frombuffer(b"." + bytes(8 * count), np.float64, offset=1)
+    assert not mine.flags.aligned
+    assert (c.allreduce(mine, c.Sum, transport=transport) == 0).all()
+    assert (c.broadcast(mine, 0) == 0).all()
+    assert c.allgather(mine).shape == (c.size() * count,)
+    assert (c.grouped_allreduce([mine, mine], c.Sum, transport=transport)[1] == 0).all()
 
 
 def test_factors_scale_before_and_after(transport):

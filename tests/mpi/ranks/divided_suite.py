@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import allranks.collectives as c
-from allranks.collectives.start import divided
+from allranks.collectives.start import under_mpi
 from allranks.collectives.world.world import World
 from allranks.errors import RankLeft
 
@@ -30,9 +30,9 @@ def in_part(each: int, body: Callable[[], Any]) -> Any:
     """Runs a cell in this rank's part, as an engine does; returns its value or what it raised."""
     global _number
     if each not in _worlds:
-        _worlds[each] = divided.divide(each)
+        _worlds[each] = under_mpi.divide(each)
     _number += 1
-    with divided.inside(_worlds[each]):
+    with under_mpi.inside(_worlds[each]):
         c.scope.enter("this member", None, _number)
         value: Any
         try:
@@ -111,7 +111,7 @@ def test_a_rank_that_fails_strands_its_part_alone_and_a_new_epoch_mends_it():
     found = in_part(2, body)
     if RANK < 2:
         assert isinstance(found, ValueError if RANK else RankLeft)
-        with divided.inside(_worlds[2]):
+        with under_mpi.inside(_worlds[2]):
             c.renew()
     else:
         assert found == [2.0] * 3

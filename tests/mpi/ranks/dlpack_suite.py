@@ -13,7 +13,7 @@ import pytest
 from libraries import BFLOAT16, equal, package, total, values
 
 import allranks.collectives as c
-from allranks.collectives.gpu import kinds
+from allranks.collectives.gpu import dlpack
 
 # Read when the libraries are imported: all of them share this rank's GPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -148,8 +148,8 @@ def test_nothing_is_copied_on_the_way_in(case):
     if kind.__class__ is TensorFlow and name == "bool":
         pytest.skip("TensorFlow's bool is not carried by DLPack: it goes through the host")
     mine = kind.make(values(c.rank(), (64, 64), name))
-    assert kinds.is_on_gpu(mine)
-    source, _ = kinds.take(mine)
+    assert dlpack.is_on_gpu(mine)
+    source, _ = dlpack.take(mine)
     assert source.data.ptr == kind.pointer(mine)
 
 

@@ -22,10 +22,10 @@ from conftest import in_a_cell, interrupted_after, odd
 
 import allranks.collectives as c
 from allranks.collectives import world
-from allranks.collectives.gpu import kinds, lending
+from allranks.collectives.gpu import dlpack
 from allranks.collectives.world.kept import Kept
-from allranks.engine.devices import gpu_memory
 from allranks.errors import CollectiveMismatch, RankLeft, TransportFailed, UsageError
+from allranks.features.gpu import memory as gpu_memory
 
 cupy = pytest.importorskip("cupy", reason="the package cupy is missing: pip install cupy-cuda12x")
 if not cupy.is_available():
@@ -443,7 +443,7 @@ def test_memory_of_a_result_that_another_stream_reads_is_not_used_again(captures
     assert type(found) is Late
     found.read_on(stream, came)
     del found
-    assert not lending.settled(0.2)
+    assert not dlpack.wait_for_exports(0.2)
     for _ in range(5):
         c.allreduce(Late(ones(5000) * 7.0), c.Sum)
     gate.record(stream=None)
@@ -695,7 +695,7 @@ class Tensor:
 
     def __init__(self, array: Any) -> None:
         self.array, self.values = array, array._raw.copy()
-        assert array.data.ptr % kinds.ALIGNED == 0
+        assert array.data.ptr % dlpack.ALIGNED == 0
 
 
 @fake_only

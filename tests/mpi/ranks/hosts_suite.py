@@ -13,8 +13,8 @@ import pytest
 from conftest import in_a_cell, next_cell_works, odd
 
 import allranks.collectives as c
-from allranks.collectives.mpi.firsts import Firsts
-from allranks.collectives.mpi.transport import Mpi
+from allranks.collectives.mpi.agreement import HostLeaders
+from allranks.collectives.mpi.transport import MpiTransport
 from allranks.errors import CollectiveMismatch, RankLeft
 
 HOSTS = c.world.current().hosts
@@ -97,16 +97,16 @@ def test_a_rank_that_has_done_its_part_and_left_is_not_missed(monkeypatch, call)
 
     if HOSTS[c.rank()] == HOSTS[-1]:
         for name in ("gather", "broadcast"):
-            monkeypatch.setattr(Firsts, name, slowly(getattr(Firsts, name), 0.5))
-        told, ends = Firsts.told, []
+            monkeypatch.setattr(HostLeaders, name, slowly(getattr(HostLeaders, name), 0.5))
+        exchanged, ends = HostLeaders.exchanged, []
 
-        def told_late(self):
+        def exchanged_late(self):
             """From half a second on after it was true."""
-            if told(self):
+            if exchanged(self):
                 ends.append(time.monotonic() + 0.5)
             return bool(ends) and time.monotonic() > ends[0]
 
-        monkeypatch.setattr(Firsts, "told", told_late)
+        monkeypatch.setattr(HostLeaders, "exchanged", exchanged_late)
     assert in_a_cell(call) is None
     monkeypatch.undo()
     next_cell_works()
@@ -152,7 +152,7 @@ def test_data_that_does_not_move_is_told_of(monkeypatch):
     c.on_notice(told.append)
     # Not as long as a notice takes, which come after 1, 2 and 4 s.
     for name in ("gather", "reduce"):
-        monkeypatch.setattr(Firsts, name, slowly(getattr(Firsts, name), 3))
+        monkeypatch.setattr(HostLeaders, name, slowly(getattr(HostLeaders, name), 3))
     assert in_a_cell(lambda: c.allreduce(np.ones(60_000), c.Sum)) is None
     # More than once where this takes longer than twice as long.
     assert bool(told) == (c.rank() == 0)
@@ -200,7 +200,7 @@ def test_ranks_that_are_not_the_first_of_a_host_send_nothing(monkeypatch, count)
     def flat(*_):
         raise AssertionError("data goes from each rank to each")
 
-    monkeypatch.setattr(Mpi, "comm", flat)
+    monkeypatch.setattr(MpiTransport, "comm", flat)
     size, rank = c.size(), c.rank()
     mine = np.arange(size * count, dtype="int32") + rank
     cut = slice(rank * count, (rank + 1) * count)

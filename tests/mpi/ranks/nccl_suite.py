@@ -20,9 +20,9 @@ from conftest import PATIENCE_SECONDS, everybody, in_a_cell, interrupted_after, 
 import allranks.collectives as c
 from allranks.collectives import world
 from allranks.collectives.gpu import nccl as transport
-from allranks.collectives.gpu import nccl_comm
-from allranks.collectives.gpu.turns import Turns
-from allranks.collectives.start import divided
+from allranks.collectives.gpu import nccl_communicator
+from allranks.collectives.gpu.nccl_order import NcclCallOrder
+from allranks.collectives.start import under_mpi
 from allranks.errors import RankLeft, TransportFailed, UsageError
 
 cupy = pytest.importorskip("cupy", reason="the package cupy is missing: pip install cupy-cuda12x")
@@ -92,7 +92,7 @@ def leaves_before_launching(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(transport.Nccl, "_event", interrupted)
+    monkeypatch.setattr(transport.NcclTransport, "_event", interrupted)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -171,19 +171,19 @@ def test_nothing_is_launched_before_it_is_its_turn_on_all_members(pair, monkeypa
     """On rank 0, while rank 1 still needs it for a call of another set."""
     from cupy.cuda import nccl
 
-    come, launched_early, take = [False], [False], Turns.take
+    come, launched_early, enter = [False], [False], NcclCallOrder.enter
 
-    def late(turns: Turns, call: Any, host: Any) -> Any:
+    def late(order: NcclCallOrder, call: Any, host: Any) -> Any:
         while call.members.size == 2 and not come[0]:
             yield call
-        yield from take(turns, call, host)
+        yield from enter(order, call, host)
 
     def cell() -> None:
         for each in [None, pair] if pair.included() else [None]:
             summed(process_set=each)
         before, posted = len(nccl.launched), []
         if c.rank() == 0:
-            monkeypatch.setattr(Turns, "take", late)
+            monkeypatch.setattr(NcclCallOrder, "enter", late)
             posted.append(c.allreduce_async(ones(), c.Sum, process_set=pair, transport="nccl"))
         c.barrier()
         if c.rank() == 1:
@@ -204,15 +204,15 @@ def test_nothing_is_launched_before_it_is_its_turn_on_all_members(pair, monkeypa
 @three
 def test_a_rank_that_leaves_a_set_frees_those_that_wait_behind_its_call(pair, tail, monkeypatch):
     """Also those that are in no set with it."""
-    take, told, mine = Turns.take, [], np.ones(1)
+    enter, told, mine = NcclCallOrder.enter, [], np.ones(1)
 
-    def telling(turns: Turns, call: Any, host: Any) -> Any:
-        for step in take(turns, call, host):
+    def telling(order: NcclCallOrder, call: Any, host: Any) -> Any:
+        for step in enter(order, call, host):
             if call.behind is not None and not told:
                 told.append(raw.Isend(mine, 2))
             yield step
 
-    def never(turns: Turns, call: Any, host: Any) -> Any:
+    def never(order: NcclCallOrder, call: Any, host: Any) -> Any:
         while True:
             yield call
 
@@ -226,7 +226,7 @@ def test_a_rank_that_leaves_a_set_frees_those_that_wait_behind_its_call(pair, ta
 
         if c.rank() == 2:
             # It neither ends this call nor leaves the cell before rank 1 waits behind it.
-            monkeypatch.setattr(Turns, "take", never)
+            monkeypatch.setattr(NcclCallOrder, "enter", never)
             posted = post()
         c.barrier()
         if c.rank() == 2:
@@ -234,9 +234,9 @@ def test_a_rank_that_leaves_a_set_frees_those_that_wait_behind_its_call(pair, ta
             monkeypatch.undo()
             raise ValueError("before synchronize")
         if odd():
-            posted, turns = post(), world.current().gpu.turns
-            until(lambda: posted.poll() or tail.process_set_id in turns._calls)
-            monkeypatch.setattr(Turns, "take", telling)
+            posted, order = post(), world.current().gpu.call_order
+            until(lambda: posted.poll() or tail.process_set_id in order._calls)
+            monkeypatch.setattr(NcclCallOrder, "enter", telling)
         if pair.included():
             summed(process_set=pair)
 
@@ -284,7 +284,7 @@ def test_a_set_that_is_removed_leaves_no_communicator(tail):
             summed(process_set=tail)
         before = len(nccl.aborted)
         c.remove_process_set(tail)
-        world.current().gpu.ending.wait(PATIENCE_SECONDS)
+        world.current().gpu.aborts.wait(PATIENCE_SECONDS)
         assert len(nccl.aborted) == before + (c.rank() in (1, 2))
         summed()
 
@@ -296,10 +296,10 @@ def test_process_sets_of_an_ensemble_leave_nothing_on_the_gpu():
     """Their communicators end when all neighbours have come to make their next set."""
     from cupy.cuda import nccl, runtime
 
-    part, before, ended = divided.divide(c.size()), list(runtime.registered), len(nccl.aborted)
+    part, before, ended = under_mpi.divide(c.size()), list(runtime.registered), len(nccl.aborted)
 
     def member(number: int) -> None:
-        with divided.inside(part):
+        with under_mpi.inside(part):
             c.scope.enter("this member", None, number)
             few = c.add_process_set([0])
             if few.included():
@@ -311,7 +311,7 @@ def test_process_sets_of_an_ensemble_leave_nothing_on_the_gpu():
         member(number)
     if c.rank() == 0:
         assert part.gpu is not None
-        part.gpu.ending.wait(PATIENCE_SECONDS)
+        part.gpu.aborts.wait(PATIENCE_SECONDS)
     assert len(nccl.aborted) == ended + (c.rank() == 0)
     assert runtime.registered == before
 
@@ -345,35 +345,13 @@ def test_communicators_are_made_and_end_where_no_thread_can_be_started(monkeypat
 
 
 @fake_only
-@pytest.mark.skipif(
-    os.environ.get("ALLRANKS_NCCL") != "nccl4py", reason="by cupy a launch is over when it returns"
-)
-def test_a_launch_that_goes_on_keeps_nobody():
-    from cupy.cuda import nccl as fake
-    from nccl.bindings import nccl
-
-    def cell() -> None:
-        summed()
-        before, gate = len(fake.launched), threading.Event()
-        nccl.gates.append(gate)
-        posted = c.allreduce_async(ones(), c.Sum, transport="nccl")
-        until(lambda: posted.poll() or not nccl.gates)
-        posted.poll()
-        assert len(fake.launched) == before
-        gate.set()
-        assert (host(posted.synchronize()) == c.size()).all()
-
-    assert in_a_cell(cell) is None
-
-
-@fake_only
 def test_who_connects_for_long_says_so_where_warnings_are_errors(monkeypatch):
     from cupy.cuda import nccl
 
     c.renew()
     said: list[str] = []
     monkeypatch.setattr(world.current(), "notice", said.append)
-    monkeypatch.setattr(nccl_comm, "_TOLD_SECONDS", 0.1)
+    monkeypatch.setattr(nccl_communicator, "_TOLD_SECONDS", 0.1)
     if odd():
         nccl.slow_seconds.append(0.5)
     with warnings.catch_warnings():
@@ -400,7 +378,7 @@ def test_without_room_for_a_thread_calls_fail_and_aborts_wait(monkeypatch):
     c.renew()
     gpu = world.current().gpu
     assert gpu is not None
-    gpu.ending.wait(PATIENCE_SECONDS)
+    gpu.aborts.wait(PATIENCE_SECONDS)
     assert len(nccl.aborted) == before + 1
     next_cell_works()
 
@@ -429,6 +407,6 @@ def test_aborts_leave_no_thread():
     c.renew()
     gpu = world.current().gpu
     assert gpu is not None
-    gpu.ending.wait(PATIENCE_SECONDS)
+    gpu.aborts.wait(PATIENCE_SECONDS)
     until(lambda: "allranks-nccl-abort" not in [t.name for t in threading.enumerate()])
     assert os.environ["NCCL_RUNTIME_CONNECT"] == "0"

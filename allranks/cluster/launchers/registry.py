@@ -1,0 +1,312 @@
+"""Which launchers there are, and what a name after ``--on`` means.
+
+It is a launcher's name, or the name of a place: what an administrator, or a user, has written once
+in ``allranks.toml``. Each table there is a place, with what ``--on`` stands for, and variables for
+its ranks:
+
+    [gpu-node]
+    on = "slurm --partition gpu --gpus-per-node 4 --nodes 1 --ntasks-per-node 4"
+    about = "one node with four GPUs"
+    environment = { NCCL_SOCKET_IFNAME = "ib0" }
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from allranks.cluster.findings import ABSENT, OK, WRONG, Finding
+from allranks.cluster.launchers.launcher import MultiHostLauncher
+from allranks.cluster.launchers.local import LocalLauncher
+from allranks.errors import AllranksError, UsageError
+
+AnyLauncher = LocalLauncher | MultiHostLauncher
+
+#: In the order in which they are listed. A module is imported when its launcher is named.
+BUILT_IN = {
+    "local": "allranks.cluster.launchers.local:LocalLauncher",
+    "ssh": "allranks.cluster.launchers.ssh:SshLauncher",
+    "slurm": "allranks.cluster.launchers.slurm:SlurmLauncher",
+    "pbs": "allranks.cluster.launchers.pbs:PbsLauncher",
+    "lsf": "allranks.cluster.launchers.lsf:LsfLauncher",
+}
+GROUP = "allranks.launchers"
+"""The entry points by which other distributions add theirs, in the same form."""
+
+#: Names another file, instead of all others.
+SITES = "ALLRANKS_SITES"
+_FILE = "allranks.toml"
+_KEYS = {"on": str, "about": str, "environment": dict}
+
+
+def default() -> str:
+    """Returns the name of the launcher that starts the ranks where none is named."""
+    for name in BUILT_IN:
+        made = find(name)
+        if made is not None and made.is_default(os.environ):
+            return name
+    return "local"
+
+
+def takes_options(name: str | None) -> bool:
+    """Whether a launcher, or a named place, has options of its own: a batch system's.
+
+    True for a name that does not exist: `named` refuses it, and lists the launchers.
+    """
+    first = _first(name or "local")
+    if not _is_built_in(first) and first in (known := places()):
+        first = _first(known[first].on)
+    kind = find(first.partition(":")[0])
+    return kind is None or kind.takes_options
+
+
+def named(name: str) -> AnyLauncher:
+    """Returns the launcher, or the named place's launcher, with the options that follow the name.
+
+    Raises:
+        UsageError: there is none.
+        MissingDependency: a program that it needs is not installed.
+    """
+    first, *options = _words(name)
+    # What is built in needs no file: one that cannot be read does not keep it from starting.
+    place = None if _is_built_in(first) else places().get(first)
+    if place is not None:
+        first, *before = _words(place.on)
+        options = before + options
+    word, colon, where = first.partition(":")
+    kind = find(word)
+    if kind is None or bool(colon) != kind.takes_where or (options and not kind.takes_options):
+        raise UsageError(_no_launcher(name))
+    made = kind(where, options)
+    if place is not None and isinstance(made, MultiHostLauncher):
+        made.place_environment = place.environment
+    return made
+
+
+def _no_launcher(name: str) -> str:
+    known = [kind.example or f"--on {kind.name}" for kind in available().values()]
+    lines = [
+        f"expected a launcher, found {name!r}. Available: {', '.join(known)}. "
+        "To see what can be used here: %distributed launchers"
+    ]
+    lines += [f"{path} was not read: permission denied" for path in unreadable()]
+    return "\n".join([*lines, *left_out().values()])
+
+
+def find(name: str) -> type[AnyLauncher] | None:
+    """Returns the class of a launcher; None where there is no such launcher."""
+    if name in BUILT_IN:
+        return _load(BUILT_IN[name])
+    return _of_others()[0].get(name)
+
+
+def available() -> dict[str, type[AnyLauncher]]:
+    """Returns the classes of all launchers by their names, the built-in ones first."""
+    return {name: _load(value) for name, value in BUILT_IN.items()} | _of_others()[0]
+
+
+def left_out() -> dict[str, str]:
+    """Returns, by its name, why a launcher of another distribution cannot be loaded."""
+    return _of_others()[1]
+
+
+def _load(value: str) -> type[AnyLauncher]:
+    module, _, name = value.partition(":")
+    found: type[AnyLauncher] = getattr(importlib.import_module(module), name)
+    return found
+
+
+@cache
+def _of_others() -> tuple[dict[str, type[AnyLauncher]], dict[str, str]]:
+    """Looks once, in 4 to 50 ms, and only for a name that is neither built in nor a place's."""
+    found: dict[str, type[AnyLauncher]] = {}
+    problems: dict[str, str] = {}
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        try:
+            if entry.name in BUILT_IN or entry.name in found:
+                raise TypeError(f"there is another launcher {entry.name}")
+            kind = entry.load()
+            if not (isinstance(kind, type) and issubclass(kind, MultiHostLauncher | LocalLauncher)):
+                raise TypeError(f"{entry.value} is neither a MultiHostLauncher nor a LocalLauncher")
+            if getattr(kind, "name", None) != entry.name:
+                raise TypeError(f"{entry.value} has no name = {entry.name!r}")
+            found[entry.name] = kind
+        except Exception as error:
+            source = f" of {entry.dist.name}" if entry.dist is not None else ""
+            problems[entry.name] = (
+                f"expected the launcher {entry.name}{source} to be loadable, found "
+                f"{type(error).__name__}: {error}. It is left out: install it again, or remove it"
+            )
+            warnings.warn(problems[entry.name], stacklevel=2)
+    return found, problems
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A launcher or a named place, what it is for, and why it cannot be used here, if so."""
+
+    name: str
+    about: str
+    why_not: str = ""
+    is_place: bool = False
+
+
+def listed() -> list[Listed]:
+    """Returns every launcher, then every named place.
+
+    Raises:
+        UsageError: a file of named places cannot be read.
+    """
+    found = [
+        Listed(name, f"{kind.example}  {kind.about}".strip(), _why_not(kind))
+        for name, kind in available().items()
+    ]
+    for place in places().values():
+        about = f"{place.about or place.on}  ({place.file})"
+        found.append(Listed(place.name, about, _why_not(place), is_place=True))
+    return found
+
+
+def _why_not(what: type[AnyLauncher] | NamedPlace) -> str:
+    try:
+        kind = type(named(what.name)) if isinstance(what, NamedPlace) else what
+        kind.check()
+    except AllranksError as error:
+        return str(error)
+    except Exception as error:  # another distribution's code
+        return f"its check failed: {type(error).__name__}: {error}"
+    return ""
+
+
+def text() -> str:
+    """Returns what is listed as lines, with an arrow at the default."""
+    lines = []
+    first = default()
+    for one in listed():
+        mark = "→" if one.name == first else " "
+        lines.append(f"{mark} {one.name:<10} {one.about}")
+        if one.why_not:
+            lines.append(f"             not available: {one.why_not}")
+    lines += [f"  {problem}" for problem in left_out().values()]
+    lines += [f"  {path} was not read: permission denied" for path in unreadable()]
+    return "\n".join(lines)
+
+
+def check_launchers() -> Iterator[Finding]:
+    """The doctor's check of all launchers and named places but this machine."""
+    try:
+        known = listed()
+    except AllranksError as error:
+        yield Finding("launchers", WRONG, str(error))
+        return
+    for one in known:
+        if one.name != "local":
+            state = OK if not one.why_not else WRONG if one.is_place else ABSENT
+            yield Finding(one.name, state, one.why_not or one.about)
+    for name, problem in left_out().items():
+        yield Finding(f"launcher {name}", WRONG, problem)
+
+
+def _first(text: str) -> str:
+    return next(iter(text.split()), "")
+
+
+def _is_built_in(word: str) -> bool:
+    return word.partition(":")[0] in BUILT_IN
+
+
+def _words(name: str) -> list[str]:
+    try:
+        words = shlex.split(name)
+    except ValueError as error:
+        raise UsageError(f"expected a launcher, found {name!r}: {error}") from error
+    return words or [""]
+
+
+@dataclass(frozen=True)
+class NamedPlace:
+    """A named place, and the file that defines it."""
+
+    name: str
+    on: str
+    file: str
+    about: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def files() -> list[str]:
+    """Returns the files that may define places; an earlier file has precedence."""
+    named = os.environ.get(SITES)
+    if named:
+        return [named]
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    folders = os.path.join(home, "allranks"), os.path.join(sys.prefix, "etc"), "/etc/allranks"
+    return [os.path.join(folder, _FILE) for folder in folders]
+
+
+def unreadable() -> list[str]:
+    """Returns the files that this user may not read. They are skipped."""
+    return [path for path in files() if _may_not_read(path)]
+
+
+def _may_not_read(path: str) -> bool:
+    try:
+        open(path, "rb").close()
+    except PermissionError:
+        return True
+    except OSError:
+        pass  # places() reports the problem
+    return False
+
+
+def places() -> dict[str, NamedPlace]:
+    """Returns the places by their names; files that this user may not read are skipped.
+
+    Raises:
+        UsageError: a file cannot be read, or has something else than places.
+    """
+    import tomllib  # loading the extension does not need it
+
+    found: dict[str, NamedPlace] = {}
+    for path in files():
+        try:
+            with open(path, "rb") as text:
+                tables = tomllib.load(text)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            continue
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise UsageError(
+                f"expected named places in {path}, found {error}. Correct that file"
+            ) from error
+        for name, table in tables.items():
+            found.setdefault(name, _place(path, name, table))
+    return found
+
+
+def _place(path: str, name: str, table: Any) -> NamedPlace:
+    if name in BUILT_IN:
+        raise UsageError(
+            f"expected a name of its own for every place in {path}, found [{name}], which is a "
+            "launcher's. Give the place another name"
+        )
+    if not isinstance(table, dict) or not isinstance(table.get("on"), str):
+        raise UsageError(
+            f"expected a table for every place in {path}, found {name}. Write for example: "
+            f'[{name}] and below it: on = "slurm --partition gpu"'
+        )
+    for key, value in table.items():
+        if not isinstance(value, _KEYS.get(key, ())):
+            raise UsageError(
+                f"expected {', '.join(_KEYS)} under [{name}] in {path}, found {key} = {value!r}. "
+                "Correct it"
+            )
+    environment = {key: str(value) for key, value in table.get("environment", {}).items()}
+    return NamedPlace(name, table["on"], path, table.get("about", ""), environment)

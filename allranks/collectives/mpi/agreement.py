@@ -1,0 +1,441 @@
+"""How ranks on several hosts agree on a call: in memory on each host, then between the hosts.
+
+The ranks of a host write down their call and arrive, as on one host. When all have arrived, the
+host's first rank, its leader, compares what they wrote, exchanges that with the other hosts'
+leaders, and publishes the outcome in the host's `LeaderBuffer`. The values of small arrays travel
+with that exchange: the host's sum to the other leaders, the sum of all back to the ranks.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from allranks.collectives.arrays.reductions import Arithmetic, Array
+from allranks.collectives.calls import guard
+from allranks.collectives.calls.board import WAITING
+from allranks.collectives.calls.call import Call, Members, Offer
+from allranks.collectives.calls.callsite import Site
+from allranks.collectives.calls.standing import Standing
+from allranks.collectives.calls.transport import cut
+from allranks.collectives.calls.wait import Steps
+from allranks.collectives.host.channel import (
+    AGREED,
+    LAST,
+    LAST_RANK,
+    LENGTH,
+    TEXT_BYTES,
+    TEXT_MOST,
+    HostChannel,
+    LeaderBuffer,
+)
+from allranks.collectives.host.memory import fence
+from allranks.collectives.mpi.transport import complete
+from allranks.errors import CollectiveMismatch
+
+_TAG, _DATA_TAG = 11, 12
+_PIECE_BYTES = 48 << 10
+"""MPI sends this much at once, and asks before it sends more. Between two hosts that send to each
+other all the time, question and answer would each wait behind the other host's data."""
+_LENGTH_BYTES = 8
+
+
+class HostLeaders:
+    """The leaders of a group's hosts: a communicator of each epoch, and their transfers.
+
+    Memory that MPI may write to after a call has been left is used in no later epoch.
+
+    Args:
+        own: this rank's state.
+        ranks: the first ranks of the hosts, in the hosts' order.
+        number: the group's number.
+        user: the communicator of all ranks, which stands for each epoch's in turn.
+        row_bytes: the largest row that a leader sends.
+    """
+
+    def __init__(
+        self,
+        own: Standing,
+        ranks: tuple[int, ...],
+        number: int,
+        user: MPI.Intracomm,
+        row_bytes: int,
+    ) -> None:
+        self.own, self.ranks = own, ranks
+        self._user, self._tag = user, number
+        self._row_bytes = row_bytes
+
+    def renew(self) -> None:
+        """Begins a new epoch. Collective over these ranks, which are certain to take part."""
+        if self.own.rank not in self.ranks:
+            return
+        group = self._user.Get_group().Incl(list(self.ranks))
+        self.comm = MPI.Intracomm(self._user).Create_group(group, (1 << 22) + self._tag)
+        self.me = self.comm.Get_rank()
+        whole = [memoryview(bytearray(_LENGTH_BYTES + self._row_bytes)) for _ in self.ranks]
+        self.rows = [row[_LENGTH_BYTES:] for row in whole]
+        """The row of each leader; this rank's own is written before the exchange begins."""
+        self._whole = whole
+        self._lengths = [row[:_LENGTH_BYTES].cast("q") for row in whole]
+        self._others = [index for index in range(len(self.ranks)) if index != self.me]
+        self._begins = [(index, [whole[index][:_PIECE_BYTES], MPI.BYTE]) for index in self._others]
+        self._exchange: list[Any] = []
+        self._scratch: dict[tuple[str, int], Array] = {}
+
+    def begin_exchange(self, nbytes: int) -> None:
+        """Begins to send the first bytes of this leader's row, and to receive the others' rows."""
+        comm, coming, going = self.comm, list[MPI.Request](), list[MPI.Request]()
+        held = self._exchange = [coming, going, self._whole]
+        self.own.kept[id(held)] = held
+        length = self._lengths[self.me][0] = _LENGTH_BYTES + nbytes
+        for index, begin in self._begins:
+            coming.append(comm.Irecv(begin, index, _TAG))
+        for piece in _pieces(self._whole[self.me], 0, length):
+            for index in self._others:
+                going.append(comm.Isend(piece, index, _TAG))
+
+    def exchanged(self) -> bool:
+        """Whether the exchange is complete: then `rows` are those of all leaders."""
+        held = self._exchange
+        if not held:
+            return True
+        coming, going, _ = held
+        if not MPI.Request.Testall(coming):
+            return False
+        if len(coming) == len(self._others):
+            # The length of each row is in its first bytes.
+            for index in self._others:
+                rest = _pieces(self._whole[index], _PIECE_BYTES, self._lengths[index][0])
+                coming.extend(self.comm.Irecv(piece, index, _TAG) for piece in rest)
+        if not (MPI.Request.Testall(coming) and MPI.Request.Testall(going)):
+            return False
+        self._exchange = []
+        del self.own.kept[id(held)]
+        return True
+
+    def gather(self, call: Call, mine: Array, counts: Sequence[int], turn: int = 0) -> Steps[Array]:
+        """The bytes of all leaders, in order. ``turn`` is 0 or 1 where two calls overlap."""
+        into, parts = self._room("gathered", turn, np.dtype(np.uint8), counts)
+        parts[self.me][...] = mine
+        yield from self._swap(call, dict.fromkeys(self._others, mine), parts, turn)
+        return into
+
+    def alltoall(
+        self, call: Call, mine: Array, counts: Sequence[int], theirs: Sequence[int], turn: int
+    ) -> Steps[Array]:
+        """The bytes that each leader sends here (``theirs``); this one sends ``counts``."""
+        into, parts = self._room("brought", turn, np.dtype(np.uint8), theirs)
+        out = cut(mine, counts)
+        parts[self.me][...] = out[self.me]
+        yield from self._swap(call, out, parts, turn)
+        return into
+
+    def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
+        """``array`` (bytes) becomes the root's on all leaders."""
+        yield from complete(self.own.kept, call, self.comm.Ibcast, [array, MPI.BYTE], root)
+
+    def reduce(self, call: Call, total: Array, how: Arithmetic, turn: int) -> Steps[Array]:
+        """The reduction of all leaders' totals, the same bits on each; it may be in ``total``.
+
+        Two leaders swap their totals. More reduce a part each, and swap the results: MPI's own
+        reduction sends everything to one of them and back.
+        """
+        many = len(self.ranks)
+        parts = [total] * many if many == 2 else np.array_split(total, many)
+        mine = parts[self.me]
+        _, brought = self._room("brought", turn, total.dtype, [mine.size] * many)
+        yield from self._swap(call, parts, brought, turn)
+        brought[self.me] = mine
+        merged = how.merged(brought, brought[0])
+        if many == 2:
+            return merged
+        mine[...] = merged
+        yield from self._swap(call, dict.fromkeys(self._others, mine), parts, 2 + turn)
+        return total
+
+    def _swap(
+        self,
+        call: Call,
+        out: Sequence[Array] | Mapping[int, Array],
+        into: Sequence[Array],
+        turn: int,
+    ) -> Steps[None]:
+        """Sends each of the other leaders its array, and ends when theirs have been received."""
+        comm, tag, requests = self.comm, _DATA_TAG + turn, list[MPI.Request]()
+        held: list[Any] = [requests, out, into]
+        self.own.kept[id(held)] = held
+        for index in self._others:
+            for piece in _pieces(into[index], 0, into[index].nbytes):
+                requests.append(comm.Irecv(piece, index, tag))
+        for index in self._others:
+            for piece in _pieces(out[index], 0, out[index].nbytes):
+                requests.append(comm.Isend(piece, index, tag))
+        call.stage += 1
+        while not MPI.Request.Testall(requests):
+            yield call
+        del self.own.kept[id(held)]
+
+    def scratch(self, turn: int, dtype: np.dtype[Any], count: int) -> Array:
+        """Memory of this epoch that MPI reads or writes; used again at every second turn."""
+        return self._memory("own", turn, dtype, count)
+
+    def _room(
+        self, what: str, turn: int, dtype: np.dtype[Any], counts: Sequence[int]
+    ) -> tuple[Array, list[Array]]:
+        """The same for a piece of each leader: the whole, and the pieces."""
+        whole = self._memory(what, turn, dtype, sum(counts))
+        return whole, cut(whole, counts)
+
+    def _memory(self, what: str, turn: int, dtype: np.dtype[Any], count: int) -> Array:
+        nbytes, key = dtype.itemsize * count, (what, turn)
+        known = self._scratch.get(key)
+        if known is None or known.nbytes < nbytes:
+            known = self._scratch[key] = np.empty(nbytes, np.uint8)
+        return known[:nbytes].view(dtype)
+
+
+def _pieces(data: Array | memoryview, low: int, high: int) -> Iterator[list[Any]]:
+    """The bytes from ``low`` to ``high`` in pieces that MPI sends at once."""
+    if isinstance(data, np.ndarray):
+        data = data.view(np.uint8)
+    for start in range(low, high, _PIECE_BYTES):
+        yield [data[start : min(start + _PIECE_BYTES, high)], MPI.BYTE]
+
+
+Hosts = tuple[tuple[int, ...], ...]
+_ROW = struct.Struct("=QQ?7xdq")
+"""The head of a host's row: the call's number, its fingerprint, whether all ranks there make the
+same call, when the last one arrived, and its rank. What each member offers and the carried values
+follow."""
+_CARRIED_BYTES, _NEEDED_BYTES = 64 << 10, 256 << 10
+"""The most bytes that a leader sends with an agreement, which saves a second wait. The larger limit
+is for two hosts, where a leader would have to send as much anyway."""
+
+_TRIES = 100
+"""Polls of the exchange between hosts before the call waits; each yields the core."""
+
+
+def _last_arrival(head: tuple[Any, ...]) -> float:
+    return float(head[3])
+
+
+class RemoteSite(Site):
+    """A line on another host, as its rank shows it while it waits."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self.filename or "a line that it has not told yet"
+
+
+class MultiHostAgreement:
+    """`Agreement` over the channels of several hosts.
+
+    Args:
+        own: this rank's state.
+        members: the group's.
+        hosts: the members on each host.
+        memory: what the members on this host share.
+        user: the communicator of all ranks.
+    """
+
+    def __init__(
+        self, own: Standing, members: Members, hosts: Hosts, memory: mmap.mmap, user: Any
+    ) -> None:
+        self.own, self.members, self.hosts = own, members, hosts
+        here = next(ranks for ranks in hosts if own.rank in ranks)
+        self.host = hosts.index(here)
+        self.channel = HostChannel(own, Members(members.number, here, own.rank), memory)
+        self.is_first = self.channel.members.me == 0
+        self.buffer = LeaderBuffer(memory, len(here), members.size)
+        self.places = [[members.ranks.index(rank) for rank in ranks] for ranks in hosts]
+        """For each host the places of its members in the group."""
+        self.order = [place for places in self.places for place in places]
+        self.largest_host = max(map(len, self.hosts))
+        """The largest number of members on one host."""
+        self.block = HostChannel.block_bytes(self.largest_host)
+        """Bytes of a block, the same on every host."""
+        self.carried_by_part = min(_CARRIED_BYTES // (len(hosts) - 1), self.block // len(hosts))
+        """The most bytes of a host that go with an agreement, if not all hosts need all of them."""
+        two = min(_NEEDED_BYTES, self.block // 2)
+        self.carried_by_all = two if len(hosts) == 2 else self.carried_by_part
+        """The same if all hosts need all of them: otherwise more than two hosts would send less."""
+        row_bytes = _ROW.size + 8 * self.largest_host + self.carried_by_all
+        ends = accumulate((len(ranks) for ranks in hosts), initial=0)
+        self._sizes = struct.Struct(f"={len(here)}q")
+        self.carried_at = [_ROW.size + 8 * len(ranks) for ranks in hosts]
+        """Where the carried values begin in each host's row."""
+        self._offers = [slice(8 * low, 8 * high) for low, high in pairwise(ends)]
+        leaders = tuple(ranks[0] for ranks in self.hosts)
+        self.leaders = HostLeaders(own, leaders, members.number, user, row_bytes)
+        self._finished = 0
+        self._exchanging: Call | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """Begins a new epoch: calls are counted again. Collective over the leaders."""
+        self.channel.renew()
+        self.ticks = self.channel.count
+        """Counts chunks, the same on all members."""
+        self.leaders.renew()
+        self._exchanging = None
+
+    def come(self, call: Call, offer: Offer) -> bool:
+        """Writes down this rank's call; True if all arrive and agree within microseconds."""
+        here = self.channel.come(call, offer)
+        self.own.board.note(self.members.number, call.number, self._finished)
+        if not self.is_first:
+            if not self.buffer.agreed_soon(call.number, self.own):
+                return False
+        elif self.own.pending or not here:
+            return False
+        else:
+            self._begin_exchange(call)
+            tries = 0
+            while not self.leaders.exchanged():
+                tries += 1
+                if tries > _TRIES:
+                    return False
+            if not self._publish(call):
+                return False
+        self._conclude(call)
+        return True
+
+    def agree(self, call: Call, offer: Offer) -> Steps[None]:
+        """Ends when every member has arrived with the same fingerprint.
+
+        Raises:
+            CollectiveMismatch: the calls differ; no data has moved.
+        """
+        if self.is_first:
+            yield from self._exchange(call)
+        else:
+            call.stage += 1
+            while self.buffer.words[AGREED] < call.number:
+                yield call
+            fence()
+        self._conclude(call)
+
+    def _conclude(self, call: Call) -> None:
+        buffer = self.buffer
+        if buffer.words[LENGTH]:
+            # Other ranks need not wait for one that leaves the cell because of this.
+            self.finish(call)
+            raise CollectiveMismatch(buffer.text[: buffer.words[LENGTH]].tobytes().decode())
+        call.last = buffer.times[LAST] - self.own.offset_seconds
+        call.last_rank = buffer.words[LAST_RANK]
+
+    def _exchange(self, call: Call) -> Steps[None]:
+        """The leader's part between hosts, as far as `come` has not done it."""
+        if self._exchanging is not call:
+            yield from self.channel.wait(call)
+            self._begin_exchange(call)
+        call.stage += 1
+        while not self.leaders.exchanged():
+            yield call
+        if not self._publish(call):
+            text = (yield from self._differences(call)).encode()[:TEXT_MOST]
+            self.buffer.text[: len(text)] = np.frombuffer(text, np.uint8)
+            self._release(call, len(text))
+
+    def _begin_exchange(self, call: Call) -> None:
+        """Begins the leaders' exchange: all members of this host have arrived."""
+        channel, row, offset = self.channel, self.leaders.rows[self.host], self.own.offset_seconds
+        same, last, rank = channel.compared(call)
+        _ROW.pack_into(row, 0, call.number, call.packed.fingerprint, same, last + offset, rank)
+        self._sizes.pack_into(row, _ROW.size, *channel.sizes(call))
+        end = self.carried_at[self.host]
+        if call.carry is not None and same:
+            end += call.carry.pack()
+        self._exchanging = call
+        self.leaders.begin_exchange(end)
+
+    def _publish(self, call: Call) -> bool:
+        """Publishes the exchanged rows to this host; False if the hosts make different calls.
+
+        Without checks they are not compared.
+        """
+        buffer, rows = self.buffer, self.leaders.rows
+        heads = [_ROW.unpack_from(row) for row in rows]
+        first = heads[0][:3]
+        if self.own.checks and not (first[2] and all(head[:3] == first for head in heads)):
+            return False
+        *_, buffer.times[LAST], buffer.words[LAST_RANK] = max(heads, key=_last_arrival)
+        for row, end, where in zip(rows, self.carried_at, self._offers, strict=True):
+            buffer.offered[where] = row[_ROW.size : end]
+        if call.carry is not None:
+            call.carry.unpack()
+        self._release(call, 0)
+        return True
+
+    def _release(self, call: Call, length: int) -> None:
+        """Lets the ranks of this host go on; ``length`` is that of the error text."""
+        self._exchanging = None
+        self.buffer.words[LENGTH] = length
+        fence()
+        self.buffer.words[AGREED] = call.number
+
+    def _differences(self, call: Call) -> Steps[str]:
+        """The text of the mismatch, with the calls of all members."""
+        mine = np.frombuffer(b"".join(self.channel.texts(call)), np.uint8)
+        counts = [TEXT_BYTES * len(ranks) for ranks in self.hosts]
+        every = yield from self.leaders.gather(call, mine, counts)
+        ranks = [self.members.ranks[place] for place in self.order]
+        texts = [guard.unpack_text(text.tobytes()) for text in every.reshape(len(ranks), -1)]
+        return guard.mismatch_text(dict(zip(ranks, texts, strict=True)))
+
+    def offers(self, call: Call) -> list[Offer]:
+        """What each member has offered, until this rank arrives at the next call."""
+        offered = self.buffer.offers.tolist()
+        return [offer for _, offer in sorted(zip(self.order, map(Offer, offered), strict=True))]
+
+    def mine(self, chunk: int, dtype: np.dtype[Any]) -> Array:
+        """This rank's block for a chunk."""
+        block: Array = self.channel.blocks[self.channel.members.me][chunk & 1].view(dtype)
+        return block
+
+    def meet(self, call: Call) -> Steps[None]:
+        """Ends when every member on this host has arrived once more."""
+        yield from self.channel.meet(call)
+
+    def missing(self, call: Call) -> tuple[int, ...]:
+        """The members that have not arrived; then the leaders that left before the exchange."""
+        if call.moving or not call.posted or self.buffer.words[AGREED] >= call.number:
+            return ()
+        behind = self._behind(call, 0, self.members.ranks)
+        return behind or tuple(
+            rank
+            for rank in self._behind(call, 1, self.leaders.ranks)
+            if self.own.peers.departure(rank, self.own.scope, self.own.epoch) is not None
+        )
+
+    def unfinished(self, call: Call) -> tuple[int, ...]:
+        """The members that have not marked their part as done."""
+        return self._behind(call, 1, self.members.ranks)
+
+    def _behind(self, call: Call, what: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        progress, group, me = self.own.peers.progress, self.members.number, self.own.rank
+        return tuple(r for r in ranks if r != me and progress(r, group)[what] < call.number)
+
+    def sites(self, call: Call) -> dict[int, Site]:
+        """The line of each member that has arrived."""
+        if not self.own.checks or not call.posted:
+            return {self.own.rank: call.site}
+        came = set(self.members.ranks) - set(self._behind(call, 0, self.members.ranks))
+        here = {rank: site for rank, (_, site) in self.channel.brought(call).items()}
+        tell = partial(self.own.board.text, kind=WAITING)
+        return {
+            r: here[r] if r in here else RemoteSite(tell(r).partition(" at ")[2], 0) for r in came
+        }
+
+    def finish(self, call: Call) -> None:
+        """Notes that this rank has done its part of a call."""
+        self._finished = call.number
+        self.own.board.note(self.members.number, call.number, call.number)

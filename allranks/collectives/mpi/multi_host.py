@@ -1,0 +1,454 @@
+"""The transport of several hosts: shared memory on each host, MPI between the hosts' first ranks.
+
+An array passes in chunks: the ranks of a host fill a block each, its first rank combines them into
+what goes between hosts, and writes the result of all hosts where the others can read it. While one
+chunk is between the hosts the next one is filled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from allranks.collectives.arrays.reductions import Arithmetic, Array
+from allranks.collectives.calls.call import NOTHING, Call, Move, Offer, Prepared, prepared
+from allranks.collectives.calls.transport import as_bytes
+from allranks.collectives.calls.wait import LONGEST_SLEEP, SHORTEST_SLEEP, Steps
+from allranks.collectives.host.channel import DONE
+from allranks.collectives.host.memory import fence
+from allranks.collectives.host.shared_memory import keep
+from allranks.collectives.mpi.agreement import MultiHostAgreement
+from allranks.collectives.mpi.transport import MpiTransport
+
+T = TypeVar("T")
+_AHEAD = 2
+"""Largest number of chunks under way: the number of blocks that a rank has."""
+
+
+class Carry(NamedTuple):
+    """Small values that travel with an agreement, in the rows that leaders exchange."""
+
+    pack: Callable[[], int]
+    """Writes this host's values into its row, and returns their bytes."""
+    unpack: Callable[[], None]
+    """Writes the values of all rows where the ranks of this host read them."""
+
+
+class Chunks(NamedTuple):
+    """The number of chunks, and what each rank does with one, by its index."""
+
+    number: int
+    fill: Callable[[int], None]
+    """Writes this rank's part where the leader reads it."""
+    post: Callable[[int], Steps[None]]
+    """On a leader: ends when the result is in the slot of this turn."""
+    take: Callable[[int], None]
+    """Reads the result there."""
+
+
+def overlaps(lengths: Sequence[int], low: int, high: int) -> Iterator[tuple[int, slice, slice]]:
+    """Of consecutive pieces those that overlap ``low:high``: index, part of the piece, and place.
+
+    The place is counted from ``low``.
+    """
+    at = 0
+    for index, length in enumerate(lengths):
+        first, last = max(at, low), min(at + length, high)
+        if first < last:
+            yield index, slice(first - at, last - at), slice(first - low, last - low)
+        at += length
+
+
+def move_chunks(agreement: MultiHostAgreement, call: Call, chunks: Chunks, result: T) -> Steps[T]:
+    """Ends with the result when all chunks have passed; the first one has been filled."""
+    channel, words = agreement.channel, agreement.buffer.words
+    before = agreement.ticks
+    agreement.ticks += chunks.number
+    under_way: deque[Steps[None]] = deque()
+    if agreement.is_first:
+        call.longest_sleep = SHORTEST_SLEEP
+
+    def advance() -> None:
+        """On a leader: drives the transfers between hosts, and publishes what has arrived."""
+        while under_way and next(under_way[0], None) is None:
+            under_way.popleft()
+            fence()
+            words[DONE] = max(words[DONE], before) + 1
+        for steps in list(under_way)[1:]:
+            next(steps, None)
+
+    def until(ready: Callable[[], bool]) -> Steps[None]:
+        call.stage += 1
+        while not ready():
+            yield call
+            advance()
+
+    def reached(there: int) -> bool:
+        return words[DONE] >= there
+
+    for chunk in range(chunks.number + _AHEAD):
+        if chunk >= _AHEAD:
+            there = before + chunk - _AHEAD + 1
+            yield from until(partial(reached, there))
+            fence()
+            chunks.take(chunk - _AHEAD)
+        if chunk >= chunks.number:
+            continue
+        if chunk:
+            chunks.fill(chunk)
+            channel.count += 1
+            fence()
+            channel.publish_count()
+        if agreement.is_first:
+            yield from until(channel.all_arrived)
+            fence()
+            under_way.append(chunks.post(chunk))
+            advance()
+    call.longest_sleep = LONGEST_SLEEP
+    return result
+
+
+class Gathering:
+    """allgather and gather over the channels of several hosts."""
+
+    def __init__(self, agreement: MultiHostAgreement, mpi: MpiTransport) -> None:
+        self.agreement, self._mpi = agreement, mpi
+        # Bytes of each member's part of a chunk.
+        self._share = max(1, agreement.block // agreement.members.size // 64 * 64)
+
+    def begin(
+        self, call: Call, source: Array, lengths: Sequence[int] | None, root: int
+    ) -> tuple[Offer, Steps[list[Array]]]:
+        """As `Transport.allgather`."""
+        part = source[: self._share]
+        self.agreement.mine(0, part.dtype)[: part.size] = part
+        carried = not call.posted and lengths is None
+        if carried:
+            call.carry = self._gathered(call)
+        return Offer(source.nbytes), self._gather(call, source, lengths, root, carried=carried)
+
+    def _gathered(self, call: Call) -> Carry:
+        """The part of an allgather that goes with the agreement, if each host brings few bytes."""
+        agreement = self.agreement
+
+        host, starts = agreement.host, agreement.carried_at
+
+        def pack() -> int:
+            sizes = agreement.channel.sizes(call)
+            if sum(sizes) > agreement.carried_by_all or max(sizes) > self._share:
+                return 0
+            mine = self._laid(0, sizes)
+            agreement.leaders.rows[host][starts[host] : starts[host] + mine.size] = mine.tobytes()
+            return mine.size
+
+        def unpack() -> None:
+            brought = self._brought(agreement.buffer.offers.tolist())
+            if max(brought) <= agreement.carried_by_all:
+                rows = zip(agreement.leaders.rows, starts, brought, strict=True)
+                whole = b"".join([row[start : start + size] for row, start, size in rows])
+                agreement.buffer.slots[0][: len(whole)] = np.frombuffer(whole, np.uint8)
+
+        return Carry(pack, unpack)
+
+    def _brought(self, sizes: Sequence[int]) -> list[int]:
+        """The bytes of each host, given those of each member, host by host."""
+        left = iter(sizes)
+        return [sum(islice(left, len(ranks))) for ranks in self.agreement.hosts]
+
+    def _laid(self, chunk: int, sizes: Sequence[int]) -> Array:
+        """The blocks of the members on this host, one after the other."""
+        blocks = [pair[chunk & 1] for pair in self.agreement.channel.blocks]
+        parts = [block[:size] for block, size in zip(blocks, sizes, strict=False)]
+        return np.concatenate(parts) if parts else blocks[0][:0]
+
+    def _gather(
+        self,
+        call: Call,
+        source: Array,
+        lengths: Sequence[int] | None,
+        root: int,
+        *,
+        carried: bool,
+    ) -> Steps[list[Array]]:
+        agreement, step = self.agreement, self._share
+        sizes = list(lengths) if lengths else [o.nbytes for o in call.agreement.offers(call)]
+        ordered = [sizes[place] for place in agreement.order]
+        carried = (
+            carried
+            and max(self._brought(ordered)) <= agreement.carried_by_all
+            and max(sizes) <= step
+        )
+        me = agreement.members.me
+        if root >= 0 and not carried:
+            # Nothing shrinks on the way. That each rank sends its own is faster, as measured.
+            return (yield from self._mpi.gather(call, source, sizes, root))
+        reads = root in (-1, me)
+        outs = [np.empty(size if reads else 0, np.uint8) for size in sizes]
+
+        def cut(chunk: int) -> list[list[int]]:
+            return [
+                [max(0, min(step, sizes[place] - chunk * step)) for place in places]
+                for places in agreement.places
+            ]
+
+        def fill(chunk: int) -> None:
+            part = source[chunk * step :][:step]
+            agreement.mine(chunk, part.dtype)[: part.size] = part
+
+        def post(chunk: int) -> Steps[None]:
+            brought = cut(chunk)
+            mine = self._laid(chunk, brought[agreement.host])
+            whole = yield from agreement.leaders.gather(
+                call, mine, list(map(sum, brought)), chunk & 1
+            )
+            agreement.buffer.slots[chunk & 1][: whole.size] = whole
+
+        def take(chunk: int) -> None:
+            at = 0
+            for place, size in zip(agreement.order, chain(*cut(chunk)), strict=True):
+                if reads:
+                    outs[place][chunk * step :][:size] = agreement.buffer.slots[chunk & 1][at:][
+                        :size
+                    ]
+                at += size
+
+        if carried:
+            take(0)
+            return outs
+        chunks = Chunks(-(-max(sizes) // step), fill, post, take)
+        return (yield from move_chunks(agreement, call, chunks, outs))
+
+
+Carried = tuple[Array, Carry, Callable[..., Any]]
+"""This rank's block for a small array, its `Carry`, and the function that makes the result."""
+
+
+class MultiHostTransport:
+    """Transport over the channels of several hosts; what does not shrink there goes by MPI."""
+
+    name = "hosts"
+
+    def __init__(self, agreement: MultiHostAgreement, mpi: MpiTransport) -> None:
+        self.agreement, self.mpi, self.members = agreement, mpi, agreement.members
+        self.channel, self.buffer, self.leaders = (
+            agreement.channel,
+            agreement.buffer,
+            agreement.leaders,
+        )
+        self._here = self.channel.members.me
+        self._carried, self._bytes = agreement.carried_by_all, agreement.block
+        self._known: dict[tuple[Arithmetic, tuple[int, ...]], Carried] = {}
+        """The views of small arrays: they cost more to make than to use."""
+        self._gathering = Gathering(agreement, mpi)
+        self._little = agreement.carried_by_part // agreement.largest_host
+        """Bytes of each member that always fit into an agreement."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array."""
+        return np.empty(shape, dtype)
+
+    def renew(self) -> None:
+        """Begins a new epoch, which has new rows."""
+        self._known.clear()
+
+    def allreduce(
+        self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
+    ) -> Prepared[Array]:
+        """Leaders exchange their hosts' sums; that of a small array goes with the agreement."""
+        width = max(how.dtype.itemsize, how.total.itemsize)
+        if not call.posted and source.size * width <= self._carried:
+            rest = self._carry_reduced(call, source, how)
+            return NOTHING, rest if out is None else partial(rest, out)
+        found = np.empty(source.shape, source.dtype) if out is None else out
+        flat, into = source.reshape(-1), found.reshape(-1)
+        step = self._bytes // width
+        slots = [slot.view(how.dtype) for slot in self.buffer.slots]
+
+        def fill(chunk: int) -> None:
+            part = flat[chunk * step :][:step]
+            how.staged(part, self.agreement.mine(chunk, how.dtype)[: part.size])
+
+        def post(chunk: int) -> Steps[None]:
+            size = min(step, flat.size - chunk * step)
+            parts = self.channel.blocks_as(how.dtype, size, chunk & 1)
+            mine = how.merged(parts, self.leaders.scratch(chunk & 1, how.total, size))
+            whole = yield from self.leaders.reduce(call, mine, how, chunk & 1)
+            how.finish(whole, slots[chunk & 1][:size])
+
+        def take(chunk: int) -> None:
+            part = into[chunk * step :][:step]
+            part[...] = slots[chunk & 1][: part.size]
+
+        if flat.size:
+            fill(0)
+        chunks = Chunks(-(-flat.size // step), fill, post, take)
+        return NOTHING, move_chunks(self.agreement, call, chunks, found)
+
+    def _carry_reduced(self, call: Call, source: Array, how: Arithmetic) -> Callable[..., Any]:
+        """Sends the reduction with the agreement; returns the function that makes the result."""
+        key = how, source.shape
+        mine, call.carry, rest = self._known.get(key) or self._begin_carried(key)
+        how.staged(source, mine)
+        return rest
+
+    def _begin_carried(self, key: tuple[Arithmetic, tuple[int, ...]]) -> Carried:
+        how, shape = key
+        count = math.prod(shape)
+        parts = [part.reshape(shape) for part in self.channel.blocks_as(how.dtype, count, 0)]
+        slot = self.buffer.slots[0][: count * how.dtype.itemsize].view(how.dtype).reshape(shape)
+        nbytes, totals = count * how.total.itemsize, list[Array]()
+        if self.agreement.is_first:
+            rows = zip(self.leaders.rows, self.agreement.carried_at, strict=True)
+            whole = [np.frombuffer(row, how.total, count, at) for row, at in rows]
+            totals = [total.reshape(shape) for total in whole]
+
+        def pack() -> int:
+            how.merged(parts, totals[self.agreement.host])
+            return nbytes
+
+        def unpack() -> None:
+            how.finish(how.merged(totals, totals[0]), slot)
+
+        def rest(out: Array | None = None, part: Any = ...) -> Array:
+            if out is None:
+                return slot.copy()
+            out[...] = slot[part]
+            return out
+
+        return keep(self._known, key, (parts[self._here], Carry(pack, unpack), rest))
+
+    def reducescatter(
+        self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
+    ) -> Prepared[None]:
+        """Each host receives the other hosts' sums of its part; small arrays as in `allreduce`."""
+        me, width = self.members.me, max(how.dtype.itemsize, how.total.itemsize)
+        if not call.posted and source.size * width <= self.agreement.carried_by_part:
+            rest = self._carry_reduced(call, source, how)
+            return NOTHING, partial(rest, out, slice(bounds[me], bounds[me + 1]))
+        places, host = self.agreement.places, self.agreement.host
+        spans = [[bounds[i + 1] - bounds[i] for i in ranks] for ranks in places]
+        step = self._bytes // width // len(places)
+        slots = [slot.view(how.dtype) for slot in self.buffer.slots]
+
+        def sizes(chunk: int) -> list[int]:
+            return [min(step, max(0, sum(span) - chunk * step)) for span in spans]
+
+        def within(of: int, chunk: int) -> Iterator[tuple[int, slice, slice]]:
+            return overlaps(spans[of], chunk * step, (chunk + 1) * step)
+
+        def fill(chunk: int) -> None:
+            block = self.agreement.mine(chunk, how.dtype)
+            for of, size in enumerate(sizes(chunk)):
+                for index, piece, where in within(of, chunk):
+                    start = bounds[places[of][index]]
+                    how.staged(source[start:][piece], block[where])
+                block = block[size:]
+
+        def post(chunk: int) -> Steps[None]:
+            lengths = sizes(chunk)
+            parts = self.channel.blocks_as(how.dtype, sum(lengths), chunk & 1)
+            mine = how.merged(parts, self.leaders.scratch(chunk & 1, how.total, sum(lengths)))
+            counts = [size * how.total.itemsize for size in lengths]
+            coming = [counts[host]] * len(lengths)
+            whole = yield from self.leaders.alltoall(
+                call, as_bytes(mine), counts, coming, chunk & 1
+            )
+            totals = whole.view(how.total).reshape(len(lengths), lengths[host])
+            how.finish(how.merged(list(totals)), slots[chunk & 1][: lengths[host]])
+
+        def take(chunk: int) -> None:
+            for index, piece, where in within(host, chunk):
+                if places[host][index] == me:
+                    out[piece] = slots[chunk & 1][where]
+
+        fill(0)
+        chunks = Chunks(-(-max(map(sum, spans)) // step), fill, post, take)
+        return NOTHING, move_chunks(self.agreement, call, chunks, None)
+
+    def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
+        """Leaders send the root's bytes; few bytes go with the agreement."""
+        rank, step = self.members.ranks[root], self._bytes
+        host = next(i for i, ranks in enumerate(self.agreement.hosts) if rank in ranks)
+        place = self.agreement.hosts[host].index(rank)
+        mine, here = rank == self.members.rank, host == self.agreement.host
+        slots = self.buffer.slots
+
+        def fill(chunk: int) -> None:
+            if mine:
+                part = array[chunk * step :][:step]
+                self.agreement.mine(chunk, part.dtype)[: part.size] = part
+
+        def laid(chunk: int, size: int) -> Array:
+            return self.channel.blocks_as(array.dtype, size, chunk & 1)[place]
+
+        def post(chunk: int) -> Steps[None]:
+            size = min(step, array.size - chunk * step)
+            slot = slots[chunk & 1][:size]
+            if here:
+                slot[...] = laid(chunk, size)
+                yield from self.leaders.broadcast(call, slot, host)
+                return
+            into = self.leaders.scratch(chunk & 1, array.dtype, size)
+            yield from self.leaders.broadcast(call, into, host)
+            slot[...] = into
+
+        def take(chunk: int) -> None:
+            if not mine:
+                part = array[chunk * step :][:step]
+                part[...] = slots[chunk & 1][: part.size]
+
+        fill(0)
+        if not call.posted and array.nbytes <= self._carried:
+            at = self.agreement.carried_at[host]
+
+            def pack() -> int:
+                if not here:
+                    return 0
+                self.leaders.rows[host][at : at + array.size] = laid(0, array.size).tobytes()
+                return array.size
+
+            def unpack() -> None:
+                slots[0][: array.size] = np.frombuffer(
+                    self.leaders.rows[host], np.uint8, array.size, at
+                )
+
+            call.carry = Carry(pack, unpack)
+            return Offer(array.nbytes), partial(take, 0)
+        chunks = Chunks(-(-array.size // step), fill, post, take)
+        return Offer(array.nbytes), move_chunks(self.agreement, call, chunks, None)
+
+    def allgather(
+        self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
+    ) -> Prepared[list[Array]]:
+        """Leaders exchange every rank's bytes; few bytes go with the agreement."""
+        return self._gathering.begin(call, source, lengths, root)
+
+    def alltoall(
+        self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
+    ) -> Prepared[list[Array]]:
+        """Sends few bytes, and all lengths, with the agreement; the rest by `MpiTransport`."""
+        if call.posted or root >= 0 or 8 * self.members.size > self._little:
+            return self.mpi.alltoall(call, source, lengths, root)
+        return self._alltoall(call, source, lengths)
+
+    @prepared
+    def _alltoall(self, call: Call, source: Array, lengths: Sequence[int]) -> Move[list[Array]]:
+        me, head = self.members.me, 8 * self.members.size
+        data = as_bytes(np.array(lengths, np.int64))
+        if head + source.size <= self._little:
+            data = np.concatenate([data, source])
+        offer, rest = self._gathering.begin(call, data, None, -1)
+        yield offer
+        parts: list[Array] = yield from rest
+        table = np.stack([part[:head].view(np.int64) for part in parts])
+        if any(part.size - head != sum(cuts) for part, cuts in zip(parts, table, strict=True)):
+            return (yield from self.mpi.exchange(call, source, lengths, table[:, me].tolist()))
+        ends = head + np.cumsum(table, 1)[:, me]
+        spans = zip(parts, (ends - table[:, me]).tolist(), ends.tolist(), strict=True)
+        return [part[low:high] for part, low, high in spans]

@@ -1,1 +1,0 @@
-"""What the calls cost: sums and the timeline."""

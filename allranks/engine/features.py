@@ -1,0 +1,372 @@
+"""What a feature can do in a rank, and in the host agent that starts the ranks of one host.
+
+The hooks of a rank are called in this order:
+
+1. ``starting``, before MPI starts; ``started``, when the rank has its shell, before its first cell.
+2. ``cell_started``, after the history, interrupts and the capture of exceptions have been prepared
+   and before the collectives' scope is entered.
+3. While the cell runs: ``message_received`` and ``interrupted`` in the thread that hears the
+   notebook, ``output_sending`` in any thread.
+4. ``error_raised``, when what the cell has broken is restored and it hears no more interrupts. It
+   may replace the error. The history and the report have what it returned.
+5. ``cell_finished``, to end waits. Then the scope is left, which releases the other ranks.
+6. ``cell_left``, to free memory. Then the value is pickled, the output sent, and the reply.
+7. Between cells: ``epoch_ended``. After a death: ``rank_died``, when the survivors have left their
+   collectives; ``rank_replaced``, when the replacement has joined and before the next cell.
+
+There is no hook inside a collective call. There is none for the end of a rank either: the host
+agent kills ranks, so a feature that has to tidy up does so in `HostFeature.stopping`.
+
+A hook that raises fails the cell that runs, or else the next one, with an error that names the
+feature. The rank lives on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from allranks.engine.output.transcript import Transcript
+from allranks.errors import FeatureFailed, UsageError
+from allranks.hooks import call_all, failure, implementations
+from allranks.records.config import NurseryConfig
+from allranks.records.wire import Record, Reply, RunCell, RunMember
+
+Answered = tuple[dict[str, Any], list[bytes]]
+"""The content of an answer, and its payloads."""
+Told = tuple[tuple[Record, list[bytes]], ...]
+"""Records and their payloads, in the order in which they are sent."""
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """What a feature may use of its rank.
+
+    Attributes:
+        rank: this process's number among ``size``.
+        device: what the rank computes on.
+        config: what the notebook has told the host agent.
+        shell: runs the cells; ``shell.user_ns`` has their variables.
+        transcript: takes what is printed and displayed.
+        send: sends a record and its payloads to the notebook, from any thread.
+        send_output: sends what was written so far, so that a record sent next comes after it.
+        notice: shows a line beside what the cell prints.
+        submit: has something run in the place of a cell, when the rank is idle: it returns what is
+            sent after the output.
+        execute: runs a cell; it is to be called by what was submitted. The last argument is called
+            first, as a part of the cell.
+        epoch_ended: calls that hook of all features; for one that moves the rank to another epoch.
+        cell: returns the number of the cell that runs, or 0.
+        interrupts: returns how many interrupts that cell was sent.
+        mpi_ports: on which MPI listens here; empty where the ranks are not to be healed.
+    """
+
+    rank: int
+    size: int
+    device: str
+    config: NurseryConfig
+    shell: InteractiveShell
+    transcript: Transcript
+    send: Callable[..., None]
+    send_output: Callable[[], None]
+    notice: Callable[[str], None]
+    submit: Callable[[RunMember, Callable[[], Awaitable[Told]]], None]
+    execute: Callable[
+        [RunCell, list[bytes], Callable[[], None]], Awaitable[tuple[Reply, list[bytes]]]
+    ]
+    epoch_ended: Callable[[int], None]
+    cell: Callable[[], int]
+    interrupts: Callable[[], int]
+    mpi_ports: tuple[int, ...] = ()
+
+
+class RankFeature:
+    """One feature in one rank: override the hooks that it needs."""
+
+    records: tuple[type[Record], ...] = ()
+    """Records from the notebook that ``message_received`` takes."""
+    requests: frozenset[str] = frozenset()
+    """Names of requests from the notebook that ``answer`` answers, between two cells."""
+    requests_while_busy: frozenset[str] = frozenset()
+    """Those that it answers at any time, in the thread that hears the notebook."""
+
+    def starting(self) -> None:
+        """The process has become a rank's; MPI has not started.
+
+        Raises:
+            UsageError: a setting is wrong; the rank does not start.
+        """
+
+    def started(self, rank: RankContext) -> None:
+        """The rank is up; cells run from now on."""
+
+    def cell_started(self, cell: RunCell) -> None:
+        """A cell is about to run."""
+
+    def message_received(self, record: Record, payloads: list[bytes]) -> None:
+        """One of ``records`` has come; called in the thread that hears the notebook."""
+
+    def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
+        """Returns the answer to one of the ``requests``.
+
+        Raises:
+            UsageError: the request cannot be met as it was made.
+        """
+        raise NotImplementedError
+
+    def interrupted(self) -> None:
+        """The cell is about to be interrupted; called in the thread that hears the notebook."""
+
+    def output_sending(self, final: bool) -> None:
+        """Output is about to be sent; ``final`` if it is the cell's last."""
+
+    def error_raised(self, error: BaseException) -> BaseException:
+        """Returns the error itself, or what the cell is to fail with in its place.
+
+        Called when a traceback is shown and when the cell ends, so for one error several times.
+        """
+        return error
+
+    def hidden_frames(self) -> tuple[str, ...]:
+        """Returns parts of file names: no traceback ends in frames of these files."""
+        return ()
+
+    def error_details(self, error: BaseException) -> str:
+        """Returns what the report of an error is to say beside the error; empty for nothing."""
+        return ""
+
+    def pulse_fields(self) -> dict[str, Any]:
+        """Returns fields of the `Pulse` that is sent about once a second while a cell runs."""
+        return {}
+
+    def cell_finished(self, error: BaseException | None) -> None:
+        """The cell has ended and is reported; the other ranks are not released yet."""
+
+    def cell_left(self, error: BaseException | None) -> None:
+        """The other ranks are released; the cell's value is pickled next."""
+
+    def epoch_ended(self, epoch: int) -> None:
+        """The collectives have moved on from this epoch; called in the main thread."""
+
+    def rank_died(self, rank: int, how: str) -> None:
+        """Another rank has died; called in the thread that hears the notebook."""
+
+    def rank_replaced(self, dead: list[int]) -> str:
+        """New processes have taken the places of these ranks.
+
+        Returns:
+            A warning about this rank for its user; empty for none.
+        """
+        return ""
+
+
+class RankHooks:
+    """Calls the hooks of a rank's features, and keeps what they raise for the next cell."""
+
+    def __init__(self, classes: Iterable[type[RankFeature]] = ()) -> None:
+        self._failed: FeatureFailed | None = None
+        found: list[RankFeature] = []
+        for kind in classes:
+            try:
+                found.append(kind())
+            except Exception as error:
+                self._keep(failure(kind, error))
+
+        def hook(method: Callable[Concatenate[RankFeature, P], R]) -> list[Callable[P, R]]:
+            return implementations(found, method)
+
+        self._starting = hook(RankFeature.starting)
+        self._started = hook(RankFeature.started)
+        self._cell_started = hook(RankFeature.cell_started)
+        self._interrupted = hook(RankFeature.interrupted)
+        self._output_sending = hook(RankFeature.output_sending)
+        self._error_raised = hook(RankFeature.error_raised)
+        self._hidden_frames = hook(RankFeature.hidden_frames)
+        self._error_details = hook(RankFeature.error_details)
+        self._pulse_fields = hook(RankFeature.pulse_fields)
+        self._cell_finished = hook(RankFeature.cell_finished)
+        self._cell_left = hook(RankFeature.cell_left)
+        self._epoch_ended = hook(RankFeature.epoch_ended)
+        self._rank_died = hook(RankFeature.rank_died)
+        self._rank_replaced = hook(RankFeature.rank_replaced)
+        self._takers: dict[type[Record], list[Callable[[Record, list[bytes]], None]]] = {}
+        self._answers: dict[str, Callable[..., Answered]] = {}
+        for feature in found:
+            for record in feature.records:
+                self._takers.setdefault(record, []).append(feature.message_received)
+            for name in feature.requests | feature.requests_while_busy:
+                self._answers[name] = feature.answer
+        self.requests_while_busy = frozenset[str]().union(*(f.requests_while_busy for f in found))
+
+    def _keep(self, failed: FeatureFailed) -> None:
+        self._failed = self._failed or failed
+
+    def _call(self, hooks: Iterable[Callable[P, None]], *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            call_all(hooks, *args, **kwargs)
+        except FeatureFailed as failed:
+            self._keep(failed)
+
+    def _results(
+        self, hooks: Iterable[Callable[P, R]], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
+        found = []
+        for hook in hooks:
+            try:
+                found.append(hook(*args, **kwargs))
+            except Exception as error:
+                self._keep(failure(hook, error))
+        return found
+
+    def take_failure(self) -> FeatureFailed | None:
+        """Returns what a feature has raised since the last call, for the cell to fail with."""
+        failed, self._failed = self._failed, None
+        return failed
+
+    def starting(self) -> None:
+        """See `RankFeature.starting`."""
+        for hook in self._starting:
+            try:
+                hook()
+            except UsageError:
+                raise
+            except Exception as error:
+                self._keep(failure(hook, error))
+
+    def started(self, rank: RankContext) -> None:
+        """See `RankFeature.started`."""
+        self._call(self._started, rank)
+
+    def cell_started(self, cell: RunCell) -> None:
+        """See `RankFeature.cell_started`."""
+        self._call(self._cell_started, cell)
+
+    def message_received(self, record: Record, payloads: list[bytes]) -> None:
+        """See `RankFeature.message_received`; a record that no feature takes is dropped."""
+        self._call(self._takers.get(type(record), []), record, payloads)
+
+    def answer(self, name: str, arguments: Mapping[str, Any], payloads: list[bytes]) -> Answered:
+        """Returns a feature's answer to a request.
+
+        Raises:
+            UsageError: no feature answers it, or not as it was made.
+            FeatureFailed: the feature raised something else.
+        """
+        hook = self._answers.get(name)
+        if hook is None:
+            raise UsageError(f"a rank answers no request named {name!r}")
+        try:
+            return hook(name, arguments, payloads)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise failure(hook, error) from error
+
+    def interrupted(self) -> None:
+        """See `RankFeature.interrupted`."""
+        self._call(self._interrupted)
+
+    def output_sending(self, final: bool) -> None:
+        """See `RankFeature.output_sending`."""
+        self._call(self._output_sending, final)
+
+    def error_raised(self, error: BaseException) -> BaseException:
+        """Returns the error, or what the first feature that knows it puts in its place."""
+        for hook in self._error_raised:
+            try:
+                error = hook(error)
+            except Exception as problem:
+                self._keep(failure(hook, problem))
+        return error
+
+    def hidden_frames(self) -> tuple[str, ...]:
+        """Returns those of all features, see `RankFeature.hidden_frames`."""
+        return tuple(part for parts in self._results(self._hidden_frames) for part in parts)
+
+    def error_details(self, error: BaseException) -> str:
+        """Returns those of all features, see `RankFeature.error_details`."""
+        return "\n".join(filter(None, self._results(self._error_details, error)))
+
+    def pulse_fields(self) -> dict[str, Any]:
+        """Returns those of all features, see `RankFeature.pulse_fields`."""
+        return {
+            name: value
+            for fields in self._results(self._pulse_fields)
+            for name, value in fields.items()
+        }
+
+    def cell_finished(self, error: BaseException | None) -> None:
+        """See `RankFeature.cell_finished`."""
+        self._call(self._cell_finished, error)
+
+    def cell_left(self, error: BaseException | None) -> None:
+        """See `RankFeature.cell_left`."""
+        self._call(self._cell_left, error)
+
+    def epoch_ended(self, epoch: int) -> None:
+        """See `RankFeature.epoch_ended`."""
+        self._call(self._epoch_ended, epoch)
+
+    def rank_died(self, rank: int, how: str) -> None:
+        """See `RankFeature.rank_died`."""
+        self._call(self._rank_died, rank, how)
+
+    def rank_replaced(self, dead: list[int]) -> str:
+        """Returns the warnings of all features, see `RankFeature.rank_replaced`."""
+        return " ".join(filter(None, self._results(self._rank_replaced, dead)))
+
+
+class HostFeature:
+    """One feature in the host agent: override the hooks that it needs.
+
+    The agent has no cell to fail, so what a hook raises is written to the agent's log.
+    """
+
+    def started(self, config: NurseryConfig) -> None:
+        """The agent has its folders; the launcher has been started, and no rank has come yet."""
+
+    def rank_died(self, rank: int, code: int) -> None:
+        """A rank of this host has ended, with an exit code or minus a signal's number."""
+
+    def stopping(self) -> None:
+        """All processes have ended; the session's folder is removed next."""
+
+
+class HostHooks:
+    """Calls the hooks of the features in a host agent."""
+
+    def __init__(self, classes: Iterable[type[HostFeature]] = ()) -> None:
+        found: list[HostFeature] = []
+        for kind in classes:
+            try:
+                found.append(kind())
+            except Exception as error:
+                print(failure(kind, error), file=sys.stderr, flush=True)
+        self._started = implementations(found, HostFeature.started)
+        self._rank_died = implementations(found, HostFeature.rank_died)
+        self._stopping = implementations(found, HostFeature.stopping)
+
+    def started(self, config: NurseryConfig) -> None:
+        """See `HostFeature.started`."""
+        _log(self._started, config)
+
+    def rank_died(self, rank: int, code: int) -> None:
+        """See `HostFeature.rank_died`."""
+        _log(self._rank_died, rank, code)
+
+    def stopping(self) -> None:
+        """See `HostFeature.stopping`."""
+        _log(self._stopping)
+
+
+def _log(hooks: Iterable[Callable[P, None]], *args: P.args, **kwargs: P.kwargs) -> None:
+    try:
+        call_all(hooks, *args, **kwargs)
+    except FeatureFailed as failed:
+        print(failed, file=sys.stderr, flush=True)

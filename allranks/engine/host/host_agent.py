@@ -1,0 +1,561 @@
+"""Starts the ranks of one host, watches them, and ends them.
+
+The notebook's kernel starts one host agent per cluster, in a session of its own, and holds the
+other end of its standard input. The agent starts the launcher, imports once what every rank needs,
+forks one process for each rank that the launcher asks for, then ipyparallel's controller. It is
+the parent of these processes, so it can report exactly how each of them ended. When its standard
+input closes (the kernel stopped, was restarted, or was killed with -9), it ends the whole cluster.
+If it was told to, it keeps the ranks for a while for another notebook (see
+``allranks.engine.host.hold``).
+
+Standard output carries one JSON event a line (see ``HostAgent._tell``), standard input one command
+a line (see ``HostAgent._obey``).
+
+If ranks are on several hosts, each host has an agent. The first host's agent runs the launcher;
+the others run what the launcher would run there through ssh (see
+``allranks.engine.host.remote_agent``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from allranks import launched, port_filter
+from allranks.engine import filters, pinning, processes
+from allranks.engine.host.hold import Hold
+from allranks.engine.host.preloading import preload
+from allranks.engine.host.remote_agent import RemoteAgent
+from allranks.engine.host.shortage import Deaths
+from allranks.records.config import (
+    COMMANDS_AT_HOME,
+    EVENTS_AT_HOME,
+    EVERY_GPU,
+    NurseryConfig,
+)
+
+if TYPE_CHECKING:
+    from allranks.engine.features import HostHooks, RankFeature
+
+_TICK_SECONDS = 0.5
+_TERM_SECONDS = 0.2
+_MPI_NBYTES = 16 << 20
+_TRACKER_SECONDS = 1.0
+_NESTED_SECONDS = 5.0
+"""For clusters that ranks have started; the notebook waits 10 s for all."""
+_WHO = "OMPI_COMM_WORLD_"
+_NO_MORE: Mapping[str, str] = MappingProxyType({})
+
+Load = Callable[[str], list[Any]]
+
+
+class HostAgent:
+    """Brings up, watches and ends the processes of one cluster on this host.
+
+    Args:
+        config: what to bring up.
+        load: returns the classes of the features for one side, ``host`` or ``rank``.
+        heard: what was said behind it already.
+    """
+
+    def __init__(self, config: NurseryConfig, load: Load, heard: bytes = b"") -> None:
+        self.config = config
+        self._load = load
+        self._features: HostHooks | None = None
+        self._rank_features: list[type[RankFeature]] = []
+        self.selector = selectors.DefaultSelector()
+        self.ranks: dict[int, int] = {}
+        self.places: dict[int, socket.socket] = {}
+        self.environments: dict[int, dict[str, str]] = {}
+        self.first: set[int] = set()
+        """The ranks that the launcher has started, and that are alive."""
+        self.anchor: socket.socket | None = None
+        self.deaths = Deaths()
+        self.segments: set[str] = set()
+        self.stopping = False
+        self.abandoned = False
+        """Whether the notebook's kernel is gone: nobody else removes what ranks have kept."""
+        self.admitted = 0
+        self.began = time.time()
+        self.gate, self._open_gate = os.pipe()
+        self.pid = os.getpid()
+        self.parent = os.getppid()
+        self.controller = 0
+        self.connection: dict[str, Any] = {}
+        self.planned: tuple[dict[str, Any], dict[str, Any], str] = ({}, {}, "")
+        self.held: list[socket.socket] = []
+        """Sockets that hold the controller's ports until it has them."""
+        self.hold: Hold | None = None
+        self.told: dict[str, dict[str, Any]] = {}
+        """Events that another notebook is to know as well."""
+        self.dead: dict[int, dict[str, Any]] = {}
+        """How the ranks ended that have died and were not replaced."""
+        self.launcher: subprocess.Popen[bytes] | None = None
+        self.agent: RemoteAgent | None = None
+        self._heard = heard
+        processes.adopt_orphans()
+
+    def run(self) -> None:
+        """Serves until the kernel is gone or says stop; leaves nothing behind."""
+        # Before there is a file that a process which SIGTERM ends would leave.
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopping", True))
+        if not self.config.several_hosts:  # else this host's relay has made it
+            os.mkdir(self.config.session_dir, 0o700)  # that there was none says that it is ours
+        for folder in self.config.kept_dirs:
+            with suppress(OSError):  # an earlier nursery has made it, or it is no place for files
+                os.mkdir(folder, 0o700)
+        address = os.path.join(self.config.session_dir, "nursery")
+        self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.door.bind(address)
+        self.door.listen(self.config.ranks_here + 8)
+        if not self.config.several_hosts:
+            self.hold = Hold(self.config)
+        try:
+            if self.config.head:
+                self._launch(address)
+            # Loading takes longer than the launcher can wait for, so it is running by now.
+            from allranks.engine.features import HostHooks
+
+            self._features = HostHooks(self._load("host"))
+            self._features.started(self.config)
+            if self.config.devices == (EVERY_GPU,):
+                # Here, as the driver may take longer than the relay can be silent.
+                self.config = dataclasses.replace(self.config, devices=pinning.visible())
+            processes.share_cores(self.config.ranks_here)
+            filters.set_aside()
+            preload(self.config, self._tell)
+            self._rank_features = self._load("rank")
+            gc.freeze()  # what is imported by now stays shared between all children
+            if self.config.head:
+                self._plan_controller()
+            self._watch()
+        finally:
+            self._end()
+
+    def _launch(self, address: str) -> None:
+        """Starts the launcher, which starts a stub in every rank, which comes to our door."""
+        command = [*self.config.launch, *processes.stub(address)]
+        if self.config.several_hosts:
+            self.agent = RemoteAgent(self.config.session_dir)
+        self._start_launcher(command, self.agent.environment if self.agent else _NO_MORE)
+
+    def _start_launcher(self, command: Sequence[str], more: Mapping[str, str] = _NO_MORE) -> None:
+        environment = {**os.environ, **self.config.environment, **more}
+        environment["TMPDIR"] = self.config.session_dir
+        if processes.shared_memory_left() < self.config.ranks_here * _MPI_NBYTES:
+            # Open MPI's ranks meet in a file each; one that does not fit ends them by a signal.
+            environment.setdefault(launched.SHARED_FILES, self.config.session_dir)
+        self.launcher = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert self.launcher.stdout is not None
+        os.set_blocking(self.launcher.stdout.fileno(), False)
+
+    def _asked(self) -> None:
+        """Something is to be run on another host: the notebook knows the way."""
+        assert self.agent is not None
+        told = self.agent.asked()
+        if told is not None:
+            self._tell("reach", **told)
+
+    def _plan_controller(self) -> None:
+        """Settles where ipyparallel's controller will be: the ranks connect to it by themselves."""
+        from allranks.engine.host import controller
+
+        planned = controller.connection_info(self.config.interface)
+        engine, client, secret, self.held = planned
+        self.connection = engine
+        self.planned = engine, client, secret
+        self.told["connection"] = {"client": client, "engine": engine}
+        self._tell("connection", **self.told["connection"])
+
+    def _fork_controller(self) -> None:
+        from allranks.engine.host import controller
+
+        engine, client, secret = self.planned
+        complete, told = os.pipe()
+        folder, size = self.config.session_dir, self.config.size
+
+        def live() -> None:
+            controller.run(engine, client, secret, folder, size, lambda: os.write(told, b"all"))
+
+        log = os.path.join(self.config.log_dir, "controller.log")
+        self.controller = processes.fork(live, dict(os.environ), log, self.config.work_dir, [told])
+        os.close(told)
+
+        def tell() -> None:
+            if os.read(complete, 8):
+                self.told["registered"] = self.told["connection"]
+                self._tell("registered", **self.told["registered"])
+            while self.held:
+                self.held.pop().close()
+            self.selector.unregister(complete)
+            os.close(complete)
+
+        self.selector.register(complete, selectors.EVENT_READ, tell)
+
+    def _watch(self) -> None:
+        """Serves the door, the launcher's output and the kernel until told to stop."""
+        wake, wake_writer = os.pipe()
+        os.set_blocking(wake_writer, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        self.selector.register(0, selectors.EVENT_READ, self._hear)
+        self.selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
+        if self.config.head:
+            self._open_door()
+        if self.agent is not None:
+            self.selector.register(self.agent.listening, selectors.EVENT_READ, self._asked)
+        if self.hold is not None:
+            self.selector.register(self.hold.door, selectors.EVENT_READ, self._visited)
+        self._take(b"")
+        while not self.stopping:
+            for key, _ in self.selector.select(_TICK_SECONDS):
+                key.data()
+            self._reap()
+            self.deaths.look()
+            if self._is_left():
+                self._lose_notebook()
+            if self.hold is not None and self.hold.open and (self.hold.over or not self._lives):
+                self.stopping = self.abandoned = True
+
+    def _is_left(self) -> bool:
+        """Whether the notebook is gone, or another host's relay."""
+        return os.getppid() != self.parent if self.hold is None else self.hold.left
+
+    @property
+    def _lives(self) -> bool:
+        """Whether there is anything that another notebook could have."""
+        return bool(self.ranks) and self.launcher is not None and self.launcher.returncode is None
+
+    def _lose_notebook(self) -> None:
+        """The notebook is gone: all ends, unless the ranks are to stay for another one."""
+        if self.stopping:
+            return
+        if self.hold is None or not self.hold.stays:
+            self.stopping = self.abandoned = True
+        elif not self.hold.open:
+            self.selector.unregister(0)
+            self.hold.begin()
+            self._heard = b""
+            folder = self.config.session_dir
+            self.config = dataclasses.replace(
+                self.config,
+                commands_url=COMMANDS_AT_HOME.format(folder),
+                events_url=EVENTS_AT_HOME.format(folder),
+                wire_key="",
+            )
+
+    def _visited(self) -> None:
+        """Somebody asks what runs here, or is another notebook, which has the ranks from now on."""
+        assert self.hold is not None
+        about = self.hold.visited(lambda: self._tell("watched"))
+        if about is None:
+            return
+        self.selector.register(0, selectors.EVENT_READ, self._hear)
+        self._tell("attached", config=dataclasses.asdict(self.config), **about)
+        for name, fields in self.told.items():
+            self._tell(name, **fields)
+        for fields in self.dead.values():
+            self._tell("exit", **fields)
+        if about["watchers"]:
+            self._tell("watched")
+
+    def _open_door(self) -> None:
+        """Lets ranks in, and hears the launcher that sends them."""
+        self.selector.register(self.door, selectors.EVENT_READ, self._admit)
+        if self.launcher is not None and self.launcher.stdout is not None:
+            self.selector.register(self.launcher.stdout, selectors.EVENT_READ, self._relay)
+
+    def _hear(self) -> None:
+        try:
+            said = os.read(0, 65536)
+        except ConnectionError:
+            said = b""
+        self._take(said)
+        if not said:
+            self._lose_notebook()
+
+    def _take(self, said: bytes) -> None:
+        *lines, self._heard = (self._heard + said).split(b"\n")
+        for line in lines:
+            word, _, rest = line.decode().partition(" ")
+            self._obey(word, rest)
+
+    def _obey(self, word: str, rest: str) -> None:
+        """Does what the kernel says: ``up``, ``clients``, ``stay``, ``stop``.
+
+        On other hosts than the first: ``join``, ``serve``.
+        """
+        if word == "up":
+            # A rank that dies takes the list of its mappings along: look while all are alive.
+            for pid in self.ranks:
+                self.segments |= processes.shared_segments(pid)
+            self._sweep()
+        elif word == "clients" and not self.controller:  # ipyparallel's are to find the ranks
+            self._fork_controller()
+        elif word == "stop":
+            self.stopping = True
+        elif word == "stay" and self.hold is not None:
+            self.hold.stay(**json.loads(rest))
+        elif word == "join":  # where ipyparallel's controller will be
+            self.connection = json.loads(rest)
+            if self.launcher is not None:
+                self._open_door()
+        elif word == "serve":  # what the launcher of the first host wants to run here
+            self._start_launcher(["/bin/sh", "-c", json.loads(rest)])
+            if self.connection:
+                self._open_door()
+
+    def _sweep(self) -> None:
+        """Removes what ranks that have died had in shared memory, and nobody has any longer."""
+        if len(self.environments) < self.admitted:
+            used = set[str]().union(*map(processes.shared_segments, self.ranks))
+            for path in self.segments - used:
+                processes.unlink(path)
+            self.segments &= used
+
+    def _relay(self) -> None:
+        assert self.launcher is not None
+        assert self.launcher.stdout is not None
+        text = os.read(self.launcher.stdout.fileno(), 65536)
+        if text:
+            self._tell("launcher", text=text.decode("utf-8", "replace"))
+        else:
+            self.selector.unregister(self.launcher.stdout)
+
+    def _admit(self) -> None:
+        """A stub is at the door: fork the rank that takes its place."""
+        from allranks.engine.rank import Rank, log_path
+
+        place, _ = self.door.accept()
+        head, received, _, _ = socket.recv_fds(place, 8, 8)
+        text = _rest(place, head)
+        if text is None:
+            # Somebody looked whether anybody is here, or has died on the way.
+            place.close()
+            for descriptor in received:
+                os.close(descriptor)
+            return
+        self.admitted += 1
+        if self.admitted == 1 and self.launcher and not self.config.several_hosts:
+            # The launcher has all that it needs of the network: its ranks are on this host.
+            port_filter.restrict_ports_of(self.launcher.pid)
+        told = json.loads(text)
+        environment: dict[str, str] = told["environment"]
+        environment["TMPDIR"] = os.environ.get("TMPDIR", "")
+        if not environment["TMPDIR"]:
+            del environment["TMPDIR"]
+        number = launched.rank(environment, self.config.rank_variables)
+        dead = told["replaced"]
+        if dead:
+            number = dead[0]
+            # Programs read there who they are; MPI itself asks its launcher.
+            own = self.environments[number].items()
+            environment |= {name: value for name, value in own if name.startswith(_WHO)}
+        self.environments[number] = environment
+        self._tell("admitted", rank=number)
+
+        def live() -> None:
+            # While MPI starts its ranks look all the time whether the others are there: more of
+            # them than cores would leave no time for those that are still to be forked.
+            os.read(self.gate, 1)
+            os.close(self.gate)
+            for have, wanted in zip(received, told["descriptors"], strict=False):
+                os.dup2(have, wanted)
+                os.set_inheritable(wanted, True)
+            running = self.hold.running if self.hold is not None else None
+            stays = self.hold is not None and self.hold.stays
+            rank = Rank(
+                self.config,
+                self.connection,
+                number,
+                self._rank_features,
+                dead=dead,
+                running=running,
+                stays=stays,
+            )
+            rank.run()
+
+        log = log_path(self.config, number)
+        keep = [self.gate, *received, *told["descriptors"]]
+        pid = processes.fork(live, environment, log, self.config.work_dir, keep)
+        if self.admitted == self.config.ranks_here:
+            os.close(self._open_gate)
+        for descriptor in received:
+            os.close(descriptor)
+        for former in [pid for pid, rank in self.ranks.items() if rank == number]:
+            processes.kill(former)  # left from a try to replace it that did not succeed
+        self.ranks[pid] = number
+        self.dead.pop(number, None)
+        if dead:
+            self._tell("replaces", rank=number, pid=pid)
+        else:
+            self.first.add(pid)
+        self.places[pid] = place
+        self.selector.register(place, selectors.EVENT_READ, lambda: self._leave(pid))
+
+    def _leave(self, pid: int) -> None:
+        """The launcher ended a stub: its rank ends too."""
+        self._dismiss(pid)
+        processes.kill(pid)
+
+    def _bury(self, pid: int) -> None:
+        """A rank has died, and another process may take its place."""
+        self.first.discard(pid)
+        place = self.places.pop(pid, None)
+        if place is None:
+            return
+        self.selector.unregister(place)
+        if self.anchor is None and not self.first:
+            # The launcher forgets a job of which no process is left, and spawns nothing then. Of
+            # any other it has to see the end, to tell the ranks; of this one MPI sees it itself.
+            self.anchor = place
+            return
+        with suppress(OSError):
+            place.sendall(bytes(8))
+        place.close()
+
+    def _dismiss(self, pid: int) -> None:
+        place = self.places.pop(pid, None)
+        if place is not None:
+            self.selector.unregister(place)
+            place.close()
+
+    def _reap(self) -> None:
+        """Learns how children ended, tells the kernel, and lets the launcher know."""
+        while (ended := self.deaths.next()) is not None:
+            pid, code = ended.pid, ended.code
+            if pid in self.ranks:
+                rank = self.ranks.pop(pid)
+                ended_by_launcher = pid not in self.places
+                about = {"code": code, "by_launcher": ended_by_launcher, "memory": ended.memory}
+                self.dead[rank] = {"rank": rank, "pid": pid, **about}
+                if self.hold is not None:
+                    self.hold.running[rank] = 0
+                self._tell("exit", **self.dead[rank])
+                if self._features is not None:
+                    self._features.rank_died(rank, code)
+                if self.config.heals:
+                    self._bury(pid)
+                elif not ended_by_launcher:
+                    self.places[pid].sendall((code or 1).to_bytes(8, "little", signed=True))
+                    self._dismiss(pid)
+            elif self.launcher is not None and pid == self.launcher.pid:
+                self.launcher.returncode = code
+                self._relay_rest()
+                if self.config.head:
+                    self._tell("launcher_exit", code=code)
+            elif pid == self.controller:
+                self._tell("controller_exit", code=code)
+
+    def _relay_rest(self) -> None:
+        try:
+            self._relay()
+        except (BlockingIOError, KeyError, ValueError):
+            pass  # nothing is left to read
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        """Writes one event for the kernel: a line of JSON; the kernel may be gone."""
+        try:
+            os.write(1, (json.dumps({"event": event, **fields}) + "\n").encode())
+        except OSError:
+            self._lose_notebook()
+
+    def _end(self) -> None:
+        """Ends every process of the cluster and removes every file but the logs."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.abandoned = self.abandoned or (self.hold is not None and self.hold.open)
+        if new := processes.segments_since(self.began) - self.segments:
+            # Somebody's, made since the ranks came up: it takes long to look whose.
+            for pid in processes.descendants():
+                self.segments |= new & processes.shared_segments(pid)
+        for pid in [*self.ranks, self.controller]:
+            processes.kill(pid)
+        anchors = [self.anchor] if self.anchor is not None else []
+        for place in (*self.places.values(), *anchors):
+            place.close()
+        if self.agent is not None:
+            self.agent.close()
+        if self.launcher is not None and self.launcher.returncode is None:
+            processes.kill(self.launcher.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _TERM_SECONDS
+        while processes.reap_all() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        began = time.monotonic()
+        # Whose parent has died is this process's child: with the last child all are gone.
+        while processes.reap_all():
+            waited = time.monotonic() - began
+            processes.kill_children(
+                spare_trackers=waited < _TRACKER_SECONDS, spare_agents=waited < _NESTED_SECONDS
+            )
+            time.sleep(0.02)
+        if self._features is not None:
+            self._features.stopping()
+        for path in self.segments:
+            processes.unlink(path)
+        for folder in self.config.kept_dirs:
+            if self.abandoned:
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                with suppress(OSError):  # what is kept in it is for the ranks that come next
+                    os.rmdir(folder)
+        shutil.rmtree(self.config.session_dir, ignore_errors=True)
+        self._tell("stopped")
+
+
+def _rest(place: socket.socket, head: bytes) -> bytes | None:
+    """What follows a head of eight bytes, which tells its length; None where it does not come."""
+    if len(head) < 8:
+        return None
+    length, text = int.from_bytes(head, "little"), b""
+    while len(text) < length:
+        more = place.recv(length - len(text))
+        if not more:
+            return None
+        text += more
+    return text
+
+
+def first_line(descriptor: int) -> tuple[bytes, bytes] | None:
+    """Returns the first line that comes, and what has come behind it; None where none comes.
+
+    Another host may be so much faster that what it says has passed through the notebook already.
+    """
+    said = b""
+    while b"\n" not in said:
+        more = os.read(descriptor, 65536)
+        if not more:
+            return None
+        said += more
+    line, _, rest = said.partition(b"\n")
+    return line, rest
+
+
+def main(load: Load) -> None:
+    """Reads the configuration from standard input and serves.
+
+    Args:
+        load: returns the classes of the features for one side, ``host`` or ``rank``.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    found = first_line(0)
+    if found is not None:
+        line, rest = found
+        HostAgent(NurseryConfig.from_json(line.decode()), load, rest).run()

@@ -1,1 +1,0 @@
-"""Waits in the collectives of other libraries: for whom, and how they end."""

@@ -1,0 +1,70 @@
+"""What the core can do without: one package for each feature, and the list of them.
+
+A feature's package has a module for each side on which it does something:
+
+- ``host.py``, loaded in the agent of each host before it starts the ranks;
+- ``rank.py``, loaded there before the ranks are forked, which have it then.
+
+Each sets ``FEATURE`` to a class: of `allranks.engine.features.HostFeature` or
+`allranks.engine.features.RankFeature`. Other distributions add features by the entry point
+``allranks.features``, whose value is a package made in the same way.
+
+Only `allranks.agent` imports this package; the core does not. The notebook has no such hooks: what
+belongs to a feature there is still part of `allranks.cluster`, `allranks.magics`,
+`allranks.ensemble` and `allranks.widgets`. Standard library only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import warnings
+from functools import cache
+from typing import Any
+
+BUILT_IN: tuple[str, ...] = (
+    "horovod_alias",
+    "torch_jax",
+    "prompts",
+    "rank_widgets",
+    "profile",
+    "gpu",
+    "heal",
+    "ensemble",
+)
+"""Packages below this one, in the order in which their hooks are called."""
+GROUP = "allranks.features"
+
+
+def load(side: str) -> list[Any]:
+    """Returns the classes of all features for one side: ``host`` or ``rank``.
+
+    A feature of another distribution that cannot be imported is left out, with a warning.
+    """
+    found = []
+    for name in BUILT_IN:
+        found += _side(f"{__name__}.{name}", side)
+    for package in _of_others(GROUP):
+        try:
+            found += _side(package, side)
+        except Exception as error:
+            warnings.warn(
+                f"expected the feature {package} to be importable, found "
+                f"{type(error).__name__}: {error}. It is left out: install it again, or remove it.",
+                stacklevel=2,
+            )
+    return found
+
+
+def _side(package: str, side: str) -> list[Any]:
+    name = f"{package}.{side}"
+    if importlib.util.find_spec(name) is None:
+        return []
+    return [importlib.import_module(name).FEATURE]
+
+
+@cache
+def _of_others(group: str) -> tuple[str, ...]:
+    """Returns what other distributions have registered; the look-up takes up to 50 ms."""
+    return tuple(entry.value for entry in importlib.metadata.entry_points(group=group))

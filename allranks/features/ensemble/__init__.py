@@ -1,0 +1,1 @@
+"""One cell for many members, each with values of its own."""

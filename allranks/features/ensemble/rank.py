@@ -1,0 +1,257 @@
+"""Runs the members of an ensemble on a rank: the same cell, each with values of its own."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from allranks import collectives
+from allranks.collectives import world
+from allranks.collectives.host.memory import Segment
+from allranks.collectives.start import under_mpi
+from allranks.collectives.world.kept import Kept
+from allranks.collectives.world.world import World
+from allranks.engine.cells import namespace
+from allranks.engine.features import Answered, RankContext, RankFeature, Told
+from allranks.engine.report import text_of
+from allranks.records import packing, requests
+from allranks.records.wire import Record, Result, RunCell, RunMember
+
+#: What a member leaves is sent with its reply up to this size; above, it waits in shared memory.
+_SENT_NBYTES = 64 * 1024
+#: A member that took longer than this has its garbage collected before the next one starts.
+_LONG_SECONDS = 1.0
+_TEXT = 200
+_OF_MEMBERS = "member-"
+
+
+class RankEnsemble(RankFeature):
+    """Runs members one after the other; each leaves the rank's variables as they were."""
+
+    records = (RunMember,)
+    requests = frozenset({requests.MEMBERS})
+
+    def __init__(self) -> None:
+        self._worlds: dict[int, World] = {}
+        self._left: Segment | None = None
+        self._kept: Kept | None = None
+
+    def started(self, rank: RankContext) -> None:
+        """Members run from now on."""
+        self._context, self._rank = rank, rank.rank
+        self._names = rank.shell.user_ns
+
+    def message_received(self, record: Record, payloads: list[bytes]) -> None:
+        """Submits a member in the place of a cell."""
+        if isinstance(record, RunMember):
+            self._context.submit(record, lambda: self._run(record, payloads))
+
+    def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
+        """Prepares for members of so many ranks."""
+        return self._make_ready(arguments["ranks_each"]), []
+
+    def rank_replaced(self, dead: list[int]) -> str:
+        """Drops worlds of several ranks, which the replaced ranks were in."""
+        self._worlds = {each: part for each, part in self._worlds.items() if each == 1}
+        return ""
+
+    def _make_ready(self, ranks_each: int) -> dict[str, Any]:
+        """Members of so many ranks can run; with 0, nothing is kept of those that have run.
+
+        Returns:
+            The epoch that this rank's world of so many is in, and whether it needs another one.
+
+        Collective over all ranks where ``ranks_each`` is more than 1.
+        """
+        self._forget()
+        if not ranks_each:
+            whole = world.current().keeps
+            if whole is not None:  # of members, too, whose rank has died after their end
+                whole.drop_others(_OF_MEMBERS)
+            return {}
+        if ranks_each not in self._worlds:
+            self._worlds[ranks_each] = under_mpi.divide(ranks_each)
+        part = self._worlds[ranks_each]
+        return {"epoch": part.epoch, "dirty": part.dirty or part.pending > 0}
+
+    async def _run(self, member: RunMember, payloads: list[bytes]) -> Told:
+        """Returns what a member left in ``result``, and how it ended.
+
+        Never raises.
+        """
+        self._forget()
+        names = self._names
+        cell = RunCell(
+            cell=member.cell,
+            source=member.source,
+            number=member.number,
+            ranks=(),
+            label=member.label,
+            want_value=False,
+            limit_nbytes=member.limit_nbytes,
+        )
+
+        def prepare() -> None:
+            # An interrupt is not heard yet: a renewal that one rank leaves strands the others.
+            if member.epoch > collectives.epoch():
+                ended = collectives.epoch()
+                collectives.renew(member.epoch)
+                self._context.epoch_ended(ended)
+            names.update(namespace.place())
+            names.update(pickle.loads(payloads[0]), member=member.member)
+            names.pop("result", None)
+            names.update(self._found())
+
+        part = self._worlds[member.ranks_each]
+        self._kept = part.keeps = self._keeps(member, part)
+        with under_mpi.inside(part), _restored(names):
+            first = collectives.rank() == 0
+            reply, _ = await self._context.execute(cell, [], prepare)
+            value = names.get("result") if reply.status == "ok" and first else None
+            result, parts = self._leave(member, value)
+        del value
+        if reply.seconds > _LONG_SECONDS:
+            gc.collect()
+        return (result, parts), (reply, [])
+
+    def _keeps(self, member: RunMember, part: World) -> Kept | None:
+        """Returns what this member keeps on this rank of its own; None where nothing can be."""
+        whole = world.current().keeps
+        if whole is None:
+            return None
+        name = f"{_OF_MEMBERS}{member.ensemble}-{member.member}-"
+        return Kept(whole.folders, part.rank, part.size, whole.namespace, name)
+
+    def _found(self) -> Mapping[str, Any]:
+        """Returns the variables that the member had kept before its rank died."""
+        found = self._kept.of_cells.load() if self._kept is not None else None
+        if found is None:
+            return {}
+        when = found[0]
+        values: dict[str, Any] = found[1]
+        self._context.notice(
+            f"continues from what it kept {time.time() - when:.0f} s ago: "
+            f"{', '.join(sorted(values))}"
+        )
+        return values
+
+    def _leave(self, member: RunMember, value: Any) -> tuple[Result, list[bytes]]:
+        """Packs what a member has left, into shared memory where it is large."""
+        if value is None:
+            return Result(self._rank, member.cell, {}, "", 0, "", ""), []
+        try:
+            numbers, text = numbers_of(value), summary_of(value)
+        except BaseException:  # an object may refuse to be looked at in its own way
+            numbers, text = {}, type(value).__name__
+        buffers: list[pickle.PickleBuffer] = []
+        try:
+            head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        except BaseException as error:  # an object's own way to be pickled may do anything
+            problem = f"{type(error).__name__}: {text_of(error)}"
+            return Result(self._rank, member.cell, numbers, text, 0, "", problem), []
+        parts = [head, *(buffer.raw() for buffer in buffers)]
+        *_, nbytes = packing.lay_out(parts)
+        if member.shared and nbytes > _SENT_NBYTES:
+            try:
+                self._left = Segment(nbytes)
+            except (OSError, AttributeError):
+                pass  # there is no such memory here, or not enough: it is sent
+            else:
+                with memoryview(self._left.memory) as target:
+                    packing.fill(target, parts)
+                address = self._left.address
+                return Result(self._rank, member.cell, numbers, text, nbytes, address, ""), []
+        packed = bytearray(nbytes)
+        packing.fill(packed, parts)
+        return Result(self._rank, member.cell, numbers, text, nbytes, "", ""), [bytes(packed)]
+
+    def _forget(self) -> None:
+        """The notebook has taken what the last member left, or will not; it does not run again."""
+        if self._kept is not None:
+            self._kept.drop()
+            self._kept = None
+        if self._left is not None:
+            self._left.memory.close()
+            self._left.close()
+            self._left = None
+
+
+@contextmanager
+def _restored(names: dict[str, Any]) -> Iterator[None]:
+    """Within, names may be set and deleted; afterwards they are what they were.
+
+    It stays the same dictionary: functions of earlier cells look their names up in it.
+    """
+    before = dict(names)
+    try:
+        yield
+    finally:
+        names.update(before)
+        for name in names.keys() - before.keys():
+            del names[name]
+
+
+def numbers_of(value: Any) -> dict[str, float]:
+    """Returns the numbers among the entries of a dictionary, or a number alone as ``result``."""
+    entries = value if isinstance(value, Mapping) else {"result": value}
+    found = {}
+    for name, entry in entries.items():
+        number = _number(entry)
+        if number is not None:
+            found[str(name)] = number
+    return found
+
+
+def _number(entry: Any) -> float | None:
+    if isinstance(entry, bool | int | float):
+        return entry if _fits(entry) else None
+    if isinstance(entry, str | bytes) or getattr(entry, "shape", None) not in ((), (1,)):
+        return None
+    try:
+        scalar = np.asarray(entry).item()
+    except Exception:  # another library's scalar may refuse in its own way
+        return None
+    return scalar if isinstance(scalar, bool | int | float) and _fits(scalar) else None
+
+
+def _fits(number: float) -> bool:
+    """Whether a number is in the range of floats, as Python's whole numbers need not be."""
+    try:
+        float(number)
+    except OverflowError:
+        return False
+    return True
+
+
+def summary_of(value: Any) -> str:
+    """Returns what a result is, as ``accuracy 0.97, weights array (64, 10) float64``."""
+    if isinstance(value, Mapping):
+        parts = [f"{name} {_brief(entry)}" for name, entry in value.items()]
+        return _cut(", ".join(parts))
+    return "" if value is None else _cut(_brief(value))
+
+
+def _brief(entry: Any) -> str:
+    shape, dtype = getattr(entry, "shape", None), getattr(entry, "dtype", None)
+    if shape is not None and dtype is not None and tuple(shape):
+        return f"array {tuple(shape)} {getattr(dtype, 'name', dtype)}"
+    number = _number(entry)
+    if number is not None:
+        return f"{number:.6g}"
+    if isinstance(entry, list | tuple):
+        return f"{type(entry).__name__} of {len(entry)}"
+    return _cut(entry if isinstance(entry, str) else type(entry).__name__)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT else f"{text[: _TEXT - 1]}…"
+
+
+FEATURE = RankEnsemble

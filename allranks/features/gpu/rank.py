@@ -1,0 +1,67 @@
+"""Tells how a rank's GPU is used, who uses it when its memory runs out, and frees that memory."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from allranks.engine.features import RankContext, RankFeature
+from allranks.features.gpu.driver import Gpu, is_out_of_memory
+from allranks.features.gpu.memory import release
+
+#: Memory and load that change by less are no news.
+_STEP_NBYTES, _STEP_PERCENT = 1 << 20, 5
+
+
+class RankGpu(RankFeature):
+    """Looks after the GPU that a rank was pinned to, if any."""
+
+    def started(self, rank: RankContext) -> None:
+        """Learns which other ranks are on the GPU."""
+        self._rank = rank
+        self._gpu = Gpu(rank.device)
+        self._sharers = _find_sharers(rank)
+
+    def pulse_fields(self) -> dict[str, Any]:
+        """Returns the GPU's memory, load and temperature."""
+        use = self._gpu.use()
+        return {
+            "gpu_nbytes": use.used_nbytes // _STEP_NBYTES * _STEP_NBYTES,
+            "gpu_total_nbytes": use.total_nbytes,
+            "gpu_percent": max(-1, use.percent // _STEP_PERCENT * _STEP_PERCENT),
+            "gpu_celsius": use.celsius,
+        }
+
+    def error_details(self, error: BaseException) -> str:
+        """Returns who is on the GPU, if the error says that its memory has run out."""
+        if not is_out_of_memory(error):
+            return ""
+        rank = self._rank
+        return Gpu(rank.device).out_of_memory(rank.rank, os.getpid(), self._sharers)
+
+    def cell_left(self, error: BaseException | None) -> None:
+        """Frees what a failed cell has left in the GPU's memory."""
+        if error is not None and self._rank.device != "cpu":
+            release(error)
+
+
+def _find_sharers(rank: RankContext) -> dict[int, int]:
+    """Returns the other ranks on this rank's GPU by pid. Collective if ranks share GPUs."""
+    config = rank.config
+    # On several hosts some may have no GPU, and every rank would have to call allgather.
+    alone = not config.devices or rank.size <= len(config.devices) or config.several_hosts
+    if alone or config.heals:  # ranks heal only where none has a GPU
+        return {}
+    from mpi4py import MPI
+
+    own = socket.gethostname(), rank.device
+    pids = MPI.COMM_WORLD.allgather((*own, os.getpid()))
+    return {
+        pid: other
+        for other, (*where, pid) in enumerate(pids)
+        if tuple(where) == own and other != rank.rank
+    }
+
+
+FEATURE = RankGpu

@@ -1,0 +1,1 @@
+"""Variables that outlive the death of their rank."""

@@ -1,0 +1,18 @@
+"""Installs the name ``horovod``, and the version of TensorFlow that the environment asks for."""
+
+from __future__ import annotations
+
+from allranks.engine.features import RankFeature
+from allranks.horovod import alias, tensorflow1
+
+
+class HorovodAlias(RankFeature):
+    """Changes what ``import`` finds, before a cell or MPI has imported anything."""
+
+    def starting(self) -> None:
+        """Installs both names."""
+        alias.install()
+        tensorflow1.install()
+
+
+FEATURE = HorovodAlias

@@ -1,0 +1,1 @@
+"""Where a cell spends its time, by samples of the main thread's frames."""

@@ -1,0 +1,245 @@
+"""Where this rank spends its time: a thread looks, fifty times a second.
+
+It looks at the frames of the thread that runs the cells, from within the process. A profiler
+beside it, as py-spy, would need the right to trace other processes, which containers do not give;
+a timer's signal (`setitimer`) would break into what the cell, MPI and NCCL wait for, and is heard
+between two lines of Python only.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import threading
+from contextlib import suppress
+from time import perf_counter
+from types import CodeType, FrameType
+from typing import Any
+
+from allranks.collectives.calls import frames
+from allranks.engine.cells.cell import CellRunner
+from allranks.engine.features import Answered, RankContext, RankFeature
+from allranks.engine.ipengine import CELL_FILE
+from allranks.engine.report import PACKAGE
+from allranks.records import requests
+from allranks.records.profile import SAMPLES_A_SECOND, Profile
+from allranks.records.wire import RunCell
+
+_MOST_STACKS = 1000
+"""The longest of them are told; the others are summed up."""
+_KEPT_STACKS = 20_000
+_DEEPEST = 300
+_SWITCH_SECONDS = 0.0005
+_SOURCE_CHARACTERS = 60
+_OUTSIDE = ("(before and after the cell's lines)",)
+_OTHERS = ("(others)",)
+_CELL, _OWN, _IMPORT, _OTHER = range(4)
+
+#: A frame's code by its address, with its line where that counts.
+_Key = tuple[int | tuple[int, int] | str, ...]
+
+
+class Sampler:
+    """Sums up the seconds that the main thread spends in each stack of frames.
+
+    Args:
+        rank: this process's rank.
+        calls: the code that calls a function which the notebook has sent.
+    """
+
+    def __init__(self, rank: int, calls: CodeType) -> None:
+        self.rank = rank
+        self._calls = id(calls)
+        self._known: dict[int, tuple[int, str, CodeType]] = {}
+        self._sums: dict[_Key, float] = {}
+        self._armed: float | None = None
+        self._busy = False
+        self._over = _closed()
+        self._thread: threading.Thread | None = None
+        # Requests come in the wire's thread, cells begin and end in the main one.
+        self._lock = threading.RLock()
+
+    def start(self, seconds: float) -> None:
+        """Begins now, or with the next cell; what was seen before is forgotten.
+
+        Args:
+            seconds: how long; 0 for all of the cell.
+        """
+        with self._lock:
+            self.stop()
+            self._armed = seconds
+            if self._busy:
+                self._go()
+
+    def begin_cell(self) -> None:
+        """A cell begins."""
+        with self._lock:
+            self._busy = True
+            if self._armed is not None:
+                self._go()
+
+    def end_cell(self) -> None:
+        """It has ended: the rank waits for others, or for the next cell."""
+        with self._lock:
+            self._busy = False
+            if self._thread is not None:
+                self.stop()
+
+    def stop(self) -> None:
+        """Looks no more."""
+        with self._lock:
+            self._armed = None
+            if self._thread is not None:
+                self._over.release()
+                self._thread.join()
+                self._thread = None
+
+    def take(self) -> Profile:
+        """Stops, and returns what was seen since the start."""
+        with self._lock:
+            self.stop()
+            sums, self._sums = self._sums, {}
+        told: dict[tuple[str, ...], float] = {}
+        for key, seconds in sorted(sums.items(), key=lambda pair: -pair[1]):
+            names = self._named(key)
+            if names not in told and len(told) >= _MOST_STACKS:
+                names = _OTHERS
+            told[names] = told.get(names, 0.0) + seconds
+        self._known.clear()
+        return Profile(self.rank, told)
+
+    def _go(self) -> None:
+        seconds, self._armed = self._armed or float("inf"), None
+        self._sums, self._over = {}, _closed()
+        thread = threading.Thread(
+            target=self._run, args=(seconds, self._over), name="allranks-sampler", daemon=True
+        )
+        with suppress(RuntimeError):  # no thread is to be had: the cell runs, without a profile
+            thread.start()
+            self._thread = thread
+
+    def _run(self, seconds: float, over: threading.Lock) -> None:
+        # Python lets another thread in after 5 ms: by then short work would have ended, and the
+        # time would be counted for the next call that lets go of the interpreter by itself.
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        try:
+            self._watch(seconds, over)
+        finally:
+            sys.setswitchinterval(before)
+
+    def _watch(self, seconds: float, over: threading.Lock) -> None:
+        began = before = perf_counter()
+        while not over.acquire(timeout=1 / SAMPLES_A_SECOND) and before - began < seconds:
+            with frames.no_collection():
+                key = self._look()
+            # A look that came late, as where C held the interpreter, stands for all that time.
+            now = perf_counter()
+            if key not in self._sums and len(self._sums) >= _KEPT_STACKS:
+                key = _OTHERS
+            self._sums[key] = self._sums.get(key, 0.0) + now - before
+            before = now
+
+    def _look(self) -> _Key:
+        """Returns the stack, the innermost frame first, up to the cell's own first line."""
+        frame = frames.of_main_thread()
+        found: list[int | tuple[int, int] | str] = []
+        outermost = 0
+        while frame is not None and len(found) < _DEEPEST:
+            code = frame.f_code
+            key = id(code)
+            if key == self._calls:
+                outermost = len(found)
+                break
+            known = self._known.get(key) or self._learn(key, frame)
+            if known[0] == _CELL:
+                found.append((key, frame.f_lineno or 0))
+                outermost = len(found)
+            else:
+                found.append(key)
+            frame = frame.f_back
+        if not outermost:
+            return _OUTSIDE
+        if frame is not None and len(found) == _DEEPEST:
+            found.append("…")
+            outermost = len(found)
+        return tuple(found[:outermost])
+
+    def _learn(self, key: int, frame: FrameType) -> tuple[int, str, CodeType]:
+        code = frame.f_code
+        file, module = code.co_filename, str(frame.f_globals.get("__name__", ""))
+        called = code.co_qualname.replace("<locals>.", "")
+        if file.startswith(CELL_FILE):
+            kind, name = _CELL, "" if code.co_name == "<module>" else f"{called} "
+        elif file.startswith(PACKAGE):
+            kind, name = _OWN, f"{code.co_name} (allranks)"
+        elif file.startswith("<frozen importlib"):
+            kind, name = _IMPORT, ""
+        elif code.co_name == "<module>":
+            kind, name = _OTHER, f"import {module}"
+        else:
+            kind, name = _OTHER, f"{called} ({module or file})"
+        # The code is kept, so that nothing else comes to lie at its address.
+        known = self._known[key] = kind, name, code
+        return known
+
+    def _named(self, key: _Key) -> tuple[str, ...]:
+        if key in (_OUTSIDE, _OTHERS):
+            return tuple(map(str, key))
+        names: list[str] = []
+        within_own = False
+        for part in reversed(key):
+            if isinstance(part, str):
+                names.append(part)
+                continue
+            kind, name, code = self._known[part[0] if isinstance(part, tuple) else part]
+            # Of our own frames the one that was called says all; importlib's say nothing.
+            hidden = kind == _IMPORT or (kind == _OWN and within_own)
+            within_own = kind == _OWN
+            if isinstance(part, tuple):
+                name += _line(code.co_filename, part[1])
+            if not hidden:
+                names.append(name)
+        return tuple(names)
+
+
+def _closed() -> threading.Lock:
+    """A lock that is held: to wait for it takes no Python, as an event does."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+def _line(file: str, number: int) -> str:
+    source = linecache.getline(file, number).strip()
+    if len(source) > _SOURCE_CHARACTERS:
+        source = source[: _SOURCE_CHARACTERS - 1] + "…"
+    return f"{file}:{number}  {source}".rstrip()
+
+
+class RankProfile(RankFeature):
+    """Samples the cells that the notebook asks for."""
+
+    requests_while_busy = frozenset({requests.PROFILE, requests.PROFILED})
+
+    def started(self, rank: RankContext) -> None:
+        """Makes the sampler, which takes no time before it is asked for samples."""
+        self._sampler = Sampler(rank.rank, CellRunner._call.__code__)
+
+    def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
+        """Starts to sample, or ends that and returns the profile."""
+        if name == requests.PROFILE:
+            self._sampler.start(arguments["seconds"])
+            return {}, []
+        return self._sampler.take().to_content(), []
+
+    def cell_started(self, cell: RunCell) -> None:
+        """Begins to sample if that was asked for before the cell."""
+        self._sampler.begin_cell()
+
+    def cell_left(self, error: BaseException | None) -> None:
+        """Ends the samples."""
+        self._sampler.end_cell()
+
+
+FEATURE = RankProfile

@@ -1,0 +1,1 @@
+"""Input that a cell asks for on a rank: ``input()``, ``getpass()`` and debuggers."""

@@ -1,0 +1,145 @@
+"""Sends a cell's prompts to the notebook, which has the field to type in.
+
+``input()``, ``getpass()`` and every debugger ask here; the thread that asked waits for the answer.
+"""
+
+from __future__ import annotations
+
+import bdb
+import builtins
+import getpass
+import pdb
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from IPython.core import debugger
+from IPython.core.interactiveshell import InteractiveShell
+
+from allranks.collectives import scope
+from allranks.engine.cells.forks import in_rank
+from allranks.engine.features import RankContext, RankFeature
+from allranks.engine.ipengine import CELL_FILE
+from allranks.errors import UsageError
+from allranks.records.wire import Prompt, Record, Typed
+
+#: How often a waiting cell checks for an interrupt, which reaches a cell that awaits only here.
+_POLL_SECONDS = 0.05
+_FORKED = "a forked process cannot ask for input: call input() in the rank, before the fork."
+_NO_CELL = "input() needs a running cell."
+
+
+class Prompts(RankFeature):
+    """Asks for one line at a time."""
+
+    records = (Typed,)
+
+    def __init__(self) -> None:
+        #: Threads of a cell ask one after the other.
+        self._turn = threading.Lock()
+        self._came = threading.Event()
+        self._number = 0
+        self._typed: Typed | None = None
+
+    def started(self, rank: RankContext) -> None:
+        """Replaces Python's own functions, and lets an interrupt end a debugger that asks."""
+        self._rank = rank
+        builtins.input = self.input
+        getpass.getpass = self.getpass
+        self._replace_debuggers(rank.shell)
+
+    def _replace_debuggers(self, shell: InteractiveShell) -> None:
+        interrupts = self._rank.interrupts
+
+        class RankPdb(debugger.InterruptiblePdb):
+            """A debugger that an interrupt leaves together with its cell; others go on."""
+
+            def canonic(self, filename: str) -> str:
+                # Not a file in a folder: with a path before it, its source would not be found.
+                own = filename.startswith(CELL_FILE)
+                return filename if own else str(super().canonic(filename))
+
+            def interaction(self, *args: Any, **options: Any) -> None:
+                before = interrupts()
+                super().interaction(*args, **options)  # type: ignore[no-untyped-call]
+                if interrupts() != before:
+                    raise KeyboardInterrupt
+
+        # As ipykernel does in a notebook.
+        for module in (debugger, pdb):
+            setattr(module, "Pdb", RankPdb)  # noqa: B010  a class, to mypy
+        pdb.set_trace = debugger.set_trace
+        shell.InteractiveTB.debugger_cls = RankPdb
+
+    def input(self, prompt: object = "", /) -> str:
+        """Returns a line that was typed in the notebook.
+
+        Raises:
+            UsageError: the notebook is shown where nothing can be typed.
+            EOFError: there is no more to read.
+        """
+        return self._line(str(prompt), hidden=False)
+
+    def getpass(self, prompt: str = "Password: ", stream: Any = None, **_: Any) -> str:
+        """Returns a line whose characters were hidden while it was typed."""
+        return self._line(str(prompt), hidden=True)
+
+    def message_received(self, record: Record, payloads: list[bytes]) -> None:
+        """Hands the answer to the thread that waits for it."""
+        if isinstance(record, Typed) and record.number == self._number:
+            self._typed = record
+            self._came.set()
+
+    def _line(self, prompt: str, *, hidden: bool) -> str:
+        if not in_rank():
+            raise UsageError(_FORKED)
+        goes_on = _asked_by_a_debugger(sys._getframe(2))
+        with self._turn:
+            rank = self._rank
+            cell = rank.cell()
+            if not cell:
+                raise UsageError(_NO_CELL)
+            self._number += 1
+            self._came.clear()
+            presses = rank.interrupts()
+            with _shown_as_asking():
+                rank.send_output()
+                rank.send(
+                    Prompt(rank.rank, cell, self._number, prompt, hidden, goes_on, presses > 0)
+                )
+                while not self._came.wait(_POLL_SECONDS):
+                    if rank.interrupts() != presses:
+                        raise KeyboardInterrupt
+                    if rank.cell() != cell:
+                        raise UsageError(_NO_CELL)
+            typed = self._typed
+        assert typed is not None
+        if typed.problem == EOFError.__name__:
+            raise EOFError("end of input")
+        if typed.problem:
+            raise UsageError(f"input({prompt!r}) {typed.problem}")
+        return typed.text
+
+
+@contextmanager
+def _shown_as_asking() -> Iterator[None]:
+    """Within, ranks that wait for this one report that it waits for input."""
+    scope.asks(True)
+    try:
+        yield
+    finally:
+        scope.asks(False)
+
+
+def _asked_by_a_debugger(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), bdb.Bdb):
+            return True
+        frame = frame.f_back
+    return False
+
+
+FEATURE = Prompts

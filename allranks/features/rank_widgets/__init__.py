@@ -1,0 +1,1 @@
+"""Widgets that cells make on ranks, whose views are in the notebook."""

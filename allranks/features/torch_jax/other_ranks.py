@@ -1,0 +1,111 @@
+"""What a rank that waits in a library's own collective has to do with the others.
+
+Who of them has left the cell, and the connections to them. Those it can end: what waits in C++,
+where no signal is heard, then raises, and the rank lives on.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import psutil
+
+from allranks.collectives import world
+from allranks.collectives.calls import board as fields
+from allranks.collectives.start import rendezvous
+from allranks.errors import RankLeft
+from allranks.records.ranks import label
+
+
+def gone() -> list[tuple[bool, int, int, str]]:
+    """The ranks that have left the cell, the one that tells most first: how, who, why."""
+    this = world.current()
+    found = []
+    for rank in range(this.size):
+        if rank != this.rank:
+            why = this.peers.departure(rank, this.scope, this.epoch)
+            if why is not None:
+                # One that has waited itself is not to blame.
+                found.append((RankLeft.__name__ in why[1] or why[0] == 2, why[0], rank, why[1]))
+    return sorted(found)
+
+
+def every(ranks: tuple[int, ...]) -> str:
+    """Names those that are all needed."""
+    return f"all of {label(ranks)}" if len(ranks) > 1 else label(ranks)
+
+
+def show_mpi_ports(ports: Sequence[int]) -> None:
+    """Lets the others know the ports of this rank's MPI: its connections are never ended here.
+
+    MPI connects ranks by TCP where one has taken a dead one's place.
+    """
+    packed = sum(port << 16 * place for place, port in enumerate(ports[:4]))
+    world.current().board.put(fields.PORTS, packed)
+
+
+def close() -> None:
+    """Ends this rank's connections to the other ranks of its host, and says so to them."""
+    this = world.current()
+    this.board.put(fields.CLOSED, this.epoch + 1)
+    ports = {
+        this.board.get(rank, fields.PORTS) >> shift & 0xFFFF
+        for rank in this.local_ranks
+        for shift in (0, 16, 32, 48)
+    }
+    _shut(_connections([this.board.get(rank, fields.PID) for rank in this.local_ranks], ports))
+
+
+def have_closed(epoch: int) -> bool:
+    """Whether a rank of this host has closed its connections in an epoch."""
+    this = world.current()
+    return any(this.board.get(rank, fields.CLOSED) == epoch + 1 for rank in this.local_ranks)
+
+
+def have_ended() -> bool:
+    """Whether the process of a rank of this host has ended."""
+    this = world.current()
+    for rank in this.local_ranks:
+        try:
+            if psutil.Process(this.board.get(rank, fields.PID)).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.Error:
+            return True
+    return False
+
+
+def _connections(pids: list[int], kept: set[int]) -> list[int]:
+    """The descriptors of this process's TCP connections to these processes, itself included.
+
+    Not those to the ports that are kept, nor to JAX's coordinator, without which JAX ends the
+    process.
+    """
+    coordinator = os.environ.get(rendezvous.JAX_ADDRESS, "").rpartition(":")[2]
+    kept = kept | ({int(coordinator)} if coordinator.isdigit() else set())
+    theirs: set[tuple[object, object]] = set()
+    for pid in pids:
+        with suppress(psutil.Error):
+            theirs |= {_ends(link) for link in psutil.Process(pid).net_connections("tcp")}
+    own = psutil.Process().net_connections("tcp")
+    between = [link for link in own if _ends(link)[::-1] in theirs]
+    return [link.fd for link in between if kept.isdisjoint((link.laddr[1], link.raddr[1]))]
+
+
+def _ends(link: Any) -> tuple[object, object]:
+    """Both ends of a connection; a socket that listens has one, and is no other's other end."""
+    return _plain(link.laddr), _plain(link.raddr) if link.raddr else None
+
+
+def _plain(address: Any) -> tuple[str, int]:
+    return address.ip.removeprefix("::ffff:"), address.port
+
+
+def _shut(descriptors: list[int]) -> None:
+    """Ends connections; who waits on one finds that out, and closes it."""
+    for descriptor in descriptors:
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as link:
+            link.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,460 @@
+"""A rank that waits in torch for one that has left the cell is let go, and told for whom it waited.
+
+torch waits in C++, where no signal is heard, for half an hour. What ends such a wait is the end of
+the connections to the other ranks: it raises in torch, and the rank lives on. Process groups whose
+connections have ended are of no use; between two cells all ranks forget theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from allranks.collectives import world
+from allranks.collectives.calls import board as fields
+from allranks.collectives.calls import frames
+from allranks.collectives.calls.wait import Pause
+from allranks.collectives.start import rendezvous
+from allranks.engine.report import is_a, text_of, traceback_of
+from allranks.engine.wire import give_up
+from allranks.errors import CollectiveError, CollectiveMismatch, RankLeft
+from allranks.features.torch_jax import other_ranks, torch_state
+from allranks.features.torch_jax.other_ranks import every
+from allranks.features.torch_jax.torch_state import Call
+from allranks.records.ranks import label
+
+_STILL_SECONDS = 1.0
+"""A main thread that has not moved for so long waits."""
+_IDLE_SHARE = 0.05
+"""Of a core: what a thread that waits takes at most."""
+_LENT_SECONDS = 2.0
+"""Within so long a rank that looks for the first one's store finds the one that it is lent."""
+_STUCK_SECONDS, _TOLD_SECONDS, _ENDING_SECONDS = 20.0, 5.0, 0.2
+_LOST = ("gloo/transport/tcp/", "TCPStore", "onnection was likely closed")
+"""Parts of what gloo and torch's store say of a connection that has ended."""
+_GONE = -1
+"""The occasion on which a rank is asked that has left the cell; others are numbered."""
+_AGAIN = "call init_process_group() again, and wrap models again."
+_ADVICE = f"torch's process groups are closed on all ranks: {_AGAIN}"
+_DEATH = f"torch's process groups are closed on all ranks, as a rank of theirs has died: {_AGAIN}"
+_NO_GROUP = "Default process group has not been initialized"
+#: The numbers of torch's groups on the board, which are far from those of our own.
+_FIRST = 1 << 40
+_MAKING, _CALLS = _FIRST - 1, _FIRST - 2
+
+
+class TorchWaits:
+    """Looks after one rank's waits in torch, in a thread that is not the one which waits."""
+
+    def __init__(self) -> None:
+        self._pressed = False
+        self._told = ""
+        self._closed_at = 0.0
+        self._lent: Any = None
+        self._lent_at = 0.0
+        self._kind: type[CollectiveError] = RankLeft
+        self._instead: tuple[BaseException, CollectiveError] | None = None
+        self._noted: set[str] = set()
+        self._asked: dict[tuple[int, int], int] = {}
+        self._compared: dict[int, int] = {}
+        self._calls = -1
+        self._left = 0, 0, 0
+        self._cell = self._forgotten = ""
+        self._forgotten_ns = 0
+        self._at: tuple[object, ...] = ()
+        self._since = self._cpu = 0.0
+
+    def start(self) -> None:
+        """From now on it looks, several times a second."""
+        whereabouts = world.current().whereabouts
+        if whereabouts is not None:
+            whereabouts.also.append(self._look_quietly)
+
+    def begin(self) -> None:
+        """A cell begins."""
+        self._pressed, self._told, self._at = False, "", ()
+        self._closed_at, self._lent, self._lent_at = 0.0, None, 0.0
+        self._kind, self._instead = RankLeft, None
+        self._asked, self._compared = {}, {}
+        with suppress(AttributeError):
+            if not torch_state.c10d().is_initialized():
+                # By it torch names groups; a rank that failed to make one has counted it alone.
+                torch_state.c10d()._world.group_count = 0
+
+    @property
+    def not_to_blame(self) -> tuple[str, ...]:
+        """Part of the names of files whose frames say nothing: a wait in torch has been ended."""
+        return (torch_state.folder(),) if self._told or self._closed_at else ()
+
+    def press(self) -> None:
+        """The cell has been interrupted."""
+        self._pressed = True
+
+    # ── while a cell runs ────────────────────────────────────────────────────────────────────
+
+    def _look_quietly(self) -> None:
+        # A thread that ends with an exception looks no more.
+        with suppress(Exception):
+            self.answer()
+            self.look()
+
+    def answer(self) -> None:
+        """Tells how far this rank has come in torch, if another one has asked.
+
+        What torch has recorded takes long to read: too long for the end of each cell.
+        """
+        this, board = world.current(), world.current().board
+        asked = board.get(this.rank, fields.ASKED_ELSE)
+        if asked == board.get(this.rank, fields.TOLD):
+            return
+        cell, made, failed = self._left
+        board.note(_MAKING, made, cell)
+        known = torch_state.recorded()
+        self._noted |= known.keys()
+        for group in self._noted:
+            # 0 in a group whose name is that of one before, and in which nothing was called.
+            begun = known[group].begun - failed if group in known else 0
+            board.note(_number(group), begun, 0)
+        with suppress(AttributeError, OSError):  # there are none but on Linux
+            self._show_calls()
+        board.put(fields.TOLD, asked)
+
+    def _show_calls(self) -> None:
+        """Has the others of this host read what this rank has called."""
+        if self._calls >= 0:
+            os.close(self._calls)
+            self._calls = -1
+        content = json.dumps(torch_state.calls()).encode()
+        self._calls = os.memfd_create("allranks-torch")
+        with open(self._calls, "wb", closefd=False) as file:
+            file.write(content)
+        world.current().board.note(_CALLS, self._calls, len(content))
+
+    def look(self) -> None:
+        """Ends the wait of the main thread where it can only end so."""
+        if not world.current().scope.number or torch_state.c10d() is None:
+            return
+        if not self._is_still():
+            return
+        called = torch_state.frames_in_torch(frames.of_main_thread())
+        if not self._told and _in_use(called):
+            self._told = self._mismatch()
+            self._kind = CollectiveMismatch if self._told else RankLeft
+        if not self._told:
+            self._told = self._why(called)
+        if not self._told and not (self._pressed and _in_use(called)):
+            return
+        if called and torch_state.is_meeting(called) and self._lend():
+            return
+        if not self._closed_at:
+            self._closed_at = time.monotonic()
+        elif time.monotonic() - self._closed_at > _STUCK_SECONDS:
+            give_up(world.current().rank, f"cannot leave torch: {self._told or 'interrupted'}")
+        self._close()
+
+    def _is_still(self) -> bool:
+        """Whether the main thread has neither moved nor computed for a while."""
+        frame, now = frames.of_main_thread(), time.monotonic()
+        at = (id(frame), frame.f_lasti) if frame is not None else ()
+        cpu = _main_thread_seconds()
+        if at != self._at or cpu - self._cpu > _IDLE_SHARE * max(now - self._since, 0.1):
+            self._at, self._since, self._cpu = at, now, cpu
+            self._asked = {key: when for key, when in self._asked.items() if key[1] == _GONE}
+            self._compared = {}
+        return now - self._since >= (_STILL_SECONDS / 2 if self._pressed else _STILL_SECONDS)
+
+    def _why(self, called: list[FrameType]) -> str:
+        """Which rank will never come to what the main thread waits for, in a sentence; or ""."""
+        died = world.current().peers.died
+        gone = [
+            entry
+            for entry in other_ranks.gone()
+            if entry[2] in died or self._has_told(entry[2], _GONE)
+        ]
+        for what, needed, behind in self._awaited(called) if gone else ():
+            for *_, rank, why in gone:
+                if rank in needed and (rank in died or behind(rank)):
+                    return _sentence(what, needed, rank, why)
+        return ""
+
+    def _mismatch(self) -> str:
+        """What this rank waits in, and others have called otherwise, in a sentence; or ""."""
+        this, gone = world.current(), {rank for *_, rank, _ in other_ranks.gone()}
+        # One that runs is asked each time that the wait is twice as long.
+        waited = int(time.monotonic() - self._since).bit_length()
+        asked = {rank: _GONE if rank in gone else waited for rank in this.local_ranks}
+        told = {rank: when for rank, when in asked.items() if self._has_told(rank, when)}
+        if told == self._compared:
+            return ""
+        self._compared = told
+        awaited = [group for group, known in torch_state.recorded().items() if known.awaited]
+        own = torch_state.calls() if awaited else {}
+        theirs = {rank: _calls_of(rank) for rank in told} if awaited else {}
+        for group in awaited:
+            for number, mine in sorted(own.get(group, {}).items()):
+                called = {
+                    rank: calls[group][number]
+                    for rank, calls in theirs.items()
+                    if number in calls.get(group, ())
+                }
+                if not all(mine.matches(other) for other in called.values()):
+                    return _differ({**called, this.rank: mine})
+        return ""
+
+    def _has_told(self, rank: int, occasion: int) -> bool:
+        """Whether a rank has said how far it has come; on each occasion it is asked once."""
+        board = world.current().board
+        if rank not in world.current().local_ranks or rank == board.rank:
+            return False
+        if (rank, occasion) not in self._asked:
+            self._asked[rank, occasion] = time.time_ns()
+            board.ask(rank, self._asked[rank, occasion], fields.ASKED_ELSE)
+        return board.get(rank, fields.TOLD) >= self._asked[rank, occasion]
+
+    def _awaited(self, called: list[FrameType]) -> list[tuple[str, tuple[int, ...], Any]]:
+        """What this rank may wait for: its name, whom it needs, and who has not come to it."""
+        this = world.current()
+        everybody = tuple(range(this.size))
+        found: list[tuple[str, tuple[int, ...], Any]] = []
+        for group, known in torch_state.recorded().items():
+            if known.awaited:
+                number = known.awaited
+
+                def behind(rank: int, group: str = group, number: int = number) -> bool:
+                    return this.peers.progress(rank, _number(group))[0] < number
+
+                found.append((known.title, torch_state.members(group) or everybody, behind))
+        if called and not found:
+            peer = torch_state.peer_of(called)
+            if peer is not None:
+                return [(torch_state.called(called), (this.rank, peer), lambda _: True)]
+            made = _made()
+            found.append(
+                (
+                    torch_state.called(called),
+                    everybody,
+                    lambda rank: _has_made(this, rank) < made,
+                )
+            )
+        return found
+
+    def _lend(self) -> bool:
+        """Has a store where the first rank's would be; whether there is time to find it.
+
+        Who looks for one looks again and again, for half an hour, and is set free by nothing
+        else. On one host any rank can open it.
+        """
+        now = time.monotonic()
+        if not self._lent_at:
+            self._lent_at = now
+            with suppress(Exception):  # another rank lends one
+                self._lent = rendezvous.torch_store()
+        return now - self._lent_at < _LENT_SECONDS
+
+    def _close(self) -> None:
+        """Ends this rank's connections to the other ranks."""
+        this = world.current()
+        self._lent = None
+        if this.board is not None:
+            other_ranks.close()
+        for group in _groups():
+            # Nothing for gloo; NCCL's may take its time.
+            threading.Thread(target=_abort, args=(group,), daemon=True).start()
+
+    # ── when it has ended ────────────────────────────────────────────────────────────────────
+
+    def instead_of(self, error: BaseException) -> BaseException:
+        """Returns what a cell has ended with: `RankLeft` for what torch has raised over that."""
+        if is_a(error, KeyboardInterrupt) and other_ranks.have_closed(world.current().epoch):
+            error.__suppress_context__ = True  # what torch has raised over that
+        if self._instead is not None and self._instead[0] is error:
+            return self._instead[1]
+        if not is_a(error, (RuntimeError, ValueError)) or torch_state.c10d() is None:
+            return error
+        inside = _frames_of(error)
+        # ``work.wait()`` is no Python of torch's; JAX's gloo raises errors of JAX's own types.
+        if not inside and not (type(error) is RuntimeError and _tells_of_a_loss(error)):
+            return error
+        raised = is_a(error, RuntimeError)
+        if raised and not self._told and _has_lost_a_rank(error):
+            # Another rank has died, or was let go first, and has taken this one along.
+            self._told = self._why_after(inside)
+        if not raised or not self._told:
+            self._explain(error)
+            return error
+        left = self._kind(self._told)
+        left.__traceback__, left.__suppress_context__ = traceback_of(error), True
+        self._instead = error, left
+        return left
+
+    def _explain(self, error: BaseException) -> None:
+        """Has what torch raises where a group is no more say why that is so."""
+        text, since = text_of(error), self._forgotten_ns > rendezvous.torch_met_at_ns()
+        said = self._forgotten in text
+        if not said and (_tells_of_a_loss(error) or (_NO_GROUP in text and since)):
+            error.args = (f"{text} {self._forgotten}",)
+
+    def _why_after(self, inside: list[FrameType]) -> str:
+        """As `_why`, where the call has ended already."""
+        this = world.current()
+        (*_, rank, why), *_ = other_ranks.gone()
+        what, needed = torch_state.called(inside), tuple(range(this.size))
+        known = torch_state.recorded()
+        if len(known) == 1 and torch_state.peer_of(inside) is None:
+            # What a backward, say, has called in the only group.
+            ((group, last),) = known.items()
+            members = torch_state.members(group)
+            if rank in members:
+                what, needed = last.title, members
+        return _sentence(what, needed, rank, why)
+
+    def leave(self, error: BaseException | None) -> None:
+        """Takes in that the cell has ended: `answer` tells how far this rank has come."""
+        this = world.current()
+        if torch_state.c10d() is None:
+            return
+        self._cell = this.scope.name
+        if self._closed_at or self._told:
+            this.spoil("has left a call of torch")
+        # Where torch has raised, the last call of each group may be the one that did not come.
+        self._left = this.scope.number, _made(), int(error is not None and bool(_frames_of(error)))
+
+    def renew(self, epoch: int) -> None:
+        """Between two cells: forgets torch's groups where a rank has closed its connections.
+
+        Args:
+            epoch: the one that has ended.
+        """
+        if torch_state.c10d() is not None and other_ranks.have_closed(epoch):
+            self._forget(
+                "torch's process groups were closed on all ranks to end a wait in "
+                f"{self._cell}: {_AGAIN}"
+            )
+
+    def after_death(self) -> str:
+        """Forgets torch's groups, of which a rank has died; says so where there were some."""
+        for group in _groups():
+            _abort(group)
+        return _DEATH if self._forget(_DEATH) else ""
+
+    def _forget(self, why: str) -> bool:
+        """Destroys torch's groups; whether there were some."""
+        c10d = torch_state.c10d()
+        state: Any = sys.modules.get("accelerate.state")
+        found = c10d is not None and c10d.is_initialized()
+        if found:
+            self._forgotten, self._forgotten_ns = why, time.time_ns()
+        with suppress(Exception):
+            c10d.destroy_process_group()
+        with suppress(Exception):
+            state.AcceleratorState._reset_state(True)
+            state.GradientState._reset_state()
+        return found
+
+
+def _has_lost_a_rank(error: BaseException) -> bool:
+    """Whether torch has raised an exception because another rank has died, or left its groups."""
+    this = world.current()
+    if _tells_of_a_loss(error) and not other_ranks.gone():
+        pause = Pause()  # gloo may know earlier than this rank is told how the other one died
+        while not this.peers.died:
+            if pause() > (_TOLD_SECONDS if other_ranks.have_ended() else _ENDING_SECONDS):
+                return False
+    closed = other_ranks.have_closed(this.epoch) and bool(other_ranks.gone())
+    return closed or (_tells_of_a_loss(error) and bool(this.peers.died))
+
+
+def _tells_of_a_loss(error: BaseException) -> bool:
+    text = text_of(error)
+    return any(part in text for part in _LOST)
+
+
+def _has_made(this: world.World, rank: int) -> int:
+    """How many groups a rank that has left this cell had made or begun to make in it."""
+    made, cell = this.peers.progress(rank, _MAKING)
+    return made if cell == this.scope.number else 0
+
+
+def _sentence(what: str, needed: tuple[int, ...], rank: int, why: str) -> str:
+    return (
+        f"torch's {what} needs {every(needed)}: rank {rank} {why}. Make the same calls on every "
+        f"rank. {_ADVICE}"
+    )
+
+
+def _calls_of(rank: int) -> dict[str, dict[int, Call]]:
+    """What another rank of this host has called, as it has last told."""
+    board = world.current().board
+    descriptor, nbytes = board.progress(rank, _CALLS)
+    try:
+        file = Path(f"/proc/{board.get(rank, fields.PID)}/fd/{descriptor}")
+        told = json.loads(file.read_bytes()[:nbytes])
+    except (OSError, ValueError):  # it has written again, or may not be read
+        return {}
+    return {
+        group: {int(number): Call(*call) for number, call in calls.items()}
+        for group, calls in told.items()
+    }
+
+
+def _differ(called: dict[int, Call]) -> str:
+    """What ranks have brought to one collective, those that agree together."""
+    ranks: dict[str, list[int]] = {}
+    for rank, call in sorted(called.items()):
+        ranks.setdefault(str(call), []).append(rank)
+    found = "; ".join(f"{label(some)} called {call}" for call, some in ranks.items())
+    return (
+        "torch needs the same operation, number of elements and dtype on every rank: "
+        f"{found}. Such a call may have returned a wrong result. Make the same calls on every "
+        f"rank. {_ADVICE}"
+    )
+
+
+def _number(group: str) -> int:
+    return _FIRST + zlib.crc32(group.encode())
+
+
+def _made() -> int:
+    """Counts the groups that this rank has made or begun to make in this cell."""
+    return rendezvous.torch_groups_made() * 1000 + torch_state.groups_made()
+
+
+def _in_use(called: list[FrameType]) -> bool:
+    """Whether a main thread that hears no signal may well wait in torch."""
+    return bool(called or _groups())
+
+
+def _groups() -> list[Any]:
+    """The groups that this rank has."""
+    return list(getattr(getattr(torch_state.c10d(), "_world", None), "pg_map", ()))
+
+
+def _frames_of(error: BaseException) -> list[FrameType]:
+    """The frames of torch in which an exception was raised, outermost first."""
+    found: list[FrameType] = []
+    own = torch_state.folder()
+    for frame, _ in traceback.walk_tb(traceback_of(error)):
+        found = [*found, frame] if frame.f_code.co_filename.startswith(own) else []
+    return found
+
+
+def _main_thread_seconds() -> float:
+    """How long the main thread has computed; 0 where the system does not tell."""
+    clock_of = getattr(time, "pthread_getcpuclockid", None)
+    if clock_of is None:
+        return 0.0
+    return time.clock_gettime(clock_of(threading.main_thread().ident))
+
+
+def _abort(group: Any) -> None:
+    with suppress(Exception):
+        group.abort()

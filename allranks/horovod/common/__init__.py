@@ -1,1 +1,0 @@
-"""What Horovod keeps in ``horovod.common``. Standard library only."""

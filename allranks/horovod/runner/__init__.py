@@ -1,5 +1,0 @@
-"""What Horovod keeps in ``horovod.runner``. Standard library only."""
-
-from allranks.horovod import run
-
-__all__ = ["run"]

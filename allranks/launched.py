@@ -1,0 +1,83 @@
+"""How a process finds its rank in the variables that its launcher has set.
+
+Both sides use it; standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+
+class RankVariables(NamedTuple):
+    """The names of the variables that a launcher sets in each of its processes."""
+
+    ranks: tuple[str, ...]
+    """The rank of the process; the first one that is set counts."""
+    size: str
+    """The number of processes."""
+    local_rank: str
+    """The number of the process among those of its host."""
+    local_size: str
+    """The number of processes on its host."""
+
+
+#: OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1
+#: OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_RANK=1
+_OPEN_MPI = RankVariables(
+    ("OMPI_COMM_WORLD_RANK", "PMIX_RANK"),
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+#: MPICH's mpiexec is Hydra: PMI_RANK=1 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=4
+_MPICH = RankVariables(("PMI_RANK",), "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+#: srun: SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=1 SLURM_NTASKS_PER_NODE=4
+_SLURM = RankVariables(
+    ("SLURM_PROCID",), "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"
+)
+# An mpiexec comes before srun, which may have started it.
+_KNOWN = (_OPEN_MPI, _MPICH, _SLURM)
+
+SHARED_FILES = "OMPI_MCA_btl_sm_backing_directory"
+"""Open MPI's setting of the folder for the files through which ranks of a host share memory. Its
+default is /dev/shm."""
+
+
+def rank(environment: Mapping[str, str], own: Sequence[RankVariables] = ()) -> int:
+    """Returns the rank that a launcher gave this process; 0 where none has started it.
+
+    Args:
+        environment: the process's variables.
+        own: what its launcher sets, if that is neither mpiexec nor srun.
+    """
+    for variables in (*own, *_KNOWN):
+        for name in variables.ranks:
+            if environment.get(name, "").isdecimal():
+                return int(environment[name])
+    return 0
+
+
+def size(environment: Mapping[str, str]) -> tuple[int, str]:
+    """Returns how many processes were started, and the variable that says so; 1 and "" if none."""
+    for variables in _KNOWN:
+        if environment.get(variables.size, "").isdecimal():
+            return int(environment[variables.size]), variables.size
+    return 1, ""
+
+
+def local_place(
+    environment: Mapping[str, str], rank: int, size: int, own: Sequence[RankVariables] = ()
+) -> tuple[int, int]:
+    """Returns a process's number among those of its host, and how many these are.
+
+    With several hosts, these are the launcher's numbers. On a single host it is the rank: Open MPI
+    numbers local ranks in another order where there are more of them than cores.
+    """
+    for variables in (*own, *_KNOWN):
+        local, count = variables.local_rank, variables.local_size
+        if environment.get(local, "").isdecimal() and environment.get(count, "").isdecimal():
+            if int(environment[count]) < size:
+                return int(environment[local]), int(environment[count])
+            break
+    return rank, size

@@ -1,0 +1,304 @@
+"""Predicts times of allreduces and training steps.
+
+The model counts the messages on the longest path and the bytes on the narrowest link.
+
+Every algorithm's time is linear in the same five numbers, ``base + inside · α_inside + between ·
+α_between + inside_nbytes / B_inside + between_nbytes / B_between``: prediction multiplies, fitting
+solves for the α and B. Congestion, stragglers and the cost of the additions are not modelled
+(fitting counts the additions in 1 / B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, log2
+
+from allranks.lessons.model.fabrics import HGX_H100, Fabric, Latency, Share
+from allranks.records.lessons import Prediction, StepPrediction
+
+# Share of a step in which gradients appear: a backward pass costs two forward passes.
+BACKWARD_SHARE = 2 / 3
+
+# Horovod's fusion buffer when its figures were published (HOROVOD_FUSION_THRESHOLD).
+FUSION_NBYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The counts of one allreduce, on the rank that finishes last."""
+
+    # Messages between ranks of one host, one after the other.
+    inside: float = 0.0
+    # Messages between hosts, one after the other.
+    between: float = 0.0
+    # Bytes a rank moves inside its host; 0 if this is not the narrowest link.
+    inside_nbytes: float = 0.0
+    # Bytes a host sends to the network; 0 if this is not the narrowest link.
+    between_nbytes: float = 0.0
+
+
+def terms(
+    algorithm: str, nbytes: float, ranks: int, hosts: int, pipelined_tree: bool = False
+) -> Terms:
+    """Returns the counts of an allreduce of ``nbytes`` per rank, with as many ranks on each host.
+
+    Raises:
+        ValueError: the algorithm is unknown, or there are more hosts than ranks.
+    """
+    if not 1 <= hosts <= ranks:
+        raise ValueError(
+            f"each host needs at least one rank: found {ranks} ranks on {hosts} hosts. "
+            "Give the total number of ranks, not the number per host."
+        )
+    if ranks == 1:
+        return Terms()
+    if algorithm == "ring":
+        return ring(nbytes, ranks, hosts)
+    if algorithm == "recursive doubling":
+        return recursive_doubling(nbytes, ranks, hosts)
+    if algorithm == "tree":
+        return (double_tree if pipelined_tree else binary_tree)(nbytes, ranks, hosts)
+    if algorithm == "nvls":
+        return in_switch(nbytes, ranks)
+    raise ValueError(
+        "the model knows ring, recursive doubling, tree and nvls: "
+        f"found {algorithm!r}. Use algorithm='best' to have it choose."
+    )
+
+
+def ring(nbytes: float, ranks: int, hosts: int) -> Terms:
+    """2 (p - 1) messages, 2 (n - 1) of them between hosts; 2 (p - 1) / p of the array moves.
+
+    Source: NCCL 2.30, src/graph/tuning.cc (nsteps, nInterSteps); Patarasuk and Yuan (2009).
+    """
+    steps, crossing = 2 * (ranks - 1), 2 * (hosts - 1)
+    moved = steps / ranks * nbytes
+    if hosts == 1:
+        return Terms(inside=steps, inside_nbytes=moved)
+    return Terms(inside=steps - crossing, between=crossing, between_nbytes=moved)
+
+
+def double_tree(nbytes: float, ranks: int, hosts: int) -> Terms:
+    """2 (p / n - 1) messages in a host's chain, 2 log2(n) between hosts; the array moves twice.
+
+    Pipelined in small pieces, with two trees that share the array, so that no level waits for
+    a whole array.
+
+    Source: NCCL 2.30, src/graph/tuning.cc; Sanders, Speck and Träff, "Two-tree algorithms for
+    full bandwidth broadcast, reduction and scan", Parallel Comput. 35 (2009).
+    """
+    inside, between = 2 * (ranks / hosts - 1), 2 * int(log2(hosts))
+    if hosts == 1:
+        return Terms(inside=inside, inside_nbytes=2 * nbytes)
+    return Terms(inside=inside, between=between, between_nbytes=2 * nbytes)
+
+
+def binary_tree(nbytes: float, ranks: int, hosts: int) -> Terms:
+    """At most 4 floor(log2 p) messages of the whole array: two per level, up and then down.
+
+    The children of rank r are ``2r + 1`` and ``2r + 2``, and ranks fill one host after the other.
+    So the top of the tree lies in the first host. Each level below crosses the network, and all
+    ranks of a host share its network cards.
+    """
+    levels = ranks.bit_length() - 1
+    messages = 4 * levels if ranks > 2 else 2
+    if hosts == 1:
+        return Terms(inside=messages, inside_nbytes=messages * nbytes)
+    per_host = ceil(ranks / hosts)
+    inside = min(4 * (per_host.bit_length() - 1), messages)
+    between = max(messages - inside, 2)
+    return Terms(inside, between, inside * nbytes, between * per_host * nbytes)
+
+
+def recursive_doubling(nbytes: float, ranks: int, hosts: int) -> Terms:
+    """log2(p) exchanges of the whole array, two messages more when p is no power of two.
+
+    Ranks fill one host after the other: the first log2(p / n) exchanges stay inside a host; in
+    the others all ranks of a host share its network cards.
+
+    Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+    operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), section 4.5:
+    T = log2(p) (α + n β + n γ). Its authors' reduce-scatter and allgather by recursive halving
+    and doubling moves as little as a ring in 2 log2(p) messages; it is not modelled here.
+    """
+    rounds = ranks.bit_length() - 1
+    folding = 0 if ranks == 1 << rounds else 2
+    if hosts == 1:
+        return Terms(inside=rounds + folding, inside_nbytes=(rounds + folding) * nbytes)
+    per_host = ceil(ranks / hosts)
+    inside = per_host.bit_length() - 1
+    between = rounds - inside + folding
+    return Terms(inside, between, inside * nbytes, between * per_host * nbytes)
+
+
+def in_switch(nbytes: float, ranks: int) -> Terms:
+    """One message: the switch adds and copies; a rank sends and receives (p + 1) / p arrays.
+
+    Each rank owns one p-th of the array. It reads that part, summed by the switch, and writes it
+    back to all ranks. Meanwhile the switch reads the whole array from every rank.
+
+    Source: the traffic follows from multimem.ld_reduce and multimem.st (PTX ISA); that it is
+    p + 1 where a ring needs 2 p is NVIDIA's own account of NVLink SHARP.
+    """
+    return Terms(inside=1, inside_nbytes=(ranks + 1) / ranks * nbytes)
+
+
+def predict(
+    nbytes: int,
+    ranks: int,
+    hosts: int = 1,
+    algorithm: str = "best",
+    fabric: Fabric = HGX_H100,
+    protocol: str = "best",
+) -> Prediction:
+    """The predicted time of an allreduce; every text made from it contains "simulated".
+
+    Args:
+        nbytes: bytes of the array on each rank.
+        ranks: number of ranks in all; any number, since the model is a formula.
+        hosts: number of hosts; the ranks are spread evenly over them.
+        algorithm: "ring", "tree", "recursive doubling" or "nvls", or "best": the fastest that
+            the fabric has.
+        fabric: what connects the ranks; published ones are in ``fabrics``, ``fit`` makes one.
+        protocol: a protocol of the fabric, or "best".
+
+    Raises:
+        ValueError: the fabric has no such algorithm or protocol, or has never been measured
+            over the links that these hosts need.
+    """
+    found = list(_candidates(nbytes, ranks, hosts, algorithm, fabric, protocol))
+    if not found:
+        raise ValueError(
+            f"this fabric carries {', '.join(fabric.algorithms)} "
+            f"({', '.join(p.name for p in fabric.protocols)}): found algorithm {algorithm!r}, "
+            f"protocol {protocol!r} on {hosts} hosts. Use 'best' to have the model choose."
+        )
+    return min(found, key=lambda prediction: prediction.seconds)
+
+
+def _candidates(
+    nbytes: int, ranks: int, hosts: int, algorithm: str, fabric: Fabric, protocol: str
+) -> Iterator[Prediction]:
+    for wire in fabric.protocols:
+        if protocol not in ("best", wire.name):
+            continue
+        for name, latency in wire.latency.items():
+            if algorithm not in ("best", name) or (name == "nvls" and hosts > 1):
+                continue
+            counts = terms(name, nbytes, ranks, hosts, fabric.pipelined_tree)
+            yield Prediction(
+                algorithm=name,
+                protocol=wire.name,
+                nbytes=nbytes,
+                ranks=ranks,
+                hosts=hosts,
+                latency_seconds=_waiting(counts, latency, fabric) if ranks > 1 else 0.0,
+                transfer_seconds=_moving(counts, wire.share[name], hosts, fabric),
+                fabric=fabric.name,
+            )
+
+
+def _waiting(counts: Terms, latency: Latency, fabric: Fabric) -> float:
+    seconds = latency.base
+    if counts.inside:
+        seconds += counts.inside * _known(latency.inside, "latency inside a host", fabric)
+    if counts.between:
+        seconds += counts.between * _known(latency.between, "latency between hosts", fabric)
+    return seconds
+
+
+def _moving(counts: Terms, share: Share, hosts: int, fabric: Fabric) -> float:
+    seconds = 0.0
+    if counts.inside_nbytes:
+        link = _known(fabric.inside_bandwidth, "bandwidth inside a host", fabric)
+        seconds += counts.inside_nbytes / share.of(link, hosts)
+    if counts.between_nbytes:
+        link = _known(fabric.between_bandwidth, "bandwidth between hosts", fabric)
+        seconds += counts.between_nbytes / share.of(link, hosts)
+    return seconds
+
+
+def _known(value: float | None, what: str, fabric: Fabric) -> float:
+    if value is None:
+        raise ValueError(
+            f"a prediction needs the {what}: {fabric.name} does not have it. Fit measurements "
+            "that use such links, at small and large sizes."
+        )
+    return value
+
+
+def predict_step(
+    alone_seconds: float,
+    gradient_nbytes: int,
+    ranks: int,
+    hosts: int = 1,
+    fabric: Fabric = HGX_H100,
+    *,
+    overlap: float = 0.0,
+    tensors: int | None = None,
+    fusion_nbytes: int | None = FUSION_NBYTES,
+    algorithm: str = "best",
+) -> StepPrediction:
+    """The predicted time of a step on all ranks; every text made from it contains "simulated".
+
+    The time is that of the step alone, plus the communication that is not hidden. The backward
+    pass hides the fraction ``overlap`` of the communication, at most as long as the pass lasts.
+
+    Args:
+        alone_seconds: a step on one rank, same batch per rank.
+        gradient_nbytes: bytes of all gradients.
+        ranks: number of ranks in all.
+        hosts: number of hosts; the ranks are spread evenly over them.
+        fabric: what connects the ranks.
+        overlap: from 0 (reduce after the backward pass) to 1 (hide as much as possible). It
+            is a property of model and framework: fit it with ``fit_overlap``.
+        tensors: number of gradients; None: enough to fill every fusion buffer.
+        fusion_nbytes: gradients are packed into allreduces of this size; None: one each.
+        algorithm: as for ``predict``.
+
+    Raises:
+        ValueError: ``overlap`` is not between 0 and 1.
+    """
+    if not 0 <= overlap <= 1:
+        raise ValueError(
+            f"overlap is the hidden fraction of the communication, 0 to 1: found {overlap}."
+        )
+    count = allreduces(gradient_nbytes, tensors, fusion_nbytes)
+    one = predict(round(gradient_nbytes / count), ranks, hosts, algorithm, fabric)
+    communication = count * one.seconds
+    hidden = min(overlap * communication, BACKWARD_SHARE * alone_seconds)
+    return StepPrediction(
+        ranks=ranks,
+        hosts=hosts,
+        alone_seconds=alone_seconds,
+        communication_seconds=communication,
+        exposed_seconds=communication - hidden,
+        allreduces=count,
+        allreduce=one,
+    )
+
+
+def allreduces(gradient_nbytes: int, tensors: int | None, fusion_nbytes: int | None) -> int:
+    """The number of allreduces in a step: one per full fusion buffer, or one per tensor."""
+    if fusion_nbytes is None:
+        return tensors or 1
+    buffers = max(1, ceil(gradient_nbytes / fusion_nbytes))
+    return buffers if tensors is None else max(1, min(tensors, buffers))
+
+
+def fit_overlap(efficiency: float, unhidden: StepPrediction) -> float:
+    """Returns the overlap that explains a measured efficiency.
+
+    Args:
+        efficiency: measured; 1.0 is perfect scaling.
+        unhidden: the same step, predicted with ``overlap=0``.
+
+    Returns:
+        Between 0 and 1. At either end, or if the backward pass is too short to hide that much, no
+        overlap explains the measurement.
+    """
+    if not unhidden.communication_seconds:
+        return 0.0
+    exposed = unhidden.alone_seconds * (1 / efficiency - 1)
+    return min(max(1 - exposed / unhidden.communication_seconds, 0.0), 1.0)

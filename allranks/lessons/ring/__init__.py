@@ -1,0 +1,32 @@
+"""Allreduce in readable code: ring, recursive doubling and tree, and a record of their steps.
+
+The algorithms use only numpy. `MpiLink` runs them over MPI, `LoopbackLinks` in one process.
+"""
+
+from allranks.lessons.ring.algorithms import (
+    ALGORITHMS,
+    explain,
+    recursive_doubling_allreduce,
+    ring_allreduce,
+    tree_allreduce,
+)
+from allranks.lessons.ring.links import Link, LoopbackLinks, MpiLink
+from allranks.lessons.ring.recording import Recorder, collect
+from allranks.records.lessons import AllreduceRun, RankSteps, Step, Values
+
+__all__ = [
+    "ALGORITHMS",
+    "AllreduceRun",
+    "Link",
+    "LoopbackLinks",
+    "MpiLink",
+    "RankSteps",
+    "Recorder",
+    "Step",
+    "Values",
+    "collect",
+    "explain",
+    "recursive_doubling_allreduce",
+    "ring_allreduce",
+    "tree_allreduce",
+]

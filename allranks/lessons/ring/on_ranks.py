@@ -1,0 +1,112 @@
+"""An allreduce on the ranks of a cell: its steps, its time, and the cost model's prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from allranks.collectives import world
+from allranks.collectives.start import runtime
+from allranks.lessons.model import Measurement, fit, predict
+from allranks.lessons.ring.algorithms import Algorithm, find, tree_allreduce
+from allranks.lessons.ring.links import Array
+from allranks.lessons.ring.recording import Recorder, collect
+from allranks.records.lessons import Explained
+
+# Sizes that the model is fitted to. The explained array is not one of them, so that its prediction
+# can be wrong.
+_FITTED_NBYTES = (4 << 10, 64 << 10, 512 << 10)
+_REPEATS = 15
+_LEAST_REPEATS = 3
+# Limit for all sizes together; a slow machine times fewer allreduces.
+_SECONDS = 0.6
+
+# Above the tags of `send` and `recv`, so that it never matches a cell's messages.
+_TAG = 1 << 15
+
+
+class CellLink:
+    """This rank's link to the first ``size`` ranks, over the cell's ``comm``.
+
+    Ctrl-C ends a wait, and if a rank leaves the cell the others raise `RankLeft`.
+
+    Args:
+        size: how many ranks are linked, from rank 0 on; all of them run the cell.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.rank = runtime.rank()
+        self.size = size
+        self._comm = runtime.communicator()
+
+    def exchange(self, send_to: int, array: Array, receive_from: int) -> Array:
+        """Sends ``array`` to one rank and returns the array received from another, or the same."""
+        received: Array = self._comm.sendrecv(
+            array, send_to, _TAG, source=receive_from, recvtag=_TAG
+        )
+        return received
+
+    def send(self, to: int, array: Array) -> None:
+        """Sends ``array`` to rank ``to``."""
+        self._comm.send(array, to, _TAG)
+
+    def receive(self, from_: int) -> Array:
+        """Returns the next array that rank ``from_`` sent to this rank."""
+        received: Array = self._comm.recv(source=from_, tag=_TAG)
+        return received
+
+
+def explain_here(algorithm: str, values: Sequence[Sequence[float]]) -> dict[str, Any] | None:
+    """Returns an `Explained` as a dictionary for JSON on rank 0; None on the other ranks.
+
+    Args:
+        algorithm: a key of `ALGORITHMS`.
+        values: one array per rank, all of one length; ranks beyond them take no part.
+
+    Collective: ranks 0 to ``len(values) - 1`` call this with the same arguments.
+    """
+    link = CellLink(len(values))
+    allreduce = find(algorithm)
+    array = np.asarray(values)[link.rank]
+    recorder = Recorder(limit=max(array.size, 1))
+    allreduce(array, link, "sum", recorder)
+    run = collect(recorder, link)
+    others = [np.zeros(nbytes, np.uint8) for nbytes in _FITTED_NBYTES]
+    (seconds, *times), repeats = _time(allreduce, [array, *others], link)
+    hosts = len(set(world.current().hosts[: link.size]))
+    measured = [
+        Measurement(nbytes, taken, link.size, hosts, algorithm)
+        for nbytes, taken in zip(_FITTED_NBYTES, times, strict=True)
+    ]
+    if run is None:
+        return None
+    fabric = fit(measured, name="these ranks")
+    prediction = predict(array.nbytes, link.size, hosts, algorithm, fabric)
+    return Explained(run, seconds, repeats, prediction).to_dict()
+
+
+def _time(allreduce: Algorithm, arrays: Sequence[Array], link: CellLink) -> tuple[list[float], int]:
+    """Returns each array's shortest time, the same on every rank, and the number of repeats.
+
+    The minimum, because other load on the host only adds time. Every round times all arrays, so
+    that load affects all sizes alike.
+    """
+    for array in arrays:
+        allreduce(array, link, "sum", None)
+    rounds: list[list[float]] = []
+    spent = 0.0
+    while len(rounds) < _LEAST_REPEATS or (len(rounds) < _REPEATS and spent < _SECONDS):
+        rounds.append([_once(allreduce, array, link) for array in arrays])
+        spent += sum(rounds[-1])
+    return [min(taken) for taken in zip(*rounds, strict=True)], len(rounds)
+
+
+def _once(allreduce: Algorithm, array: Array, link: CellLink) -> float:
+    tree_allreduce(np.zeros(1), link)  # a barrier
+    began = perf_counter()
+    allreduce(array, link, "sum", None)
+    slowest = tree_allreduce(np.array([perf_counter() - began]), link, "max")
+    return float(slowest[0])

@@ -1,0 +1,113 @@
+"""Closing ports to the network that mpiexec and MPI open, where all ranks are on this host.
+
+A packet filter is attached to each listening socket (Linux). Both sides; standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+import sys
+
+_PIDFD_GETFD = 438
+"""A system call without a function in the C library. Its number is the same on all processors but
+Alpha."""
+_SO_ATTACH_FILTER = 26
+_DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)
+"""A program of one instruction for the kernel's packet filter: keep no byte of any packet."""
+
+_SOURCE, _NETWORK = 12, -0x100000 & 0xFFFFFFFF
+_KEEP_LOOPBACK = b"".join(
+    struct.pack("=HBBI", *instruction)
+    for instruction in (
+        (0x20, 0, 0, _NETWORK + _SOURCE),  # the address that a packet comes from
+        (0x54, 0, 0, 0xFF000000),
+        (0x15, 0, 1, 0x7F000000),
+        (0x06, 0, 0, 0xFFFFFFFF),
+        (0x06, 0, 0, 0),
+    )
+)
+"""The same, but keep packets from 127.0.0.0/8."""
+
+
+def restrict_ports_of(pid: int) -> None:
+    """Refuses all connections to ports on which a child listens beyond loopback.
+
+    mpiexec waits there for its helpers on other hosts, and has no setting that turns this off. The
+    sockets stay open, since it polls them, but receive nothing. Where the system lets no process
+    inspect its child's descriptors, the ports stay open.
+    """
+    if sys.platform != "linux":
+        return
+    try:
+        child = os.pidfd_open(pid)
+    except OSError:
+        return
+    libc = ctypes.CDLL(None)
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            if not os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
+                continue
+            descriptor = libc.syscall(_PIDFD_GETFD, child, int(name), 0)
+            if descriptor >= 0:
+                with socket.socket(fileno=descriptor) as found:
+                    _restrict(found)
+    except OSError:
+        pass  # it has ended, or may not be inspected
+    finally:
+        os.close(child)
+
+
+def is_supported() -> bool:
+    """Whether a process can restrict ports on which it listens itself."""
+    if sys.platform != "linux":
+        return False
+    with socket.socket() as tried:
+        try:
+            _attach(tried, _KEEP_LOOPBACK)
+        except OSError:
+            return False
+    return True
+
+
+def restrict_own_ports(*, allow_this_host: bool) -> list[int]:
+    """Refuses connections to the ports on which this process listens.
+
+    Args:
+        allow_this_host: whether connections from this host stay possible. Replacements of dead
+            ranks need them: they connect by the loopback's address.
+
+    Returns:
+        The ports.
+    """
+    ports = []
+    program = _KEEP_LOOPBACK if allow_this_host else _DROP_ALL
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as found:
+                    ports += _restrict(found, program)
+        except OSError:
+            continue  # closed meanwhile: the descriptor of the listing itself
+    return ports
+
+
+def _restrict(found: socket.socket, program: bytes = _DROP_ALL) -> list[int]:
+    if found.family not in (socket.AF_INET, socket.AF_INET6):
+        return []
+    if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return []
+    address, port, *_ = found.getsockname()
+    if address in ("127.0.0.1", "::1"):
+        return []
+    _attach(found, program if found.family == socket.AF_INET else _DROP_ALL)
+    return [port]
+
+
+def _attach(found: socket.socket, program: bytes) -> None:
+    code = ctypes.create_string_buffer(program)
+    # struct sock_fprog: the number of instructions, and their address.
+    filter_program = struct.pack("@HP", len(program) // len(_DROP_ALL), ctypes.addressof(code))
+    found.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_program)

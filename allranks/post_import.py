@@ -1,0 +1,68 @@
+"""Post-import hooks: functions that are called with a module as soon as it has been imported.
+
+Both sides; standard library only.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import sys
+from collections.abc import Callable, Collection, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+Act = Callable[[ModuleType], object]
+
+
+class PostImportHook(importlib.abc.MetaPathFinder):
+    """A finder that calls a function with each of some modules, after the module has run.
+
+    Args:
+        names: the modules' names.
+        act: called with each module.
+    """
+
+    def __init__(self, names: Collection[str], act: Act) -> None:
+        self._names, self._act = names, act
+
+    def install(self) -> None:
+        """Starts the hook; calls the function at once with modules that are already imported."""
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+        for name in self._names:
+            if name in sys.modules:
+                self._act(sys.modules[name])
+
+    def uninstall(self) -> None:
+        """Ends the hook: the function is not called for later imports."""
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Returns the other finders' spec of a module, with a loader that calls the function."""
+        if name not in self._names:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ActingLoader(spec.loader, self._act)
+        return spec
+
+
+class _ActingLoader(importlib.abc.Loader):
+    def __init__(self, own: Any, act: Act) -> None:
+        self._own, self._act = own, act
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._own.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._own.exec_module(module)
+        self._act(module)

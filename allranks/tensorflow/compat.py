@@ -1,0 +1,194 @@
+"""Names of TensorFlow 1 and Keras 2 that newer versions lack, for older scripts.
+
+Scripts that import Horovod by its own name get this automatically; ``ALLRANKS_HOROVOD=name`` leaves
+TensorFlow and Keras unchanged. Eager execution stays on, as Keras 3 needs it: a script that builds
+graphs of TensorFlow 1 needs ``ALLRANKS_TENSORFLOW=1`` (see `allranks.horovod.tensorflow1`). Runs in
+every rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+
+from allranks.tensorflow.keras_version import LEGACY, keras
+from allranks.tensorflow.private_api import import_private, require
+
+_PREFIXES = ("", "tensorflow.", "keras._tf_keras.", "tf_", "tf_keras.api._v2.")
+_BACKEND = ("get_value", "constant", "name_scope", "learning_phase")
+_QUEUE_OPTIONS = ("max_queue_size", "workers", "use_multiprocessing")
+_mended: list[bool] = []
+
+
+def mend() -> None:
+    """Adds the older names in this process; a second call does nothing.
+
+    Does nothing if the environment's ``ALLRANKS_HOROVOD`` is ``name``.
+    """
+    if _mended or os.environ.get("ALLRANKS_HOROVOD") == "name":
+        return
+    _mend_names()
+    if not LEGACY:  # Keras 2 itself has the older methods
+        _mend_optimizers()
+        _mend_models()
+    _mended.append(True)
+
+
+def _mend_names() -> None:
+    """Adds ``tf.ConfigProto``, ``tf.Session``, ``K.set_session``, ``K.get_value`` and others."""
+    _look_up(tf, tf.compat.v1)
+    _look_up(tf.train, tf.compat.v1.train)
+    # The import replaces `tf.keras.backend` by another module, so it comes first.
+    importlib.import_module("tensorflow.keras.backend")
+    for backend in _copies("keras.backend"):
+        for name in _BACKEND:
+            if not hasattr(backend, name) and hasattr(tf.keras.backend, name):
+                setattr(backend, name, getattr(tf.keras.backend, name))
+        # Keras 3 has no sessions, and the rank has its GPU already.
+        backend.set_session = lambda session: None
+        backend.set_value = lambda variable, value: variable.assign(value)
+
+
+def _copies(name: str) -> list[Any]:
+    """Returns a module of Keras under all names by which scripts have imported it so far.
+
+    ``from tensorflow.keras import backend``, ``import tensorflow.keras.backend`` and ``import
+    keras.backend`` are three modules.
+    """
+    return [
+        module
+        for known, module in list(sys.modules.items())
+        if known.endswith(name) and known.removesuffix(name) in _PREFIXES
+    ]
+
+
+def _look_up(module: ModuleType, older: ModuleType) -> None:
+    """Makes a module look up the names that it lacks in another module."""
+    if "__getattr__" in vars(module):
+        return
+
+    def find(name: str) -> Any:
+        if not name.startswith("_") and hasattr(older, name):
+            return getattr(older, name)
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+    vars(module)["__getattr__"] = find
+
+
+class _CallableList(list[Any]):
+    """An optimizer's variables: a list as in Keras 3, callable as in Keras 2."""
+
+    def __call__(self) -> _CallableList:
+        return self
+
+
+def _mend_optimizers() -> None:
+    """Adds ``SGD(lr=, decay=)``, ``opt.lr``, ``opt.variables()`` and ``variable.ref()``."""
+    base = import_private("keras.src.optimizers.base_optimizer", "BaseOptimizer").BaseOptimizer
+    variable = import_private("keras.src.backend.common.variables", "Variable").Variable
+    require(base, "apply_gradients", "variables", "_get_current_learning_rate")
+    _mend_learning_rate(base)
+    _mend_apply_gradients(base)
+    variables = base.variables.fget
+    base.variables = property(lambda self: _CallableList(variables(self)))
+    variable.ref = lambda self: self.value.ref()  # a dictionary key, as in tf.Variable
+
+
+def _mend_learning_rate(base: Any) -> None:
+    begin, current = base.__init__, base._get_current_learning_rate
+
+    @functools.wraps(begin)
+    def __init__(self: Any, learning_rate: Any, *args: Any, **options: Any) -> None:
+        given = options.pop("lr", None)
+        decay = options.pop("decay", None) or 0.0
+        begin(self, learning_rate if given is None else given, *args, **options)
+        self._older_decay = float(decay)
+
+    @functools.wraps(current)
+    def rate(self: Any) -> Any:
+        decay = getattr(self, "_older_decay", 0.0)
+        if not decay:
+            return current(self)
+        return current(self) / (1.0 + decay * keras.ops.cast(self.iterations, "float32"))
+
+    def lr(self: Any) -> Any:
+        # The variable, without any decay.
+        return getattr(self, "inner_optimizer", self)._learning_rate
+
+    def set_lr(self: Any, value: Any) -> None:
+        self.learning_rate = value
+
+    # All optimizers of Keras pass these on to the base class.
+    base.__init__ = __init__
+    base._get_current_learning_rate = rate
+    base.lr = property(lr, set_lr)
+
+
+def _mend_apply_gradients(base: Any) -> None:
+    apply = base.apply_gradients
+
+    @functools.wraps(apply)
+    def apply_gradients(
+        self: Any,
+        grads_and_vars: Any,
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> Any:
+        return apply(self, grads_and_vars)
+
+    base.apply_gradients = apply_gradients
+
+
+def _mend_models() -> None:
+    """Adds ``experimental_run_tf_function``, ``fit_generator`` and ``evaluate_generator``."""
+    trainer = import_private("keras.src.trainers.trainer", "Trainer").Trainer
+    compile_now, fit_now = trainer.compile, trainer.fit
+
+    def without_queue(options: dict[str, Any]) -> dict[str, Any]:
+        # In Keras 3 the options of the queue are attributes of the `keras.utils.PyDataset`.
+        return {name: value for name, value in options.items() if name not in _QUEUE_OPTIONS}
+
+    @functools.wraps(compile_now)
+    def compile(self: Any, *args: Any, **options: Any) -> Any:
+        options.pop("experimental_run_tf_function", None)
+        return compile_now(self, *args, **options)
+
+    @functools.wraps(fit_now)
+    def fit_generator(
+        self: Any, generator: Any, steps_per_epoch: int | None = None, epochs: int = 1, **rest: Any
+    ) -> Any:
+        # The generator shuffles its batches, if anything does; Keras 3 shuffles a PyDataset.
+        rest = {**without_queue(rest), "shuffle": False}
+        if "validation_data" in rest:
+            rest["validation_data"] = _endless(
+                rest["validation_data"], rest.get("validation_steps")
+            )
+        batches = _endless(generator, steps_per_epoch)
+        return self.fit(batches, steps_per_epoch=steps_per_epoch, epochs=epochs, **rest)
+
+    def evaluate_generator(self: Any, generator: Any, steps: int | None = None, **rest: Any) -> Any:
+        return self.evaluate(_endless(generator, steps), steps=steps, **without_queue(rest))
+
+    trainer.compile = compile
+    trainer.fit_generator = fit_generator
+    trainer.evaluate_generator = evaluate_generator
+
+
+def _endless(batches: Any, steps: int | None) -> Any:
+    """Returns batches that start again if there are fewer than ``steps``, as in Keras 2."""
+    if not isinstance(batches, keras.utils.PyDataset) or steps is None or steps <= len(batches):
+        return batches
+
+    def again() -> Iterator[Any]:
+        while True:
+            yield from (batches[index] for index in range(len(batches)))
+            batches.on_epoch_end()
+
+    return again()

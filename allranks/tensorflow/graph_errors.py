@@ -1,0 +1,150 @@
+"""Raises the exceptions of collectives unchanged from TensorFlow's graphs. Runs in every rank.
+
+TensorFlow replaces every exception of a Python function inside a graph by an error of its own,
+whose text contains a traceback. This module keeps the exception, puts its number into that text,
+and raises the exception where TensorFlow would raise its error. So ``model.fit`` raises the
+`CollectiveMismatch` or `RankLeft` itself. Each is also an instance of the TensorFlow error that
+Horovod raises in this case.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from allranks import errors
+from allranks.collectives.calls.interrupts import ear
+from allranks.tensorflow.private_api import import_private, require
+
+_MOST_KEPT = 16
+_MARK = re.compile(r"\[allranks failure (\d+)\]")
+_INTERRUPTED = "REPLACED BY KeyboardInterrupt"
+_numbers = itertools.count(1)
+_kept: OrderedDict[int, BaseException] = OrderedDict()
+
+
+def _with_tensorflows(error: type[Exception], tensorflows: type[Exception]) -> Any:
+    """Returns a subclass of both errors with the name of the first."""
+
+    def __init__(self: Any, message: str) -> None:
+        tensorflows.__init__(self, None, None, message)
+
+    def __reduce__(self: Any) -> Any:
+        return type(self), (self.message,)
+
+    members = {
+        "__doc__": f"`allranks.errors.{error.__name__}`, and what Horovod raises in its place.",
+        "__module__": __name__,
+        "__init__": __init__,
+        "__reduce__": __reduce__,
+    }
+    return type(error.__name__, (error, tensorflows), members)
+
+
+CollectiveMismatch = _with_tensorflows(errors.CollectiveMismatch, tf.errors.FailedPreconditionError)
+RankLeft = _with_tensorflows(errors.RankLeft, tf.errors.UnknownError)
+UsageError = _with_tensorflows(errors.UsageError, tf.errors.InvalidArgumentError)
+
+_PUBLIC: dict[type[BaseException], Any] = {
+    kind.__mro__[1]: kind for kind in (CollectiveMismatch, RankLeft, UsageError)
+}
+
+
+def _public(error: BaseException) -> BaseException:
+    kind = _PUBLIC.get(type(error))
+    return error if kind is None else kind(str(error))
+
+
+@contextmanager
+def with_tensorflows_errors() -> Iterator[None]:
+    """Raises the exceptions of allranks in the block as the classes of this module."""
+    try:
+        yield
+    except (errors.CollectiveError, errors.UsageError) as error:
+        public = _public(error)
+        if public is error:
+            raise
+        raise public.with_traceback(error.__traceback__) from None
+
+
+class Carried(Exception):
+    """Carries the number of a kept exception through TensorFlow."""
+
+
+def carried(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function for use in a graph, whose exceptions leave the graph unchanged."""
+
+    def call(*arrays: Any) -> Any:
+        ear.heard()  # the main thread handles an interrupt from before this call
+        try:
+            return function(*arrays)
+        except BaseException as error:
+            number = next(_numbers)
+            _kept[number] = error
+            # Limited, because errors that TensorFlow drops are never fetched.
+            while len(_kept) > _MOST_KEPT:
+                _kept.popitem(last=False)
+            # Only the first line, because TensorFlow logs this text more than once.
+            first = str(error).partition("\n")[0]
+            text = f"{type(error).__name__}: {first} [allranks failure {number}]"
+            raise Carried(text) from None
+
+    return call
+
+
+def _fetch(message: str) -> BaseException | None:
+    """Returns the kept exception whose number is in the text of TensorFlow's error."""
+    found = _MARK.search(message)
+    error = _kept.pop(int(found[1]), None) if found else None
+    return None if error is None else _public(error)
+
+
+def install() -> None:
+    """Replaces the functions by which TensorFlow raises the error of a graph."""
+    for name in ("quick_execute", "execute", "execute_with_cancellation"):
+        _watch(import_private("tensorflow.python.eager.execute", name), name)
+    # The iterators of datasets raise by this function.
+    name = "raise_from_not_ok_status"
+    _watch(import_private("tensorflow.python.framework.ops", name), name)
+    session = import_private("tensorflow.python.client.session", "BaseSession").BaseSession
+    require(session, "_do_call")
+    _watch(session, "_do_call")
+
+
+def _watch(owner: Any, name: str) -> None:
+    function = getattr(owner, name)
+    if hasattr(function, "allranks"):
+        return
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except tf.errors.OpError as error:
+            found: BaseException | None = _fetch(str(error.message))
+            if found is None:
+                raise
+        except RuntimeError as error:
+            # Ctrl-C reached the main thread while TensorFlow made its error.
+            if _INTERRUPTED not in str(error):
+                raise
+            found = KeyboardInterrupt()
+        raise found from None
+
+    call.allranks = True  # type: ignore[attr-defined]
+    setattr(owner, name, call)
+
+
+def skip_autograph() -> None:
+    """Keeps AutoGraph from rewriting this package, which contains no graph code."""
+    config = import_private(
+        "tensorflow.python.autograph.core.config", "CONVERSION_RULES", "DoNotConvert"
+    )
+    config.CONVERSION_RULES = (config.DoNotConvert("allranks"), *config.CONVERSION_RULES)

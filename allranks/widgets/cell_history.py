@@ -1,0 +1,240 @@
+"""The cells of a notebook that have ended: their displays, files of their values, comparisons."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import gzip
+import json
+from array import array
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from allranks.errors import UsageError
+from allranks.widgets.dashboard.cell_model import CellModel
+from allranks.widgets.dashboard.curves import Key
+from allranks.widgets.dashboard.live import Live
+from allranks.widgets.dashboard.logs import Logs
+from allranks.widgets.dashboard.saved_panel import alive
+from allranks.widgets.dashboard.still import bundle
+from allranks.widgets.dashboard.svg import PlotStyle
+from allranks.widgets.dashboard.tables import seconds
+from allranks.widgets.displays import Data
+
+#: What so many cells have shown can be drawn again.
+_CELLS = 30
+#: The files of one cluster, beside its logs; the oldest go first.
+_FILES, _FILES_NBYTES = 100, 64 << 20
+_FILE_NAME = "cell-{}.json.gz"
+# The cells for which `CellModel.worth_showing` is true, and ensembles.
+_KEPT = "that logged values, ran members, or spent 1 s in 20 or more collectives"
+
+
+class CellHistory:
+    """The cells of a notebook that have ended."""
+
+    def __init__(self) -> None:
+        self._shown: dict[int, list[tuple[Data, Data]]] = {}
+        self._files: dict[int, Path] = {}
+        self._last: int | None = None
+
+    def keep(self, number: int, view: Any, folder: str) -> None:
+        """Takes in that a cell has ended.
+
+        Args:
+            number: the notebook's number of it.
+            view: what has shown it; one of a notebook has ``outputs``, one with curves ``figures``.
+            folder: where the ranks' logs are.
+        """
+        self._last = number
+        self._shown.pop(number, None)
+        if (outputs := getattr(view, "outputs", None)) is not None:
+            self._shown[number] = outputs()
+        for old in [*self._shown][:-_CELLS]:
+            del self._shown[old]
+        figures = getattr(view, "figures", None)
+        self._files.pop(number, None)
+        if figures is None or not (figures.worth_showing() or figures.members):
+            return
+        path = Path(folder) / _FILE_NAME.format(number)
+        with suppress(OSError):  # a full disk, or a folder that was removed: the cell is done
+            save_cell(number, figures).write(path)
+            self._files[number] = path
+            _sweep(path.parent)
+
+    def shown(self, number: int | None) -> list[tuple[Data, Data]]:
+        """Returns what a cell has left in the notebook, as display data with metadata.
+
+        Args:
+            number: the notebook's number of it; None for the last one.
+
+        Raises:
+            UsageError: there is no such cell.
+        """
+        number = self._last if number is None else number
+        if number is None or number not in self._shown:
+            raise UsageError(_missing(number, [*self._shown], "that a notebook shows"))
+        return self._shown[number]
+
+    def read(self, which: str | None) -> SavedCell:
+        """Returns what a cell has logged, and what its calls cost.
+
+        Args:
+            which: the notebook's number of it, or a file of an earlier one; None for the last one.
+
+        Raises:
+            UsageError: there is no such cell, or nothing is known of it.
+        """
+        number = int(which) if which and is_number(which) else self._last
+        path = Path(which).expanduser() if which and not is_number(which) else None
+        if path is None and number in self._files:
+            path = self._files[number]
+        if path is None:
+            raise UsageError(_missing(number, [*self._files], _KEPT))
+        try:
+            return SavedCell.read(path)
+        except (OSError, EOFError, ValueError, TypeError) as error:
+            raise UsageError(f"expected a cell's file, found {path}: {error}") from None
+
+
+def is_number(word: str) -> bool:
+    """Whether it can be the number of a cell, and is not the name of a file."""
+    return word.isdecimal() and len(word) < 10
+
+
+def _missing(number: int | None, there: list[int], what: str) -> str:
+    found = ", ".join(map(str, sorted(there))) or "none so far"
+    asked = "" if number is None else f", and In[{number}] is none of them"
+    return f"expected the number of a cell {what}, found {found}{asked}"
+
+
+def _sweep(folder: Path) -> None:
+    """Removes the oldest cells' files, where they are too many or too large."""
+    found = sorted(folder.glob(_FILE_NAME.format("*")), key=lambda path: path.stat().st_mtime)
+    nbytes = 0
+    for count, path in enumerate(reversed(found)):
+        nbytes += path.stat().st_size
+        if count and (count >= _FILES or nbytes > _FILES_NBYTES):
+            path.unlink()
+
+
+#: Compressed for speed: it is written when a cell ends.
+_LEVEL = 1
+
+
+@dataclass(frozen=True)
+class SavedCell:
+    """One cell.
+
+    ``noun`` is whose its curves are: ``rank`` or ``member``. ``missing`` counts logged values that
+    are not in ``curves``, as a rank logged faster than it could send, or as the disk was full.
+    """
+
+    number: int
+    noun: str
+    seconds: float
+    curves: list[dict[str, Any]]
+    calls: list[dict[str, Any]]
+    members: list[dict[str, Any]]
+    missing: int = 0
+
+    def write(self, path: Path) -> None:
+        """Writes it into a file."""
+        with gzip.open(path, "wt", encoding="utf-8", compresslevel=_LEVEL) as file:
+            json.dump(asdict(self), file)
+
+    @classmethod
+    def read(cls, path: Path) -> SavedCell:
+        """Returns what a file holds."""
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            return cls(**json.load(file))
+
+    def points(self) -> Iterable[tuple[Key, list[tuple[float, float]]]]:
+        """Returns each curve with its steps and values."""
+        for curve in self.curves:
+            pairs = array("d", base64.b64decode(curve["points"]))
+            points = [*zip(pairs[::2], pairs[1::2], strict=True)]
+            yield Key(curve["name"], curve["rank"], curve["member"]), points
+
+
+def save_cell(number: int, figures: CellModel) -> SavedCell:
+    """Returns what is kept of a cell."""
+    curves = []
+    for key, (steps, values) in figures.logged.read().items():
+        pairs = array("d", bytes(16 * len(steps)))
+        pairs[::2], pairs[1::2] = steps, values
+        curves.append({**key._asdict(), "points": base64.b64encode(pairs).decode("ascii")})
+    calls = [vars(row) for row in figures.timings.by_call()]
+    members = figures.members.everything()["rows"] if figures.members is not None else []
+    missing = figures.logged.missing + sum(figures.curves.dropped.values())
+    return SavedCell(number, figures.noun, figures.elapsed, curves, calls, members, missing)
+
+
+def export(cell: SavedCell, folder: Path) -> list[Path]:
+    """Writes a cell's curves, calls and members as CSV; returns the files.
+
+    Args:
+        cell: what is kept of it.
+        folder: where they are to be; it is made if it is not there.
+
+    Raises:
+        OSError: they cannot be written there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    second = "rank" if cell.noun == "member" else "member"
+    rows = [[*key, step, value] for key, points in sorted(cell.points()) for step, value in points]
+    written = [_write(folder / "curves.csv", ["name", cell.noun, second, "step", "value"], rows)]
+    for name, told in (("timings.csv", cell.calls), ("members.csv", cell.members)):
+        if told:
+            written.append(_write(folder / name, [*told[0]], [[*row.values()] for row in told]))
+    return written
+
+
+def _write(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(head)
+        table.writerows(rows)
+    return path
+
+
+def compared(cells: Sequence[SavedCell], ranks: Sequence[int] | None = None) -> dict[str, str]:
+    """Returns a view of the curves of several cells, one a cell: the mean of its ranks.
+
+    Args:
+        cells: what is kept of each.
+        ranks: only these ranks of each, or members of an ensemble.
+    """
+    figures = CellModel([])
+    figures.noun = "cell"
+    for cell in cells:
+        for (name, member), points in _means(cell, ranks).items():
+            steps, values = zip(*points, strict=True)
+            figures.curves.add(
+                Key(name, cell.number, member), array("d", steps), array("d", values)
+            )
+    took = (f"In[{cell.number}] took {seconds(cell.seconds)}" for cell in cells)
+    whose = "all its ranks" if ranks is None else f"the chosen {cells[0].noun}s"
+    figures.title = f"{', '.join(took)}; each curve is the mean of {whose}"
+    live = Live(figures, Logs([]), "auto")
+    return alive(bundle(figures, PlotStyle.of({})), live)
+
+
+def _means(
+    cell: SavedCell, ranks: Sequence[int] | None
+) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """Returns for each name, and member of what is no ensemble, the mean at each step."""
+    sums: dict[tuple[str, str], dict[float, list[float]]] = {}
+    for key, points in cell.points():
+        if ranks is None or key.rank in ranks:
+            member = "" if cell.noun == "member" else key.member
+            curve = sums.setdefault((key.name, member), {})
+            for step, value in points:
+                curve.setdefault(step, []).append(value)
+    return {
+        key: [(step, sum(values) / len(values)) for step, values in sorted(curve.items())]
+        for key, curve in sums.items()
+    }

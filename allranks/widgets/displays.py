@@ -1,0 +1,302 @@
+"""Displays in a notebook's cell: updated in place, and those of several ranks folded."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from allranks.records.ranks import label
+from allranks.widgets.output_replay import replay
+from allranks.widgets.text import Line, Row, render
+from allranks.widgets.widget_proxies import VIEW, stands_below
+
+Data = dict[str, Any]
+_DRAWN_ONCE = "application/vnd.plotly.v1+json"
+"""JupyterLab keeps the first figure of this type in a display, whatever it is updated to. Source:
+plotly's renderer, `renderModel`."""
+
+
+class Shown:
+    """A display, made when there is something in it.
+
+    Args:
+        slots: the displays of this cell, in the order in which they were made; it joins them.
+    """
+
+    def __init__(self, slots: list[Shown]) -> None:
+        self._slots = slots
+        self._id = ""
+        self._content: tuple[Data, Data] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._id)
+
+    @property
+    def content(self) -> tuple[Data, Data]:
+        """What it shows now, with its metadata."""
+        return self._content or ({}, {})
+
+    def show(self, data: Data, metadata: Data | None = None) -> int:
+        """Shows the data in place; returns the bytes sent, 0 where nothing has changed."""
+        from IPython.display import display, update_display
+
+        content = data, metadata or {}
+        if content == self._content:
+            return 0
+        self._content = content
+        act: Any = update_display
+        if not self._id:
+            self._id = f"allranks-{uuid.uuid4().hex}"
+            self._slots.append(self)
+            act = display
+        elif _DRAWN_ONCE in data:
+            update_display({}, raw=True, display_id=self._id)
+        act(data, raw=True, display_id=self._id, metadata=content[1])
+        replay.take(self._id, *content)
+        return sum(len(str(part)) for part in data.values())
+
+    def blank(self) -> int:
+        """Empties the display, if it was made: it cannot be taken away."""
+        return self.show({}) if self else 0
+
+    def _move(self, name: str) -> None:
+        """Shows its content in the display of this id, or in a new one."""
+        content, self._content, self._id = self._content, None, name
+        assert content is not None
+        self.show(*content)
+
+
+def put_above(new: Shown, data: Data, slots: list[Shown], first: int = 0) -> None:
+    """Shows something for the first time, above all other displays but the first ones.
+
+    A page draws between two messages. So what stands there moves down from the last one on: the
+    new one is never shown twice, and no other is gone for a moment.
+
+    Args:
+        new: what has not been shown yet.
+        data: what it shows.
+        slots: the other displays as they were made; all of them afterwards.
+        first: below how many of them.
+    """
+    above, others = slots[:first], slots[first:]
+    names = [*(shown._id for shown in others), ""]
+    for at in reversed(range(len(others))):
+        others[at]._move(names[at + 1])
+    new._id = names[0]
+    new.show(data)
+    slots[:] = [*above, new, *others]
+
+
+def deal(order: Sequence[Shown], slots: list[Shown]) -> None:
+    """Puts displays into another order: an output cannot move, but its contents can.
+
+    Args:
+        order: the displays as they are to be read.
+        slots: the same displays as they were made; in the new order afterwards.
+    """
+    names = [shown._id for shown in slots]
+    for shown, name in zip(order, names, strict=True):
+        if shown._id != name:
+            shown._move(name)
+    slots[:] = order
+
+
+#: An update that would unfold a display waits so long for the other ranks to make it, too.
+_HOLD_SECONDS = 0.25
+#: Rich's, around what it prints.
+_OPENS, _CLOSES = '<pre style="white-space:pre;overflow-x:auto;', "</pre>\n"
+
+
+@dataclass
+class _Display:
+    """What one rank displays."""
+
+    rank: int
+    name: str
+    data: Data
+    metadata: Data
+
+
+@dataclass
+class _Turn:
+    """What ranks show as their first display, or second, and so on, and where it is shown."""
+
+    shown: list[_Pair] = field(default_factory=list)
+    #: When the first change was made that is not shown yet.
+    changed_at: float | None = None
+
+
+class _Pair:
+    """Two outputs of the notebook: a line that says whose display it is, and the display."""
+
+    def __init__(self, slots: list[Shown]) -> None:
+        self.title, self.body = Shown(slots), Shown(slots)
+        self.ranks: tuple[int, ...] = ()
+
+    def show(self, group: list[_Display], noun: str) -> int:
+        """Shows what these ranks display; returns the bytes sent."""
+        self.ranks = tuple(display.rank for display in group)
+        data, metadata = group[0].data, group[0].metadata
+        if len(group) > 1 and VIEW in data:
+            # Ranks have no widget in common but a bar, which has words of its own.
+            return self.title.blank() + self.body.show(data, metadata)
+        if is_rich(data):
+            title = f"{label(self.ranks, noun)}:"
+            if VIEW in data:
+                stands_below(
+                    data[VIEW]["model_id"],
+                    lambda text: self.title.show({"text/plain": f"{title}\n· {text}"}),
+                )
+            return self.title.show({"text/plain": title}) + self.body.show(data, metadata)
+        lines = str(data.get("text/plain", "")).split("\n")
+        text = render([Row(self.ranks, Line("out", line)) for line in lines], noun)
+        return self.title.show({"text/plain": text}) + self.body.blank()
+
+    def blank(self) -> int:
+        """Shows nothing any more; returns the bytes sent."""
+        self.ranks = ()
+        return self.title.blank() + self.body.blank()
+
+
+class Gallery:
+    """Displays of several ranks with no text between them.
+
+    Args:
+        fold: whether the same display of several ranks is shown once.
+        slots: the outputs of this cell, in the order in which they were made.
+        noun: what ranks are called.
+    """
+
+    def __init__(self, fold: bool, slots: list[Shown], noun: str = "rank") -> None:
+        self.fold = fold
+        self.noun = noun
+        self._slots = slots
+        self._of: dict[int, list[_Display]] = {}
+        self._turns: list[_Turn] = []
+        #: Nothing stands in them now: an output cannot be taken away.
+        self._free: list[_Pair] = []
+
+    @property
+    def changed(self) -> bool:
+        """Whether something is not shown as it is now."""
+        return any(turn.changed_at is not None for turn in self._turns)
+
+    def has(self, rank: int) -> bool:
+        """Whether a rank has a display here."""
+        return bool(self._of.get(rank))
+
+    def add(self, rank: int, data: Data, metadata: Data, name: str) -> None:
+        """Takes in a display of a rank."""
+        displays = self._of.setdefault(rank, [])
+        new, last = _Display(rank, name, data, metadata), displays[-1] if displays else None
+        if last is not None and _is_printed(last) and _is_printed(new):
+            last.data = _one_below(last.data, data)
+            self._change(len(displays) - 1)
+            return
+        displays.append(new)
+        if len(displays) > len(self._turns):
+            self._turns.append(_Turn())
+        self._change(len(displays) - 1)
+
+    def update(self, rank: int, data: Data, metadata: Data, name: str) -> bool:
+        """Changes what a rank has displayed here under a name; returns whether it has."""
+        found = False
+        for at, display in enumerate(self._of.get(rank, ())):
+            if name and display.name == name:
+                display.data, display.metadata, found = data, metadata, True
+                self._change(at)
+        return found
+
+    def clear(self, rank: int) -> None:
+        """Forgets what a rank has displayed here."""
+        for at in range(len(self._of.pop(rank, ()))):
+            self._change(at)
+
+    def _change(self, at: int) -> None:
+        turn = self._turns[at]
+        if turn.changed_at is None:
+            turn.changed_at = time.monotonic()
+
+    def show(self, now: bool) -> int:
+        """Shows what has changed; returns the bytes sent.
+
+        Args:
+            now: also what may be the same for all ranks in a moment.
+        """
+        nbytes = 0
+        for at, turn in enumerate(self._turns):
+            if turn.changed_at is None:
+                continue
+            groups = self._groups(at)
+            unfolds = turn.shown and len(groups) > len(turn.shown)
+            if unfolds and not now and time.monotonic() - turn.changed_at < _HOLD_SECONDS:
+                continue
+            nbytes += self._show_turn(turn, groups)
+        return nbytes
+
+    def _groups(self, at: int) -> list[list[_Display]]:
+        """Returns the displays of one turn, those of the same content together."""
+        groups: list[list[_Display]] = []
+        for rank in sorted(self._of):
+            for display in self._of[rank][at : at + 1]:
+                alike = (
+                    group
+                    for group in groups
+                    if self.fold
+                    and (group[0].data, group[0].metadata) == (display.data, display.metadata)
+                )
+                group = next(alike, None)
+                if group is None:
+                    groups.append([display])
+                else:
+                    display.data = group[0].data  # and so it is in memory once
+                    group.append(display)
+        return groups
+
+    def _show_turn(self, turn: _Turn, groups: list[list[_Display]]) -> int:
+        turn.changed_at = None
+        left, nbytes = list(turn.shown), 0
+        turn.shown = []
+        for group in groups:
+            # The same ranks stay where they are, as far as they can.
+            ranks = {display.rank for display in group}
+            pair = max(left, key=lambda pair: len(ranks & set(pair.ranks)), default=None)
+            if pair is None:
+                pair = self._free.pop() if self._free else _Pair(self._slots)
+            else:
+                left.remove(pair)
+            turn.shown.append(pair)
+            nbytes += pair.show(group, self.noun)
+        for pair in left:
+            nbytes += pair.blank()
+            self._free.append(pair)
+        return nbytes
+
+    def in_order(self) -> list[Shown]:
+        """Returns the outputs as they are read best: by turn, then by rank; empty ones last."""
+        pairs = [
+            *(p for turn in self._turns for p in sorted(turn.shown, key=lambda pair: pair.ranks)),
+            *self._free,
+        ]
+        return [shown for pair in pairs for shown in (pair.title, pair.body) if shown]
+
+
+def _is_printed(display: _Display) -> bool:
+    """Whether it is text that rich prints: a display a call, as the five of a Keras summary."""
+    html = display.data.get("text/html")
+    printed = isinstance(html, str) and html.startswith(_OPENS) and html.endswith(_CLOSES)
+    return printed and not display.name and not display.metadata
+
+
+def _one_below(above: Data, below: Data) -> Data:
+    """Returns two printed texts as one."""
+    html = above["text/html"].removesuffix(_CLOSES) + below["text/html"].partition(">")[2]
+    return {"text/plain": f"{above['text/plain']}{below['text/plain']}", "text/html": html}
+
+
+def is_rich(data: Mapping[str, Any]) -> bool:
+    """Whether a mime bundle has something richer than text."""
+    return not set(data) <= {"text/plain"}

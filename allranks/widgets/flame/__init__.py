@@ -1,1 +1,0 @@
-"""Where ranks spend their time, as a flame graph of all of them."""

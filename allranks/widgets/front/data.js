@@ -1,0 +1,216 @@
+// What is chosen after the cell goes into the notebook's file, where a page lets a widget see its notebook.
+
+// A page has one of each, whichever view has made it: what was chosen, by the view's key, and the notebooks.
+const chosen = (globalThis.allranksChosen ??= new Map());
+const notebooks = (globalThis.allranksNotebooks ??= new Set());
+
+// JupyterLab's and Notebook's widgets know the notebook that they stand in.
+function watch(model) {
+  const context = model?.widget_manager?.context;
+  if (!context?.saveState?.connect || notebooks.has(context)) return;
+  notebooks.add(context);
+  context.disposed?.connect(() => notebooks.delete(context));
+  // Before it is written: to change an output draws it anew, which must not happen at every click.
+  context.saveState.connect((_, state) => { if (state === "started") write(context); });
+}
+
+function choose(key, settings) {
+  chosen.set(key, settings);
+  for (const { model } of notebooks) if (outputs(model, key).length) model.dirty = true;
+}
+
+// Where a view stands in a notebook: the list of its outputs, its place there, and its page.
+function outputs(model, key) {
+  const found = [];
+  for (let at = 0; at < (model?.cells?.length ?? 0); at++) {
+    const list = model.cells.get(at).outputs;
+    for (let i = 0; i < (list?.length ?? 0); i++) {
+      const html = [list.get(i).data["text/html"] ?? ""].flat().join("");
+      if (html.startsWith(`<div data-allranks="${key}"`)) found.push([list, i, html]);
+    }
+  }
+  return found;
+}
+
+function write({ model }) {
+  for (const [key, settings] of chosen) {
+    const places = outputs(model, key);
+    for (const [list, i, html] of places) {
+      const output = list.get(i).toJSON(), said = encodeURIComponent(JSON.stringify(settings));
+      const after = html.replace(/^<div [^>]*>/, `<div data-allranks="${key}" data-chosen="${said}">`);
+      const focused = focusOf(key);
+      list.set(i, { ...output, data: { ...output.data, "text/html": after } });
+      if (focused >= 0) focusable(key)[focused]?.focus({ preventScroll: true });
+    }
+    if (places.length) chosen.delete(key);
+  }
+}
+
+// The new drawing takes the focus of the old one.
+const focusable = (key) => [...document.querySelectorAll(`[data-allranks="${key}"] :is(button, input, select, [tabindex])`)];
+const focusOf = (key) => focusable(key).indexOf(document.activeElement);
+
+// What the kernel has told so far, kept apart from what draws it: a view may come and go.
+
+class Data {
+  // `model` is the widget's, or null where there is no kernel to listen to.
+  constructor({ points, ...state }, model = null) {
+    this.model = model;
+    this.settings = { closed: ["time"], ...state.settings };
+    this.views = new Set();
+    this.lines = new Lines();
+    this.where = new Map();
+    this.greeted = 0;
+    this.start(state, points);
+    if (!model) return;
+    watch(model);
+    model.on("msg:custom", (message, buffers) => this.take(message, buffers));
+    this.greet();
+  }
+
+  // Listening begins here: the kernel sends all that there is, the logs from their beginning.
+  greet() {
+    this.greeted = Date.now();
+    this.send({ kind: "ready" });
+  }
+
+  // Says something to the kernel, which listens until the cell ends.
+  send(message) { this.model?.send(message); }
+
+  // What a reader chooses outlives the cell: the kernel keeps it with the picture.
+  set(settings) {
+    Object.assign(this.settings, settings);
+    if (this.ended) choose(this.key, this.settings);
+    this.send({ kind: "settings", settings: this.settings });
+  }
+
+  get selected() { return this.settings.selected ?? null; }
+
+  start(state, points) {
+    this.seq = state.seq;
+    this.key = state.key;
+    this.missed = false;
+    this.mode = state.mode;
+    this.watched = state.watched;  // the ranks are another notebook's
+    this.paths = state.paths;
+    this.noun = state.noun ?? "rank";
+    this.title = state.title;
+    this.members = new Map();
+    this.ensemble = {};
+    this.ranks = new Map();
+    this.series = new Map();
+    this.timings = null;
+    this.strips = new Map();
+    this.stripsAt = 0;
+    this.memory = "";
+    this.sections = new Map();
+    this.merge(state, points);
+  }
+
+  take(message, buffers) {
+    if (message.anew) {
+      this.lines.clear();
+      this.start(message, buffers[0]);
+    } else if (message.seq > this.seq) {
+      this.missed ||= message.seq > this.seq + 1;
+      if (this.missed && Date.now() - this.greeted > 2000) this.greet();
+      this.seq = message.seq;
+      const left = [...buffers];
+      this.merge(message, message.curves ? left.shift() : null);
+      this.addLogs(message.logs ?? [], left);
+    }
+    this.changed();
+  }
+
+  merge(message, points) {
+    if (message.elapsed !== undefined) {
+      this.elapsed = message.elapsed;
+      this.began = Date.now() - 1000 * message.elapsed;
+    }
+    if (message.ended) this.end();
+    if (message.withLogs !== undefined) this.withLogs = message.withLogs;
+    for (const tile of message.ranks ?? []) this.ranks.set(tile.rank, tile);
+    if (message.said !== undefined) this.said = message.said;
+    if (message.timings) this.timings = message.timings;
+    if (message.strips) {
+      takeStrips(this.strips, message.strips);
+      this.stripsAt++;
+    }
+    if (message.memory !== undefined) this.memory = message.memory;
+    for (const [title, html] of Object.entries(message.sections ?? {})) this.sections.set(title, html);
+    if (message.profiles !== undefined) this.profiles = message.profiles;
+    if (message.profiled !== undefined) this.profiled = message.profiled;
+    if (message.answer !== undefined) this.answer = message.answer;
+    if (message.members) {
+      const { rows, ...ensemble } = message.members;
+      this.ensemble = ensemble;
+      for (const row of rows) this.members.set(row.number, { ...row, at: Date.now() });
+    }
+    if (message.where) {
+      const { rank, ...said } = message.where;
+      this.where.set(rank, { ...this.where.get(rank), ...said });
+    }
+    this.addPoints(message.curves ?? [], points);
+  }
+
+  // The cell has ended: there is nobody left who listens.
+  end() {
+    this.ended = true;
+    this.model = null;
+  }
+
+  addPoints(heads, points) {
+    if (!heads.length) return;
+    // A buffer may begin anywhere; numbers of eight bytes may not.
+    const end = points.byteOffset + points.byteLength;
+    const pairs = new Float64Array(points.buffer.slice(points.byteOffset, end));
+    let at = 0;
+    for (const { number, name, rank, member, count, anew, stride, broken } of heads) {
+      let series = this.series.get(number);
+      if (!series || anew) {
+        series = { number, name, rank, member, steps: [], values: [] };
+        this.series.set(number, series);
+      }
+      series.stride = stride;
+      series.broken = broken ?? null;
+      for (const end = at + 2 * count; at < end; at += 2) {
+        series.steps.push(pairs[at]);
+        series.values.push(pairs[at + 1]);
+      }
+      series.last = [pairs[at], pairs[at + 1]];
+      at += 2;
+    }
+  }
+
+  addLogs(heads, buffers) {
+    if (heads.length) this.withLogs = true;
+    heads.forEach(({ rank, spans, skipped }, index) => {
+      const { buffer, byteOffset, byteLength } = buffers[index];
+      this.lines.feed(rank, new Uint8Array(buffer, byteOffset, byteLength), spans, skipped);
+    });
+  }
+
+  // One colour a rank, or a rank and member, in every chart.
+  owners() {
+    const keys = [...this.series.values()].map((one) => [one.rank, one.member]);
+    keys.sort((a, b) => a[0] - b[0] || (a[1] < b[1] ? -1 : a[1] > b[1] ? 1 : 0));
+    const found = new Map();
+    for (const [rank, member] of keys) {
+      const key = `${rank} ${member}`;
+      if (!found.has(key)) found.set(key, found.size);
+    }
+    return found;
+  }
+
+  // A tile of a rank that runs a member stands for that member.
+  owner({ rank, member }) { return this.noun === "member" ? member : rank; }
+
+  select(rank) {
+    this.set({ selected: this.selected === rank ? null : rank });
+    this.changed();
+  }
+
+  changed() {
+    for (const view of this.views) view();
+  }
+}

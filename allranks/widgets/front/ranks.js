@@ -1,0 +1,67 @@
+// Ranks: one tile a rank, which selects it in every other panel.
+
+const MARKS = { running: "▶", waiting: "◷", idle: "·", finished: "✓", failed: "✗", interrupted: "■", lost: "✝", replaced: "↻" };
+
+class RanksPanel {
+  constructor(data) {
+    this.data = data;
+    this.tiles = new Map();
+    this.element = make("div", { className: "ar-tiles", role: "group", "aria-label": "ranks" });
+  }
+
+  get filled() { return true; }
+
+  draw() {
+    const { ranks, selected } = this.data;
+    this.element.classList.toggle("ar-many", ranks.size > 16);
+    for (const [rank, tile] of ranks) {
+      let parts = this.tiles.get(rank);
+      if (!parts) {
+        parts = { state: make("span", { className: "ar-state" }), use: make("span", { className: "ar-use" }),
+          line: make("span", { className: "ar-line" }), more: make("span", { className: "ar-unseen" }) };
+        // What is read aloud is what is seen, and more behind it.
+        parts.button = make("button", { type: "button", className: "ar-tile" },
+          make("b", {}, make("span", { className: "ar-unseen" }, "rank "), String(rank)), " ", parts.state, " ", parts.use, " ",
+          parts.line, " ", parts.more);
+        parts.button.addEventListener("click", () => {
+          const owner = this.data.owner(this.data.ranks.get(rank));
+          if (owner !== null) this.data.select(owner);
+        });
+        this.tiles.set(rank, parts);
+        this.element.append(parts.button);
+      }
+      const owner = this.data.owner(tile);
+      this.fill(parts, tile, owner !== null && owner === selected, ranks.size);
+    }
+  }
+
+  fill(parts, tile, pressed, count) {
+    const whom = tile.waits_for && `waits for ${tile.waits_for}`;
+    const doing = whom ? `${whom} in ${tile.activity}` : tile.activity || tile.state;
+    const at = tile.step === null ? "" : `step ${formatNumber(tile.step)}`;
+    const step = tile.member === null ? at : `member ${tile.member}`;
+    const use = [];
+    if (tile.cpu_percent >= 0) use.push(`${tile.cpu_percent} % cpu`);
+    if (tile.rss_nbytes) use.push(formatBytes(tile.rss_nbytes));
+    const gpu = [];
+    if (tile.gpu_nbytes) gpu.push(formatBytes(tile.gpu_nbytes));
+    if (tile.gpu_total_nbytes) gpu.push(`of ${formatBytes(tile.gpu_total_nbytes)}`);
+    if (tile.gpu_percent >= 0) gpu.push(`${tile.gpu_percent} %`);
+    if (tile.gpu_celsius >= 0) gpu.push(`${tile.gpu_celsius} °C`);
+    if (gpu.length) use.push(`gpu ${gpu.join(" ")}`);
+    const { button } = parts;
+    button.dataset.state = tile.state;
+    button.setAttribute("aria-pressed", String(pressed));
+    const said = [`rank ${tile.rank}`, doing, step, ...use, tile.device, tile.host && `${tile.host}, pid ${tile.pid}`, tile.line];
+    button.title = said.filter(Boolean).join("\n");
+    put(parts.more, (count > 16 ? said.slice(1) : said.slice(-3, -1)).filter(Boolean).join(", "));
+    const mark = MARKS[tile.state] ?? "";
+    put(parts.state, count > 16 ? mark : `${mark} ${doing}${step ? ` · ${step}` : ""}`);
+    put(parts.use, count > 16 ? "" : use.join(" · "));
+    put(parts.line, count > 16 ? "" : tile.line);
+  }
+}
+
+function put(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}

@@ -1,0 +1,403 @@
+// How each rank has spent its time, in bins: the same sums as in the picture without scripts.
+
+const TIME_KINDS = ["start-up", "importing", "computing", "waiting", "transfer"];
+const TIME_LIGHT = ["#7a67b8", "#c96a9d", "#00805b", "#c27300", "#1f83c9"];
+const TIME_DARK = ["#b3a2e0", "#e08fbf", "#22c79a", "#f0a830", "#56b4e9"];
+const WAITING = 3;
+
+class RankTime {
+  constructor(rank, { width, seconds, steps, waits, importing, shares, whom }) {
+    Object.assign(this, { rank, width, seconds, steps, waits, importing, shares, whom });
+    const firstAt = steps[1] ?? 0;
+    this.bins = whom.map((_, at) => {
+      const start = at * width;
+      // The time ends within its last bin.
+      const length = Math.max(0, Math.min(width, seconds - start));
+      const said = shares.map((kind) => (kind[at] / 255) * width);
+      const busy = said.reduce((a, b) => a + b, 0);
+      // Calls of several threads at once take more than the time that there is.
+      const [importing, waiting, transfer] = said.map((value) => value * (busy ? Math.min(1, length / busy) : 1));
+      const rest = Math.max(0, length - importing - waiting - transfer);
+      const before = Math.min(rest, Math.max(0, firstAt - start));
+      return [before, importing, rest - before, waiting, transfer];
+    });
+  }
+
+  // Seconds of each kind between two times, a bin counted by the part of it; and for whom it waited.
+  between(began, ended) {
+    const sums = [0, 0, 0, 0, 0], whom = new Map();
+    const last = Math.min(this.bins.length, Math.ceil(ended / this.width));
+    for (let at = Math.max(0, Math.floor(began / this.width)); at < last; at++) {
+      const start = at * this.width;
+      // What is known of the last bin lies within the part of it that has been.
+      const length = Math.min(this.width, this.seconds - start) || this.width;
+      const part = Math.max(0, Math.min(ended, start + length) - Math.max(began, start)) / length;
+      this.bins[at].forEach((value, kind) => { sums[kind] += value * part; });
+      if (this.whom[at] >= 0) whom.set(this.whom[at], (whom.get(this.whom[at]) ?? 0) + this.bins[at][WAITING] * part);
+    }
+    return { sums, whom };
+  }
+
+  // What a step took, as a mean from the first one that was logged to the last; null where there are none.
+  get step() {
+    const [first, firstAt, last, lastAt] = this.steps;
+    if (!(last > first)) return null;
+    const [before, importing, computing, waiting, transfer] = this.between(firstAt, lastAt).sums.map((one) => one / (last - first));
+    // Within the bin of the first step the two are not told apart.
+    return { count: last - first, sums: [0, importing, before + computing, waiting, transfer] };
+  }
+}
+
+// Takes in what the kernel tells: all bins of a rank, or those that have changed.
+function takeStrips(found, { rows, bins }) {
+  const bytes = Uint8Array.from(atob(bins), (one) => one.charCodeAt(0)), view = new DataView(bytes.buffer);
+  let at = 0;
+  for (const [rank, first, count, width, seconds, steps, waits, importing] of rows) {
+    const old = found.get(rank), begin = at;
+    at += 5 * count;
+    if (first && !(old && old.width === width && old.whom.length >= first)) continue;
+    const before = (list) => (first ? list.slice(0, first) : []);
+    const shares = [0, 1, 2].map((kind) =>
+      [...(first ? before(old.shares[kind]) : []), ...bytes.subarray(begin + kind * count, begin + (kind + 1) * count)]);
+    const whom = first ? before(old.whom) : [];
+    for (let i = 0; i < count; i++) whom.push(view.getInt16(begin + 3 * count + 2 * i, true));
+    found.set(rank, new RankTime(rank, { width, seconds, steps, waits, importing, shares, whom }));
+  }
+}
+
+// The strips on a canvas, and beside each what it comes to; a part of the time is looked at closer.
+
+const STRIP = { left: 58, gap: 16, right: 72, top: 4, bottom: 20, step: 20, low: 7 };
+const STRIP_COLUMN = 4;
+// A wait that is as wide as this has room for the rank that was waited for.
+const NUMBER_WIDTH = 16;
+const LEAST_BINS = 4;
+
+// In seconds, as the axis: of a long time minutes would not tell two moments apart.
+const formatPart = (range) => formatLabels(range).map((value) => `${value} s`).join(" to ");
+
+class StripChart {
+  constructor(data, changed) {
+    this.data = data;
+    this.changed = changed;
+    this.canvas = make("canvas", { tabIndex: 0, role: "img", title: "drag over a time to look closer" });
+    this.tip = make("div", { className: "ar-tip", hidden: true });
+    this.picked = make("div", { className: "ar-picked", hidden: true });
+    this.element = make("figure", { className: "ar-strips" }, this.canvas, this.picked, this.tip);
+    const { canvas } = this;
+    canvas.addEventListener("pointerdown", (event) => this.grab(event));
+    canvas.addEventListener("pointermove", (event) => (this.from === undefined ? this.point(event) : this.pick(event)));
+    canvas.addEventListener("pointerup", (event) => this.drop(event));
+    canvas.addEventListener("pointercancel", () => this.let());
+    canvas.addEventListener("pointerleave", () => { this.tip.hidden = true; });
+    canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+    canvas.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  get times() { return [...this.data.strips.values()].sort((a, b) => a.rank - b.rank); }
+
+  get longest() { return Math.max(0, ...this.times.map((time) => time.seconds)) || 1; }
+
+  // What is looked at: seconds from, and to.
+  get range() { return this.data.settings.range ?? [0, this.longest]; }
+
+  zoom(began, ended) {
+    const least = LEAST_BINS * Math.min(...this.times.map((time) => time.width));
+    const length = Math.max(ended - began, Math.min(least, this.longest));
+    const middle = (began + ended) / 2;
+    const from = Math.max(0, Math.min(middle - length / 2, this.longest - length));
+    const whole = !Number.isFinite(length) || length >= this.longest * 0.999;
+    this.data.set({ range: whole ? null : [from, from + length] });
+    this.changed();
+  }
+
+  // Closer by a factor, about a time: by itself about the middle.
+  closer(factor, about) {
+    const [began, ended] = this.range, middle = about ?? (began + ended) / 2;
+    this.zoom(middle - (middle - began) / factor, middle + (ended - middle) / factor);
+  }
+
+  move(part) {
+    const [began, ended] = this.range, by = part * (ended - began);
+    this.zoom(began + by, ended + by);
+  }
+
+  whole() { this.zoom(0, Infinity); }
+
+  key(event) {
+    const part = event.shiftKey ? 0.5 : 0.1;
+    const act = {
+      "+": () => this.closer(2), "=": () => this.closer(2), "-": () => this.closer(0.5),
+      ArrowLeft: () => this.move(-part), ArrowRight: () => this.move(part),
+      Home: () => this.whole(), Escape: () => this.whole(),
+    }[event.key];
+    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    act();
+  }
+
+  // Without a key the page scrolls.
+  wheel(event) {
+    if (!event.ctrlKey && !event.metaKey && !event.shiftKey) return;
+    event.preventDefault();
+    const turned = event.deltaY || event.deltaX;
+    if (turned) this.closer(turned < 0 ? 1.4 : 1 / 1.4, this.scale?.time(event.offsetX));
+  }
+
+  grab(event) {
+    if (event.button || !this.scale || !this.data.strips.size) return;
+    this.canvas.setPointerCapture(event.pointerId);
+    this.from = event.offsetX;
+    // As it is now: strips go on growing meanwhile.
+    this.held = this.scale;
+    this.tip.hidden = true;
+  }
+
+  pick(event) {
+    const [a, b] = [this.from, event.offsetX].map((x) => this.held.inside(x)).sort((one, other) => one - other);
+    Object.assign(this.picked.style, { left: `${a}px`, width: `${b - a}px`, height: `${this.held.height}px` });
+    this.picked.hidden = b - a < 4;
+  }
+
+  drop(event) {
+    if (this.from === undefined) return;
+    const [a, b] = [this.from, event.offsetX].map((x) => this.held.inside(x)).sort((one, other) => one - other);
+    const { held } = this;
+    this.let();
+    if (b - a >= 4) this.zoom(held.time(a), held.time(b));
+  }
+
+  let() {
+    this.from = undefined;
+    this.picked.hidden = true;
+  }
+
+  point({ offsetX, offsetY }) {
+    const { scale } = this, at = scale ? Math.floor((offsetY - STRIP.top) / scale.step) : -1;
+    const time = scale && this.times[at], moment = scale?.time(offsetX);
+    this.tip.hidden = !time || offsetX !== scale.inside(offsetX) || moment > time.seconds;
+    if (this.tip.hidden) return;
+    const half = (scale.ended - scale.began) * STRIP_COLUMN / 2 / scale.width;
+    const { sums, whom } = time.between(moment - half, moment + half), all = sums.reduce((a, b) => a + b, 0) || 1;
+    const most = [...whom].sort((a, b) => b[1] - a[1])[0];
+    const said = TIME_KINDS.map((name, kind) => [name, sums[kind] / all, kind]).filter(([, share]) => share >= 0.005);
+    this.tip.replaceChildren(make("b", {}, `rank ${time.rank}, ${formatNumber(moment)} s`), ...said.map(([name, share, kind]) =>
+      make("div", {}, `${name}${kind === WAITING && most ? ` for rank ${most[0]}` : ""}  ${Math.round(100 * share)} %`)));
+    const left = offsetX < this.canvas.clientWidth / 2;
+    Object.assign(this.tip.style, { left: left ? `${offsetX + 12}px` : "", right: left ? "" : `${this.canvas.clientWidth - offsetX + 12}px`,
+      top: `${STRIP.top + (at + 1) * scale.step + 2}px` });
+  }
+
+  draw(dark) {
+    const { canvas, times } = this, ranks = Math.max(times.length, Math.min(this.data.ranks.size, 128));
+    const step = ranks <= 16 ? STRIP.step : STRIP.low, height = STRIP.top + ranks * step + STRIP.bottom;
+    canvas.style.height = `${height}px`;
+    const width = canvas.clientWidth, ratio = devicePixelRatio || 1;
+    if (!width) return;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    const paint = canvas.getContext("2d"), style = getComputedStyle(canvas);
+    paint.setTransform(ratio, 0, 0, ratio, 0, 0);
+    paint.font = `11px ${style.fontFamily}`;
+    paint.textBaseline = "middle";
+    const [began, ended] = this.range, bar = Math.round(Math.min(190, width / 5));
+    const across = Math.max(40, width - STRIP.left - STRIP.gap - bar - STRIP.right);
+    this.scale = {
+      began, ended, step, width: across, height: STRIP.top + ranks * step, bar,
+      x: (time) => STRIP.left + (time - began) / (ended - began) * across,
+      time: (x) => began + (x - STRIP.left) / across * (ended - began),
+      inside: (x) => Math.max(STRIP.left, Math.min(STRIP.left + across, x)),
+    };
+    const colours = dark ? TIME_DARK : TIME_LIGHT, { selected } = this.data;
+    const names = times.length ? times.map(({ rank }) => rank) : [...this.data.ranks.keys()].slice(0, ranks);
+    names.forEach((rank, row) => {
+      const y = STRIP.top + row * step;
+      paint.globalAlpha = 1;
+      paint.fillStyle = style.color;
+      paint.textAlign = "right";
+      if (step === STRIP.step || row % 8 === 0) paint.fillText(`rank ${rank}`, STRIP.left - 6, y + (step - 3) / 2);
+      if (!times.length) return;
+      paint.globalAlpha = selected === null || selected === rank ? 1 : 0.3;
+      this.drawStrip(paint, times[row], y, step - 3, colours);
+      this.drawBar(paint, times[row], y, step - 3, colours, style.color);
+    });
+    paint.globalAlpha = 1;
+    this.drawAxis(paint, height, style.color);
+    this.describe(times);
+  }
+
+  // In each column the kinds stand one upon the other.
+  drawStrip(paint, time, y, height, colours) {
+    const { scale } = this, columns = Math.floor(scale.width / STRIP_COLUMN);
+    const each = (scale.ended - scale.began) / columns, edge = (at) => Math.round(STRIP.left + at * scale.width / columns);
+    for (let at = 0; at < columns; at++) {
+      const start = scale.began + at * each;
+      if (start + each / 2 > time.seconds) break;
+      const { sums } = time.between(start, start + each), all = sums.reduce((a, b) => a + b, 0) || 1;
+      let upto = 0, top = 0;
+      sums.forEach((value, kind) => {
+        upto += value / all;
+        const bottom = Math.round(upto * height);
+        paint.fillStyle = colours[kind];
+        if (bottom > top) paint.fillRect(edge(at), y + top, edge(at + 1) - edge(at), bottom - top);
+        top = bottom;
+      });
+    }
+    if (height > STRIP.low) this.drawNumbers(paint, time, y + height / 2 + 0.5);
+  }
+
+  // For whom the rank waits, where it does little else for long enough to be read.
+  drawNumbers(paint, time, y) {
+    const { scale } = this, whose = (at) => {
+      const bin = time.bins[at];
+      return bin && bin[WAITING] > bin.reduce((a, b) => a + b, 0) / 2 ? time.whom[at] : -1;
+    };
+    paint.fillStyle = "#000000";
+    paint.textAlign = "center";
+    for (let begun = 0, at = 1; at <= time.bins.length; at++) {
+      if (whose(at) === whose(begun) && at < time.bins.length) continue;
+      const rank = whose(begun), [a, b] = [begun, at].map((one) => scale.inside(scale.x(one * time.width)));
+      if (rank >= 0 && b - a >= NUMBER_WIDTH) paint.fillText(String(rank), (a + b) / 2, y);
+      begun = at;
+    }
+  }
+
+  drawBar(paint, time, y, height, colours, ink) {
+    const { scale } = this, { sums } = time.between(scale.began, scale.ended);
+    let x = STRIP.left + scale.width + STRIP.gap;
+    sums.forEach((value, kind) => {
+      const wide = value / (scale.ended - scale.began) * scale.bar;
+      paint.fillStyle = colours[kind];
+      paint.fillRect(x, y, wide, height);
+      x += wide;
+    });
+    if (height < STRIP.low) return;
+    paint.globalAlpha = 1;
+    paint.fillStyle = ink;
+    paint.textAlign = "left";
+    paint.fillText(formatSeconds(sums.reduce((a, b) => a + b, 0)), x + 6, y + height / 2);
+  }
+
+  drawAxis(paint, height, ink) {
+    const { scale } = this, marks = ticks(scale.began, scale.ended, Math.max(2, Math.min(6, scale.width / 90))), said = formatLabels(marks);
+    paint.fillStyle = ink;
+    marks.forEach((value, i) => {
+      paint.textAlign = value > scale.began ? "center" : "left";
+      paint.fillText(`${said[i]} s`, scale.x(value), height - 8);
+    });
+    paint.textAlign = "left";
+    paint.fillText(this.data.settings.range ? "this part together" : "all together", STRIP.left + scale.width + STRIP.gap, height - 8);
+  }
+
+  // What a screen reader says; also what tests read.
+  describe(times) {
+    const { began, ended } = this.scale;
+    const each = times.slice(0, 16).map((time) => {
+      const { sums } = time.between(began, ended), all = sums.reduce((a, b) => a + b, 0) || 1;
+      const said = TIME_KINDS.map((name, kind) => [name, Math.round(100 * sums[kind] / all)]).filter(([, share]) => share);
+      return `rank ${time.rank} ${said.map(([name, share]) => `${name} ${share} %`).join(", ")}`;
+    });
+    const what = `each rank's time from ${formatPart([began, ended])}`;
+    this.canvas.setAttribute("aria-label", `${what}: ${each.join("; ") || "not told yet"}`);
+  }
+}
+
+// Where each rank's time and memory goes: live for as long as this is open, and when the cell has ended.
+
+const TIME_ROWS = 16;
+const NAMED = 3;
+
+class TimePanel {
+  constructor(data) {
+    this.data = data;
+    this.chart = new StripChart(data, () => this.draw());
+    const button = (text, act) => {
+      const element = make("button", { type: "button", className: "ar-small" }, text);
+      element.addEventListener("click", act);
+      return element;
+    };
+    this.key = make("span", { className: "ar-legend ar-kinds" });
+    this.said = make("span", { role: "status" });
+    this.bar = make("div", { className: "ar-bar" },
+      button("zoom in", () => this.chart.closer(2)), button("zoom out", () => this.chart.closer(0.5)),
+      button("earlier", () => this.chart.move(-0.5)), button("later", () => this.chart.move(0.5)),
+      button("whole cell", () => this.chart.whole()), this.said, this.key);
+    this.tables = make("div", {});
+    this.memory = make("div", { className: "ar-memory" });
+    this.element = make("div", { className: "ar-time" }, this.bar, this.chart.element, this.tables, this.memory);
+  }
+
+  // From the beginning, closed: a heading that came at the end would move what stands below.
+  get filled() { return this.data.noun === "rank" && Boolean(this.data.strips.size || this.data.memory || !this.data.ended); }
+
+  draw() {
+    const { data } = this, dark = isDark();
+    this.drawMemory();
+    const said = JSON.stringify([data.stripsAt, data.settings.range, data.selected, dark, this.element.clientWidth, data.ranks.size]);
+    if (said === this.drawn) return;
+    this.drawn = said;
+    this.bar.hidden = this.chart.element.hidden = data.ended && !data.strips.size;
+    this.chart.draw(dark);
+    const { range } = data.settings;
+    put(this.said, range ? formatPart(range) : "");
+    const colours = dark ? TIME_DARK : TIME_LIGHT;
+    this.key.replaceChildren(...TIME_KINDS.map((name, kind) => {
+      const mark = make("i", { "aria-hidden": "true", className: "ar-swatch" });
+      mark.style.background = colours[kind];
+      return make("span", {}, mark, kind === WAITING ? "waiting, for the rank of that number" : name);
+    }));
+    this.drawTables();
+  }
+
+  drawTables() {
+    const { times, range } = this.chart, zoomed = Boolean(this.data.settings.range), rows = times.slice(0, TIME_ROWS);
+    if (!rows.length) return;
+    const parts = [this.table(zoomed ? "time in this part of the cell" : "time", rows.map((time) => {
+      const { sums, whom } = time.between(...range);
+      const waits = zoomed ? [...whom].sort((a, b) => b[1] - a[1]) : time.waits;
+      return [time, sums, this.why(time, waits, zoomed ? [] : time.importing, range)];
+    }))];
+    const steps = rows.filter((time) => time.step);
+    if (steps.length) {
+      const count = Math.max(...steps.map((time) => time.step.count));
+      parts.push(this.table(`a step, mean of ${formatNumber(count)}`, steps.map((time) => [time, time.step.sums, ""])));
+    }
+    const left = times.slice(TIME_ROWS).map(({ rank }) => rank);
+    if (left.length) parts.push(make("p", { className: "ar-note" }, `${formatRanks(left)} not in these tables`));
+    this.tables.replaceChildren(...parts.flat());
+  }
+
+  // For whom a rank waited most, and what it imported.
+  why(time, waits, importing, [began, ended]) {
+    const length = Math.min(ended, time.seconds) - began;
+    const named = (pairs, prefix, name) => {
+      const longest = Math.max(0, ...pairs.map(([, value]) => value));
+      const found = pairs.slice(0, NAMED).filter(([, value]) => value >= 0.1 * longest && value >= 0.01 * length);
+      return found.length ? [`${prefix} ${found.map(([one, value]) => `${name}${one} ${formatSeconds(value)}`).join(", ")}`] : [];
+    };
+    return [...named(waits.filter(([rank]) => rank >= 0), "waits for", "rank "), ...named(importing, "imports", "")].join("; ");
+  }
+
+  // Without the kinds that nobody has spent time in.
+  table(title, rows) {
+    const sum = (sums) => sums.reduce((a, b) => a + b, 0), most = Math.max(...rows.map(([, sums]) => sum(sums)));
+    const kinds = TIME_KINDS.map((_, kind) => kind).filter((kind) => rows.some(([, sums]) => sums[kind] > 0));
+    const head = ["rank", "all", ...kinds.map((kind) => TIME_KINDS[kind]), "for whom, and what"].map((text) => make("th", { scope: "col" }, text));
+    const body = rows.map(([time, sums, why]) => make("tr", {}, make("th", { scope: "row" }, `rank ${time.rank}`),
+      ...[sum(sums), ...kinds.map((kind) => sums[kind])].map((value) => make("td", {}, formatSecondsLike(value, most))), make("td", {}, why)));
+    const whys = rows.some(([, , why]) => why);
+    if (!whys) for (const row of [{ lastElementChild: head.pop() }, ...body]) row.lastElementChild.remove();
+    const table = make("table", { className: "ar-table ar-times", "aria-label": title }, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
+    table.classList.toggle("ar-whys", whys);
+    return [make("p", { className: "ar-caption" }, title), table];
+  }
+
+  drawMemory() {
+    const { memory } = this.data;
+    if (memory === this.shown) return;
+    this.shown = memory;
+    this.memory.innerHTML = memory ?? "";
+    for (const table of this.memory.querySelectorAll("table")) table.className = "ar-table";
+  }
+}

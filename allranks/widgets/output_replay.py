@@ -1,0 +1,152 @@
+"""What a page misses that was closed while a cell ran, kept until some page has it.
+
+A front end shows what it hears while it is there: displays that change while no page is open are
+lost to the notebook. So the kernel keeps the displays of long cells. A page that is opened anew
+says so, and is sent all there are, and from then on each as it changes. When a cell has ended and
+some page says that it has everything, they are forgotten.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from allranks.widgets.front_end import of_this_process
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import ExecutionResult
+
+    from allranks.widgets.page_widgets import ReplayWidget
+
+#: Nobody closes a page within a cell that is shorter.
+_LONG_SECONDS = 1.0
+_CELLS = 30
+
+
+@dataclass
+class _Cell:
+    """One cell of the notebook: its displays, in the order in which they stand there."""
+
+    cell: str
+    #: The request that has begun it.
+    run: str
+    began: float
+    outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    #: The number at its prompt; None while it runs.
+    count: int | None = None
+    #: Whether a page has asked for it that was not there when it began.
+    asked: bool = False
+
+    def told(self) -> dict[str, Any]:
+        return {"cell": self.cell, "outputs": [*self.outputs.values()], "count": self.count}
+
+
+class OutputReplay:
+    """The cells of a notebook whose outputs no page may have."""
+
+    def __init__(self) -> None:
+        self._cells: dict[str, _Cell] = {}
+        self._widget: ReplayWidget | None = None
+        self._shell: Any = None
+        #: A page may be heard in another thread.
+        self._lock = threading.RLock()
+
+    def take(self, name: str, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        """Takes in a display of the cell that runs, or what it shows now.
+
+        Args:
+            name: the display's id.
+            data: its mime bundle.
+            metadata: of the bundle.
+        """
+        with self._lock:
+            cell = next((one for one in self._cells.values() if name in one.outputs), None)
+            cell = cell or self._running()
+            if cell is None:
+                return
+            new = {"output_type": "display_data", "data": data, "metadata": metadata}
+            cell.outputs[name] = new
+            if cell.asked:
+                at = [*cell.outputs].index(name)
+                self._say({"cell": cell.cell, "at": at, "output": new})
+
+    def tick(self) -> None:
+        """Makes the widget by which pages ask, once a cell runs for long."""
+        cell = None if self._widget is not None else self._running()
+        if cell is not None and time.monotonic() - cell.began > _LONG_SECONDS:
+            from allranks.widgets.page_widgets import ReplayWidget
+
+            self._widget = ReplayWidget(self._heard)
+
+    def close(self) -> None:
+        """Forgets everything."""
+        if self._shell is not None:
+            self._shell.events.unregister("post_run_cell", self._ended)
+        if self._widget is not None:
+            self._widget.close()
+        self._shell = self._widget = None
+        self._cells.clear()
+
+    def _running(self) -> _Cell | None:
+        """Returns the cell that runs, if a page shows it that can be opened anew."""
+        kernel = of_this_process()
+        request = kernel.get_parent("shell") if kernel is not None else {}
+        name = request.get("metadata", {}).get("cellId")
+        content = request.get("content", {})
+        if not name or "code" not in content or content.get("allow_stdin") is False:
+            return None
+        run = request["header"]["msg_id"]
+        cell = self._cells.get(name)
+        if cell is None or cell.run != run:
+            self._cells.pop(name, None)
+            cell = self._cells[name] = _Cell(name, run, time.monotonic())
+            for old in [*self._cells][:-_CELLS]:
+                del self._cells[old]
+            if self._shell is None:
+                self._shell = kernel.shell
+                self._shell.events.register("post_run_cell", self._ended)
+        return cell
+
+    def _ended(self, result: ExecutionResult | None) -> None:
+        """Called when any cell of the notebook has ended."""
+        if result is None or result.info is None or not result.info.store_history:
+            return  # the notebook's part of a cell, which goes on
+        cell = next((one for one in self._cells.values() if one.count is None), None)
+        if cell is None:
+            return
+        cell.count = result.execution_count
+        error = result.error_before_exec or result.error_in_exec
+        if error is not None:
+            cell.outputs["error"] = {
+                "output_type": "error",
+                "ename": type(error).__name__,
+                "evalue": str(error),
+                "traceback": getattr(self._shell, "_last_traceback", None) or [],
+            }
+        short = time.monotonic() - cell.began < _LONG_SECONDS and not cell.asked
+        if self._widget is None or short:
+            self._cells.pop(cell.cell)
+        else:
+            self._say({"ended": cell.told() if cell.asked else {"cell": cell.cell}})
+
+    def _heard(self, said: dict[str, Any]) -> None:
+        """A page was opened anew, or has all outputs of a cell that has ended."""
+        with self._lock:
+            if said.get("kind") == "opened":
+                for cell in self._cells.values():
+                    cell.asked = True
+                self._say({"all": [cell.told() for cell in self._cells.values()]})
+            elif said.get("kind") == "has":
+                name = str(said.get("cell"))
+                if name in self._cells and self._cells[name].count is not None:
+                    del self._cells[name]
+
+    def _say(self, message: dict[str, Any]) -> None:
+        assert self._widget is not None
+        self._widget.send(message)
+
+
+replay = OutputReplay()
+"""Of this kernel."""

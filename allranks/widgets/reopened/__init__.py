@@ -1,1 +1,0 @@
-"""Runs in the notebook's kernel: gives a page that is opened anew what it has missed."""

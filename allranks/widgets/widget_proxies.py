@@ -1,0 +1,424 @@
+"""Widgets of ranks in the notebook: each has a proxy in the kernel, with the same id.
+
+A message of a rank's widget goes to the front end as if a widget of the kernel had sent it, and
+the answers go back. That happens in the thread that receives from the ranks, so widgets also work
+between cells. Progress bars that tqdm draws as widgets on several ranks become one bar.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from allranks.records.wire import Output, Widget
+from allranks.widgets.text import RankText
+
+_TARGET = "jupyter.widget"
+_MOST_OUTPUTS = 1000
+#: Outputs are sent whole each time: a long one less often.
+_NBYTES_A_SECOND = 500_000
+
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+_MODEL = "IPY_MODEL_"
+#: The widgets of which tqdm makes a bar: text, bar, text.
+_PARTS = (("HTMLModel",), ("FloatProgressModel", "IntProgressModel"), ("HTMLModel",))
+_PERCENT = re.compile(r"[:\s]*(\d+%)?\s*$")
+
+State = dict[str, Any]
+
+#: The states of all ranks' widgets in this kernel, by their ids.
+_states: dict[str, dict[str, Any]] = {}
+#: What says something above a widget that is displayed, by its id.
+_titles: dict[str, Callable[[str], object]] = {}
+
+
+def state_of(name: str) -> dict[str, Any] | None:
+    """Returns what a rank's widget is now, None where there is none of that name."""
+    return _states.get(name)
+
+
+def stands_below(name: str, say: Callable[[str], object]) -> None:
+    """Notes how something is said above a widget that is displayed."""
+    _titles[name] = say
+
+
+class ProxyWidget:
+    """Stands for a rank's widget where a page that is loaded anew asks for all that there are.
+
+    Args:
+        name: the widget's id.
+        state: its state, which is kept up to date by others.
+    """
+
+    def __init__(self, name: str, state: dict[str, Any]) -> None:
+        self.model_id = name
+        self.state = state
+        self._model_name = state.get("_model_name", "")
+        self._model_module = state.get("_model_module", "")
+        self._model_module_version = state.get("_model_module_version", "")
+
+    def get_state(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """Returns its state."""
+        return dict(self.state)
+
+    def _get_embed_state(self, drop_defaults: bool = False) -> dict[str, Any]:
+        from ipywidgets import Widget as OfKernel
+
+        state: dict[str, Any] = OfKernel._get_embed_state(self, drop_defaults)
+        return state
+
+    def close(self) -> None:
+        """Does nothing: it is the rank's."""
+
+
+@dataclass
+class _Proxy:
+    """A widget of one rank: its channel to the front end, and what it is now."""
+
+    rank: int
+    channel: Any
+    state: dict[str, Any]
+    outputs: list[dict[str, Any]] = field(default_factory=list)
+    clears_next: bool = False
+    next_at: float = 0.0
+    shown_soon: bool = False
+
+
+class WidgetProxies:
+    """The widgets of one cluster's ranks."""
+
+    def __init__(self) -> None:
+        #: Sends a record and its payloads to ranks, from any thread.
+        self.send: Callable[..., object] = lambda *_: None
+        #: Whether the front end draws widgets; else what would stand in one is text.
+        self.drawn = False
+        self._proxies: dict[str, _Proxy] = {}
+        #: In which widget each rank writes now.
+        self._into: dict[int, str] = {}
+        #: The widgets of ranks that are gone, and what they were at last.
+        self._left: dict[str, dict[str, Any]] = {}
+        self._lock = threading.RLock()
+
+    def sift(self, record: Any, payloads: Sequence[bytes]) -> Any:
+        """Takes in what belongs to widgets; returns what of a record does not, or None."""
+        if isinstance(record, Widget):
+            with self._lock:
+                self._take(record, payloads)
+            return None
+        if isinstance(record, Output) and (record.rank in self._into or _has_into(record)):
+            with self._lock:
+                return self._divert(record)
+        return record
+
+    def close(self) -> None:
+        """The ranks are gone: their widgets stay to be seen, and who uses one is told."""
+        with self._lock:
+            self.send = lambda *_: None
+            for name, proxy in self._proxies.items():
+                self._left[name] = proxy.state
+                _states.pop(name, None)
+                _forget(name)
+            self._proxies.clear()
+            self._into.clear()
+
+    def _take(self, record: Widget, payloads: Sequence[bytes]) -> None:
+        buffers = list(payloads)
+        if record.kind == "comm_open":
+            self._open(record, buffers)
+            return
+        proxy = self._proxies.get(record.comm)
+        if proxy is None:
+            return
+        if record.kind == "comm_close":
+            del self._proxies[record.comm]
+            _states.pop(record.comm, None)
+            _forget(record.comm)
+            proxy.channel.close(data=record.data)
+        else:
+            if "state" in record.data:
+                proxy.state.update(_whole(record.data, buffers))
+            proxy.channel.send(record.data, record.metadata, buffers)
+
+    def _open(self, record: Widget, buffers: list[bytes]) -> None:
+        state = _whole(record.data, buffers)
+        channel = None
+        if self.drawn:
+            import comm
+
+            channel = comm.create_comm(
+                target_name=record.target,
+                comm_id=record.comm,
+                data=record.data,
+                metadata=record.metadata,
+                buffers=buffers,
+            )
+            channel.on_msg(lambda message: self._heard(record, message))
+            channel.on_close(lambda _: self._gone(record.comm))
+            if record.target == _TARGET:
+                _remember(record.comm, state)
+        self._proxies[record.comm] = _Proxy(record.rank, channel or NullComm(), state)
+        _states[record.comm] = state
+
+    def _gone(self, name: str) -> None:
+        self._proxies.pop(name, None)
+        self._left.pop(name, None)
+
+    def _tell_gone(self, opened: Widget) -> None:
+        """Says above a widget that the rank which would hear it is gone."""
+        for name in _around(opened.comm, self._left):
+            if name in _titles:
+                _titles[name](
+                    f"rank {opened.rank} has ended, and this widget no longer works: run the "
+                    "cell again."
+                )
+
+    def _heard(self, opened: Widget, message: dict[str, Any]) -> None:
+        """The front end has said something to a rank's widget."""
+        data = message["content"]["data"]
+        buffers = [bytes(buffer) for buffer in message.get("buffers", ())]
+        proxy = self._proxies.get(opened.comm)
+        if opened.comm in self._left:
+            self._tell_gone(opened)
+            return
+        if proxy is not None and data.get("method") == "update":
+            proxy.state.update(_whole(data, buffers))
+        told = replace(opened, kind="comm_msg", data=data, metadata=message.get("metadata", {}))
+        self.send((opened.rank,), told, *buffers)
+
+    def _divert(self, record: Output) -> Output:
+        """Puts what a rank has written into the widget that it belongs in; returns the rest."""
+        rest: list[list[Any]] = []
+        changed: set[str] = set()
+        for entry in record.entries:
+            if entry[0] == "into":
+                self._into.pop(record.rank, None)
+                if entry[1] in self._proxies:
+                    self._into[record.rank] = entry[1]
+                continue
+            name = self._into.get(record.rank)
+            if name is None or entry[0] in ("notice", "hidden"):
+                rest.append(entry)
+            elif name in self._proxies:
+                _write(self._proxies[name], entry)
+                changed.add(name)
+        for name in changed:
+            rest += self._show(name, self._proxies[name])
+        return replace(record, entries=tuple(rest))
+
+    def _show(self, name: str, proxy: _Proxy) -> list[list[Any]]:
+        """Shows what stands in a widget for output; where none is drawn, returns it as an entry."""
+        if not self.drawn:
+            return [["update", {"text/plain": _as_text(proxy.outputs)}, {}, name]]
+        wait = proxy.next_at - time.monotonic()
+        if wait <= 0:
+            self._send_outputs(proxy)
+        elif not proxy.shown_soon:
+            proxy.shown_soon = True
+            later = threading.Timer(wait, self._show_late, [proxy])
+            later.daemon = True
+            later.start()
+        return []
+
+    def _show_late(self, proxy: _Proxy) -> None:
+        with self._lock:
+            proxy.shown_soon = False
+            self._send_outputs(proxy)
+
+    def _send_outputs(self, proxy: _Proxy) -> None:
+        outputs = list(proxy.outputs)
+        nbytes = sum(len(str(output.get("text") or output.get("data"))) for output in outputs)
+        proxy.next_at = time.monotonic() + nbytes / _NBYTES_A_SECOND
+        proxy.state["outputs"] = outputs
+        data = {"method": "update", "state": {"outputs": outputs}, "buffer_paths": []}
+        proxy.channel.send(data)
+
+
+def _write(proxy: _Proxy, entry: list[Any]) -> None:
+    """Adds what a rank wrote to the outputs of a widget, as a notebook keeps them."""
+    kind, *rest = entry
+    outputs = proxy.outputs
+    if kind == "clear":
+        proxy.clears_next = bool(rest[0])
+        if not rest[0]:
+            outputs.clear()
+        return
+    if proxy.clears_next:
+        proxy.clears_next = False
+        outputs.clear()
+    if kind in ("out", "err"):
+        name = "stdout" if kind == "out" else "stderr"
+        if outputs and outputs[-1].get("name") == name:
+            outputs[-1] = {**outputs[-1], "text": outputs[-1]["text"] + rest[0]}
+        else:
+            outputs.append({"output_type": "stream", "name": name, "text": rest[0]})
+        return
+    named = {"display_id": rest[2]} if len(rest) > 2 and rest[2] else {}
+    shown = {
+        "output_type": "display_data",
+        "data": rest[0],
+        "metadata": rest[1],
+        "transient": named,
+    }
+    same = [at for at, old in enumerate(outputs) if named and old.get("transient") == named]
+    if kind == "update" and same:
+        for at in same:
+            outputs[at] = shown
+    else:
+        outputs.append(shown)
+    del outputs[:-_MOST_OUTPUTS]
+
+
+def _as_text(outputs: list[dict[str, Any]]) -> str:
+    text = RankText()
+    for output in outputs:
+        text.feed("out", output.get("text") or output["data"].get("text/plain", "") + "\n")
+    return "\n".join(line.text for line in text.lines)
+
+
+class NullComm:
+    """Where no widgets are drawn nobody hears them."""
+
+    def send(self, *_: Any) -> None:
+        """Sends nothing."""
+
+    def close(self, **_: Any) -> None:
+        """Closes nothing."""
+
+
+def _around(name: str, states: dict[str, dict[str, Any]]) -> list[str]:
+    """A widget, and those that it stands in."""
+    found = [name]
+    for inner in found:
+        found += [
+            outer
+            for outer, state in states.items()
+            if _MODEL + inner in state.get("children", ()) and outer not in found
+        ]
+    return found
+
+
+def _has_into(record: Output) -> bool:
+    return any(entry[0] == "into" for entry in record.entries)
+
+
+def _whole(data: dict[str, Any], buffers: list[bytes]) -> dict[str, Any]:
+    """Returns a state with its buffers in their places."""
+    state: dict[str, Any] = data.get("state", {})
+    paths = data.get("buffer_paths", [])
+    if not paths:
+        return dict(state)
+    from ipywidgets.widgets.widget import _put_buffers
+
+    whole: dict[str, Any] = copy.deepcopy(state)
+    _put_buffers(whole, paths, buffers)
+    return whole
+
+
+def _remember(name: str, state: dict[str, Any]) -> None:
+    """Has ipywidgets tell of a rank's widget, too, when a page asks for all of them."""
+    from ipywidgets.widgets import widget
+
+    widget._instances[name] = ProxyWidget(name, state)
+
+
+def _forget(name: str) -> None:
+    from ipywidgets.widgets import widget
+
+    widget._instances.pop(name, None)
+
+
+@dataclass
+class _RankBar:
+    """One rank's bar: its name, and the states of the words before it, the bar, the words after."""
+
+    name: str
+    before: State
+    bar: State
+    after: State
+
+    @property
+    def share(self) -> float:
+        """How much of it is done."""
+        return float(self.bar["value"]) / (float(self.bar["max"]) or 1.0)
+
+
+@dataclass
+class _Folded:
+    """The notebook's bar for those of several ranks."""
+
+    own: dict[int, _RankBar] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from ipywidgets import HTML, FloatProgress, HBox
+
+        self.before, self.bar, self.after = HTML(), FloatProgress(), HTML()
+        self.box = HBox([self.before, self.bar, self.after])
+
+    def refresh(self) -> None:
+        """Shows the slowest rank's bar, and the mean of all."""
+        if all(state_of(own.name) is None for own in self.own.values()):
+            self.box.layout.display = "none"  # every rank has taken its own away
+            return
+        rank = min(self.own, key=lambda rank: self.own[rank].share)
+        slowest, shares = self.own[rank], [own.share for own in self.own.values()]
+        styles = [own.bar.get("bar_style", "") for own in self.own.values()]
+        self.bar.max, self.bar.value = slowest.bar["max"], slowest.bar["value"]
+        worst = "danger" if "danger" in styles else slowest.bar.get("bar_style", "")
+        self.bar.bar_style = worst
+        self.before.value = slowest.before.get("value", "")
+        mean = f"  slowest: {rank}, mean {100 * sum(shares) / len(shares):.0f}%"
+        self.after.value = slowest.after.get("value", "") + (mean if len(set(shares)) > 1 else "")
+
+
+class DrawnBars:
+    """The bars of one cell."""
+
+    def __init__(self) -> None:
+        self._folded: dict[tuple[str, float, int], _Folded] = {}
+        self._count: Counter[tuple[int, str, float]] = Counter()
+
+    def fold(self, rank: int, data: dict[str, Any]) -> dict[str, Any]:
+        """Returns a display of the bar that stands for one of several ranks; others as they are."""
+        own = _rank_bar(data)
+        if own is None:
+            return data
+        title, total = _PERCENT.sub("", own.before.get("value", "")), float(own.bar["max"])
+        self._count[rank, title, total] += 1
+        key = (title, total, self._count[rank, title, total])
+        folded = self._folded.get(key)
+        if folded is None:
+            folded = self._folded[key] = _Folded()
+        folded.own[rank] = own
+        folded.refresh()
+        view = {"version_major": 2, "version_minor": 0, "model_id": folded.box.model_id}
+        return {"text/plain": f"{title} {total:g}".strip(), VIEW: view}
+
+    def refresh(self) -> None:
+        """Shows what the ranks have come to."""
+        for folded in self._folded.values():
+            folded.refresh()
+
+
+def _rank_bar(data: dict[str, Any]) -> _RankBar | None:
+    """Returns the bar that a display shows, None where it shows something else."""
+    name = data.get(VIEW, {}).get("model_id", "")
+    children = (state_of(name) or {}).get("children", ())
+    if len(children) != len(_PARTS):
+        return None
+    parts = [state_of(str(child).removeprefix(_MODEL)) for child in children]
+    found = [part for part in parts if part is not None]
+    kinds = [part.get("_model_name") for part in found]
+    if len(found) < len(_PARTS) or not all(
+        kind in one for kind, one in zip(kinds, _PARTS, strict=True)
+    ):
+        return None
+    before, bar, after = found
+    # Without a total there is no share that could be compared.
+    return None if bar.get("bar_style") == "info" else _RankBar(name, before, bar, after)

@@ -1,0 +1,157 @@
+"""Launchers of other distributions: the example of docs/architecture.md, and wrong ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kernel import Kernel
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+HOST = socket.gethostname()
+ON = f"--on docker:{HOST}:2"
+
+#: What `docker exec -i NAME COMMAND` comes to where the container is this machine.
+STAND_IN = '#!/bin/sh\n[ "$1 $2" = "exec -i" ] && shift 3 && exec "$@"\n'
+
+WRONG = {
+    "lost": ("allranks_lost:Launcher", "ModuleNotFoundError: No module named 'allranks_lost'"),
+    "other": (
+        "json:JSONDecoder",
+        "json:JSONDecoder is neither a MultiHostLauncher nor a LocalLauncher",
+    ),
+    "ssh": ("allranks_docker:DockerLauncher", "TypeError: there is another launcher ssh"),
+    "podman": ("allranks_docker:DockerLauncher", "has no name = 'podman'"),
+}
+
+
+def example(language: str) -> str:
+    section = PAGE.read_text().partition("## Adding a launcher\n")[2].partition("\n## ")[0]
+    (found,) = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    return str(found)
+
+
+def install(folder: Path, name: str, launchers: dict[str, str]) -> None:
+    """Puts there what pip installs of a distribution beside its modules."""
+    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = [f"{launcher} = {value}" for launcher, value in launchers.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[allranks.launchers]", *lines, ""]))
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str | None]:
+    """Of a process that has the example's distribution, and docker."""
+    project = tomllib.loads(example("toml"))["project"]
+    site, programs = tmp_path / "site", tmp_path / "bin"
+    site.mkdir()
+    programs.mkdir()
+    (site / "allranks_docker.py").write_text(example("python"))
+    install(site, project["name"], project["entry-points"]["allranks.launchers"])
+    (programs / "docker").write_text(STAND_IN)
+    (programs / "docker").chmod(0o755)
+    paths = [str(site), os.environ.get("PYTHONPATH", "")]
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PATH": f"{programs}:/usr/bin:/bin",
+        "ALLRANKS_ADDRESS": "127.0.0.1",
+    }
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, environment: dict[str, str | None]) -> Iterator[Kernel]:
+    """A kernel that finds the example's distribution."""
+    with Kernel(tmp_path, environment) as opened:
+        opened.run("%load_ext allranks")
+        yield opened
+
+
+def python(
+    source: str, environment: dict[str, str | None], warnings: str = "error"
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", warnings, "-c", source],
+        env=os.environ | {name: value or "" for name, value in environment.items()},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_example_is_short():
+    assert len(example("python").splitlines()) <= 60
+
+
+def test_the_launcher_of_the_docs_starts_ranks(kernel):
+    cell = kernel.run(f"%%distributed {ON}\nallreduce(rank + 1.0, op=Sum)", timeout=120)
+    assert cell.status == "ok", cell.text
+    assert cell.text.endswith("ranks 0–1 → 3.0\n"), cell.text
+    listed = kernel.run("%distributed launchers").text
+    assert "\n  docker     --on docker:box1:2,box2:2  ranks in Docker containers\n" in listed
+    assert kernel.run("%distributed stop").text == "The ranks are stopped.\n"
+
+
+def test_a_program_can_name_it(environment):
+    done = python(
+        f"import allranks\nwith allranks.Cluster(launcher='docker:{HOST}:2') as cluster:\n"
+        "    print(list(cluster.run('rank * 10')))",
+        environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("[0, 10]\n"), done.stdout
+
+
+def test_what_it_does_not_take_is_refused(environment):
+    for name, error in {
+        "docker": "expected a launcher, found 'docker'. Available: --on local, --on ssh:h1:2,h2:2",
+        "docker:box1:0": "Type for example: --on docker:box1:2,box2:2",
+        "docker:box1 --gpus all": "expected a launcher, found 'docker:box1 --gpus all'. Available",
+    }.items():
+        done = python(f"import allranks; allranks.Cluster(launcher={name!r})", environment)
+        assert error in done.stderr, done.stderr
+
+
+def test_launchers_that_cannot_be_loaded_are_left_out_and_named(environment, tmp_path):
+    install(tmp_path / "site", "wrong", {name: value for name, (value, _) in WRONG.items()})
+    done = python(
+        "import json, warnings\n"
+        "from allranks.cluster.doctor import examine\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    found = {one.about: (one.state, one.found) for one in examine()}\n"
+        "print(json.dumps([found, [str(one.message) for one in caught]]))",
+        environment,
+        warnings="default",
+    )
+    assert done.returncode == 0, done.stderr
+    found, warned = json.loads(done.stdout)
+    for name, (_, problem) in WRONG.items():
+        expected = f"expected the launcher {name} of wrong to be loadable, found "
+        (line,) = [line for line in warned if line.startswith(expected)]
+        assert problem in line
+        assert line.endswith("It is left out: install it again, or remove it")
+    assert found["launcher lost"][0] == found["launcher ssh"][0] == "wrong"
+    assert found["ssh"][0] in ("ok", "absent")
+    assert found["docker"] == ["ok", "--on docker:box1:2,box2:2  ranks in Docker containers"]
+
+
+def test_a_launcher_that_cannot_be_loaded_keeps_no_other_from_starting(environment, tmp_path):
+    install(tmp_path / "site", "wrong", {"lost": WRONG["lost"][0]})
+    done = python(
+        "import allranks\nprint(allranks.Cluster(1).launcher.name)\n"
+        "allranks.Cluster(launcher='lost')",
+        environment,
+        warnings="default",
+    )
+    assert done.stdout == "local\n"
+    assert "expected the launcher lost of wrong to be loadable" in done.stderr

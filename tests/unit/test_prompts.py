@@ -1,0 +1,46 @@
+"""The order in which prompts of several ranks are shown."""
+
+from allranks.cluster.prompts import Prompts
+from allranks.records.wire import Prompt
+
+
+class Field:
+    problem = ""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def ask(self, prompt: str, hidden: bool) -> None:
+        self.asked.append(prompt)
+
+    def typed(self) -> str:
+        return "typed"
+
+
+def test_prompts_are_shown_in_order_of_ranks_and_by_turns() -> None:
+    field = Field()
+    prompts = Prompts(field, lambda rank, typed: None, lambda: None, lambda line: None)
+    for rank in (2, 0, 1):
+        prompts.take(
+            Prompt(
+                rank=rank,
+                cell=1,
+                number=1,
+                text="?",
+                hidden=False,
+                goes_on=False,
+                interrupted=False,
+            ),
+            (),
+        )
+    prompts.step()
+    prompts.take(
+        Prompt(
+            rank=0, cell=1, number=2, text="again?", hidden=False, goes_on=False, interrupted=False
+        ),
+        (),
+    )
+    while prompts.open:
+        prompts.step()
+    shown = ["rank 0 │ ?", "rank 1 │ ?", "rank 2 │ ?", "rank 0 │ again?"]
+    assert field.asked == shown

@@ -1,0 +1,129 @@
+"""What ranks of one host know of those of another: boards, and the exchange between them."""
+
+from __future__ import annotations
+
+import mmap
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from allranks.collectives.calls import board as fields
+from allranks.collectives.calls.board import Board
+from allranks.collectives.calls.callsite import Site
+from allranks.collectives.mpi.status_exchange import (
+    HostLink,
+    StatusExchange,
+    page_received,
+    page_to_send,
+    with_source,
+    without_source,
+)
+from tests.kernel import wait_until
+
+HERE = __file__, 1
+"""A line with source: this file's first."""
+
+
+def board_of(rank: int, ranks: int = 2) -> Board:
+    return Board(mmap.mmap(-1, Board.nbytes(ranks)), tuple(range(ranks)), rank)
+
+
+@pytest.fixture
+def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        near = socket.create_connection(listening.getsockname())
+        far, _ = listening.accept()
+    with near, far:
+        yield near, far
+
+
+def test_a_board_shows_what_ranks_of_another_host_tell_until_they_are_lost(connected):
+    boards = board_of(0), board_of(1)
+    exchanges = [
+        StatusExchange(boards[0], 0, (0,), [HostLink(connected[0], (1,))]),
+        StatusExchange(boards[1], 1, (1,), [HostLink(connected[1], (0,))]),
+    ]
+    for exchange in exchanges:
+        exchange.start()
+    boards[1].write(fields.REASON, "ValueError: bad batch")
+    boards[1].note(3, 17, 16)
+    boards[1].put(fields.LEFT, 5)
+    wait_until(lambda: boards[0].get(1, fields.LEFT) == 5)
+    assert boards[0].text(1, fields.REASON) == "ValueError: bad batch"
+    assert boards[0].progress(1, 3) == (17, 16)
+    boards[0].ask(1, 99)
+    wait_until(lambda: boards[1].get(1, fields.ASKED) == 99)
+    # What a rank was asked stays where it was asked, and is not taken for what it tells.
+    boards[1].put(fields.LEFT, 6)
+    wait_until(lambda: boards[0].get(1, fields.LEFT) == 6)
+    assert boards[0].get(1, fields.ASKED) == 99
+    rounds = boards[1].get(1, fields.ROUND)
+    wait_until(lambda: boards[1].get(1, fields.ROUND) > rounds + 2)
+    assert not boards[0].get(1, fields.LOST)
+    connected[1].shutdown(socket.SHUT_RDWR)
+    wait_until(lambda: boards[0].get(1, fields.LOST) == fields.ENDED)
+    wait_until(lambda: boards[1].get(0, fields.LOST) == fields.ENDED)
+    for exchange in exchanges:
+        exchange.join(20)
+        assert not exchange.is_alive()
+
+
+def test_what_one_host_tells_reaches_all_others_by_the_first_rank(connected):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        third = socket.create_connection(listening.getsockname())
+        at_first, _ = listening.accept()
+    boards = [board_of(rank, 3) for rank in range(3)]
+    exchanges = [
+        StatusExchange(
+            boards[0], 0, (0,), [HostLink(connected[0], (1,)), HostLink(at_first, (2,))]
+        ),
+        StatusExchange(boards[1], 1, (1,), [HostLink(connected[1], (0, 2))]),
+        StatusExchange(boards[2], 2, (2,), [HostLink(third, (0, 1))]),
+    ]
+    for exchange in exchanges:
+        exchange.start()
+    boards[1].write(fields.WAITING, f"barrier at {Site(*HERE)}")
+    boards[1].put(fields.TICKET, 7)
+    wait_until(lambda: boards[2].get(1, fields.TICKET) == 7)
+    assert boards[2].text(1, fields.WAITING) == f"barrier at {Site(*HERE)}"
+    boards[2].ask(1, 99)
+    wait_until(lambda: boards[1].get(1, fields.ASKED) == 99)
+    with third, at_first:
+        third.shutdown(socket.SHUT_RDWR)
+        wait_until(lambda: boards[1].get(2, fields.LOST) == fields.ENDED)
+        assert not boards[1].get(0, fields.LOST)
+        connected[1].shutdown(socket.SHUT_RDWR)
+        for exchange in exchanges:
+            exchange.join(20)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "allreduce(Sum) at {}",
+        "has left allreduce(Sum) at {} (KeyboardInterrupt)",
+        "ranks 0–1 wait for each other.\n  rank 0 in comm.recv at {}\n  rank 1 in barrier at {}",
+    ],
+)
+def test_no_source_crosses_the_network(text):
+    site = str(Site(*HERE))
+    told = text.format(site, site)
+    source = site.partition(": ")[2]
+    assert source in told
+    assert source not in without_source(told)
+    assert with_source(without_source(told)) == told
+
+
+def test_pages_lose_their_source_on_the_way_and_nothing_else():
+    board, other = board_of(0), board_of(1)
+    board.write(fields.WAITING, f"barrier at {Site(*HERE)}")
+    board.write(fields.REASON, "ValueError: 3: 4")
+    board.put(fields.TICKET, 7)
+    sent = page_to_send(board.page(0))
+    assert b"What ranks of one host" not in sent
+    other.show(0, page_received(sent))
+    assert other.text(0, fields.WAITING) == f"barrier at {Site(*HERE)}"
+    assert other.text(0, fields.REASON) == "ValueError: 3: 4"
+    assert other.get(0, fields.TICKET) == 7

@@ -1,0 +1,191 @@
+"""What an ensemble shows: its rows, and the table and curves that stay."""
+
+from __future__ import annotations
+
+import base64
+import re
+
+import pytest
+
+from allranks.widgets.dashboard.cell_model import CellModel
+from allranks.widgets.dashboard.live import Live
+from allranks.widgets.dashboard.logs import Logs
+from allranks.widgets.dashboard.saved_panel import alive
+from allranks.widgets.dashboard.svg import PlotStyle
+from allranks.widgets.dashboard.tables import Table, seconds_like
+from allranks.widgets.ensemble.members import MemberRow, MemberTable, by
+from allranks.widgets.ensemble.still import best_of, bundle, ordered, table_html
+from tests.widgets.test_stores import hello, points
+
+
+def row(number, state="finished", metric=0.5, error=""):
+    parameters = {"lr": number / 10, "how": "fast"}
+    return MemberRow(number, f"lr={number / 10} how=fast", state, 1, metric, 1.5, error, parameters)
+
+
+def test_news_hold_what_has_changed_and_no_more():
+    members = MemberTable()
+    members.put(row(0))
+    members.put(row(1, "running", None))
+    assert [one["number"] for one in members.news()["rows"]] == [0, 1]
+    assert members.news() is None
+    members.put(row(1, "running", None))
+    assert members.news() is None
+    members.put(row(1, "running", 0.3))
+    (told,) = members.news()["rows"]
+    assert (told["number"], told["metric"]) == (1, 0.3)
+    assert told["seconds"] >= 0
+    members.said = "1 of 2 finished"
+    assert members.news()["rows"] == []
+    assert len(members.everything()["rows"]) == 2
+
+
+@pytest.mark.parametrize(("lower", "best"), [(True, 2), (False, 1)])
+def test_the_best_is_a_finished_one_with_a_number(lower, best):
+    rows = [row(0, "failed", 0.0), row(1, metric=0.9), row(2, metric=0.2), row(3, metric=None)]
+    rows.append(row(4, metric=float("nan")))
+    assert best_of(rows, lower).number == best
+
+
+def test_the_picture_that_stays_has_curves_rows_and_errors_and_no_script():
+    members = MemberTable()
+    figures = CellModel([hello(0)], members)
+    members.metric, members.said = "loss", "1 of 2 finished, 1 failed"
+    members.put(row(0))
+    members.put(row(1, "failed", None, "ValueError: <b>no</b>\nmore"))
+    for number in range(2):
+        record, payload = points(number, "loss", [(0, 3.0), (1, 2.0)])
+        figures.curves.take(record, payload)
+    figures.end()
+    made = bundle(figures)
+    assert set(made) == {"text/html", "text/plain"}
+    assert not re.search("<script|<style|<svg|<b>no", made["text/html"])
+    assert "member 1" in made["text/html"]
+    assert "data:image/svg+xml;base64," in made["text/html"]
+    lines = made["text/plain"].splitlines()
+    assert lines[0].startswith("1 of 2 finished, 1 failed, ")
+    assert lines[1].split() == ["member", "lr", "how", "state", "rank", "loss", "time", "error"]
+    assert re.search(r"0 +0 +fast +finished +1 +0.5 ★ +1.50 s$", lines[2])
+    assert re.search(r"1 +0.1 +fast +failed .*ValueError: <b>no</b>$", lines[3])
+    assert lines[4] == "  ★ the best of those that have finished: the highest loss"
+
+
+@pytest.mark.parametrize(
+    ("settings", "order"),
+    [
+        ({}, [0, 1, 2]),
+        ({"sorted": "metric"}, [2, 1, 0]),
+        ({"sorted": "metric", "down": True}, [1, 2, 0]),
+        ({"sorted": "=lr", "down": True}, [2, 1, 0]),
+        ({"sorted": "no such column"}, [0, 1, 2]),
+    ],
+)
+def test_the_picture_has_members_in_the_order_that_was_chosen(settings, order):
+    rows = [row(0, metric=None), row(1, metric=0.9), row(2, metric=0.2)]
+    assert [row.number for row in ordered(rows, PlotStyle.of(settings))] == order
+
+
+def test_durations_of_a_column_have_one_unit():
+    assert [seconds_like(value, 80) for value in (0.4, 59.7, 80)] == [
+        "0 min 00 s", "1 min 00 s", "1 min 20 s",
+    ]  # fmt: skip
+    assert [seconds_like(value, 12.5) for value in (0.04, 12.5)] == ["0.0 s", "12.5 s"]
+    assert [seconds_like(value, 0.1) for value in (0.001, 0.1)] == ["1 ms", "100 ms"]
+
+
+def test_many_members_stay_below_200_kilobytes_and_are_counted():
+    members = MemberTable()
+    figures = CellModel([hello(0)], members)
+    for number in range(1000):
+        members.put(row(number))
+        record, payload = points(number, "loss", [(i, float(i)) for i in range(50)])
+        figures.curves.take(record, payload)
+    figures.end()
+    made = alive(bundle(figures), Live(figures, Logs([]), "auto"))
+    assert sum(len(part.encode()) for part in made.values()) < 200_000
+    assert "800 more members are not in this table" in made["text/html"]
+    assert "960 more members are not in this table" in made["text/plain"]
+
+
+def test_a_member_that_begins_anew_begins_its_curve_anew():
+    figures = CellModel([hello(0)], MemberTable())
+    for value in (5.0, 6.0):
+        record, payload = points(3, "loss", [(0, value), (1, value)])
+        figures.curves.take(record, payload)
+        figures.curves.news()
+        if value == 5.0:
+            figures.curves.forget(3)
+    (series,) = figures.curves.series.values()
+    assert list(series.values) == [6.0, 6.0]
+
+
+def test_a_metric_of_any_name_stands_to_the_right():
+    html = table_html([row(0)], "error", True)
+    assert re.findall(r'<th style="text-align: (\w+)">(\w+)</th>', html) == [
+        ("right", "member"),
+        ("right", "lr"),
+        ("left", "how"),
+        ("left", "state"),
+        ("right", "rank"),
+        ("right", "error"),
+        ("right", "time"),
+    ]
+
+
+def test_columns_of_words_stand_to_the_left():
+    text = Table("", ["n", "word"], [["1", "a"], ["20", "bb"]], words=(1,)).text()
+    assert text.splitlines() == ["   n  word", "   1  a", "  20  bb"]
+
+
+def test_many_members_leave_a_band_for_each_value_of_a_parameter():
+    members, drawn = MemberTable(), []
+    for count in (16, 24):
+        figures = CellModel([hello(0)], members)
+        for number in range(count):
+            parameters = {"same": 1, "lr": (0.1, 0.3, 1.0)[number % 3], "seed": number // 3}
+            members.put(MemberRow(number, "", "finished", 0, 0.5, 1.0, "", parameters))
+            record, payload = points(number, "loss", [(0, 3.0), (1, float(number))])
+            figures.curves.take(record, payload)
+        figures.end()
+        drawn.append(bundle(figures)["text/html"])
+    assert "lr=" not in drawn[0]
+    assert re.findall(r"</span> (lr=[0-9.]+ \(\d+\))", drawn[1]) == [
+        "lr=0.1 (8)", "lr=0.3 (8)", "lr=1 (8)",
+    ]  # fmt: skip
+    found = re.findall(r"base64,([^\"]+)", drawn[1])
+    picture, lines = (base64.b64decode(data).decode() for data in found)
+    assert lines.count("<polyline") == 24
+    assert picture.count("<polygon") == picture.count("<polyline") == 3
+    assert "mean, minimum and maximum of 3 groups of curves" in picture
+
+
+def test_many_different_numbers_are_cut_into_parts_and_words_stay_in_their_order():
+    rows = [
+        MemberRow(n, "", "finished", 0, None, None, "", {"x": 0.5 * n, "w": "ba"[n % 2]})
+        for n in range(12)
+    ]
+    assert by(rows, "x") == {
+        "x=0 to 1": [0, 1, 2],
+        "x=1.5 to 2.5": [3, 4, 5],
+        "x=3 to 4": [6, 7, 8],
+        "x=4.5 to 5.5": [9, 10, 11],
+    }
+    assert list(by(rows, "w")) == ["w=b", "w=a"]
+    assert by(rows, "none") == {}
+
+
+def test_as_many_members_as_there_may_be_are_compared_once_each():
+    class Counted(float):
+        compared = 0
+        __hash__ = float.__hash__
+
+        def __eq__(self, other):
+            Counted.compared += 1
+            return float.__eq__(self, other)
+
+    rows = [
+        MemberRow(n, "", "finished", 0, None, None, "", {"x": Counted(0.5 * n)})
+        for n in range(2000)
+    ]
+    assert sum(map(len, by(rows, "x").values())) == 2000
+    assert Counted.compared < 10 * 2000

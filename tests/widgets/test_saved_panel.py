@@ -1,0 +1,186 @@
+"""What stays of a live view: a picture, and beside it what makes it alive where scripts run."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+import random
+import re
+
+import pytest
+
+from allranks.widgets.dashboard import saved_panel
+from allranks.widgets.dashboard.cell_model import CellModel
+from allranks.widgets.dashboard.live import Live
+from allranks.widgets.dashboard.logs import Logs
+from allranks.widgets.dashboard.still import bundle
+from allranks.widgets.dashboard.svg import PlotStyle
+from allranks.widgets.ensemble.members import MemberRow, MemberTable
+from tests.widgets.test_still import figures, images
+from tests.widgets.test_stores import hello, points
+
+
+def ended(made: CellModel, settings=None, mode="auto") -> tuple[Live, dict[str, str]]:
+    """A view whose cell has ended, and the output that stays."""
+    live = Live(made, Logs([hello(rank) for rank in made.ranks]), mode)
+    live.settings = settings or {}
+    return live, saved_panel.alive(bundle(made, PlotStyle.of(live.settings)), live)
+
+
+def noisy(ranks: int, names: int, count: int) -> CellModel:
+    """Values of which no digit can be foreseen, as those of a real training."""
+    made, numbers = CellModel([hello(rank) for rank in range(ranks)]), random.Random(0)
+    for rank in range(ranks):
+        for name in range(names):
+            record, payload = points(
+                rank, f"metric {name}", [(i, numbers.random()) for i in range(count)]
+            )
+            made.take(record, [payload])
+    made.end()
+    return made
+
+
+def packed(html: str) -> list[str]:
+    """What stands in the script: the state, the view's scripts, its styles."""
+    found = re.search(r'\("\w+", \["([^"]+)", "([^"]+)", "([^"]+)"\]\);</script>', html)
+    return [gzip.decompress(base64.b64decode(part)).decode() for part in found.groups()]
+
+
+def test_without_scripts_the_picture_is_left():
+    made = figures(2, ["loss"], 50)
+    live, shown = ended(made)
+    without = re.sub("<script>.*</script>", "", shown["text/html"], flags=re.DOTALL)
+    picture = bundle(made, PlotStyle.of({}))
+    assert without == f'<div data-allranks="{live.key}">{picture["text/html"]}</div>'
+    assert shown["text/plain"] == picture["text/plain"]
+
+
+@pytest.mark.parametrize(("ranks", "metrics"), [(1, 1), (4, 3), (16, 40), (64, 12)])
+def test_ten_cells_of_a_notebook_stay_below_two_megabytes(ranks, metrics):
+    _, shown = ended(noisy(ranks, metrics, 2500))
+    assert "<script>" in shown["text/html"]
+    assert 10 * sum(len(part.encode()) for part in shown.values()) < 2_000_000
+
+
+def test_a_short_curve_is_kept_whole_with_what_was_chosen():
+    made, chosen = figures(2, ["loss"], 300), {"log": True, "selected": 1}
+    _, shown = ended(made, chosen)
+    state, code, styles = packed(shown["text/html"])
+    state = json.loads(state)
+    assert state["settings"] == chosen
+    first = state["curves"][0]
+    assert first["steps"] == [*range(300), 299]
+    assert first["values"] == pytest.approx([math.exp(-i / 99) + 1 for i in first["steps"]])
+    assert "export function revive" in code
+    assert ".ar-dashboard" in styles
+
+
+def test_a_notebook_does_not_name_the_machine_that_it_ran_on(tmp_path):
+    who = hello(0, str(tmp_path / "rank-0.log"), "somebodys-machine")
+    made, logs = CellModel([who]), Logs([who])
+    made.end()
+    shown = saved_panel.alive(bundle(made, PlotStyle.of({})), Live(made, logs, "full"))
+    state, *_ = packed(shown["text/html"])
+    assert "somebodys-machine" not in state
+    assert str(tmp_path) not in state
+
+
+def test_what_json_does_not_know_is_kept_as_a_gap():
+    made = CellModel([hello(0)])
+    record, payload = points(0, "loss", [(0, 1.0), (math.nan, math.nan), (2, math.inf)])
+    made.take(record, [payload])
+    state = json.loads(packed(ended(made)[1]["text/html"])[0])
+    assert state["curves"][0]["values"] == [1.0, None, None, None]
+
+
+def test_curves_that_differ_in_the_last_digit_are_not_said_to_coincide():
+    made = CellModel([hello(rank) for rank in range(2)])
+    for rank in range(2):
+        record, payload = points(rank, "loss", [(0, 1.0), (1, 1 + rank * 1e-12)])
+        made.take(record, [payload])
+    state = json.loads(packed(ended(made)[1]["text/html"])[0])
+    assert state["curves"][0]["values"] == state["curves"][1]["values"]
+    assert state["apart"] == ["loss"]
+
+
+@pytest.mark.parametrize("count", [500, 5000])
+def test_of_many_members_the_best_stay_with_their_curves(count):
+    numbers, members = random.Random(0), MemberTable()
+    members.metric, members.lower = "loss", True
+    made = CellModel([hello(0)], members)
+    losses = [numbers.random() for _ in range(count)]
+    for number, loss in enumerate(losses):
+        rate = {"rate": numbers.random()}
+        members.put(MemberRow(number, "", "finished", 0, loss, numbers.random(), "", rate))
+        record, payload = points(number, "loss", [(0, 1.0), (1, loss)])
+        made.take(record, [payload])
+    members.put(MemberRow(count, "", "failed", 0, None, 0.1, "no", {"rate": 0.5}))
+    state = json.loads(packed(ended(made)[1]["text/html"])[0])
+    rows = state["members"]["rows"]
+    assert len(rows) + state["members"]["missing"] == count + 1
+    assert len(rows) > 200
+    numbers_of_rows = {row["number"] for row in rows}
+    assert numbers_of_rows >= {losses.index(loss) for loss in sorted(losses)[:200]}
+    assert {curve["rank"] for curve in state["curves"]} <= numbers_of_rows
+    assert len(state["curves"]) > 200
+
+
+def test_the_end_of_the_logs_is_kept_with_what_is_standard_error(tmp_path):
+    log = tmp_path / "rank-0.log"
+    log.write_text("")
+    made = CellModel([hello(0)])
+    logs = Logs([hello(0, str(log))])
+    log.write_text("x" * 50_000 + "\nout\nerr\n")
+    nbytes = log.stat().st_size
+    logs._ranks[0].known, logs._ranks[0].spans = nbytes, [[nbytes - 4, nbytes]]
+    made.end()
+    (kept,) = saved_panel._logs(logs)
+    assert [is_error for _, is_error in kept["pieces"]] == [False, True]
+    assert kept["pieces"][0][0].endswith("x\nout\n")
+    assert kept["pieces"][1][0] == "err\n"
+    assert kept["skipped"] + sum(len(text) for text, _ in kept["pieces"]) == nbytes
+
+
+def _label_texts(html: str) -> list[str]:
+    (loss,) = images(html)
+    return [text.text for text in loss.findall("{*}text")]
+
+
+def test_an_axis_is_logarithmic_where_it_was_chosen_and_nowhere_else():
+    made = CellModel([hello(0)])
+    record, payload = points(0, "loss", [(i, 10.0**-i) for i in range(5)])
+    made.take(record, [payload])
+    assert "0.6" in _label_texts(bundle(made, PlotStyle.of({}))["text/html"])
+    assert "0.001" in _label_texts(bundle(made, PlotStyle.of({"log": True}))["text/html"])
+    # What has no page, as a script's report, shows what falls as it falls.
+    assert "0.001" in _label_texts(bundle(made)["text/html"])
+
+
+@pytest.mark.parametrize("settings", [{"smoothing": "much"}, {"smoothing": 7}, {"selected": []}])
+def test_a_picture_is_drawn_whatever_a_page_tells(settings):
+    assert images(bundle(figures(2, ["loss"], 20), PlotStyle.of(settings))["text/html"])
+
+
+def test_smoothing_and_a_selected_rank_are_in_the_picture():
+    made = figures(2, ["loss"], 20)
+    loss, _ = images(bundle(made, PlotStyle.of({"smoothing": 0.9, "selected": 1}))["text/html"])
+    rough, _ = images(bundle(made, PlotStyle.of({}))["text/html"])
+    faint, plain = loss.findall("{*}polyline")
+    assert (faint.get("opacity"), plain.get("opacity")) == ("0.2", None)
+    assert faint.get("points") != rough.findall("{*}polyline")[0].get("points")
+
+
+def test_a_view_that_has_no_room_without_its_curves_is_not_packed_again_and_again(monkeypatch):
+    made, packings = figures(2, ["loss"], 50), []
+    pack = saved_panel._packed
+
+    def counted(text):
+        packings.append(text)
+        return pack(text)
+
+    monkeypatch.setattr(saved_panel, "_packed", counted)
+    monkeypatch.setattr(saved_panel, "_STATE_NBYTES", 10)
+    ended(made)
+    assert len([text for text in packings if '"curves":' in text]) == 1

@@ -1,0 +1,236 @@
+"""The still picture and the tables: what a reader without a kernel, a browser or eyes has."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allranks.records.telemetry import Timings
+from allranks.widgets.dashboard import svg
+from allranks.widgets.dashboard.cell_model import CellModel
+from allranks.widgets.dashboard.still import bundle, text
+from allranks.widgets.dashboard.tables import gbps, labels, nbytes, number, seconds
+from tests.widgets.test_stores import hello, points, totals
+
+
+def _with(pair):
+    """A record and its payloads, as a view takes them."""
+    record, payload = pair
+    return record, [payload]
+
+
+def figures(ranks: int, names: list[str], count: int) -> CellModel:
+    made = CellModel([hello(rank) for rank in range(ranks)])
+    for rank in range(ranks):
+        for name in names:
+            values = [(i, math.exp(-i / 99) + rank + 1) for i in range(count)]
+            made.take(*_with(points(rank, name, values)))
+        made.take(Timings(rank, 1, (totals(50, 0.5 * rank, 0.1, {0: (50, 0.5 * rank)}),)), [])
+        made.tiles.left(rank, "ok")
+    made.end()
+    return made
+
+
+def images(html: str) -> list[ElementTree.Element]:
+    found = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', html)
+    return [ElementTree.fromstring(base64.b64decode(data)) for data in found]
+
+
+def test_a_still_picture_is_drawn_without_scripts_styles_or_widgets():
+    made = bundle(figures(4, ["loss", "<b>"], 300))
+    assert set(made) == {"text/html", "text/plain"}
+    assert not re.search("<script|<style|<svg|widget", made["text/html"])
+    drawn = images(made["text/html"])
+    assert [len(image.findall("{*}polyline")) for image in drawn] == [4, 4, 0]
+    assert len(drawn[2].findall("{*}rect")) == 1 + 2 + 2 * 4  # paper, key, bars
+
+
+@pytest.mark.parametrize(("ranks", "metrics"), [(1, 1), (4, 3), (16, 40), (64, 12)])
+def test_a_still_picture_stays_below_200_kilobytes(ranks, metrics):
+    made = bundle(figures(ranks, [f"metric {i}" for i in range(metrics)], 2500))
+    assert sum(len(part.encode()) for part in made.values()) < 200_000
+    assert len(images(made["text/html"])) == min(metrics, 12) + 1
+
+
+@pytest.mark.parametrize(
+    ("calls", "wait", "transfer", "worth"),
+    [(19, 5.0, 5.0, False), (20, 0.4, 0.5, False), (20, 0.6, 0.5, True)],
+)
+def test_collectives_are_worth_a_panel_when_they_take_their_time(calls, wait, transfer, worth):
+    made = CellModel([hello(0)])
+    made.take(Timings(0, 1, (totals(calls, wait, transfer, {}),)), [])
+    assert made.worth_showing() is worth
+
+
+def test_many_ranks_are_one_band():
+    (loss, _bars) = images(bundle(figures(64, ["loss"], 100))["text/html"])
+    assert len(loss.findall("{*}polygon")) == 1
+    assert len(loss.findall("{*}polyline")) == 1
+
+
+def test_the_text_names_values_and_the_straggler():
+    said = text(figures(2, ["loss"], 11))
+    assert re.match(r"ranks 0–1: finished, \d", said)
+    assert re.search(r"loss +10 +2\.404 +1\.904 +2\.904 +1\.904 +2\.904$", said, re.MULTILINE)
+    assert "rank 0 came last in 50 of 50 calls: the others waited 500 ms for it" in said
+    assert re.search(r"allreduce g +50 × 1 kB +250 ms +100 ms +500 kB/s", said)
+
+
+def test_values_that_are_not_finite_are_left_out_of_the_picture():
+    made = CellModel([hello(0)])
+    made.take(*_with(points(0, "loss", [(0, 1.0), (1, math.nan), (2, 3.0)])))
+    (loss,) = images(bundle(made)["text/html"])
+    assert len(loss.find("{*}polyline").get("points").split()) == 3
+    (mark,) = loss.findall("{*}path[@class='not-finite']")
+    middle = loss.find("{*}polyline").get("points").split()[0].split(",")[0]
+    assert float(mark.get("d").removeprefix("M").split()[0]) > float(middle)
+    made.take(*_with(points(0, "lost", [(0, math.nan)])))
+    assert ">rank 0: nan at step 0<" in svg.curve(made.curves, "lost", 100)
+
+
+def test_a_single_value_is_a_point_and_equal_curves_are_counted():
+    made = CellModel([hello(rank) for rank in range(3)])
+    for rank in range(3):
+        made.take(*_with(points(rank, "once", [(7, 2.5)])))
+        made.take(*_with(points(rank, "other", [(7, 2.5), (8, float(rank))])))
+    once = ElementTree.fromstring(svg.curve(made.curves, "once", 100))
+    assert len(once.findall("{*}circle")) == 3
+    assert "3 curves coincide" in [text.text for text in once.findall("{*}text")]
+    assert "coincide" not in svg.curve(made.curves, "other", 100)
+
+
+def test_ranks_whose_values_are_not_finite_are_named_with_the_first_step():
+    made = CellModel([hello(rank) for rank in range(3)])
+    for rank, bad in enumerate((math.nan, 1.0, math.nan)):
+        made.take(*_with(points(rank, "loss", [(0, 1.0), (5, bad), (6, math.inf * bad)])))
+    assert made.curves.broken("loss", "rank") == "ranks 0, 2: nan at step 5; rank 1: inf at step 6"
+
+
+@given(low=st.floats(-1e6, 1e6), exponent=st.floats(-6, 6))
+def test_the_labels_of_an_axis_differ(low, exponent):
+    values = svg.ticks(low, low + 10**exponent, 3.5)
+    assert len(set(labels(values))) == len(set(values))
+
+
+def _luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    """The ratio of WCAG 2.2, between 1 and 21."""
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_a_still_picture_can_be_read_and_its_colours_seen():
+    assert contrast(svg.INK, svg.PAPER) >= 4.5
+    assert contrast(svg.WRONG, svg.PAPER) >= 4.5
+    for colour in (*svg.COLOURS, svg.WAIT, svg.TRANSFER):
+        assert contrast(colour, svg.PAPER) >= 3
+
+
+@pytest.mark.parametrize(("name", "paper"), [("LIGHT", "#ffffff"), ("DARK", "#111111")])
+def test_the_live_views_colours_are_seen_in_both_themes(name, paper):
+    front = Path(svg.__file__).parent.parent / "front" / "format.js"
+    found = re.search(rf"const {name} = \[(.*)\]", front.read_text())
+    colours = re.findall(r"#\w{6}", found[1])
+    assert len(colours) == 8
+    assert min(contrast(colour, paper) for colour in colours) >= 3
+
+
+#: JupyterLab's paper and what is raised on it.
+GROUNDS = {"light": ("#ffffff", "#eeeeee"), "dark": ("#212121", "#424242")}
+
+
+@pytest.mark.parametrize("theme", GROUNDS)
+def test_the_live_views_words_and_shapes_stand_out_on_what_is_raised_too(theme):
+    css = (Path(svg.__file__).parent.parent / "front" / "front.css").read_text()
+    found = re.findall(r"(--ar-\w+): (#\w{6});", css)
+    names = list(dict(found))
+    light, *dark = [found[at : at + len(names)] for at in range(0, len(found), len(names))]
+    # Dark is said twice: of JupyterLab, and of pages that follow the system.
+    assert len(dark) == 2
+    assert dark[0] == dark[1]
+    for name, colour in light if theme == "light" else dark[0]:
+        wanted = 4.5 if name in ("--ar-good", "--ar-error") else 3
+        assert min(contrast(colour, ground) for ground in GROUNDS[theme]) >= wanted, name
+
+
+def test_peaks_survive_thinning():
+    made = CellModel([hello(0)])
+    values = [(i, 100.0 if i == 777 else 1.0) for i in range(2000)]
+    record, payload = points(0, "loss", values)
+    made.take(record, [payload])
+    picture = ElementTree.fromstring(svg.curve(made.curves, "loss", 50))
+    line = [pair.split(",") for pair in picture.find("{*}polyline").get("points").split()]
+    assert len(line) <= 60
+    assert min(float(y) for _, y in line) == svg._TOP
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (number(0.000123456), "0.0001235"),
+        (number(12345), "12,345"),
+        (number(1.5e9), "1.5e+09"),
+        (number(123_456.7), "1.235e+05"),
+        (number(math.nan), "nan"),
+        (seconds(75), "1 min 15 s"),
+        (seconds(0.00123), "1.23 ms"),
+        (seconds(0), "0 µs"),
+        (nbytes(4_000_000), "4 MB"),
+        (gbps(None), "n/a"),
+        (gbps(0.5), "500 MB/s"),
+    ],
+)
+def test_numbers_are_as_people_read_them(said, expected):
+    assert said == expected
+
+
+def test_the_last_label_of_an_axis_is_inside_the_picture():
+    made = CellModel([hello(0)])
+    record, values = points(0, "busbw", [(1_024, 0.1), (1_048_576, 0.9)])
+    made.take(record, [values])
+    made.end()
+    [drawn] = images(bundle(made)["text/html"])
+    label = next(text for text in drawn.findall("{*}text") if text.text == "1,000,000")
+    assert label.get("text-anchor") == "middle"
+    assert float(label.get("x")) + 3.5 * len(label.text) <= float(drawn.get("width"))
+
+
+@given(low=st.floats(-1e6, 1e6), exponent=st.floats(-3, 6))
+def test_an_axis_has_a_few_ticks_and_never_a_single_one(low, exponent):
+    assert 2 <= len(svg.ticks(low, low + 10**exponent, 3.5)) <= 6
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "wanted"),
+    [
+        (0.9, 1100, [1, 10, 100, 1000]),
+        (0.15, 12, [0.2, 0.5, 1, 2, 5, 10]),
+        (3, 4, [3, 3.2, 3.4, 3.6, 3.8, 4]),
+    ],
+)
+def test_a_log_axis_has_powers_of_ten_and_1_2_5_between_few_of_them(low, high, wanted):
+    found = svg.log_ticks(math.log10(low), math.log10(high), 5)
+    assert found == pytest.approx(wanted)
+
+
+def test_values_that_are_not_finite_are_named_in_text_too():
+    made = CellModel([hello(0)])
+    made.take(*_with(points(0, "loss", [(0, 1.0), (3, math.nan), (4, math.nan)])))
+    assert "loss: rank 0: nan at step 3" in text(made)
+
+
+def test_ticks_are_round_and_inside():
+    assert svg.ticks(0.13, 0.97, 4) == [0.2, 0.4, 0.6, 0.8]
+    assert svg.ticks(0, 160, 4) == [0, 50, 100, 150]

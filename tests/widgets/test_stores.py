@@ -1,0 +1,201 @@
+"""What a dashboard keeps: bounded curves, timings over ranks, and logs read piece by piece."""
+
+from __future__ import annotations
+
+import math
+import socket
+from array import array
+from pathlib import Path
+
+import pytest
+
+from allranks.errors import Report
+from allranks.records.telemetry import CallTotals, Points, Pulse, Timings
+from allranks.records.wire import Hello, Output, Reply
+from allranks.widgets.dashboard.curves import Curves, Key
+from allranks.widgets.dashboard.logs import Logs
+from allranks.widgets.dashboard.ranks import Tiles
+from allranks.widgets.dashboard.timings import TimingTable
+
+
+def hello(rank: int, log: str = "", host: str = "") -> Hello:
+    return Hello(rank, 4, rank, 4, host or socket.gethostname(), 100 + rank, "cpu", "e", "MPI", log)
+
+
+def points(rank: int, name: str, pairs: list[tuple[float, float]]) -> tuple[Points, bytes]:
+    flat = array("d", [number for pair in pairs for number in pair])
+    return Points(rank, 1, ([name, "", len(pairs)],), 0), flat.tobytes()
+
+
+def told(heads: list[dict[str, object]], payload: bytes) -> dict[int, tuple[bool, list[float]]]:
+    """The values of each series as a page reads them, the last one behind the others."""
+    flat, at, found = array("d", payload), 0, {}
+    for head in heads:
+        part = flat[at : at + 2 * head["count"] + 2]
+        found[head["number"]] = (head["anew"], list(part[1::2]))
+        at += len(part)
+    assert at == len(flat)
+    return found
+
+
+def test_news_hold_each_point_once_and_the_last_value():
+    curves = Curves()
+    curves.take(*points(0, "loss", [(0, 5), (1, 4)]))
+    assert told(*curves.news()) == {0: (False, [5, 4, 4])}
+    curves.take(*points(0, "loss", [(2, 3)]))
+    assert told(*curves.news()) == {0: (False, [3, 3])}
+    assert told(*curves.news()) == {}
+    assert told(*curves.everything()) == {0: (True, [5, 4, 3, 3])}
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_last_value():
+    curves = Curves()
+    for start in range(0, 100_000, 1000):
+        curves.take(*points(0, "loss", [(i, float(i)) for i in range(start, start + 1000)]))
+    series = curves.series[Key("loss", 0, "")]
+    assert len(series.steps) <= 2000
+    assert list(series.steps) == [float(i) for i in range(0, 100_000, series.stride)]
+    assert series.last == (99_999, 99_999)
+    ((anew, values),) = told(*curves.news()).values()
+    assert anew
+    assert values[-1] == 99_999
+
+
+def test_all_curves_together_are_bounded():
+    curves = Curves()
+    for rank in range(64):
+        for name in "abcdefghij":
+            curves.take(*points(rank, name, [(i, 1.0) for i in range(5000)]))
+    assert len(curves.everything()[1]) < 5_000_000
+    assert len(curves.series) == 640
+
+
+def test_values_that_are_not_finite_cross_as_they_are():
+    curves = Curves()
+    curves.take(*points(0, "loss", [(0, math.inf), (1, math.nan)]))
+    values = told(*curves.news())[0][1]
+    assert values[0] == math.inf
+    assert math.isnan(values[-1])
+
+
+def totals(calls: int, wait: float, transfer: float, last: dict[int, tuple[int, float]]):
+    spans = tuple((rank, *pair) for rank, pair in last.items())
+    return CallTotals(
+        "allreduce",
+        "g",
+        "float32",
+        1000,
+        2,
+        "shared",
+        calls,
+        wait,
+        transfer,
+        transfer,
+        transfer / calls,
+        spans,
+    ).to_row()
+
+
+@pytest.fixture
+def table():
+    table = TimingTable()
+    table.take(Timings(0, 1, (totals(10, 3.0, 1e-5, {1: (9, 3.0), 0: (1, 0.0)}),)))
+    table.take(Timings(1, 1, (totals(10, 0.1, 1e-5, {1: (9, 0.0), 0: (1, 0.1)}),)))
+    return table
+
+
+def test_the_rank_that_others_waited_for_is_named(table):
+    straggler = table.straggler()
+    assert (straggler.rank, straggler.times, straggler.calls) == (1, 9, 10)
+    assert straggler.seconds == pytest.approx(3.0)
+
+
+def test_calls_of_one_kind_are_one_row_with_the_bandwidth_of_nccl_tests(table):
+    (row,) = table.by_call()
+    assert row.calls == 10
+    assert row.wait_seconds == pytest.approx(1.55)
+    # algbw = 10 × 1000 B / 10 µs = 1 GB/s; 2 (n − 1) / n is 1 for two ranks.
+    assert row.busbw_gbps == pytest.approx(1.0)
+
+
+def test_later_totals_replace_earlier_ones(table):
+    table.take(Timings(0, 1, (totals(20, 5.0, 2e-5, {1: (19, 5.0)}),)))
+    assert table.by_rank()[0].calls == 20
+    assert table.by_rank()[0].wait_seconds == 5.0
+
+
+def test_a_tile_keeps_how_its_rank_left():
+    tiles = Tiles([hello(0), hello(1)])
+    assert len(tiles.news()) == 2
+    tiles.take(Pulse(0, 1, "waiting in allreduce(Sum) for rank 1", "In[1]:2", 1 << 20, 5, 0))
+    (told,) = tiles.news()
+    assert (told["state"], told["waits_for"], told["activity"]) == (
+        "waiting", "rank 1", "allreduce(Sum)",
+    )  # fmt: skip
+    tiles.left(0, "error")
+    tiles.take(Pulse(0, 1, "", "In[1]:3", 1 << 20, 5, 0))
+    assert [(tile["rank"], tile["state"]) for tile in tiles.news()] == [(0, "failed")]
+    assert tiles.said() == "1 running, rank 0 failed"
+
+
+def test_a_rank_that_waited_is_not_failed_and_a_replaced_one_is_not_lost() -> None:
+    tiles = Tiles([hello(0), hello(1)])
+    tiles.left(1, "lost")
+    waited = Report(0, "host", "cpu", "RankLeft", "rank 1 has left", (), 3, "f(x)", waiting=True)
+    tiles.left(0, Reply(0, 1, "error", 0.1, True, False, "", waited).shown_status)
+    tiles.left(1, "replaced")
+    assert tiles.said() == "1 waiting, rank 1 replaced"
+
+
+def test_a_heading_counts_the_ranks_and_says_for_whom_they_wait():
+    tiles = Tiles([hello(rank) for rank in range(4)])
+    assert tiles.said() == "running"
+    for rank in (3, 2):
+        said = f"{4 - rank} {'waits' if rank == 3 else 'wait'} for rank 1"
+        tiles.take(Pulse(rank, 1, "waiting in barrier() for rank 1", "In[1]:2", 1 << 20, 5, 0))
+        assert tiles.said() == f"{rank} running, {said}"
+    tiles.take(Pulse(3, 1, "waiting for what is typed", "In[1]:2", 1 << 20, 5, 0))
+    assert tiles.said() == "2 running, 1 waits for rank 1, 1 waiting"
+    for rank in range(4):
+        tiles.left(rank, "ok")
+    assert tiles.said() == "finished"
+
+
+def output(rank: int, known: int, *spans: list[int]) -> Output:
+    return Output(rank, 1, (), 0, 0, known, spans)
+
+
+def test_a_log_is_read_as_far_as_it_is_known_to_be_complete(tmp_path: Path):
+    path = tmp_path / "rank-0.log"
+    path.write_bytes(b"earlier\n")
+    logs = Logs([hello(0, str(path))])
+    path.write_bytes(b"earlier\nout\nerr\nmore\n")
+    assert logs.read() == []
+    logs.take(output(0, 16, [12, 16]))
+    (piece,) = logs.read()
+    assert (piece.text, piece.err_spans, piece.skipped) == (b"out\nerr\n", [[4, 8]], 0)
+    logs.take(output(0, 21))
+    assert logs.read()[0].text == b"more\n"
+    logs.rewind()
+    assert logs.read()[0].text == b"out\nerr\nmore\n"
+
+
+def test_a_log_that_runs_ahead_is_skipped_and_the_bytes_are_counted(tmp_path: Path):
+    path = tmp_path / "rank-0.log"
+    path.touch()
+    logs = Logs([hello(0, str(path))])
+    size = 40 << 20
+    with path.open("wb") as file:
+        file.truncate(size)
+    logs.take(output(0, size))
+    (piece,) = logs.read()
+    assert piece.skipped == 8 << 20
+    assert len(piece.text) == 512 << 10
+
+
+def test_ranks_of_another_host_show_what_they_send(tmp_path: Path):
+    logs = Logs([hello(0, "/nowhere/rank-0.log", host="elsewhere")])
+    logs.take(Output(0, 1, (["out", "a\n"], ["err", "b\n"]), 0, 0, 4))
+    (piece,) = logs.read()
+    assert (piece.text, piece.err_spans) == (b"a\nb\n", [[2, 4]])
+    assert logs.read() == []
