@@ -32,9 +32,9 @@ from allranks.records.lessons import Explained
 from allranks.records.ranks import among, label
 from allranks.records.requests import end_of
 from allranks.records.wire import Answer, Hello, RunCell
-from allranks.widgets import text_view
-from allranks.widgets.front_end import NOTEBOOK, front_end
-from allranks.widgets.progress import ProgressLine
+from allranks.widgets.dashboard.view import text_view
+from allranks.widgets.displays import ProgressLine
+from allranks.widgets.text import NOTEBOOK, front_end
 
 if TYPE_CHECKING:
     import ipyparallel

@@ -28,7 +28,7 @@ from allranks.errors import (
 from allranks.records.ranks import label
 from allranks.records.script import Script, ScriptExited
 from allranks.records.wire import Hello
-from allranks.widgets.dashboard.still import page
+from allranks.widgets.dashboard.saved_panel import page
 from allranks.widgets.dashboard.view import TerminalDashboard
 
 _STYLE = (

@@ -12,7 +12,7 @@ from allranks.ensemble.member import History, Member, short
 from allranks.errors import UsageError
 from allranks.widgets.dashboard import svg
 from allranks.widgets.dashboard.curves import Curves, Key, Series
-from allranks.widgets.dashboard.still import image
+from allranks.widgets.dashboard.saved_panel import image
 from allranks.widgets.dashboard.tables import Table, number
 from allranks.widgets.ensemble.members import MemberRow
 from allranks.widgets.ensemble.still import parallel, table_text

@@ -37,7 +37,7 @@ from allranks.magics.toggle import Toggle
 from allranks.records import ranks as rank_lists
 from allranks.records import requests
 from allranks.records.profile import Profile
-from allranks.widgets import cell_view
+from allranks.widgets.dashboard.view import cell_view
 from allranks.widgets.flame_graph import check_file, show
 from allranks.widgets.output_replay import replay
 

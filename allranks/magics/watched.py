@@ -21,7 +21,7 @@ from allranks.records.wire import (
     RunMember,
     decode,
 )
-from allranks.widgets import cell_view
+from allranks.widgets.dashboard.view import cell_view
 from allranks.widgets.widget_proxies import VIEW
 
 

@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from allranks.errors import UsageError
-from allranks.widgets.dashboard.cell_model import CellModel
+from allranks.widgets.dashboard.cell_model import CellModel, Logs
 from allranks.widgets.dashboard.curves import Key
-from allranks.widgets.dashboard.live import Live
-from allranks.widgets.dashboard.logs import Logs
-from allranks.widgets.dashboard.saved_panel import alive
-from allranks.widgets.dashboard.still import bundle
+from allranks.widgets.dashboard.saved_panel import bundle
 from allranks.widgets.dashboard.svg import PlotStyle
 from allranks.widgets.dashboard.tables import seconds
-from allranks.widgets.displays import Data
+from allranks.widgets.dashboard.view import Live
+from allranks.widgets.text import Data
 
 #: What so many cells have shown can be drawn again.
 _CELLS = 30
@@ -219,8 +217,7 @@ def compared(cells: Sequence[SavedCell], ranks: Sequence[int] | None = None) -> 
     took = (f"In[{cell.number}] took {seconds(cell.seconds)}" for cell in cells)
     whose = "all its ranks" if ranks is None else f"the chosen {cells[0].noun}s"
     figures.title = f"{', '.join(took)}; each curve is the mean of {whose}"
-    live = Live(figures, Logs([]), "auto")
-    return alive(bundle(figures, PlotStyle.of({})), live)
+    return Live(figures, Logs([]), "auto").saved(bundle(figures, PlotStyle.of({})))
 
 
 def _means(

@@ -1,19 +1,20 @@
-"""Displays in a notebook's cell: updated in place, and those of several ranks folded."""
+"""Output in a notebook's cell: displays updated in place, and progress bars of one line."""
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from allranks.records.ranks import label
 from allranks.widgets.output_replay import replay
-from allranks.widgets.text import Line, Row, render
+from allranks.widgets.text import NOTEBOOK, TERMINAL, Data, Line, Row, front_end, is_rich, render
 from allranks.widgets.widget_proxies import VIEW, stands_below
 
-Data = dict[str, Any]
 _DRAWN_ONCE = "application/vnd.plotly.v1+json"
 """JupyterLab keeps the first figure of this type in a display, whatever it is updated to. Source:
 plotly's renderer, `renderModel`."""
@@ -297,6 +298,62 @@ def _one_below(above: Data, below: Data) -> Data:
     return {"text/plain": f"{above['text/plain']}{below['text/plain']}", "text/html": html}
 
 
-def is_rich(data: Mapping[str, Any]) -> bool:
-    """Whether a mime bundle has something richer than text."""
-    return not set(data) <= {"text/plain"}
+_BAR_WIDTH = 30
+_SHOW_AFTER_SECONDS = 1.0
+
+
+def bar_line(head: str, done: int, total: int, tail: str) -> str:
+    """Returns a bar between words, as text."""
+    full = _BAR_WIDTH * done // max(1, total)
+    return f"{head} {'█' * full}{'░' * (_BAR_WIDTH - full)}{tail}"
+
+
+def bar_data(head: str, done: int, total: int, tail: str) -> Data:
+    """Returns a bar between words, as a display's data."""
+    meter = f'<meter value="{done}" max="{max(1, total)}"></meter>'
+    html = f"<p>{escape(head)} {meter}{escape(tail)}</p>"
+    return {"text/plain": bar_line(head, done, total, tail), "text/html": html}
+
+
+def rewrite_line(text: str, end: str = "") -> None:
+    """Writes a line over the one before, where somebody sees that."""
+    try:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{text}\x1b[K{end}")
+            sys.stderr.flush()
+    except (AttributeError, ValueError):
+        pass  # there is no such stream, or it is closed
+
+
+class ProgressLine:
+    """A bar that is there while something goes on, and gone when it has ended.
+
+    Args:
+        since: when that began, by ``time.monotonic()``; None for now.
+    """
+
+    def __init__(self, since: float | None = None) -> None:
+        self._where = front_end()
+        self._shown = Shown([])
+        self._show_at = (time.monotonic() if since is None else since) + _SHOW_AFTER_SECONDS
+        self._drawn = False
+
+    def show(self, head: str, done: int, total: int, tail: str) -> None:
+        """Shows how far it is, once it has gone on for a second."""
+        if time.monotonic() < self._show_at:
+            return
+        self._drawn = True
+        if self._where == NOTEBOOK:
+            self._shown.show(bar_data(head, done, total, tail))
+        elif self._where == TERMINAL:
+            rewrite_line(bar_line(head, done, total, tail))
+
+    def end(self) -> None:
+        """Takes it away."""
+        if not self._drawn:
+            return
+        if self._where == NOTEBOOK:
+            # A display cannot be taken away, and nbconvert warns of one that has no data.
+            self._shown.show({"text/html": "", "text/plain": ""})
+        elif self._where == TERMINAL:
+            rewrite_line("")

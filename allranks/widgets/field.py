@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from allranks.widgets.front_end import of_this_process
+from allranks.widgets.text import of_this_process
 
 #: What a front end sends for Ctrl-D.
 _END = "\x04"

@@ -15,7 +15,7 @@ from allranks.records.profile import SAMPLES_A_SECOND, Profile
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.svg import PAPER, WRONG
 from allranks.widgets.dashboard.tables import seconds
-from allranks.widgets.front_end import TERMINAL, front_end
+from allranks.widgets.text import TERMINAL, front_end
 
 #: A frame differs where the rank with most is so far above the one with least, as a share of all.
 _DIFFERS = 0.1

@@ -9,9 +9,9 @@ from html import escape
 from typing import Any
 
 from allranks.records.wire import Output
-from allranks.widgets.displays import Data, Gallery, Shown, deal, is_rich, put_above
+from allranks.widgets.displays import Gallery, Shown, deal, put_above
 from allranks.widgets.output_replay import replay
-from allranks.widgets.text import Block, TextView, hidden_note
+from allranks.widgets.text import Block, Data, TextView, hidden_note, is_rich
 from allranks.widgets.widget_proxies import VIEW, DrawnBars
 
 _REFRESH_SECONDS = 0.1

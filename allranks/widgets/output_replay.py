@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from allranks.widgets.front_end import of_this_process
+from allranks.widgets.text import of_this_process
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionResult

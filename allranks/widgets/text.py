@@ -1,4 +1,4 @@
-"""Labelled text: what ranks wrote, each line behind the ranks that wrote it.
+"""Labelled text: the lines of ranks, each behind the ranks that wrote it, and a terminal's view.
 
 A rank's lines are collected as a terminal would show them (``RankText``). Identical lines of
 several ranks become one row (``merge``), and so do progress bars of tqdm, rich and Keras with the
@@ -8,14 +8,60 @@ same name and total: then the slowest rank's is shown.
 from __future__ import annotations
 
 import re
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
-from itertools import islice
-from typing import NamedTuple
+from itertools import groupby, islice
+from typing import Any, NamedTuple
 
+from allranks.records import settings
 from allranks.records.ranks import label
 from allranks.records.telemetry import Telemetry
+from allranks.records.wire import Output
+
+VARIABLE = "ALLRANKS_FRONT_END"
+NOTEBOOK, CONSOLE, TERMINAL = "notebook", "console", "terminal"
+#: What JupyterLab, Notebook 7 and VS Code send with the source of a cell.
+_OF_CELLS = {"cellId", "deletedCells"}
+
+
+def front_end() -> str:
+    """Returns what shows the output of what runs now.
+
+    ``notebook`` changes displays in place; ``console`` is another front end of a kernel;
+    ``terminal`` is no kernel's.
+
+    Raises:
+        UsageError: ALLRANKS_FRONT_END says something else.
+    """
+    kernel = of_this_process()
+    if kernel is None:
+        return TERMINAL
+    said = settings.chosen(VARIABLE, ("auto", NOTEBOOK, CONSOLE), "auto")
+    if said != "auto":
+        return said
+    return NOTEBOOK if shows_updates(kernel.get_parent("shell")) else CONSOLE
+
+
+def of_this_process() -> Any:
+    """Returns the kernel that this process is, or None."""
+    if "IPython" not in sys.modules:
+        return None
+    from IPython.core.getipython import get_ipython
+
+    return getattr(get_ipython(), "kernel", None)
+
+
+def shows_updates(request: dict[str, Any]) -> bool:
+    """Whether what sent a kernel this request is known to change displays in place."""
+    if request.get("header", {}).get("msg_type", "").startswith("comm_"):
+        return True  # a button was clicked: where widgets are drawn, displays are updated
+    # nbclient, and so papermill and nbconvert, keeps a notebook and lets nobody type.
+    nobody_types = request.get("content", {}).get("allow_stdin") is False
+    return nobody_types or bool(_OF_CELLS & request.get("metadata", {}).keys())
+
 
 _GUTTER = {"out": "│", "err": "!", "value": "→", "note": "·"}
 _UP, _UP_ONE = "\x1b[A", "\x1b[1A"
@@ -341,3 +387,140 @@ class TextView:
     def _log(self, rank: int) -> str:
         default = f"{self.log_dir}/rank-{rank}.log" if self.log_dir else ""
         return self.log_of.get(rank, default)
+
+
+Data = dict[str, Any]
+
+
+def is_rich(data: Mapping[str, Any]) -> bool:
+    """Whether a mime bundle has something richer than text."""
+    return not set(data) <= {"text/plain"}
+
+
+#: A line is held for so long, for ranks that write the same one a moment later.
+_LINE_HOLD_SECONDS = 0.25
+#: What is updated is printed again, at most so often, as it then is.
+_UPDATE_SECONDS = 2.0
+_PICTURE = "rich"
+
+
+class TerminalView(TextView):
+    """Prints labelled lines of ranks on standard output, and figures where they can be seen.
+
+    Args:
+        ranks: the ranks whose output is to come.
+        log_dir: where their logs are.
+        fold: whether identical output of several ranks is printed once.
+        noun: what they are called.
+    """
+
+    def __init__(
+        self, ranks: Sequence[int], log_dir: str = "", fold: bool = True, noun: str = "rank"
+    ) -> None:
+        super().__init__(ranks, log_dir, fold, noun)
+        self._in_kernel = front_end() != TERMINAL
+        self._texts = {rank: RankText() for rank in ranks}
+        self._oldest: float | None = None
+        #: Of each rank, what it has updated and that is not printed yet.
+        self._updated: dict[int, dict[str, tuple[Data, Data]]] = {}
+        self._next_update = 0.0
+        self._rich: dict[str, tuple[Data, Data]] = {}
+
+    def output(self, batch: Output) -> None:
+        """Takes in what a rank wrote."""
+        text = self._texts.setdefault(batch.rank, RankText())
+        for kind, *rest in batch.entries:
+            if kind == "update":
+                data, metadata, name = rest
+                self._updated.setdefault(batch.rank, {})[name or ""] = data, metadata
+                continue
+            if kind == "clear":
+                text.clear()
+                self._updated.pop(batch.rank, None)
+                continue
+            self._print_updated(batch.rank)
+            if kind in ("out", "err"):
+                text.feed(kind, rest[0])
+            elif kind == "notice":
+                text.feed("note", rest[0] + "\n")
+            elif kind == "hidden":
+                note = hidden_note(rest[0], rest[1], self._log(batch.rank))
+                text.feed("note", note + "\n")
+            else:
+                self._display(batch.rank, kind, rest[0], rest[1])
+        if batch.entries and self._oldest is None:
+            self._oldest = time.monotonic()
+
+    def _print_updated(self, rank: int) -> None:
+        """Takes what a rank has updated as lines, before those that it writes now."""
+        for data, metadata in self._updated.pop(rank, {}).values():
+            self._display(rank, "display", data, metadata)
+
+    def _display(self, rank: int, kind: str, data: Data, metadata: Data) -> None:
+        text = self._texts.setdefault(rank, RankText())
+        if self._in_kernel and is_rich(data):
+            # The same one of several ranks is folded as a line is.
+            name = repr((data, metadata))
+            self._rich[name] = data, metadata
+            text.add(Line(_PICTURE, name))
+            return
+        plain = str(data.get("text/plain", f"<{', '.join(data)}>"))
+        text.feed("value" if kind == "result" else "out", plain + "\n")
+
+    def notice(self, text: str) -> None:
+        """Prints a line about the cell as a whole."""
+        self._print()
+        self.write(f"· {text}")
+
+    def say(self, text: str) -> None:
+        """Prints a line that is nobody's own."""
+        self.notice(text)
+
+    def show_text(self, text: str) -> None:
+        """Prints a text as it is."""
+        self._print()
+        self.write(text)
+
+    def write(self, text: str) -> None:
+        """Prints lines."""
+        print(text, file=sys.stdout, flush=True)
+
+    def make_way(self) -> None:
+        """Prints everything: a person is asked below it."""
+        self._print()
+
+    def refresh(self) -> None:
+        """Prints the lines that have been held long enough."""
+        if self._oldest is not None and time.monotonic() - self._oldest >= _LINE_HOLD_SECONDS:
+            self._print(ended_only=True)
+
+    def finish(self) -> None:
+        """Prints everything."""
+        self._print()
+
+    def _print(self, ended_only: bool = False) -> None:
+        if self._updated and (not ended_only or time.monotonic() >= self._next_update):
+            self._next_update = time.monotonic() + _UPDATE_SECONDS
+            for rank in list(self._updated):
+                self._print_updated(rank)
+        taken = {rank: text.take(ended_only) for rank, text in self._texts.items()}
+        self._oldest = time.monotonic() if self._updated else None
+        if self.fold:
+            rows = merge(taken)
+        else:
+            rows = [row for rank in taken for row in merge({rank: taken[rank]})]
+        for is_line, some in groupby(rows, lambda row: row.line.kind != _PICTURE):
+            if is_line:
+                self.write(render(list(some), self.noun))
+            else:
+                for row in some:
+                    self._show_rich(row)
+        self._rich.clear()
+
+    def _show_rich(self, row: Row) -> None:
+        from IPython.display import display
+
+        show: Any = display
+        data, metadata = self._rich[row.line.text]
+        self.write(f"{label(row.ranks, self.noun)}:")
+        show(data, raw=True, metadata=metadata)

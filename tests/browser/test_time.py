@@ -13,8 +13,8 @@ from tests.browser.test_axe import look
 
 CELLS = [
     # Long enough to press the button again while it is being profiled.
-    "%load_ext allranks\nfrom allranks.widgets.dashboard import live\n"
-    "live.PROFILE_SECONDS = 12\n%distributed start -n 4",
+    "%load_ext allranks\nfrom allranks.widgets.dashboard import view\n"
+    "view.PROFILE_SECONDS = 12\n%distributed start -n 4",
     """%%distributed
 import os, time
 import numpy as np

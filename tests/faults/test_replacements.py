@@ -14,7 +14,7 @@ import pytest
 import allranks
 from allranks.errors import CellFailed, ClusterLost, RankDied, UsageError
 from allranks.records.ranks import label
-from allranks.widgets import text_view
+from allranks.widgets.dashboard.view import text_view
 from tests.faults.notebook import stopped
 from tests.kernel import wait_until
 

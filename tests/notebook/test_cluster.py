@@ -21,8 +21,8 @@ import allranks
 from allranks.cluster import connection
 from allranks.cluster.nursery import Nursery
 from allranks.errors import CellFailed, ClusterLost, StartFailed, UsageError
-from allranks.widgets import text_view
-from allranks.widgets.progress import ProgressLine
+from allranks.widgets.dashboard.view import text_view
+from allranks.widgets.displays import ProgressLine
 from tests.kernel import wait_until
 
 CALLS = {

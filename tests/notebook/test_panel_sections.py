@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.widgets.dashboard.sections import PanelSection, add_section
+from allranks.widgets.dashboard.cell_model import PanelSection, add_section
 from tests.kernel import Kernel
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"

@@ -7,7 +7,8 @@ from typing import Any
 import IPython.display
 import pytest
 
-from allranks.widgets.displays import Data, Shown, put_above
+from allranks.widgets.displays import Shown, put_above
+from allranks.widgets.text import Data
 
 
 @pytest.mark.parametrize("count", range(4))

@@ -9,7 +9,8 @@ import IPython.display
 import pytest
 
 from allranks.widgets import displays
-from allranks.widgets.displays import Data, Shown
+from allranks.widgets.displays import Shown
+from allranks.widgets.text import Data
 
 Outputs = dict[str, Data]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.widgets.front_end import shows_updates
+from allranks.widgets.text import shows_updates
 
 
 def request(allow_stdin=True, kind="execute_request", **metadata):

@@ -6,7 +6,7 @@ import sys
 
 from allranks.engine.imports import importing
 from allranks.records.telemetry import Pulse
-from allranks.widgets.progress import Imports
+from allranks.widgets.dashboard.cell_model import Imports
 
 
 def pulse(rank: int, module: str) -> Pulse:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from allranks.records.telemetry import Pulse
-from allranks.widgets.dashboard.cell_model import CellModel
-from allranks.widgets.dashboard.ranks import Memory
-from allranks.widgets.dashboard.still import bundle
+from allranks.widgets.dashboard.cell_model import CellModel, Memory
+from allranks.widgets.dashboard.saved_panel import bundle
 from tests.widgets.test_stores import hello
 
 MB = 1_000_000

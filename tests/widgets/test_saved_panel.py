@@ -12,11 +12,10 @@ import re
 import pytest
 
 from allranks.widgets.dashboard import saved_panel
-from allranks.widgets.dashboard.cell_model import CellModel
-from allranks.widgets.dashboard.live import Live
-from allranks.widgets.dashboard.logs import Logs
-from allranks.widgets.dashboard.still import bundle
+from allranks.widgets.dashboard.cell_model import CellModel, Logs
+from allranks.widgets.dashboard.saved_panel import bundle
 from allranks.widgets.dashboard.svg import PlotStyle
+from allranks.widgets.dashboard.view import Live
 from allranks.widgets.ensemble.members import MemberRow, MemberTable
 from tests.widgets.test_still import figures, images
 from tests.widgets.test_stores import hello, points
@@ -26,7 +25,7 @@ def ended(made: CellModel, settings=None, mode="auto") -> tuple[Live, dict[str, 
     """A view whose cell has ended, and the output that stays."""
     live = Live(made, Logs([hello(rank) for rank in made.ranks]), mode)
     live.settings = settings or {}
-    return live, saved_panel.alive(bundle(made, PlotStyle.of(live.settings)), live)
+    return live, live.saved(bundle(made, PlotStyle.of(live.settings)))
 
 
 def noisy(ranks: int, names: int, count: int) -> CellModel:
@@ -81,7 +80,7 @@ def test_a_notebook_does_not_name_the_machine_that_it_ran_on(tmp_path):
     who = hello(0, str(tmp_path / "rank-0.log"), "somebodys-machine")
     made, logs = CellModel([who]), Logs([who])
     made.end()
-    shown = saved_panel.alive(bundle(made, PlotStyle.of({})), Live(made, logs, "full"))
+    shown = Live(made, logs, "full").saved(bundle(made, PlotStyle.of({})))
     state, *_ = packed(shown["text/html"])
     assert "somebodys-machine" not in state
     assert str(tmp_path) not in state

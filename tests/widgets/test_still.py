@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from allranks.records.telemetry import Timings
 from allranks.widgets.dashboard import svg
 from allranks.widgets.dashboard.cell_model import CellModel
-from allranks.widgets.dashboard.still import bundle, text
+from allranks.widgets.dashboard.saved_panel import bundle, text
 from allranks.widgets.dashboard.tables import gbps, labels, nbytes, number, seconds
 from tests.widgets.test_stores import hello, points, totals
 

@@ -12,9 +12,8 @@ import pytest
 from allranks.errors import Report
 from allranks.records.telemetry import CallTotals, Points, Pulse, Timings
 from allranks.records.wire import Hello, Output, Reply
+from allranks.widgets.dashboard.cell_model import Logs, Tiles
 from allranks.widgets.dashboard.curves import Curves, Key
-from allranks.widgets.dashboard.logs import Logs
-from allranks.widgets.dashboard.ranks import Tiles
 from allranks.widgets.dashboard.timings import TimingTable
 
 

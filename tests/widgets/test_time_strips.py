@@ -16,8 +16,9 @@ from allranks.collectives.timings import BINS, Spans
 from allranks.records.telemetry import Strip
 from allranks.records.wire import decode, encode
 from allranks.widgets.dashboard.cell_model import CellModel
-from allranks.widgets.dashboard.still import bundle
-from allranks.widgets.dashboard.time_strips import START_UP, TRANSFER, WAITING, Strips, strip_tables
+from allranks.widgets.dashboard.saved_panel import bundle
+from allranks.widgets.dashboard.time_strips import strip_tables
+from allranks.widgets.dashboard.timings import START_UP, TRANSFER, WAITING, Strips
 from tests.widgets.test_stores import hello
 
 SECONDS = st.floats(0, 3)

@@ -1,21 +1,405 @@
-"""All that a dashboard knows of one cell."""
+"""The data of one cell: what its ranks report while they run it."""
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 import time
+from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Strip, Telemetry, Timings
-from allranks.records.wire import Hello
-from allranks.widgets.dashboard.curves import Curves, Logged
-from allranks.widgets.dashboard.ranks import Memory, Tiles
-from allranks.widgets.dashboard.sections import made_sections
-from allranks.widgets.dashboard.time_strips import Strips
-from allranks.widgets.dashboard.timings import TimingTable
+from allranks.records.wire import Hello, Output
+from allranks.widgets.dashboard.curves import Curves, Key, Logged
+from allranks.widgets.dashboard.tables import Table, nbytes
+from allranks.widgets.dashboard.timings import Strips, TimingTable
 from allranks.widgets.ensemble.members import MemberTable
 
+
+class PanelSection:
+    """One section of a cell's panel; an object is made for each cell.
+
+    Args:
+        ranks: the ranks that run the cell.
+
+    Attributes:
+        title: the heading of the section; no other section has the same.
+    """
+
+    title = ""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = tuple(ranks)
+
+    def take(self, record: Telemetry, payloads: Sequence[bytes]) -> None:
+        """Handles a record of one rank.
+
+        Args:
+            record: a pulse, logged values, or totals of calls (``allranks.records.telemetry``).
+            payloads: the arrays that belong to it, as bytes.
+        """
+
+    def worth_showing(self) -> bool:
+        """Returns whether the section alone is a reason to show the panel."""
+        return False
+
+    def tables(self) -> Sequence[Table]:
+        """Returns the section's tables; a section without tables and pictures is hidden."""
+        return ()
+
+    def pictures(self) -> Sequence[tuple[str, str]]:
+        """Returns the section's pictures: SVG without scripts, and the text that replaces it."""
+        return ()
+
+
+#: A list, not a lookup of entry points: it is read at the begin of every cell.
+_sections: list[type[PanelSection]] = []
+
+
+def add_section(section: type[PanelSection]) -> None:
+    """Adds a section to the panels of all cells that begin from now on.
+
+    A section that has the title of an earlier one replaces it, so that a cell which defines a
+    section can be run again.
+
+    Raises:
+        ValueError: the section has no title.
+    """
+    if not section.title:
+        raise ValueError(f"expected a title of {section.__name__}, found none. Set: title = ...")
+    _sections[:] = [one for one in _sections if one.title != section.title]
+    _sections.append(section)
+
+
+def remove_section(section: type[PanelSection]) -> None:
+    """Removes a section from the panels of later cells, if it was added."""
+    _sections[:] = [one for one in _sections if one is not section]
+
+
+def made_sections(ranks: Sequence[int]) -> list[PanelSection]:
+    """Returns one object of each section that was added, for a cell."""
+    return [section(ranks) for section in _sections]
+
+
+_LEFT = {
+    "ok": "finished",
+    "error": "failed",
+    "waiting": "waiting",
+    "interrupted": "interrupted",
+    "lost": "lost",
+    "replaced": "replaced",
+}
+#: What a rank is doing that waits in a call, as ``waiting in allreduce(Sum) for rank 1``.
+_WAITS = re.compile(r"waiting in (.+) for (.+)")
+#: States in which it is worth saying which ranks they are.
+_NAMED = ("failed", "interrupted", "lost", "replaced")
+_RANK_MEMORY, _GPU_MEMORY = "memory in MB, by second", "GPU memory in MB, by second"
+_MB = 1e6
+#: Memory that changes by less is not worth a picture that nobody has asked for.
+_CHANGE_MB, _CHANGE_SHARE = 100, 0.1
+_MEMORY_ROWS = 16
+
+
+@dataclass
+class Tile:
+    """One rank. ``state`` is running, waiting, idle, finished, failed, interrupted,
+    lost or replaced.
+
+    ``activity`` is what it waits in, or for; ``waits_for`` the ranks that it waits for, if any.
+    """
+
+    rank: int
+    host: str
+    device: str
+    pid: int
+    state: str = "running"
+    activity: str = ""
+    waits_for: str = ""
+    line: str = ""
+    rss_nbytes: int = 0
+    cpu_percent: int = -1
+    gpu_nbytes: int = 0
+    gpu_total_nbytes: int = 0
+    gpu_percent: int = -1
+    gpu_celsius: int = -1
+    step: float | None = None
+    member: int | None = None
+    gone: bool = False
+
+
+class Tiles:
+    """The tiles of the ranks that run a cell."""
+
+    def __init__(self, hellos: Sequence[Hello]) -> None:
+        self.tiles = {h.rank: Tile(h.rank, h.host, h.device, h.pid) for h in hellos}
+        self._changed = set(self.tiles)
+
+    def take(self, pulse: Pulse) -> None:
+        """Takes in what a rank is doing now."""
+        tile = self.tiles.get(pulse.rank)
+        if tile is None or tile.gone:
+            return
+        tile.state = "waiting" if pulse.activity else "running"
+        waits = _WAITS.fullmatch(pulse.activity)
+        tile.activity, tile.waits_for = waits.groups() if waits else (pulse.activity, "")
+        tile.line = pulse.line
+        tile.rss_nbytes, tile.gpu_nbytes = pulse.rss_nbytes, pulse.gpu_nbytes
+        tile.gpu_total_nbytes = pulse.gpu_total_nbytes
+        tile.cpu_percent, tile.gpu_percent = pulse.cpu_percent, pulse.gpu_percent
+        tile.gpu_celsius = pulse.gpu_celsius
+        self._changed.add(pulse.rank)
+
+    def at_step(self, rank: int, step: float | None) -> None:
+        """Takes in the step that a rank logged last."""
+        tile = self.tiles.get(rank)
+        if tile is not None and tile.step != step:
+            tile.step = step
+            self._changed.add(rank)
+
+    def works_on(self, rank: int, member: int | None) -> None:
+        """Takes in which member of an ensemble a rank runs now; None where it runs none."""
+        tile = self.tiles[rank]
+        tile.member, tile.state = member, "idle" if member is None else "running"
+        tile.activity = tile.waits_for = tile.line = ""
+        tile.cpu_percent, tile.step = -1, None
+        self._changed.add(rank)
+
+    def left(self, rank: int, status: str) -> None:
+        """Takes in how a rank left the cell."""
+        tile = self.tiles.get(rank)
+        if tile is not None:
+            tile.state, tile.gone = _LEFT[status], True
+            tile.activity = tile.waits_for = ""
+            tile.cpu_percent = tile.gpu_percent = -1
+            self._changed.add(rank)
+
+    def news(self) -> list[dict[str, Any]]:
+        """Returns the tiles that have changed since the last time."""
+        # asdict() copies every value: for 64 ranks, ten times a second, a core would feel it.
+        changed = [vars(self.tiles[rank]).copy() for rank in sorted(self._changed)]
+        self._changed.clear()
+        return changed
+
+    def everything(self) -> list[dict[str, Any]]:
+        """Returns all tiles."""
+        return [vars(tile).copy() for tile in self.tiles.values()]
+
+    def said(self) -> str:
+        """Returns how the ranks are, as ``3 running, 1 waits for rank 1``."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for tile in self.tiles.values():
+            found.setdefault((tile.state, tile.waits_for), []).append(tile.rank)
+        # Those that go on come first.
+        order = sorted(found.items(), key=lambda pair: pair[0][0] not in ("running", "idle"))
+        return ", ".join(_group_text(*key, ranks, len(found) == 1) for key, ranks in order)
+
+
+def _group_text(state: str, whom: str, ranks: list[int], every: bool) -> str:
+    if every:
+        return f"{state} for {whom}" if whom else state
+    if state in _NAMED:
+        return f"{label(ranks)} {state}"
+    if whom:
+        return f"{len(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {whom}"
+    return f"{len(ranks)} {state}"
+
+
+class Memory:
+    """What ranks have told of their memory in one cell; ``asked``, it is shown in any case."""
+
+    def __init__(self) -> None:
+        self.curves = Curves()
+        self.asked = False
+
+    def take(self, pulse: Pulse, seconds: float) -> None:
+        """Takes in what a rank has now, so many seconds after the cell began."""
+        for name, size in ((_RANK_MEMORY, pulse.rss_nbytes), (_GPU_MEMORY, pulse.gpu_nbytes)):
+            if size > 0:
+                at, value = array("d", (seconds,)), array("d", (size / _MB,))
+                self.curves.add(Key(name, pulse.rank, ""), at, value)
+
+    @property
+    def shown(self) -> list[str]:
+        """The names of the curves that are worth a picture."""
+        return [name for name in self.curves.names if self.asked or self._changes(name)]
+
+    def _changes(self, name: str) -> bool:
+        for series in self.curves.of(name).values():
+            values = [*series.values, series.last[1]]
+            if max(values) - min(values) >= max(_CHANGE_MB, _CHANGE_SHARE * max(values)):
+                return True
+        return False
+
+    def tables(self) -> list[Table]:
+        """Returns what each rank had first, at most and last."""
+        found = []
+        for name in self.shown:
+            rows = []
+            for key, series in list(self.curves.of(name).items())[:_MEMORY_ROWS]:
+                values = [*series.values, series.last[1]]
+                sizes = (values[0], max(values), values[-1])
+                rows.append([f"rank {key.rank}", *(nbytes(size * _MB) for size in sizes)])
+            title = name.partition(" in ")[0]
+            found.append(Table(title, ["", "first", "most", "last"], rows))
+        return found
+
+
+#: So much text a rank is sent at once, ten times a second; and so much of what was before.
+PIECE_NBYTES = 512 * 1024
+BEHIND_NBYTES = 32 << 20
+
+
+class Piece(NamedTuple):
+    """Some bytes of a rank's output.
+
+    ``err_spans`` are the ranges of it that are standard error; ``skipped`` bytes before it are in
+    the log file only.
+    """
+
+    rank: int
+    text: bytes
+    err_spans: list[list[int]]
+    skipped: int
+
+
+class _Tail:
+    """One rank's log from where the cell began, as far as it is known to be complete."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.start = self.at = self.known = _file_size(path)
+        self.spans: list[list[int]] = []
+
+    def take(self, batch: Output) -> None:
+        self.known = max(self.known, batch.log_nbytes)
+        self.spans += batch.err_spans
+
+    def read(self, rank: int, behind_nbytes: int) -> Piece | None:
+        at = max(self.at, self.known - behind_nbytes)
+        skipped, self.at = at - self.at, at
+        try:
+            with open(self.path, "rb") as log:
+                log.seek(at)
+                text = log.read(min(self.known - at, PIECE_NBYTES))
+        except OSError:
+            text = b""  # the log has been removed
+        if not text:
+            return None
+        end = self.at = at + len(text)
+        spans = [[max(a, at) - at, min(b, end) - at] for a, b in self.spans if a < end and b > at]
+        return Piece(rank, text, spans, skipped)
+
+
+class _RemoteOutput:
+    """A rank of another host: only the text that it sends for the screen can be had."""
+
+    def __init__(self) -> None:
+        self.text = b""
+        self.spans: list[list[int]] = []
+        self.at = 0
+
+    def take(self, batch: Output) -> None:
+        for kind, *rest in batch.entries:
+            if kind in ("out", "err"):
+                piece = rest[0].encode("utf-8", "replace")
+                if kind == "err":
+                    self.spans.append([len(self.text), len(self.text) + len(piece)])
+                self.text += piece
+
+    def read(self, rank: int, behind_nbytes: int) -> Piece | None:
+        before, self.at = self.at, len(self.text)
+        at = max(before, self.at - behind_nbytes)
+        if at == self.at:
+            return None
+        spans = [[max(a, at) - at, b - at] for a, b in self.spans if b > at]
+        return Piece(rank, self.text[at:], spans, at - before)
+
+
+class Logs:
+    """The output of the ranks of one cell.
+
+    Args:
+        hellos: who they are, and where their logs lie.
+    """
+
+    def __init__(self, hellos: Sequence[Hello]) -> None:
+        here = socket.gethostname()
+        self.paths = {h.rank: h.log for h in hellos}
+        self._ranks: dict[int, _Tail | _RemoteOutput] = {
+            h.rank: _Tail(h.log) if h.host == here and os.path.exists(h.log) else _RemoteOutput()
+            for h in hellos
+        }
+
+    def take(self, batch: Output) -> None:
+        """Takes in that a rank has written."""
+        rank = self._ranks.get(batch.rank)
+        if rank is not None:
+            rank.take(batch)
+
+    def read(self, behind_nbytes: int = BEHIND_NBYTES) -> list[Piece]:
+        """Returns what each rank has written since the last time, in bounded pieces.
+
+        Args:
+            behind_nbytes: what lies farther from the end than that is skipped.
+        """
+        pieces = [reader.read(rank, behind_nbytes) for rank, reader in self._ranks.items()]
+        return [piece for piece in pieces if piece is not None]
+
+    def ends(self, nbytes: int) -> list[Piece]:
+        """Returns the last that each rank has written, so much of all ranks together."""
+        self.rewind()
+        return self.read(nbytes // max(1, len(self._ranks)))
+
+    def rewind(self) -> None:
+        """Begins again at the cell's beginning: somebody looks anew."""
+        for reader in self._ranks.values():
+            reader.at = reader.start if isinstance(reader, _Tail) else 0
+
+
+def _file_size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+class Imports:
+    """Which ranks import what, and which of them are through with it."""
+
+    def __init__(self) -> None:
+        self._now: dict[int, str] = {}
+        self._ranks: dict[str, set[int]] = {}
+
+    def take(self, pulse: Pulse) -> None:
+        """Takes in what a rank imports now, if anything."""
+        self._now[pulse.rank] = pulse.importing
+        if pulse.importing:
+            self._ranks.setdefault(pulse.importing, set()).add(pulse.rank)
+
+    def left(self, rank: int) -> None:
+        """Takes in that a rank has left the cell."""
+        self._now[rank] = ""
+
+    def line(self) -> tuple[str, int, int] | None:
+        """Returns what is imported on which ranks, and how many of how many are through with it.
+
+        None where nothing is imported. Of several modules it is the one that most ranks wait for.
+        """
+        busy = [module for module in self._now.values() if module]
+        if not busy:
+            return None
+        module = max(dict.fromkeys(busy), key=busy.count)
+        ranks = self._ranks[module]
+        done = sum(self._now[rank] != module for rank in ranks)
+        return f"importing {module} on {label(sorted(ranks))}", done, len(ranks)
+
+
 #: Collectives are worth a panel when a rank has made so many, and spent so long in them.
-_CALLS, _SECONDS = 20, 1.0
+_BUSY_CALLS, _BUSY_SECONDS = 20, 1.0
 
 
 class CellModel:
@@ -38,6 +422,7 @@ class CellModel:
         self.timings = TimingTable()
         self.strips = Strips(len(self.ranks))
         self.memory = Memory()
+        self.imports = Imports()
         self.sections = made_sections(self.ranks) if members is None else []
         self.started = time.monotonic()
         self.seconds: float | None = None
@@ -54,8 +439,14 @@ class CellModel:
         elif isinstance(record, Pulse):
             self.tiles.take(record)
             self.memory.take(record, self.elapsed)
+            self.imports.take(record)
         for section in self.sections:
             section.take(record, payloads)
+
+    def left(self, rank: int, status: str) -> None:
+        """Handles that a rank has left the cell."""
+        self.tiles.left(rank, status)
+        self.imports.left(rank)
 
     def end(self) -> None:
         """The cell has ended."""
@@ -69,7 +460,7 @@ class CellModel:
     def worth_showing(self) -> bool:
         """Whether there is something in it that a reader has not asked for in vain."""
         busy = any(
-            row.calls >= _CALLS and row.wait_seconds + row.transfer_seconds >= _SECONDS
+            row.calls >= _BUSY_CALLS and row.wait_seconds + row.transfer_seconds >= _BUSY_SECONDS
             for row in self.timings.by_rank()
         )
         return bool(self.curves) or busy or any(one.worth_showing() for one in self.sections)

@@ -11,15 +11,12 @@ from typing import Any, NamedTuple
 
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points
-from allranks.widgets.dashboard.tables import Table, number
 
 #: All series together hold about so many points; each of them holds between these two numbers.
 _POINTS = 120_000
 _MOST, _LEAST = 2000, 200
 #: More series than this are counted and not kept.
 _SERIES = 1000
-#: So many rows, and columns, of their table.
-_TABLE_CURVES, _TABLE_RANKS = 40, 16
 #: More than this goes to a file without a name, which ends with the kernel.
 _IN_MEMORY_NBYTES = 1 << 20
 
@@ -233,29 +230,3 @@ class Curves:
             parts.append(series.points(start).tobytes())
             series.sent, series.thinned, series.changed = len(series.steps), False, False
         return heads, b"".join(parts)
-
-
-def curve_table(curves: Curves, noun: str = "rank") -> Table:
-    """Returns the last value of every curve, with mean, least and greatest over ranks."""
-    groups: dict[tuple[str, str], dict[int, tuple[float, float]]] = {}
-    for key, series in curves.series.items():
-        groups.setdefault((key.name, key.member), {})[key.rank] = series.last
-    ranks = sorted({key.rank for key in curves.series})
-    shown = ranks if len(ranks) <= _TABLE_RANKS and len(ranks) > 1 else []
-    head = ["last value", "step", "mean", "min", "max", *(f"{noun} {rank}" for rank in shown)]
-    rows = []
-    for (name, member), lasts in list(groups.items())[:_TABLE_CURVES]:
-        values = [value for _, value in lasts.values()]
-        row = [f"{name} {member}".strip(), number(max(step for step, _ in lasts.values()))]
-        row += [number(sum(values) / len(values)), number(min(values)), number(max(values))]
-        rows.append(row + [number(lasts[r][1]) if r in lasts else "" for r in shown])
-    wrong = {name: curves.broken(name, noun) for name in dict.fromkeys(name for name, _ in groups)}
-    notes = [f"{name}: {said}" for name, said in list(wrong.items())[:_TABLE_CURVES] if said]
-    if len(groups) > _TABLE_CURVES:
-        notes.append(f"{len(groups) - _TABLE_CURVES} more curves are not in this table")
-    if curves.dropped:
-        count = sum(curves.dropped.values())
-        notes.append(f"{count:,} values of {label(curves.dropped)} came too fast to be kept")
-    if curves.unkept:
-        notes.append(f"{curves.unkept:,} values of too many different curves were not kept")
-    return Table("curves", head, rows, "; ".join(notes))

@@ -1,7 +1,8 @@
-"""The output that stays when a cell has ended: its picture, and where scripts run the view itself.
+"""The output that a cell with a panel leaves in the notebook.
 
-The view's own scripts and what it shows stand packed beside the picture, in a script: what takes
-scripts out, as GitHub and a notebook that is not trusted, leaves the picture.
+Its pictures and tables need neither scripts nor widgets. Where a notebook is not trusted, ``<svg>``
+and ``<style>`` are removed; pictures as data and ``style=`` on an element stay. Beside them, in a
+script, is the panel itself: its scripts and its data, packed.
 """
 
 from __future__ import annotations
@@ -10,21 +11,190 @@ import base64
 import gzip
 import json
 import math
+import re
 from collections.abc import Callable, Set
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from html import escape
+from typing import Any
 
+from allranks.records.ranks import label
+from allranks.widgets.dashboard import svg
+from allranks.widgets.dashboard.cell_model import CellModel, Logs, PanelSection
 from allranks.widgets.dashboard.curves import Curves
-from allranks.widgets.dashboard.logs import Logs
-from allranks.widgets.dashboard.svg import thin
+from allranks.widgets.dashboard.svg import DEFAULT_STYLE, PlotStyle, thin
+from allranks.widgets.dashboard.tables import (
+    Table,
+    call_table,
+    curve_table,
+    rank_table,
+    seconds,
+    straggler,
+)
+from allranks.widgets.dashboard.time_strips import draw_strips, strip_tables
 
-if TYPE_CHECKING:
-    from allranks.widgets.dashboard.live import Live
+#: All pictures of a cell together; with tables, text and what the live view needs a cell stays
+#: below 200 kB.
+_PICTURES_NBYTES = 50_000
+_PICTURES = 12
+_MEMORY_POINTS = 60
+_POINT_NBYTES = 12 * 4 / 3
+
+
+def summary(figures: CellModel) -> str:
+    """Returns one line: which ranks, how they are, for how long."""
+    if figures.title:
+        return figures.title
+    return f"{label(figures.ranks)}: {figures.tiles.said()}, {seconds(figures.elapsed)}"
+
+
+def tables(figures: CellModel) -> list[Table]:
+    """Returns the tables that have something in them."""
+    found = []
+    if figures.curves:
+        found.append(curve_table(figures.curves, figures.noun))
+    found += time_tables(figures)
+    if figures.timings:
+        found.append(rank_table(figures.timings))
+        found.append(call_table(figures.timings))
+    return found
+
+
+def time_tables(figures: CellModel) -> list[Table]:
+    """Returns where the ranks' time and memory went."""
+    times = strip_tables(figures.strips) if figures.strips else []
+    return [*times, *figures.memory.tables()]
+
+
+def text(figures: CellModel) -> str:
+    """Returns all of it as text."""
+    every = [*tables(figures), *(table for one in figures.sections for table in one.tables())]
+    return "\n".join([summary(figures), *(table.text() for table in every)])
+
+
+def bundle(figures: CellModel, look: PlotStyle = DEFAULT_STYLE) -> dict[str, str]:
+    """Returns text/html and text/plain of what a cell has shown.
+
+    Args:
+        figures: what its ranks have told.
+        look: how curves are drawn.
+    """
+    return {"text/html": page(figures, look), "text/plain": text(figures)}
+
+
+def page(figures: CellModel, look: PlotStyle = DEFAULT_STYLE) -> str:
+    """Returns the still picture as HTML."""
+    body = f"<p><b>{escape(summary(figures))}</b></p>"
+    body += images(figures, look)
+    if figures.timings and straggler(figures.timings):
+        body += f"<p>{escape(straggler(figures.timings))}</p>"
+    found = tables(figures)
+    if found:
+        inside = "".join(table_html(table) for table in found)
+        body += f"<details><summary>values and timings as tables</summary>{inside}</details>"
+    for section in figures.sections:
+        if inside := section_html(section):
+            body += f"<details><summary>{escape(section.title)}</summary>{inside}</details>"
+    return f'<div class="allranks-still">{body}</div>'
+
+
+def section_html(section: PanelSection) -> str:
+    """Returns a section that was added, as HTML; empty if it has nothing to show."""
+    pictures = " ".join(image(*one, sized=True) for one in section.pictures())
+    return pictures + "".join(map(table_html, section.tables()))
+
+
+def images(figures: CellModel, look: PlotStyle) -> str:
+    """Returns the curves and bars as pictures, and whose colour is which."""
+    found = [image(picture, words) for picture, words in _pictures(figures, look)]
+    return _legend(figures) + f"<div>{' '.join(found)}</div>" if found else ""
+
+
+def _pictures(figures: CellModel, look: PlotStyle) -> list[tuple[str, str]]:
+    curves = figures.curves
+    names = curves.names[:_PICTURES]
+    lines = sum(min(svg.MANY, len(curves.of(name))) for name in names) or 1
+    points = int(max(12, min(400, _PICTURES_NBYTES / _POINT_NBYTES / lines)))
+    found = []
+    for name in names:
+        lasts = [f"{figures.noun} {key.rank} {s.last[1]:.4g}" for key, s in curves.of(name).items()]
+        picture = svg.curve(curves, name, points, figures.noun, look)
+        found.append((picture, f"{name}: {', '.join(lasts[: svg.MANY])}"))
+    found += _time_pictures(figures)
+    rows = figures.timings.by_rank()
+    if rows and not figures.strips:
+        found.append((svg.bars(rows), "what each rank waited and transferred: see the table"))
+    return found
+
+
+def _time_pictures(figures: CellModel) -> list[tuple[str, str]]:
+    found = _memory_pictures(figures)
+    if figures.strips:
+        found.append((draw_strips(figures.strips.by_rank()), "each rank's time: see the table"))
+    return found
+
+
+def _memory_pictures(figures: CellModel) -> list[tuple[str, str]]:
+    memory = figures.memory
+    return [
+        (
+            svg.curve(memory.curves, name, _MEMORY_POINTS, look=PlotStyle(log=False)),
+            f"{name}: see the table",
+        )
+        for name in memory.shown
+    ]
+
+
+def memory_page(figures: CellModel) -> str:
+    """Returns what the ranks' memory was, as HTML; empty where that is not worth it."""
+    pictures = " ".join(image(*one, sized=True) for one in _memory_pictures(figures))
+    return pictures + "".join(map(table_html, figures.memory.tables()))
+
+
+def _legend(figures: CellModel) -> str:
+    """Returns which colour is whose; many ranks are drawn as one band and need none."""
+    owners = figures.curves.numbers()
+    if not 1 < len(owners) <= svg.MANY:
+        return ""
+    parts = []
+    for (rank, member), index in owners.items():
+        colour = svg.COLOURS[index % len(svg.COLOURS)]
+        mark = "■" if index < len(svg.COLOURS) else "▤"
+        name = escape(f"{figures.noun} {rank} {member}".strip())
+        parts.append(f'<span style="color: {colour}">{mark}</span> {name}')
+    return f"<p>{' &nbsp; '.join(parts)}</p>"
+
+
+def image(picture: str, words: str, sized: bool = False) -> str:
+    """Returns a picture as HTML that needs nothing else, with the words that stand for it.
+
+    Args:
+        picture: as SVG.
+        words: what it shows.
+        sized: whether its place is kept for it before it is drawn.
+    """
+    data = base64.b64encode(picture.encode()).decode()
+    size = " ".join(re.findall(r'\b(?:width|height)="[\d.]+"', picture)[:2]) if sized else ""
+    return (
+        f'<img alt="{escape(words)}" src="data:image/svg+xml;base64,{data}" {size} '
+        'style="display: inline-block; margin: 4px 12px 4px 0">'
+    )
+
+
+def table_html(table: Table) -> str:
+    """Returns a table as HTML."""
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
+    )
+    note = f"<p>{escape(table.note)}</p>" if table.note else ""
+    title = f"<p>{escape(table.title)}</p>" if table.title else ""
+    return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{note}"
+
 
 #: What the view shows, packed; with its scripts and the picture a cell stays below 200 kB.
 _STATE_NBYTES = 44_000
 #: All curves together, at first; fewer where that is too much.
-_POINTS = 12_000
+_SAVED_POINTS = 12_000
 #: Of all logs together; the files have the rest.
 _LOGS_NBYTES = 40_000
 #: Of an ensemble at most so many members, the best ones; fewer where that is too much.
@@ -32,21 +202,26 @@ _MEMBERS = 2000
 _DIGITS = 7
 
 
-def alive(picture: dict[str, str], live: Live) -> dict[str, str]:
-    """Returns a picture's bundle with what makes it alive where scripts run.
+def with_panel(
+    picture: dict[str, str], state: dict[str, Any], figures: CellModel, logs: Logs | None
+) -> dict[str, str]:
+    """Returns a picture's bundle with the panel packed beside it; where scripts run it is shown.
 
     Args:
         picture: ``text/html`` and ``text/plain`` without scripts.
-        live: the view of the cell, which has ended.
+        state: the panel's last state, as a page gets it.
+        figures: the data of the cell.
+        logs: the output of its ranks, if the panel shows it.
     """
-    state = _fitting(live)
-    if not state:
+    packed = _fitting(state, figures, logs)
+    if not packed:
         return picture
     loader, code, styles = _front()
-    script = f'{loader}("{live.key}", ["{state}", "{code}", "{styles}"]);'
+    key = state["key"]
+    script = f'{loader}("{key}", ["{packed}", "{code}", "{styles}"]);'
     html = f"{picture['text/html']}<script>{script}</script>"
-    # What is chosen later a page writes beside the key, where it can: see front/data.js.
-    return {**picture, "text/html": f'<div data-allranks="{live.key}">{html}</div>'}
+    # Pages write later choices of the reader beside the key: see front/data.js.
+    return {**picture, "text/html": f'<div data-allranks="{key}">{html}</div>'}
 
 
 @cache
@@ -63,18 +238,18 @@ def _packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode("ascii")
 
 
-def _fitting(live: Live) -> str:
+def _fitting(state: dict[str, Any], figures: CellModel, logs: Logs | None) -> str:
     """Returns the state packed, with the points that there is room for; empty if there is none."""
-    state = {**live.snapshot(), "points": None, "paths": {}}
-    # Who reads a notebook need not know on whose machine it ran.
+    state = {**state, "points": None, "paths": {}}
+    # A saved notebook does not contain names of machines.
     state["ranks"] = [{**tile, "host": "", "pid": 0} for tile in state["ranks"]]
-    curves = live.figures.curves
+    curves = figures.curves
     state["apart"] = [name for name in curves.names if not curves.coinciding(name)]
-    state["logs"] = _logs(live.logs) if live.with_logs else []
-    if live.figures.members is None:
+    state["logs"] = _logs(logs) if logs is not None else []
+    if figures.members is None:
         return _with_curves(state, curves)
     members, count = state["members"], min(_MEMBERS, len(state["members"]["rows"]))
-    best = sorted(map(_short, members["rows"]), key=_order(members["lower"]))
+    best = sorted(map(_short, members["rows"]), key=_best_first(members["lower"]))
     while True:
         rows = sorted(best[:count], key=lambda row: row["number"])
         state["members"] = {**members, "rows": rows, "missing": len(best) - count}
@@ -92,13 +267,13 @@ def _with_curves(state: dict[str, Any], curves: Curves, whose: Set[int] | None =
         curves: all curves.
         whose: the ranks or members whose curves are kept; None for all.
     """
-    packed = _packed(_json({**state, "curves": []}))
+    packed = _packed(_finite_json({**state, "curves": []}))
     if len(packed) > _STATE_NBYTES:
         return ""
-    most = _POINTS // max(1, len(curves.series if whose is None else whose))
+    most = _SAVED_POINTS // max(1, len(curves.series if whose is None else whose))
     while most > 1:
-        state["curves"] = _curves(curves, most, whose)
-        packed = _packed(_json(state))
+        state["curves"] = _thin_curves(curves, most, whose)
+        packed = _packed(_finite_json(state))
         if len(packed) <= _STATE_NBYTES:
             return packed
         most = most * 3 // 4
@@ -116,7 +291,7 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 
-def _order(lower: bool) -> Callable[[dict[str, Any]], tuple[bool, float]]:
+def _best_first(lower: bool) -> Callable[[dict[str, Any]], tuple[bool, float]]:
     """Returns by what members are sorted, the best first and those without a metric last."""
 
     def place(row: dict[str, Any]) -> tuple[bool, float]:
@@ -128,13 +303,13 @@ def _order(lower: bool) -> Callable[[dict[str, Any]], tuple[bool, float]]:
     return place
 
 
-def _json(state: dict[str, Any]) -> str:
+def _finite_json(state: dict[str, Any]) -> str:
     """Returns what a page can read: JSON knows no NaN, which a member's metric may be."""
     finite = json.loads(json.dumps(state), parse_constant=lambda _: None)
     return json.dumps(finite, separators=(",", ":"))
 
 
-def _curves(curves: Curves, most: int, whose: Set[int] | None) -> list[dict[str, Any]]:
+def _thin_curves(curves: Curves, most: int, whose: Set[int] | None) -> list[dict[str, Any]]:
     heads, _ = curves.everything()
     told = []
     for head, series in zip(heads, curves.series.values(), strict=True):

@@ -1,10 +1,14 @@
-"""Tables, and numbers as people read them: 0.0123, 1.5 ms, 4 MB."""
+"""Tables of curves and timings, and numbers as text: 0.0123, 1.5 ms, 4 MB."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from allranks.records.ranks import label
+from allranks.widgets.dashboard.curves import Curves
+from allranks.widgets.dashboard.timings import TimingTable
 
 
 @dataclass(frozen=True)
@@ -82,3 +86,83 @@ def nbytes(value: float) -> str:
 def gbps(value: float | None) -> str:
     """Returns a bandwidth, or n/a where there is none."""
     return "n/a" if value is None else f"{nbytes(value * 1e9)}/s"
+
+
+#: So many rows, and columns, of their table.
+_TABLE_CURVES, _CURVE_RANKS = 40, 16
+
+
+def curve_table(curves: Curves, noun: str = "rank") -> Table:
+    """Returns the last value of every curve, with mean, least and greatest over ranks."""
+    groups: dict[tuple[str, str], dict[int, tuple[float, float]]] = {}
+    for key, series in curves.series.items():
+        groups.setdefault((key.name, key.member), {})[key.rank] = series.last
+    ranks = sorted({key.rank for key in curves.series})
+    shown = ranks if len(ranks) <= _CURVE_RANKS and len(ranks) > 1 else []
+    head = ["last value", "step", "mean", "min", "max", *(f"{noun} {rank}" for rank in shown)]
+    rows = []
+    for (name, member), lasts in list(groups.items())[:_TABLE_CURVES]:
+        values = [value for _, value in lasts.values()]
+        row = [f"{name} {member}".strip(), number(max(step for step, _ in lasts.values()))]
+        row += [number(sum(values) / len(values)), number(min(values)), number(max(values))]
+        rows.append(row + [number(lasts[r][1]) if r in lasts else "" for r in shown])
+    wrong = {name: curves.broken(name, noun) for name in dict.fromkeys(name for name, _ in groups)}
+    notes = [f"{name}: {said}" for name, said in list(wrong.items())[:_TABLE_CURVES] if said]
+    if len(groups) > _TABLE_CURVES:
+        notes.append(f"{len(groups) - _TABLE_CURVES} more curves are not in this table")
+    if curves.dropped:
+        count = sum(curves.dropped.values())
+        notes.append(f"{count:,} values of {label(curves.dropped)} came too fast to be kept")
+    if curves.unkept:
+        notes.append(f"{curves.unkept:,} values of too many different curves were not kept")
+    return Table("curves", head, rows, "; ".join(notes))
+
+
+_TABLE_CALLS, _TIMING_RANKS = 20, 16
+
+
+def rank_table(timings: TimingTable) -> Table:
+    """Returns what every rank waited and transferred."""
+    rows = timings.by_rank()
+    told = [
+        [f"rank {r.rank}", f"{r.calls:,}", seconds(r.wait_seconds), seconds(r.transfer_seconds)]
+        for r in rows[:_TIMING_RANKS]
+    ]
+    if len(rows) > _TIMING_RANKS:
+        rest = rows[_TIMING_RANKS:]
+        wait = sum(row.wait_seconds for row in rest) / len(rest)
+        transfer = sum(row.transfer_seconds for row in rest) / len(rest)
+        calls = max(row.calls for row in rest)
+        name = f"{label(row.rank for row in rest)}, mean"
+        told.append([name, f"{calls:,}", seconds(wait), seconds(transfer)])
+    return Table("collectives", ["", "calls", "waiting", "transfer"], told, straggler(timings))
+
+
+def call_table(timings: TimingTable) -> Table:
+    """Returns every kind of call, the costliest first; seconds are means over ranks."""
+    rows = timings.by_call()
+    told = [
+        [
+            f"{row.op} {row.name}",
+            f"{row.calls:,} × {nbytes(row.nbytes)}",
+            seconds(row.wait_seconds),
+            seconds(row.transfer_seconds),
+            gbps(row.busbw_gbps),
+            gbps(row.best_gbps),
+        ]
+        for row in rows[:_TABLE_CALLS]
+    ]
+    head = ["", "calls", "waiting", "transfer", "busbw", "best"]
+    more = f"{len(rows) - _TABLE_CALLS} more kinds of calls" if len(rows) > _TABLE_CALLS else ""
+    return Table("", head, told, more)
+
+
+def straggler(timings: TimingTable) -> str:
+    """Returns the sentence that names the rank the others waited for; empty where none did."""
+    found = timings.straggler()
+    if found is None:
+        return ""
+    return (
+        f"rank {found.rank} came last in {found.times:,} of {found.calls:,} calls: the others "
+        f"waited {seconds(found.seconds)} for it in total"
+    )

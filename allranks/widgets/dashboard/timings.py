@@ -1,16 +1,16 @@
-"""What the ranks' collectives cost: waiting and transfer, by rank and by call; the straggler."""
+"""Where the time of a cell went: collectives by call and rank, and each rank's time in bins."""
 
 from __future__ import annotations
 
+import base64
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from allranks.records.ranks import label
-from allranks.records.telemetry import CallTotals, Timings, busbw
-from allranks.widgets.dashboard.tables import Table, gbps, nbytes, seconds
+from allranks.records.telemetry import CallTotals, Strip, Timings, busbw
 
 _ROWS = 100
-_TABLE_CALLS, _TABLE_RANKS = 20, 16
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class TimingTable:
 
     def by_call(self) -> list[CallRow]:
         """Returns one row for every kind of call, the costliest first."""
-        rows = [_merged(list(ranks.values())) for ranks in self._totals.values()]
+        rows = [_row_over_ranks(list(ranks.values())) for ranks in self._totals.values()]
         return sorted(rows, key=lambda row: -(row.wait_seconds + row.transfer_seconds))
 
     def by_rank(self) -> list[RankRow]:
@@ -114,7 +114,7 @@ class TimingTable:
         }
 
 
-def _merged(totals: list[CallTotals]) -> CallRow:
+def _row_over_ranks(totals: list[CallTotals]) -> CallRow:
     first, count = totals[0], len(totals)
     calls = max(one.calls for one in totals)
     moving = sum(one.moving_seconds for one in totals) / count
@@ -134,48 +134,229 @@ def _merged(totals: list[CallTotals]) -> CallRow:
     )
 
 
-def rank_table(timings: TimingTable) -> Table:
-    """Returns what every rank waited and transferred."""
-    rows = timings.by_rank()
-    told = [
-        [f"rank {r.rank}", f"{r.calls:,}", seconds(r.wait_seconds), seconds(r.transfer_seconds)]
-        for r in rows[:_TABLE_RANKS]
-    ]
-    if len(rows) > _TABLE_RANKS:
-        rest = rows[_TABLE_RANKS:]
-        wait = sum(row.wait_seconds for row in rest) / len(rest)
-        transfer = sum(row.transfer_seconds for row in rest) / len(rest)
-        calls = max(row.calls for row in rest)
-        name = f"{label(row.rank for row in rest)}, mean"
-        told.append([name, f"{calls:,}", seconds(wait), seconds(transfer)])
-    return Table("collectives", ["", "calls", "waiting", "transfer"], told, straggler(timings))
+KINDS = ("start-up", "importing", "computing", "waiting", "transfer")
+"""What a rank is at. Start-up is computing before the first step that the cell has logged."""
+START_UP, IMPORTING, COMPUTING, WAITING, TRANSFER = range(5)
+
+#: A page is told at most so many bins of all ranks together, and so many of one.
+_BINS, _MOST_BINS, _LEAST_BINS = 4096, 256, 32
+#: Of so many ranks: more are not drawn.
+MOST_RANKS = 128
+_KINDS_TOLD = 3
+_DIGITS = 4
+
+Shares = tuple[float, float, float, float, float]
+"""How much of a time was of each kind, in the order of :data:`KINDS`."""
 
 
-def call_table(timings: TimingTable) -> Table:
-    """Returns every kind of call, the costliest first; seconds are means over ranks."""
-    rows = timings.by_call()
-    told = [
-        [
-            f"{row.op} {row.name}",
-            f"{row.calls:,} × {nbytes(row.nbytes)}",
-            seconds(row.wait_seconds),
-            seconds(row.transfer_seconds),
-            gbps(row.busbw_gbps),
-            gbps(row.best_gbps),
-        ]
-        for row in rows[:_TABLE_CALLS]
-    ]
-    head = ["", "calls", "waiting", "transfer", "busbw", "best"]
-    more = f"{len(rows) - _TABLE_CALLS} more kinds of calls" if len(rows) > _TABLE_CALLS else ""
-    return Table("", head, told, more)
+@dataclass(frozen=True)
+class RankTime:
+    """One rank's time in a cell, in bins of ``width`` seconds; the last one may not be full."""
+
+    rank: int
+    seconds: float
+    width: float
+    bins: tuple[Shares, ...]
+    """Seconds of each kind in each bin."""
+    whom: tuple[int, ...]
+    """For whom it waited longest in each bin; -1 where it did not wait."""
+    waits: tuple[tuple[int, float], ...]
+    importing: tuple[tuple[str, float], ...]
+    steps: tuple[float, ...]
+
+    @property
+    def sums(self) -> Shares:
+        """Seconds of each kind; together they are ``seconds``."""
+        return _summed(self.bins)
+
+    def between(self, began: float, ended: float) -> Shares:
+        """Returns the seconds of each kind between two times, a bin counted by the part of it."""
+        found = []
+        for at, shares in enumerate(self.bins):
+            start, length = at * self.width, sum(shares)
+            inside = max(0.0, min(ended, start + self.width) - max(began, start))
+            part = inside / self.width if length else 0.0
+            found.append(_scaled(shares, part))
+        return _summed(found)
 
 
-def straggler(timings: TimingTable) -> str:
-    """Returns the sentence that names the rank the others waited for; empty where none did."""
-    found = timings.straggler()
-    if found is None:
-        return ""
-    return (
-        f"rank {found.rank} came last in {found.times:,} of {found.calls:,} calls: the others "
-        f"waited {seconds(found.seconds)} for it in total"
+@dataclass(frozen=True)
+class StepTime:
+    """What a step took a rank, as a mean over ``steps`` of them."""
+
+    rank: int
+    steps: float
+    each: Shares
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return sum(self.each)
+
+
+@dataclass
+class _RankStrip:
+    """What one rank has told so far, bin by bin: shares of each kind, and for whom it waited."""
+
+    record: Strip
+    shares: list[bytes]
+    whom: array[int]
+    unsent: int | None = 0
+    """The first bin that has changed since a page was told."""
+
+
+class Strips:
+    """The time of every rank in one cell.
+
+    Args:
+        ranks: how many there are.
+    """
+
+    def __init__(self, ranks: int = 1) -> None:
+        #: So many bins of a rank a page is told.
+        self.bins = _MOST_BINS
+        while self.bins > _LEAST_BINS and self.bins * min(ranks, MOST_RANKS) > _BINS:
+            self.bins //= 2
+        self._told: dict[int, _RankStrip] = {}
+        self._times: list[RankTime] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._told)
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is something that a page has not been told."""
+        return any(told.unsent is not None for told in self._told.values())
+
+    def seconds(self, rank: int) -> float:
+        """Returns up to when a rank has told of itself."""
+        told = self._told.get(rank)
+        return told.record.seconds if told is not None else 0.0
+
+    def take(self, record: Strip, payloads: Sequence[bytes]) -> None:
+        """Takes in what a rank tells: all of its bins, or those that have changed."""
+        shares, whom = payloads
+        count, first = len(shares) // _KINDS_TOLD, record.first
+        kinds = [shares[kind * count : (kind + 1) * count] for kind in range(_KINDS_TOLD)]
+        told, ranks = self._told.get(record.rank), array("h", whom)
+        if first:
+            if told is None or told.record.width_seconds != record.width_seconds:
+                return  # it begins anew when somebody looks again
+            kinds = [old[:first] + new for old, new in zip(told.shares, kinds, strict=True)]
+            ranks = told.whom[:first] + ranks
+            unsent = first if told.unsent is None else min(first, told.unsent)
+        self._told[record.rank] = _RankStrip(record, kinds, ranks, unsent if first else 0)
+        self._times.clear()
+
+    def news(self) -> dict[str, Any]:
+        """Returns what has changed since the last time, as a page takes it."""
+        changed = [(one, one.unsent) for one in self._told.values() if one.unsent is not None]
+        for told, _ in changed:
+            told.unsent = None
+        return self._page(changed)
+
+    def everything(self) -> dict[str, Any]:
+        """Returns all of it as a page takes it."""
+        return self._page((told, 0) for told in self._told.values())
+
+    def _page(self, told: Iterable[tuple[_RankStrip, int]]) -> dict[str, Any]:
+        rows, bins = [], b""
+        shown = set(sorted(self._told)[:MOST_RANKS])
+        for one, first in sorted(told, key=lambda pair: pair[0].record.rank):
+            record = one.record
+            if record.rank not in shown:
+                continue
+            each = 1
+            while len(one.whom) > each * self.bins:
+                each *= 2
+            # Bins of which some are told as one are told all.
+            first = first if each == 1 else 0
+            shares = [_joined(kind[first:], each) for kind in one.shares]
+            width = record.width_seconds * each
+            rows.append(
+                [record.rank, first, len(shares[0]), width, round(record.seconds, _DIGITS)]
+                + [[round(value, _DIGITS) for value in record.steps]]
+                + [[[name, round(value, _DIGITS)] for name, value in pairs]
+                   for pairs in (record.waits, record.importing)]
+            )  # fmt: skip
+            bins += b"".join(shares) + _joined_whom(one, first, each)
+        return {"rows": rows, "bins": base64.b64encode(bins).decode("ascii")}
+
+    def by_rank(self) -> list[RankTime]:
+        """Returns the ranks' times, in order of rank."""
+        if not self._times:
+            self._times = [
+                _rank_time(told.record, b"".join(told.shares), told.whom)
+                for _, told in sorted(self._told.items())
+            ]
+        return list(self._times)
+
+    def steps(self) -> list[StepTime]:
+        """Returns what a step took each rank, of those that have logged two or more."""
+        found = []
+        for time in self.by_rank():
+            if len(time.steps) == 4 and time.steps[2] > time.steps[0]:
+                first, first_at, last, last_at = time.steps
+                sums = _scaled(time.between(first_at, last_at), 1 / (last - first))
+                # Within the bin of the first step the two are not told apart.
+                before, importing, computing, waiting, transfer = sums
+                each = 0.0, importing, before + computing, waiting, transfer
+                found.append(StepTime(time.rank, last - first, each))
+        return found
+
+
+def _joined(shares: bytes, each: int) -> bytes:
+    """Returns the mean of every so many bins."""
+    if each == 1:
+        return shares
+    return bytes(round(sum(shares[at : at + each]) / each) for at in range(0, len(shares), each))
+
+
+def _joined_whom(told: _RankStrip, first: int, each: int) -> bytes:
+    """Returns for whom it waited in that of every so many bins in which it waited longest."""
+    if each == 1:
+        return told.whom[first:].tobytes()
+    waiting = told.shares[1]
+    found = array("h")
+    for at in range(0, len(waiting), each):
+        most = max(range(at, min(at + each, len(waiting))), key=lambda one: waiting[one])
+        found.append(told.whom[most])
+    return found.tobytes()
+
+
+def _rank_time(record: Strip, shares: bytes, whom: Sequence[int]) -> RankTime:
+    count = len(shares) // 3
+    first_at = record.steps[1] if record.steps else 0.0
+    bins = []
+    for at in range(count):
+        start = at * record.width_seconds
+        # The cell ends within its last bin.
+        length = max(0.0, min(record.width_seconds, record.seconds - start))
+        said = [shares[kind * count + at] / 255 * record.width_seconds for kind in range(3)]
+        busy = sum(said)
+        # Calls of several threads at once take more than the time that there is.
+        scale = min(1.0, length / busy) if busy else 1.0
+        importing, waiting, transfer = (value * scale for value in said)
+        rest = max(0.0, length - importing - waiting - transfer)
+        before = min(rest, max(0.0, first_at - start)) if first_at else 0.0
+        bins.append((before, importing, rest - before, waiting, transfer))
+    return RankTime(
+        record.rank,
+        record.seconds,
+        record.width_seconds,
+        tuple(bins),
+        tuple(whom),
+        tuple((rank, seconds) for rank, seconds in record.waits),
+        tuple((module, seconds) for module, seconds in record.importing),
+        record.steps,
     )
+
+
+def _summed(bins: Sequence[Shares]) -> Shares:
+    a, b, c, d, e = (sum(column) for column in zip(*bins, strict=True)) if bins else (0.0,) * 5
+    return a, b, c, d, e
+
+
+def _scaled(shares: Shares, factor: float) -> Shares:
+    a, b, c, d, e = (value * factor for value in shares)
+    return a, b, c, d, e

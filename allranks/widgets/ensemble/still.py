@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from allranks.widgets.dashboard import still, svg
+from allranks.widgets.dashboard import saved_panel, svg
 from allranks.widgets.dashboard.cell_model import CellModel
 from allranks.widgets.dashboard.svg import DEFAULT_STYLE, PlotStyle
 from allranks.widgets.dashboard.tables import Table, labels, number, seconds, seconds_like
@@ -60,7 +60,7 @@ def _images(figures: CellModel, rows: Sequence[MemberRow], look: PlotStyle) -> s
     """Returns the curves as pictures; of many members a band for each value of a parameter."""
     found = groups(rows) if len(rows) > svg.MANY else {}
     if not found or not figures.curves:
-        return still.images(figures, look)
+        return saved_panel.images(figures, look)
     marks = "".join(
         f'<span style="color: {svg.COLOURS[index]}">'
         f"{_DASHES[svg.dashes(index)]}</span> {escape(name)} ({len(who)}) &nbsp; "
@@ -69,11 +69,11 @@ def _images(figures: CellModel, rows: Sequence[MemberRow], look: PlotStyle) -> s
     pictures = []
     for name in figures.curves.names[:_METRICS]:
         drawn = svg.curve(figures.curves, name, _COLUMNS, "member", look, list(found.values()))
-        pictures.append(still.image(drawn, f"{name} by {', '.join(found)}: see the table"))
+        pictures.append(saved_panel.image(drawn, f"{name} by {', '.join(found)}: see the table"))
     assert figures.members is not None
     drawn = parallel(rows, figures.members.metric, figures.members.lower)
     if drawn:
-        pictures.append(still.image(drawn, "each member from its parameters to its metric"))
+        pictures.append(saved_panel.image(drawn, "each member from its parameters to its metric"))
     return f"<p>{marks}</p><div>{' '.join(pictures)}</div>"
 
 

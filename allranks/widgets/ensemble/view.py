@@ -5,24 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from allranks.records.telemetry import Points, Pulse
 from allranks.records.wire import Hello, Output
-from allranks.widgets.dashboard.cell_model import CellModel
-from allranks.widgets.dashboard.ranks import Tiles
+from allranks.widgets.dashboard.cell_model import CellModel, Logs, Tiles
 from allranks.widgets.dashboard.svg import PlotStyle
 from allranks.widgets.dashboard.tables import seconds
+from allranks.widgets.dashboard.view import Ask, Live, act
+from allranks.widgets.displays import bar_data, bar_line, rewrite_line
 from allranks.widgets.ensemble.members import MemberRow, MemberTable
 from allranks.widgets.ensemble.still import bundle
-from allranks.widgets.front_end import NOTEBOOK, front_end
 from allranks.widgets.notebook import NotebookView
-from allranks.widgets.progress import bar_data, bar_line, rewrite_line
-from allranks.widgets.terminal import TerminalView
-
-if TYPE_CHECKING:
-    from allranks.widgets.dashboard.live import Ask
-    from allranks.widgets.displays import Data
+from allranks.widgets.text import NOTEBOOK, Data, TerminalView, front_end
 
 #: What is done about a click: ``add`` or ``stop``, and what; returns what is said of it.
 Act = Callable[[str, Any], str]
@@ -151,9 +146,6 @@ class NotebookEnsemble(TextEnsemble):
     _text: NotebookView
 
     def __init__(self, mode: str, text: NotebookView, act: Act, ask: Ask) -> None:
-        from allranks.widgets.dashboard.live import Live
-        from allranks.widgets.dashboard.logs import Logs
-
         super().__init__(text, table=False)
         self._act, self._ask = act, ask
         self._live = Live(self.figures, Logs([]), mode)
@@ -174,12 +166,10 @@ class NotebookEnsemble(TextEnsemble):
 
     def finish(self) -> None:
         """Shows everything, and replaces the live panel by one that needs no kernel."""
-        from allranks.widgets.dashboard.saved_panel import alive
-
         self.figures.end()
         self._live.end()
         picture = bundle(self.figures, PlotStyle.of(self._live.settings))
-        self._text.show_panel(alive(picture, self._live))
+        self._text.show_panel(self._live.saved(picture))
         self._text.finish()
         self._live.close()
 
@@ -188,8 +178,6 @@ class NotebookEnsemble(TextEnsemble):
         return self._text.outputs()
 
     def _clicked(self, click: dict[str, Any]) -> None:
-        from allranks.widgets.dashboard.live import act
-
         kind = click.get("kind")
         if kind in ("add", "stop"):
             self._live.say(answer=self._act(kind, click.get("what")))

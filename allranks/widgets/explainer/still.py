@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from allranks.records.lessons import Explained
-from allranks.widgets.dashboard.still import image, table_html
+from allranks.widgets.dashboard.saved_panel import image, table_html
 from allranks.widgets.dashboard.svg import COLOURS, INK, svg_page
 from allranks.widgets.explainer.frames import Frame, cost, shown, steps, text, title
 
