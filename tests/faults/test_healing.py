@@ -103,12 +103,6 @@ def test_all_ranks_that_die_are_a_loss(notebook):
     assert "allranks started again" in notebook.on_ranks("rank").text
 
 
-def test_a_replacement_that_dies_is_replaced(notebook):
-    for _ in range(2):
-        assert die(notebook, [2], "os._exit(5)", "barrier()").error_name == "RankDied"
-    check(notebook, [2])
-
-
 def test_a_rank_that_died_between_cells_is_told_and_replaced_by_the_next(notebook):
     notebook.kill_rank(3)
     cell = notebook.on_ranks("globals().get('kept')")

@@ -36,7 +36,6 @@ CELLS = {
         "import time\nimport numpy as np\nprint('here')\n"
         "time.sleep(60) if rank == 0 else allreduce(np.ones(3))"
     ),
-    "in a barrier": "import time\nprint('here')\nbarrier() if rank else time.sleep(60)",
 }
 
 

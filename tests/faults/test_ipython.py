@@ -1,7 +1,5 @@
 """A cell on ranks may use all of IPython, and the notebook's own variables are never touched."""
 
-import pytest
-
 
 def test_the_variables_of_the_notebook_are_never_touched(notebook):
     notebook.run("kept, rank, mine = 'the notebook’s', -1, [1, 2]")
@@ -57,30 +55,6 @@ def test_a_command_that_fails_does_not_fail_the_cell(notebook):
 def test_a_rank_does_not_pass_for_a_prompt(notebook):
     """Lightning refuses to use several processes from an interactive Python, which has ``ps1``."""
     assert notebook.on_ranks("import sys\nhasattr(sys, 'ps1')").text.endswith(" → False\n")
-
-
-def test_a_figure_is_shown_below_the_rank_it_came_from(notebook):
-    pytest.importorskip("matplotlib")
-    cell = notebook.on_ranks(
-        "import matplotlib.pyplot as plt\nplt.plot([0, rank])\nplt.title(f'of rank {rank}')\nNone",
-        "-r 1,3",
-    )
-    assert cell.status == "ok"
-    shown = [("image/png" in data, data.get("text/plain", "")) for data in cell.displays]
-    labels = [text for is_png, text in shown if not is_png and text]
-    assert [is_png for is_png, _ in shown].count(True) == 2
-    assert labels == ["rank 1:", "rank 3:"]
-
-
-def test_rich_displays_keep_their_mime_types_and_say_their_rank(notebook):
-    cell = notebook.on_ranks(
-        "from IPython.display import HTML, display\ndisplay(HTML(f'<b>{rank}</b>'))", "-r 0,2"
-    )
-    assert [data["text/html"] for data in cell.displays if "text/html" in data] == [
-        "<b>0</b>",
-        "<b>2</b>",
-    ]
-    assert cell.text.index("rank 0:") < cell.text.index("rank 2:")
 
 
 def test_a_cell_without_statements_does_nothing(notebook):

@@ -123,15 +123,6 @@ def test_a_file_is_written_and_a_script_is_run_by_each_rank(notebook):
     assert re.search("rank 0 .* raised CalledProcessError", cell.text)
 
 
-def test_an_update_of_text_replaces_it_and_adds_no_line(notebook):
-    cell = on_two(
-        notebook,
-        "h = display('start', display_id=True)\nfor i in range(50): h.update(f'step {i}')\n"
-        "if rank: h.update('mine')",
-    )
-    assert cell.text.replace("\n\n", "\n") == "rank 0 │ 'step 49'\nrank 1 │ 'mine'\n"
-
-
 def test_ranks_that_do_not_run_are_not_started_to_be_stopped(kernel):
     cell = kernel.run("%load_ext allranks\nranks.stop(); ranks")
     assert cell.text == "<ranks, not started yet>\n"

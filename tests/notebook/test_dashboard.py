@@ -155,28 +155,6 @@ def test_other_work_is_done_while_a_cell_is_awaited(notebook):
     assert after - before >= 10
 
 
-def test_an_interrupt_reaches_the_ranks_and_a_second_one_ends_them(new_kernel):
-    kernel = new_kernel()
-    kernel.run("%load_ext allranks\n%distributed start -n 2")
-    stubborn = """%%distributed
-import time
-print("in")
-while True:
-    try:
-        time.sleep(60)
-    except KeyboardInterrupt:
-        print("no")
-"""
-    cell = kernel.start(stubborn).wait_for("in")
-    kernel.interrupt()
-    cell.wait_for("no")
-    kernel.interrupt()
-    cell.wait(30)
-    assert cell.error_name == "CellInterrupted"
-    assert "interrupted twice" in cell.text
-    assert kernel.run("%%distributed\nprint('back')").text.endswith("ranks 0–1 │ back\n")
-
-
 @pytest.mark.parametrize("magic", ["%%time", "%%capture kept"])
 def test_below_another_magic_a_cell_is_not_awaited_and_runs(notebook, magic):
     cell = notebook.run(f"{magic}\n%%distributed\nmark = {magic!r}")

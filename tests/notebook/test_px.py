@@ -65,7 +65,6 @@ def test_what_fails_in_the_notebook_only_fails_the_cell(px):
         ("--no-stream", "Leave out --no-stream"),
         ("--signal-on-interrupt SIGKILL", "Leave out --signal-on-interrupt"),
         ("--targets 0:x", "expected targets, found '0:x'"),
-        ("--wrong", "unrecognized arguments: --wrong"),
     ],
 )
 def test_what_is_otherwise_here_is_refused_with_words(px, line, said):

@@ -10,9 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from allranks.collectives.arrays.adasum import adasum
-from allranks.collectives.calls.board import REASON, Board
-from allranks.collectives.calls.call import Call
+from allranks.collectives.calls.board import Board
 from allranks.collectives.calls.callsite import Site
 from allranks.collectives.calls.guard import Spec, pack, pack_text, unpack_text
 from allranks.collectives.calls.peers import Peers, Scope, State
@@ -82,22 +80,6 @@ def test_what_was_laid_out_is_read_back():
     assert unpack_text(pack_text(pack(spec).text, site) + b"rest of an older text") == (spec, site)
 
 
-def test_the_callers_line_is_found():
-    site = Call(None, pack(Spec("barrier"))).site
-    assert os.path.basename(site.filename) == "test_collectives_parts.py"
-    assert str(site).endswith('site = Call(None, pack(Spec("barrier"))).site')
-
-
-@linux
-def test_a_segment_has_no_name_in_the_file_system():
-    made = memory.Segment(10)
-    seen = memory.attach(made.address, made.nbytes)
-    made.memory[3] = 77
-    assert seen[3] == 77
-    assert not [name for name in os.listdir("/dev/shm") if f"allranks-{os.getpid()}-" in name]
-    made.close()
-
-
 @linux
 def test_a_named_segment_is_swept_when_its_owner_is_gone():
     left = f"/dev/shm/allranks-{2**22 + 1}-test"
@@ -113,19 +95,6 @@ def test_a_named_segment_is_swept_when_its_owner_is_gone():
 def board_of(ranks: int, rank: int, memory_of: memory.Segment | None = None) -> Board:
     segment = memory_of or memory.Segment(Board.nbytes(ranks))
     return Board(segment.memory, tuple(range(ranks)), rank)
-
-
-@linux
-def test_window_memory_is_used_again_only_when_its_last_view_is_gone():
-    window = Window(board_of(1, 0))
-    first = window.empty((1000,), np.dtype("float64"), 8000)
-    place = window.place_of(first)
-    view = first[10:20]
-    del first
-    second = window.empty((1000,), np.dtype("float64"), 8000)
-    assert window.place_of(second) != place
-    del view
-    assert window.place_of(window.empty((1000,), np.dtype("float64"), 8000)) == place
 
 
 @linux
@@ -173,26 +142,6 @@ def test_an_interrupt_while_the_window_grows_leaves_it_whole(step, monkeypatch):
     assert (window.at(0, index, offset, 8000).view("float64") == 7.0).all()
 
 
-@linux
-def test_an_array_outside_of_the_window_has_no_place():
-    window = Window(board_of(1, 0))
-    window.empty((8,), np.dtype("uint8"), 8)
-    assert window.place_of(np.ones(8, "uint8")) == (0, 0)
-
-
-@linux
-def test_a_rank_that_has_not_entered_is_late_and_one_that_left_is_gone():
-    segment = memory.Segment(Board.nbytes(2))
-    mine, theirs = board_of(2, 0, segment), board_of(2, 1, segment)
-    peers, scope = Peers(mine), Scope("this cell", 5, None)
-    assert peers.departure(1, scope, 0) is None
-    theirs.put(0, 6)
-    assert peers.departure(1, scope, 0) is None
-    theirs.write(REASON, "it ended")
-    theirs.put(1, 6)
-    assert peers.departure(1, scope, 0) == (1, "has left this cell (it ended)")
-
-
 def test_a_deadlock_told_while_a_rank_leaves_is_no_departure():
     class Leaving(Peers):
         """Rank 1, which finds between two looks at it that ranks wait for each other."""
@@ -215,11 +164,6 @@ def test_a_deadlock_told_while_a_rank_leaves_is_no_departure():
         Watch(world)._left(Waiting(), (1,))
 
 
-def test_a_rank_outside_of_the_cell_never_comes():
-    scope = Scope("this cell", 1, frozenset({0, 2, 3}))
-    assert Peers(board_of(1, 0)).departure(1, scope, 0) == (1, "does not run this cell (-r 0,2-3)")
-
-
 def test_pieces_of_one_array_are_joined_without_a_copy():
     whole = np.arange(24, dtype=np.uint8)
     like = np.empty((0, 2), np.int16)
@@ -227,10 +171,3 @@ def test_pieces_of_one_array_are_joined_without_a_copy():
         found = moving._join(parts, like, 6)
         assert np.shares_memory(found, whole) == isinstance(parts, Cut)
         np.testing.assert_array_equal(found, whole.view(np.int16).reshape(6, 2))
-
-
-def test_adasum_averages_what_is_parallel_and_adds_what_is_orthogonal():
-    a, b = np.array([1.0, 0.0]), np.array([0.0, 2.0])
-    np.testing.assert_allclose(adasum([a, a]), a)
-    np.testing.assert_allclose(adasum([a, b]), a + b)
-    np.testing.assert_allclose(adasum([a, np.zeros(2)]), a)

@@ -92,16 +92,6 @@ def test_a_line_that_cannot_be_understood_says_what_was_expected(line, said):
         parse(line)
 
 
-def test_a_line_without_parameters_is_refused():
-    with pytest.raises(UsageError, match="expected at least one parameter, found none"):
-        parse("-o runs").members({})
-
-
-def test_ranks_that_would_be_left_over_are_refused_with_what_fits():
-    with pytest.raises(UsageError, match=r"3 expected a divisor of the 4 ranks.*1 or 2 or 4"):
-        options.check_size(parse("x=1 --ranks-per-member 3"), 4)
-
-
 # ── results ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -157,19 +147,6 @@ def ended(number, **values):
     return member
 
 
-def test_a_stored_member_comes_back_whole(tmp_path):
-    store = Store(str(tmp_path / "s"), "body\n")
-    store.write(ended(0, lr=0.1), packed({"w": np.ones(9)}))
-    store.close()
-    again = Store(str(tmp_path / "s"), "\nbody  \n\n")
-    other, same = Member(0, {"lr": 0.2}), Member(1, {"lr": 0.1})
-    assert again.read([other, same]) == [same]
-    assert (same.state, same.seconds, same.rank, same.metrics["acc"]) == (FINISHED, 1.5, 2, 0.5)
-    assert list(same.history["loss"].steps) == [0, 1]
-    assert same.result["w"].sum() == 9
-    again.close()
-
-
 def test_a_number_beyond_all_floats_is_no_number_to_compare_by():
     assert numbers_of({"n": 10**400, "m": 1}) == {"m": 1}
     assert summary_of(10**400) == "int"
@@ -186,14 +163,6 @@ def test_what_is_in_a_store_and_not_ours_does_not_keep_it_locked(tmp_path):
 def test_a_store_at_nobodys_home_is_refused():
     with pytest.raises(UsageError, match=r"cannot be written: .*Type another folder"):
         Store("~nobody-of-this-name/x", "pass")
-
-
-def test_a_store_of_another_source_is_refused_with_what_to_type(tmp_path):
-    Store(str(tmp_path / "s"), "a = 1\nb = 2").close()
-    with pytest.raises(
-        UsageError, match=r"(?s)line 3 was 'b = 2' there, and is 'b = 3' here.*rm -r"
-    ):
-        Store(str(tmp_path / "s"), "a = 1\nb = 3")
 
 
 def test_a_store_that_is_in_use_is_refused(tmp_path):
@@ -285,32 +254,11 @@ def test_members_with_the_same_values_are_kept_apart(tmp_path):
     again.close()
 
 
-def test_failed_members_are_forgotten_when_they_are_to_run_again(tmp_path):
-    store = Store(str(tmp_path), "x")
-    store.write(ended(0, lr=0.1), b"")
-    store.write(Member(1, {"lr": 0.2}, state=FAILED, error="no"), b"")
-    store.forget_failed()
-    assert [m.number for m in store.read([Member(0, {"lr": 0.1}), Member(1, {"lr": 0.2})])] == [0]
-    assert json.loads((tmp_path / "ensemble.json").read_text())["source"] == "x"
-    store.close()
-
-
 def test_values_have_a_key_that_tells_them_apart_and_ignores_their_order():
     keys = {key_of({"a": value}) for value in (1, 1.0, True, "1", (1,), [1], None, np.ones(1))}
     assert len(keys) == 8
     assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
     assert key_of({"a": np.ones(3)}) == key_of({"a": np.ones(3)})
-
-
-def test_a_function_of_the_notebook_has_another_key_once_it_is_another_one():
-    def made(source):
-        names = {"__name__": "__main__"}
-        exec(compile(source, f"cell {len(source)}", "exec"), names)
-        return key_of({"f": names["f"]})
-
-    same = {made("f = lambda x: x + 1"), made("\n\nf = lambda x: x + 1")}
-    assert len(same) == 1
-    assert made("f = lambda x: x + 2") not in same
 
 
 BEFORE = """
@@ -442,20 +390,6 @@ def test_a_member_longer_than_any_before_leaves_the_end_open():
 
 
 # ── early stopping ───────────────────────────────────────────────────────────────────────────
-
-
-def test_halving_stops_the_poor_and_leaves_the_best():
-    pytest.importorskip("optuna", reason="pip install 'allranks[early]'")
-    stopper = early.Early("halving", lower=True, grace=10)
-    alive, stopped = set(range(12)), set()
-    for step in range(100):
-        for member in sorted(alive):
-            if stopper.report(member, [(step, 1 / (step + 1) + 0.1 * member)]):
-                alive.discard(member)
-                stopped.add(member)
-                stopper.ended(member, None, pruned=True)
-    assert 0 in alive
-    assert len(stopped) >= 6
 
 
 def test_the_median_stops_what_is_worse_than_those_that_ended():

@@ -138,12 +138,6 @@ def test_what_cannot_be_exported_so_says_what_to_type(file, typed, said):
     assert said in str(ended.value.code)
 
 
-def test_a_file_that_is_no_notebook_is_refused(tmp_path):
-    (tmp_path / "n.ipynb").write_text("{}")
-    with pytest.raises(SystemExit, match="expected a notebook of version 4"):
-        main(["export", str(tmp_path / "n.ipynb")])
-
-
 @pytest.mark.parametrize(
     ("cells", "said"),
     [

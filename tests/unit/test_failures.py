@@ -3,7 +3,7 @@
 import time
 
 from allranks.cluster.deaths import End, all_over, loss
-from allranks.cluster.failures import describe, ending, headline
+from allranks.cluster.failures import describe
 from allranks.records.wire import Hello, Report
 
 
@@ -12,20 +12,6 @@ def report(
 ) -> Report:
     lines = (f"{etype}: {message}",)
     return Report(rank, "host", "cpu", etype, message, lines, 3, "f(x)", waiting)
-
-
-def test_failures_that_are_alike_are_one() -> None:
-    text = describe([report(0), report(1), report(3)], ran=range(4))
-    assert text.count("ValueError: bad") == 1
-    assert "ranks 0–1, 3" in text
-    assert "rank 2 finished the cell." in text
-
-
-def test_ranks_that_waited_come_after_the_one_that_failed() -> None:
-    reports = [report(0, "rank 2 has left", "RankLeft", waiting=True), report(2)]
-    text = describe(reports, ran=range(3))
-    assert text.index("rank 2") < text.index("rank 0 was waiting at line 3: f(x)")
-    assert headline(reports, 3) == "rank 2 of 3 at line 3: ValueError: bad"
 
 
 def test_ranks_that_saw_different_ones_wait_are_one_group() -> None:
@@ -45,20 +31,9 @@ def test_who_else_waited_is_listed_where_that_is_not_said_above() -> None:
     assert saw in text
 
 
-def test_messages_that_differ_in_a_number_are_not_the_same() -> None:
-    text = describe([report(0, "row 1"), report(1, "row 2")], ran=range(2))
-    assert "ValueError: row 1" in text
-    assert "ValueError: row 2" in text
-
-
 def test_many_different_failures_are_a_line_each_after_the_first() -> None:
     text = describe([report(rank, "bad", f"Error{rank}") for rank in range(9)], ran=range(9))
     assert "rank 8 raised Error8 at line 3: f(x): bad" in text
-
-
-def test_a_death_is_named_by_signal_or_exit_code() -> None:
-    assert ending(3) == "ended with exit code 3"
-    assert ending(-11) == "was killed by signal 11 (SIGSEGV)"
 
 
 def test_the_rank_that_died_of_itself_is_the_culprit() -> None:

@@ -21,6 +21,8 @@ def test_a_cells_options_are_read() -> None:
     [
         ("--foo", "unrecognized arguments: --foo. Expected: %%distributed"),
         ("-n four", "invalid int value"),
+        ("--timeout soon", "invalid float value: 'soon'"),
+        ("-r", "expected one argument"),
         ("-o 1x", "expected the name of a variable after -o"),
         ("-o class", "expected the name of a variable after -o, found 'class'"),
         ("--timeout 0", "expected --timeout in seconds above 0"),
@@ -43,6 +45,9 @@ def test_names_and_options_of_a_command_may_be_mixed() -> None:
         ("begin", "expected a command, found 'begin'"),
         ("push", "expected the names of variables, found none"),
         ("status x", "unrecognized arguments: x. Expected: %distributed status"),
+        ("start -r 0", "unrecognized arguments: -r 0. Expected: %distributed start"),
+        ("stop -n 3", "unrecognized arguments: -n 3. Expected: %distributed stop"),
+        ("interrupt -r 1", "unrecognized arguments: -r 1. Expected: %distributed interrupt"),
     ],
 )
 def test_a_command_that_cannot_be_understood_is_refused(line: str, said: str) -> None:

@@ -69,35 +69,6 @@ def test_a_board_shows_what_ranks_of_another_host_tell_until_they_are_lost(conne
         assert not exchange.is_alive()
 
 
-def test_what_one_host_tells_reaches_all_others_by_the_first_rank(connected):
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        third = socket.create_connection(listening.getsockname())
-        at_first, _ = listening.accept()
-    boards = [board_of(rank, 3) for rank in range(3)]
-    exchanges = [
-        StatusExchange(
-            boards[0], 0, (0,), [HostLink(connected[0], (1,)), HostLink(at_first, (2,))]
-        ),
-        StatusExchange(boards[1], 1, (1,), [HostLink(connected[1], (0, 2))]),
-        StatusExchange(boards[2], 2, (2,), [HostLink(third, (0, 1))]),
-    ]
-    for exchange in exchanges:
-        exchange.start()
-    boards[1].write(fields.WAITING, f"barrier at {Site(*HERE)}")
-    boards[1].put(fields.TICKET, 7)
-    wait_until(lambda: boards[2].get(1, fields.TICKET) == 7)
-    assert boards[2].text(1, fields.WAITING) == f"barrier at {Site(*HERE)}"
-    boards[2].ask(1, 99)
-    wait_until(lambda: boards[1].get(1, fields.ASKED) == 99)
-    with third, at_first:
-        third.shutdown(socket.SHUT_RDWR)
-        wait_until(lambda: boards[1].get(2, fields.LOST) == fields.ENDED)
-        assert not boards[1].get(0, fields.LOST)
-        connected[1].shutdown(socket.SHUT_RDWR)
-        for exchange in exchanges:
-            exchange.join(20)
-
-
 @pytest.mark.parametrize(
     "text",
     [

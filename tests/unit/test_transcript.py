@@ -30,29 +30,6 @@ def collected(tmp_path: Path, body: str) -> tuple[list[list[Any]], int, int, int
     return entries, lines, nbytes, offset, log.read_bytes()
 
 
-def test_python_c_and_child_processes_stand_in_the_order_of_writing(tmp_path: Path) -> None:
-    body = """
-print("one")
-os.write(1, b"two\\n")
-subprocess.run(["echo", "three"])
-print("four")
-"""
-    entries, *_, log = collected(tmp_path, body)
-    assert entries == [["out", "one\ntwo\nthree\nfour\n"]]
-    assert log == b"one\ntwo\nthree\nfour\n"
-
-
-def test_what_c_buffers_is_there_when_the_cell_ends(tmp_path: Path) -> None:
-    entries, *_ = collected(tmp_path, "import ctypes; ctypes.CDLL(None).printf(b'from C')")
-    assert entries == [["out", "from C"]]
-
-
-def test_standard_error_is_told_from_standard_output(tmp_path: Path) -> None:
-    body = "print('a'); print('b', file=sys.stderr); print('c')"
-    entries, *_ = collected(tmp_path, body)
-    assert entries == [["out", "a\n"], ["err", "b\n"], ["out", "c\n"]]
-
-
 def test_standard_error_that_is_just_being_written_is_told_from_standard_output(
     tmp_path: Path,
 ) -> None:
@@ -78,28 +55,10 @@ while thread.is_alive(): found += transcript.collect()[0]
     assert log.count(b"complaint") == 300
 
 
-def test_a_display_stands_between_the_lines_around_it(tmp_path: Path) -> None:
-    body = "print('a'); transcript.place(['display', {}, {}, None]); print('b')"
-    entries, *_ = collected(tmp_path, body)
-    assert [entry[0] for entry in entries] == ["out", "display", "out"]
-
-
 def test_bytes_that_are_no_text_are_replaced_on_screen_and_kept_in_the_log(tmp_path: Path) -> None:
     entries, *_, log = collected(tmp_path, "sys.stdout.buffer.write(b'\\xff\\xfe!\\n')")
     assert entries == [["out", "\ufffd\ufffd!\n"]]
     assert log == b"\xff\xfe!\n"
-
-
-def test_a_flood_shows_its_head_and_its_tail_and_counts_the_rest(tmp_path: Path) -> None:
-    entries, lines, nbytes, _, log = collected(tmp_path, "for i in range(10000): print('line', i)")
-    (_, head), (_, hidden_lines, hidden_nbytes), (_, tail) = entries
-    assert head.startswith("line 0\n")
-    assert tail.endswith("line 9999\n")
-    shown = head + tail
-    assert shown.count("\n") + hidden_lines == 10000
-    assert len(shown.encode()) + hidden_nbytes == len(log)
-    assert (lines, nbytes) == (hidden_lines, hidden_nbytes)
-    assert log.decode().splitlines() == [f"line {i}" for i in range(10000)]
 
 
 def test_nothing_counts_as_hidden_that_the_tail_will_show(tmp_path: Path) -> None:
@@ -149,8 +108,3 @@ def test_only_the_last_update_of_a_display_is_sent(tmp_path: Path) -> None:
         ["display", {"text/plain": "0"}],
         ["update", {"text/plain": "8"}],
     ]
-
-
-def test_the_log_is_for_its_owner_only(tmp_path: Path) -> None:
-    collected(tmp_path, "print('secret')")
-    assert (tmp_path / "rank-0.log").stat().st_mode & 0o777 == 0o600

@@ -9,7 +9,6 @@ import IPython.display
 import pytest
 
 from allranks.widgets import displays
-from allranks.widgets.displays import Shown
 from allranks.widgets.text import Data
 
 Outputs = dict[str, Data]
@@ -65,16 +64,6 @@ def test_updates_of_all_ranks_a_moment_apart_do_not_unfold_a_display(
     assert not made.changed
 
 
-def test_an_update_of_one_rank_unfolds_when_the_others_have_had_their_time(
-    outputs: Outputs, clock: list[float]
-) -> None:
-    made = gallery(2)
-    made.update(0, figure("next"), {}, "h")
-    clock[0] += 1
-    assert made.show(now=False) > 0
-    assert read(outputs) == ["rank 0:", "next", "rank 1:", "start"]
-
-
 def test_outputs_that_have_become_empty_are_used_again(outputs: Outputs) -> None:
     made = gallery(2)
     for step in range(10):
@@ -92,16 +81,6 @@ def test_the_same_data_with_other_metadata_is_another_display(outputs: Outputs) 
     made.add(1, figure("a"), {"width": 2}, "")
     made.show(now=True)
     assert read(outputs) == ["rank 0:", "a", "rank 1:", "a"]
-
-
-def test_without_folding_every_rank_has_its_own(outputs: Outputs) -> None:
-    slots: list[Shown] = []
-    made = displays.Gallery(fold=False, slots=slots)
-    made.add(0, figure("a"), {}, "")
-    made.add(1, figure("a"), {}, "")
-    made.show(now=True)
-    assert read(outputs) == ["rank 0:", "a", "rank 1:", "a"]
-    assert made.in_order() == slots
 
 
 def printed(said: str, plain: str) -> Data:
