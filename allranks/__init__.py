@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from allranks.cluster.horovod_run import run as run
+    from allranks.cluster.script import run as run
     from allranks.ensemble.mapping import Cluster as Cluster
 
 __all__ = ["Cluster", "load_ipython_extension", "run", "unload_ipython_extension"]
@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
     if name == "widgets":
         return importlib.import_module("allranks.widgets")
     if name == "run":
-        from allranks.cluster.horovod_run import run
+        from allranks.cluster.script import run
 
         return run
     raise AttributeError(f"module 'allranks' has no attribute {name!r}")

@@ -1,33 +1,285 @@
-"""What the ranks of a cluster are given to run: one cell after the other, or a crew's members."""
+"""Runs cells on the ranks: one after the other, or an ensemble's members side by side."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
 from allranks.cluster.connection import Connection
-from allranks.cluster.crew import Crew
-from allranks.cluster.deaths import End
-from allranks.cluster.explaining import Aside
-from allranks.cluster.inbox import Pressed
-from allranks.cluster.left import Left
-from allranks.cluster.replacement import Replacement
-from allranks.cluster.roster import CellRecord
-from allranks.cluster.run import Run, View
-from allranks.errors import UsageError
+from allranks.cluster.failures import CellRecord, ExitReport, ending
+from allranks.cluster.run import CellRun, View
+from allranks.cluster.sharing import DetachedCell
+from allranks.cluster.variables import HiddenView, pack
+from allranks.cluster.wire import AnswersSoFar, InterruptRequested
+from allranks.errors import ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.ranks import label
-from allranks.records.wire import Interrupt, Output, Prompt, Reply, Result, RunCell, Typed
+from allranks.records.wire import (
+    Interrupt,
+    Output,
+    Prompt,
+    Reply,
+    Result,
+    RunCell,
+    RunMember,
+    Typed,
+)
+
+
+@dataclass
+class Slot:
+    """Some ranks in a row, and the member that they run now, if they do.
+
+    ``epoch`` is that of the world that they are by themselves; where ``dirty``, the next member
+    must have another one.
+    """
+
+    ranks: tuple[int, ...]
+    member: int | None = None
+    cell: int = 0
+    epoch: int = 0
+    dirty: bool = False
+    replies: dict[int, Reply] = field(default_factory=dict)
+
+
+class MemberSlots:
+    """The slots of one ensemble on one set of ranks.
+
+    Args:
+        ranks: the connection to them.
+        cells: how many cells they have been sent.
+        ranks_each: how many ranks a slot has; it divides their number.
+    """
+
+    def __init__(self, ranks: Connection, cells: int, ranks_each: int) -> None:
+        self.ranks = ranks
+        self.cells = cells
+        self.slots = [
+            Slot(tuple(range(first, first + ranks_each)))
+            for first in range(0, ranks.size, ranks_each)
+        ]
+        #: Takes what a slot's ranks tell of the member that they run.
+        self.deliver: Callable[[MemberSlots, Slot, CellRecord, list[bytes]], None] = lambda *_: None
+
+    def free(self) -> Slot | None:
+        """Returns a slot that runs nothing."""
+        return next((slot for slot in self.slots if slot.member is None), None)
+
+    def running(self, member: int) -> Slot | None:
+        """Returns the slot that runs a member."""
+        return next((slot for slot in self.slots if slot.member == member), None)
+
+    def at_work(self) -> list[Slot]:
+        """Returns the slots that run a member."""
+        return [slot for slot in self.slots if slot.member is not None]
+
+    def start(
+        self,
+        slot: Slot,
+        member: int,
+        values: dict[str, Any],
+        *,
+        ensemble: str,
+        source: str,
+        number: int,
+        limit_nbytes: int,
+        shared: bool,
+    ) -> None:
+        """Sends a member to a slot that is free.
+
+        Raises:
+            UsageError: its values cannot be pickled.
+        """
+        payload = pack(values, "a rank")
+        slot.epoch += slot.dirty
+        slot.dirty = False
+        self.cells += 1
+        slot.member, slot.cell, slot.replies = member, self.cells, {}
+        record = RunMember(
+            cell=self.cells,
+            member=member,
+            ensemble=ensemble,
+            source=source,
+            number=number,
+            label=f"member {member}",
+            limit_nbytes=limit_nbytes,
+            ranks_each=len(slot.ranks),
+            epoch=slot.epoch,
+            shared=shared,
+        )
+        self.ranks.send(slot.ranks, record, payload)
+
+    def interrupt(self, slot: Slot) -> None:
+        """Interrupts the member that a slot runs, on the ranks that have not left it."""
+        pending = [rank for rank in slot.ranks if rank not in slot.replies]
+        self.ranks.send(pending, Interrupt(slot.cell))
+
+    def take(self, record: CellRecord, payloads: list[bytes]) -> bool:
+        """Takes in a record of a member; returns whether it is one."""
+        for slot in self.slots:
+            if slot.member is not None and slot.cell == record.cell:
+                if isinstance(record, Reply):
+                    slot.replies[record.rank] = record
+                    slot.dirty = slot.dirty or record.dirty
+                self.deliver(self, slot, record, payloads)
+                return True
+        return False
+
+    @contextmanager
+    def attending(self) -> Iterator[None]:
+        """Within, an interrupt of the notebook is told by :meth:`attend`, and raises nothing."""
+        with self.ranks.inbox.hearing_interrupts():
+            yield
+
+    def attend(self, seconds: float) -> int:
+        """Handles what comes within ``seconds``; returns how often the notebook was interrupted."""
+        return len(self.ranks.step(seconds))
+
+    @contextmanager
+    def awaiting(self) -> Iterator[Callable[[float], Awaitable[int]]]:
+        """Within, a coroutine can await what :meth:`attend` does."""
+        with self.ranks.inbox.waking() as next_event:
+
+            async def attend(seconds: float) -> int:
+                await next_event(seconds)
+                return self.attend(0)
+
+            yield attend
+
+
+_REPLACE_SECONDS = 15.0
+_SLOW_SECONDS = 2.0
+_SETTLE_SECONDS = 0.3
+_STEP_SECONDS = 0.1
+_TRIES = 5
+
+
+class Replacement:
+    """New processes for the ranks that are dead, and for those that die meanwhile.
+
+    Args:
+        ranks: the connection to all of them.
+        epoch: the number of the epoch that begins with the new ones, or one more for each new try.
+        tell: called with what happens meanwhile.
+
+    Attributes:
+        epoch: the number of the epoch that has begun.
+        ends: how the ranks that were replaced had ended.
+        presses: how often the notebook was interrupted meanwhile.
+    """
+
+    def __init__(self, ranks: Connection, epoch: int, tell: Callable[[str], None]) -> None:
+        self.epoch = epoch
+        self.ends: dict[int, ExitReport] = {}
+        self.presses = 0
+        self._ranks = ranks
+        self._tell = tell
+
+    def make(self) -> None:
+        """Replaces the ranks. An interrupt is heard when it has; the second one ends all ranks.
+
+        Raises:
+            ClusterLost: they could not be replaced, and all were killed.
+        """
+        ranks, roster, problem = self._ranks, self._ranks.roster, ""
+        with ranks.inbox.hearing_interrupts():
+            for epoch in range(self.epoch, self.epoch + _TRIES):
+                self.epoch = epoch
+                try:
+                    problem = self._try()
+                except TimeoutError as error:  # who did not hear this will not hear the next
+                    problem = str(error)
+                    break
+                if not roster.dead:
+                    ranks.all_up()
+                    return
+                if roster.ends:
+                    break
+                if problem:
+                    self._wait(lambda: bool(roster.ends), _SETTLE_SECONDS)
+        roster.ends = roster.ends or list(roster.dead.values())
+        why = f"{ranks.loss(shown=True)}\nIt could not be replaced: {problem}"
+        ranks.close("lost", why)
+        raise ClusterLost(why)
+
+    def _try(self) -> str:
+        """Tries to replace the ranks that are dead now; returns what was in the way, if anything.
+
+        Once one of those that live has done its part all of them have, and the new ones belong to
+        them, whoever dies then: a rank that does is for the next try.
+
+        Raises:
+            TimeoutError: they did not come to an end.
+        """
+        ranks, roster = self._ranks, self._ranks.roster
+        dead, left = sorted(roster.dead), roster.left
+        roster.fresh.clear()
+        roster.again.clear()
+        seconds = _REPLACE_SECONDS + len(dead)
+        with ranks.asking(left, requests.HEAL, {"dead": dead, "epoch": self.epoch}) as got:
+
+            def agreed() -> bool:
+                return any(not answer.problem for answer, _ in got.values())
+
+            def over() -> bool:
+                answered = all(rank in got or rank in roster.dead for rank in left)
+                came = all(rank in roster.fresh or rank in roster.again for rank in dead)
+                return bool(roster.ends) or (answered and (came or not agreed()))
+
+            self._wait(over, seconds)
+        problem = _problem(got)
+        if not over():
+            why = f"took over {seconds:g} s" if self.presses < 2 else "was interrupted twice"
+            raise TimeoutError(f"replacing {label(dead)} {why}")
+        if roster.ends or not agreed():
+            return problem or "another rank has died meanwhile"
+        if problem:
+            raise TimeoutError(problem)
+        for rank in dead:
+            self.ends[rank] = roster.dead.pop(rank)
+            roster.lines.pop(rank, None)
+            if rank in roster.again:
+                end = roster.dead[rank] = roster.again[rank]
+                self._tell(f"rank {rank}, which was new, {ending(end.code, end.memory)}")
+        for warning in {answer.content.get("warning", "") for answer, _ in got.values()} - {""}:
+            self._tell(warning)
+        return ""
+
+    def _wait(self, done: Callable[[], bool], seconds: float) -> None:
+        """Handles what comes until ``done``, or so long, or until the second interrupt."""
+        dead = self._ranks.roster.dead
+        known, began, slow = set(dead), time.monotonic(), False
+        while not done() and time.monotonic() < began + seconds and self.presses < 2:
+            try:
+                self.presses += len(self._ranks.step(_STEP_SECONDS))
+            except Exception as error:  # it concerns no rank's place
+                self._tell(str(error))
+            for rank in sorted(dead.keys() - known):
+                known.add(rank)
+                self._tell(f"rank {rank} {ending(dead[rank].code, dead[rank].memory)}")
+            if not slow and time.monotonic() > began + _SLOW_SECONDS:
+                slow = True
+                still = "still being replaced; interrupt twice to kill all ranks"
+                self._tell(f"{label(sorted(known))}: {still}")
+
+
+def _problem(got: AnswersSoFar) -> str:
+    """Returns what the first rank says that could not do what it was asked."""
+    problems = [answer.problem for answer, _ in got.values() if answer.problem]
+    # Those that were made to leave by another one's error have nothing to tell.
+    return min(problems, key=lambda problem: "MPI_ERR_REVOKED" in problem, default="")
+
 
 _rank_of = attrgetter("rank")
 _IN_AN_ENSEMBLE = (
     "cannot ask for input in an ensemble: run the member's cell with %%distributed -r 0"
 )
-_LEFT_SECONDS = 10.0
+_DETACHED_SECONDS = 10.0
 """How long the next cell waits for one that was interrupted and left."""
 _REPLY_SECONDS = 1.0
 """After so long the ranks are asked whether they are still in it: a reply may have been lost."""
@@ -44,9 +296,9 @@ class Cells:
 
     def __init__(self) -> None:
         self.late: list[Output] = []
-        self._running: Run | None = None
-        self._left: Run | None = None
-        self._crew: Crew | None = None
+        self._running: CellRun | None = None
+        self._left: CellRun | None = None
+        self._crew: MemberSlots | None = None
         self._number = 0
         self._epoch = 0
         self._dirty = False
@@ -58,19 +310,19 @@ class Cells:
         ranks.of_death = self._take_death
         self.late.clear()
 
-    def take_over(self, ranks: Connection, left: Left) -> None:
+    def take_over(self, ranks: Connection, left: DetachedCell) -> None:
         """Takes in that these ranks, which another notebook has started, run what follows."""
         self.begin(ranks)
         self._number, self._epoch, self._dirty = left.cell, left.epoch, left.dirty
         if left.members:
             self._end_members(left)
 
-    def _end_members(self, left: Left) -> None:
+    def _end_members(self, left: DetachedCell) -> None:
         """Interrupts the members of an ensemble, of which nobody runs the rest."""
         for rank, cell in left.members.items():
             self._ranks.send((rank,), Interrupt(cell))
             self._ranks.ask_soon(requests.SEEN, {"cell": cell}, lambda _: None, (rank,))
-        deadline = time.monotonic() + _LEFT_SECONDS
+        deadline = time.monotonic() + _DETACHED_SECONDS
         while (busy := self._not_idle(left.members)) and time.monotonic() < deadline:
             self._ranks.wait_until(lambda: False, _REPLY_SECONDS / 4)
         if busy:
@@ -83,7 +335,7 @@ class Cells:
             self._ranks.ask_soon(requests.SEEN, {"cell": cell}, lambda _: None, (rank,))
         self._ask(requests.MEMBERS, {"ranks_each": 0})
 
-    def follow(self, run: Run) -> None:
+    def follow(self, run: CellRun) -> None:
         """Takes in that a cell which another notebook has sent is shown from now on."""
         self._running = run
 
@@ -102,7 +354,7 @@ class Cells:
         return self._number
 
     @property
-    def running(self) -> Run | None:
+    def running(self) -> CellRun | None:
         """The cell that is under way, if one is."""
         return self._running if self._running is not None and self._running.pending else None
 
@@ -136,18 +388,18 @@ class Cells:
         self._number += 1
         return self._number
 
-    def send(self, cell: RunCell, run: Run, *payloads: bytes) -> None:
+    def send(self, cell: RunCell, run: CellRun, *payloads: bytes) -> None:
         """Sends a cell to the ranks of ``run``, all of them or none."""
         self._running = run
         self._ranks.send(run.ranks, cell, *payloads)
 
-    def end(self, run: Run) -> None:
+    def end(self, run: CellRun) -> None:
         """Takes in that a cell has ended, however it did."""
         self._running = None
         self._dirty = self._dirty or run.dirty
 
     @contextmanager
-    def attended(self, run: Run) -> Iterator[None]:
+    def attended(self, run: CellRun) -> Iterator[None]:
         """Within, somebody waits for a cell: where an exception ends that, it is interrupted."""
         try:
             yield
@@ -158,7 +410,7 @@ class Cells:
             raise
 
     @contextmanager
-    def crew(self, ranks_each: int) -> Iterator[Crew]:
+    def crew(self, ranks_each: int) -> Iterator[MemberSlots]:
         """Within, members of an ensemble run side by side, each on ``ranks_each`` ranks in a row.
 
         Raises:
@@ -167,7 +419,7 @@ class Cells:
         self.check_idle()
         self._renew()
         told = self._ask(requests.MEMBERS, {"ranks_each": ranks_each})
-        self._crew = Crew(self._ranks, self._number, ranks_each)
+        self._crew = MemberSlots(self._ranks, self._number, ranks_each)
         for slot in self._crew.slots:
             slot.epoch = max(told[rank]["epoch"] for rank in slot.ranks)
             slot.dirty = any(told[rank]["dirty"] for rank in slot.ranks)
@@ -187,7 +439,7 @@ class Cells:
     def interrupt(self) -> bool:
         """Interrupts what is under way; returns whether something was."""
         if self._crew is not None:
-            self._ranks.inbox.put(Pressed())
+            self._ranks.inbox.put(InterruptRequested())
             return True
         if self._running is None:
             return False
@@ -213,7 +465,7 @@ class Cells:
         elif isinstance(record, Reply) and self._left and record.cell == self._left.cell:
             self._left.replies[record.rank] = record
 
-    def _take_death(self, end: End) -> None:
+    def _take_death(self, end: ExitReport) -> None:
         if self._running is not None:
             self._running.died(end)
         if self._left is not None:
@@ -240,7 +492,7 @@ class Cells:
         return healed
 
     def _show_late(self, view: View) -> None:
-        if isinstance(view, Aside):
+        if isinstance(view, HiddenView):
             return
         for rank, batches in groupby(sorted(self.late, key=_rank_of), key=_rank_of):
             notice: list[Any] = ["notice", "written after its cell had ended:"]
@@ -248,13 +500,13 @@ class Cells:
             view.output(Output(rank, 0, tuple(late), 0, 0, 0))
         self.late.clear()
 
-    def _see_off(self, left: Run) -> None:
+    def _see_off(self, left: CellRun) -> None:
         """Waits until all ranks are out of a cell that nobody waits for any longer.
 
         Raises:
             UsageError: a rank stays in it.
         """
-        deadline = time.monotonic() + _LEFT_SECONDS
+        deadline = time.monotonic() + _DETACHED_SECONDS
         self._ranks.wait_until(left.settled, _REPLY_SECONDS)
         while not left.settled() and (busy := self._in_it(left)):
             if time.monotonic() > deadline:
@@ -267,7 +519,7 @@ class Cells:
         self._dirty = self._dirty or left.dirty or bool(left.pending)
         self._left = None
 
-    def _in_it(self, left: Run) -> list[int]:
+    def _in_it(self, left: CellRun) -> list[int]:
         """Returns the ranks that have not replied to a cell, and do not say that they are idle."""
         return self._not_idle(left.pending)
 

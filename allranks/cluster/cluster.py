@@ -10,21 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from allranks.cluster import devices, launchers, sizes, source, variables
-from allranks.cluster.answers import Answers
-from allranks.cluster.cells import Cells
+from allranks.cluster import devices, launchers, variables
+from allranks.cluster.cells import Cells, MemberSlots
 from allranks.cluster.connection import Connection
-from allranks.cluster.crew import Crew
-from allranks.cluster.explaining import Aside, explain
-from allranks.cluster.failures import plain
+from allranks.cluster.failures import RankStatus, plain, read_status
 from allranks.cluster.kept import AfterCells, KeptFolders, keep_here, listed, restored
 from allranks.cluster.launchers.launcher import MultiHostLauncher
-from allranks.cluster.left import Left
-from allranks.cluster.preload import check_preload
+from allranks.cluster.options import check_preload, check_source, check_timeout, choose_size
 from allranks.cluster.profiling import Profiling
-from allranks.cluster.run import Run, View, check_timeout
-from allranks.cluster.sessions import Taken
-from allranks.cluster.status import RankStatus, read_status
+from allranks.cluster.run import CellRun, View
+from allranks.cluster.sessions import AttachedHostAgent
+from allranks.cluster.sharing import DetachedCell
+from allranks.cluster.variables import HiddenView, explain
+from allranks.cluster.wire import Answers
 from allranks.errors import AllranksError, CellFailed, ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.config import EVERY_GPU
@@ -101,7 +99,7 @@ class Cluster:
         else:
             self.gpus = devices.choose(gpus)
             self._pins = hidden or tuple(g.uuid for g in self.gpus)
-            self.size = sizes.chosen(n, self.gpus)
+            self.size = choose_size(n, self.gpus)
             if exclusive:
                 devices.check_exclusive(self.gpus, self.size)
         self.preload = check_preload(preload)
@@ -255,7 +253,7 @@ class Cluster:
         """How many cells the ranks have been sent."""
         return self._cells.count
 
-    def attach(self, taken: Taken) -> Left:
+    def attach(self, taken: AttachedHostAgent) -> DetachedCell:
         """Takes over ranks that another notebook has started; returns what they had been doing.
 
         Raises:
@@ -266,7 +264,7 @@ class Cluster:
             self.size, self._pins, self.launcher, self.preload, self._cells.take, taken=taken
         )
         self._connection.healing = self.healing
-        left = Left.of(self._connection.attach())
+        left = DetachedCell.of(self._connection.attach())
         self.stays = taken.stays
         self._shared = taken.shared
         self._kept = KeptFolders(config.kept_dirs)
@@ -282,10 +280,10 @@ class Cluster:
             raise
         return left
 
-    def follow(self, left: Left, view: View) -> Run:
+    def follow(self, left: DetachedCell, view: View) -> CellRun:
         """Returns the cell that the ranks were left with, in flight and from its beginning."""
         self._ranks.widget_proxies.drawn = front_end() == NOTEBOOK
-        run = Run(left.cell, left.ranks, self._ranks, view, None)
+        run = CellRun(left.cell, left.ranks, self._ranks, view, None)
         self._ranks.sharing.follow(left)
         self._cells.follow(run)
         self._ranks.resume()
@@ -425,7 +423,7 @@ class Cluster:
         timeout: float | None = None,
         view: View | None = None,
         want_value: bool = False,
-    ) -> Run:
+    ) -> CellRun:
         """Sends a cell to its ranks, all of them or none, and returns it in flight.
 
         Args:
@@ -442,7 +440,7 @@ class Cluster:
             UsageError: they are busy, there are no such ranks, or no such time.
         """
         if call is None:
-            source.check(text)
+            check_source(text)
         self.catch_up()
         self._cells.check_idle()
         chosen = among(ranks, self.size)
@@ -463,7 +461,7 @@ class Cluster:
             limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
         )
         self.goes_on = 0
-        run = Run(count, chosen, self._ranks, view, timeout)
+        run = CellRun(count, chosen, self._ranks, view, timeout)
         run.profiling, self._profiling = self._profiling, None
         if run.profiling is not None:
             run.profiling.begin(chosen, self._ranks)
@@ -516,7 +514,7 @@ class Cluster:
         """
         return explain(self, algorithm, values, self._cells.late.append)
 
-    def wait(self, run: Run) -> Run:
+    def wait(self, run: CellRun) -> CellRun:
         """Shows a cell's output until all its ranks have left it; returns it if all went well.
 
         Raises:
@@ -528,7 +526,7 @@ class Cluster:
                 run.step(run.poll_seconds)
         return self._conclude(run)
 
-    async def wait_awaited(self, run: Run) -> Run:
+    async def wait_awaited(self, run: CellRun) -> CellRun:
         """Does what :meth:`wait` does, and lets the event loop run meanwhile.
 
         The notebook's kernel answers its widgets in that loop, so that their buttons work.
@@ -541,7 +539,7 @@ class Cluster:
                 run.step(0)
         return self._conclude(run)
 
-    def _conclude(self, run: Run) -> Run:
+    def _conclude(self, run: CellRun) -> CellRun:
         """Ends a settled cell: shows the rest, and raises what it ended with."""
         try:
             run.end()
@@ -561,7 +559,7 @@ class Cluster:
         run.check()
         return run
 
-    def _heal_after(self, run: Run) -> None:
+    def _heal_after(self, run: CellRun) -> None:
         """Has ranks replaced that have died in a cell, and shows it there."""
         if not self._heals_by_itself:
             return
@@ -641,15 +639,17 @@ class Cluster:
         kept = f"{label(left)} kept {'its' if len(left) == 1 else 'theirs'} " if left else ""
         return f"{label(dead)} {new}; {kept}({time.monotonic() - began:.1f} s)", healed.presses > 0
 
-    def _keep_after(self, run: Run) -> None:
+    def _keep_after(self, run: CellRun) -> None:
         """Has the ranks keep what they are to keep when a cell has ended well."""
         keeping, view = self.keeping, run.view
-        if keeping is None or isinstance(view, Aside) or self.state != "running":
+        if keeping is None or isinstance(view, HiddenView) or self.state != "running":
             return
         if not run.ended_well or not keeping.due():
             return
         try:
-            self.call(keep_here, keeping.names, view=Aside(self._cells.late.append, view.notice))
+            self.call(
+                keep_here, keeping.names, view=HiddenView(self._cells.late.append, view.notice)
+            )
         except AllranksError as error:
             # Its line is ours, not one of the user's.
             reports = error.reports if isinstance(error, CellFailed) else ()
@@ -807,7 +807,7 @@ class Cluster:
     # ── many small cells side by side ────────────────────────────────────────────────────────
 
     @contextmanager
-    def crew(self, ranks_each: int) -> Iterator[Crew]:
+    def crew(self, ranks_each: int) -> Iterator[MemberSlots]:
         """Within, members of an ensemble run side by side, each on ``ranks_each`` ranks in a row.
 
         Raises:

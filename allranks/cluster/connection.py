@@ -14,19 +14,27 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from allranks.cluster import deaths
-from allranks.cluster.announced import Announced
-from allranks.cluster.answers import Answers, DeliverAnswer, Got, Requests
-from allranks.cluster.hosts import Hosts
-from allranks.cluster.inbox import Event, FromNursery, FromRank, Inbox, Pressed, Unread
+from allranks.cluster import failures
+from allranks.cluster.failures import CellRecord, RankRegistry
+from allranks.cluster.folders import ConnectionFiles
+from allranks.cluster.host_agent import HostAgent, MultiHostAgents, open_wire
 from allranks.cluster.launchers.addresses import ANY_PORTS
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.launchers.registry import AnyLauncher
-from allranks.cluster.nursery import Nursery
-from allranks.cluster.plan import plan
-from allranks.cluster.roster import CellRecord, Roster
-from allranks.cluster.sessions import Taken, visit
-from allranks.cluster.wire import Wire
+from allranks.cluster.sessions import AttachedHostAgent, visit
+from allranks.cluster.wire import (
+    Answers,
+    AnswersSoFar,
+    DeliverAnswer,
+    Event,
+    EventQueue,
+    FromHostAgent,
+    FromRank,
+    InterruptRequested,
+    PendingRequests,
+    Unreadable,
+    Wire,
+)
 from allranks.errors import ClusterLost, StartFailed, UsageError, WireError
 from allranks.records import requests
 from allranks.records.config import CLIENTS_RANKS
@@ -73,12 +81,12 @@ class Connection:
         preload: tuple[str, ...],
         of_cell: OfCell,
         kept_dirs: tuple[str, ...] = (),
-        taken: Taken | None = None,
+        taken: AttachedHostAgent | None = None,
     ) -> None:
         self.size = size
-        inbox = self.inbox = Inbox()
-        self.roster = Roster(size)
-        self.of_death: Callable[[deaths.End], None] = lambda end: None
+        inbox = self.inbox = EventQueue()
+        self.roster = RankRegistry(size)
+        self.of_death: Callable[[failures.ExitReport], None] = lambda end: None
         """Called with each rank that dies and can be replaced."""
         self.state = "starting"
         self.lost_because = ""
@@ -89,13 +97,13 @@ class Connection:
         """The ranks whose processes run."""
         self._cause = ""
         self._ipyparallel: dict[str, Any] = {}
-        files = self._files = Announced(size)
+        files = self._files = ConnectionFiles(size)
         self._of_cell = of_cell
         # The ranks may still answer what another notebook has asked.
-        self._requests = Requests(secrets.randbits(31) if taken is not None else 0)
+        self._requests = PendingRequests(secrets.randbits(31) if taken is not None else 0)
         self._launcher = launcher
         self._taken = taken
-        self._early: list[deaths.End] = []
+        self._early: list[failures.ExitReport] = []
         #: ``on``, ``ask`` or ``off``.
         self.healing = "on"
         self.in_crew = False
@@ -108,13 +116,13 @@ class Connection:
                 inbox.put(FromRank(left, payloads))
 
         def unread(problem: Exception) -> None:
-            inbox.put(Unread(problem))
+            inbox.put(Unreadable(problem))
 
         if taken is not None:
             self._config = taken.config
             self._wire = Wire(deliver, unread, "", ANY_PORTS, home=taken.config.session_dir)
         else:
-            self._wire, self._config = plan(
+            self._wire, self._config = open_wire(
                 launcher, size, gpus, preload, kept_dirs, deliver, unread
             )
         widget_proxies.send = self._wire.send
@@ -124,7 +132,7 @@ class Connection:
         self.can_heal = self._config.heals
         self.log_dir = self._config.log_dir
         self.session_dir = self._config.session_dir
-        self._nurseries: list[Nursery | Hosts] = []
+        self._nurseries: list[HostAgent | MultiHostAgents] = []
         # Runs when nobody holds the connection any longer, and when the kernel exits.
         self._finalizer = weakref.finalize(
             self,
@@ -156,10 +164,10 @@ class Connection:
                 # An interrupt waits until this is known, and can be ended: a job, for example.
                 nursery = self._nursery()
                 while self.roster.missing:
-                    if isinstance(nursery, Hosts) and (waits := nursery.begin()):
+                    if isinstance(nursery, MultiHostAgents) and (waits := nursery.begin()):
                         deadline = time.monotonic() + patience
                         tell(waits)
-                    if Pressed() in self.step(_POLL_SECONDS):
+                    if InterruptRequested() in self.step(_POLL_SECONDS):
                         raise KeyboardInterrupt
                     progress(len(self.roster.hellos), len(self._started), self._preloading)
                     if self.roster.ends or time.monotonic() > deadline:
@@ -182,24 +190,24 @@ class Connection:
                 sharing.open(session_dir)
                 return
             if name == "registered":
-                pids = (each.pid for each in nurseries if isinstance(each, Nursery))
+                pids = (each.pid for each in nurseries if isinstance(each, HostAgent))
                 with suppress(OSError):  # a home may be read-only; client() needs no files
                     files.write(told["client"], told["engine"], next(pids, None))
                 return
-            inbox.put(FromNursery(name, told))
+            inbox.put(FromHostAgent(name, told))
             if name == "nursery_exit":  # known first: to remove the files may take a while
                 files.close()
 
         return deliver
 
-    def _nursery(self) -> Nursery | Hosts:
+    def _nursery(self) -> HostAgent | MultiHostAgents:
         deliver = self._hears_nursery()
         try:
-            made: Nursery | Hosts
+            made: HostAgent | MultiHostAgents
             if isinstance(self._launcher, MultiHostLauncher):
-                made = Hosts(self._launcher, self._config, self._wire, deliver)
+                made = MultiHostAgents(self._launcher, self._config, self._wire, deliver)
             else:
-                made = Nursery(self._config, deliver)
+                made = HostAgent(self._config, deliver)
         except PermissionError as error:
             raise StartFailed(
                 f"expected to start {sys.executable} for the ranks, found {error}: this user may "
@@ -219,10 +227,12 @@ class Connection:
         while time.monotonic() < settle:
             self.step(_POLL_SECONDS / 4)
         missing, ends = self.roster.missing, self.roster.ends
-        on = "".join(each.where(missing) for each in self._nurseries if isinstance(each, Hosts))
-        told = deaths.last_lines(self.log_dir, ends, self.launcher_text)
+        on = "".join(
+            each.where(missing) for each in self._nurseries if isinstance(each, MultiHostAgents)
+        )
+        told = failures.last_lines(self.log_dir, ends, self.launcher_text)
         if not ends:
-            told = "\n".join(filter(None, [deaths.stuck(self.log_dir, missing), told]))
+            told = "\n".join(filter(None, [failures.startup_places(self.log_dir, missing), told]))
         found = self.size - len(missing)
         cores, load = os.cpu_count() or 1, os.getloadavg()[0]
         here = not isinstance(self._launcher, MultiHostLauncher)
@@ -234,7 +244,7 @@ class Connection:
             )
         return (
             f"expected {self.size} ranks, found {found}: {label(missing)} did not come up{on}. "
-            f"{deaths.describe(ends)}\n{told}\nThe logs are in {self.log_dir}"
+            f"{failures.describe_exits(ends)}\n{told}\nThe logs are in {self.log_dir}"
         )
 
     def close(self, state: str = "stopped", why: str = "") -> None:
@@ -283,7 +293,7 @@ class Connection:
             self._take_end(end)
         return told
 
-    def _reach(self, ask: Ask, got: Got) -> None:
+    def _reach(self, ask: Ask, got: AnswersSoFar) -> None:
         """Makes a request of ranks that look for this notebook, until all have answered."""
         deadline = time.monotonic() + _ATTACH_SECONDS
         reached: set[int] = set()
@@ -315,7 +325,7 @@ class Connection:
             UsageError: they are on several hosts, or no notebook could find them.
         """
         (nursery,) = self._nurseries
-        if not isinstance(nursery, Nursery):
+        if not isinstance(nursery, HostAgent):
             raise UsageError(
                 "expected ranks on this machine, found them on several hosts, where they end with "
                 "the notebook. Start them without --on"
@@ -342,7 +352,7 @@ class Connection:
             UsageError: a rank does not answer.
         """
         (nursery,) = self._nurseries
-        assert isinstance(nursery, Nursery)  # nobody watches others
+        assert isinstance(nursery, HostAgent)  # nobody watches others
         self.ask(requests.STAY, {"home": self.session_dir}, ranks=self.roster.left)
         nursery.stay(seconds, memo)
         visit(self.session_dir, "share")
@@ -359,7 +369,7 @@ class Connection:
         # First, as the next notebook listens at the same place.
         self._wire.close()
         for nursery in self._nurseries:
-            if isinstance(nursery, Nursery):
+            if isinstance(nursery, HostAgent):
                 nursery.let_go()
         self._files.close()
 
@@ -369,7 +379,7 @@ class Connection:
         """Sends a record to ranks."""
         self._wire.send(ranks, record, *payloads)
 
-    def step(self, seconds: float) -> list[Pressed]:
+    def step(self, seconds: float) -> list[InterruptRequested]:
         """Handles what comes within ``seconds``; returns the interrupts among it.
 
         Raises:
@@ -377,10 +387,10 @@ class Connection:
             Exception: something of it could not be shown. All that came with it is handled first,
                 so that no reply is lost, and the interrupts are returned by the next call.
         """
-        pressed: list[Pressed] = []
+        pressed: list[InterruptRequested] = []
         failed: Exception | None = None
         for event in self.inbox.wait(seconds):
-            if isinstance(event, Pressed):
+            if isinstance(event, InterruptRequested):
                 pressed.append(event)
                 continue
             try:
@@ -403,7 +413,7 @@ class Connection:
     @contextmanager
     def asking(
         self, ranks: Iterable[int], name: str, arguments: dict[str, Any], *payloads: bytes
-    ) -> Iterator[Got]:
+    ) -> Iterator[AnswersSoFar]:
         """Makes a request of ranks; within, their answers are there as they come."""
         with self._requests.awaited(name, arguments) as (ask, got):
             self.send(ranks, ask, *payloads)
@@ -482,7 +492,7 @@ class Connection:
         return found
 
     def _handle(self, event: Event) -> None:
-        if isinstance(event, Unread):
+        if isinstance(event, Unreadable):
             raise WireError(
                 f"expected a readable message from a rank, found {event.problem}: its content is "
                 "lost. The ranks kept their variables: run the cell again"
@@ -496,7 +506,7 @@ class Connection:
             elif isinstance(record, CellRecord):
                 self.roster.told(record)
                 self._of_cell(record, event.payloads)
-        elif isinstance(event, FromNursery):
+        elif isinstance(event, FromHostAgent):
             if event.name == "connection":
                 self._ipyparallel = event.fields
             elif event.name == "preloading":
@@ -514,7 +524,7 @@ class Connection:
             elif event.name == "replaces":
                 self.roster.replaces(event.fields["rank"], event.fields["pid"])
             elif event.name in ("exit", "launcher_exit", "nursery_exit", "host_left"):
-                self._take_end(deaths.End.of(event.name, event.fields))
+                self._take_end(failures.ExitReport.of(event.name, event.fields))
 
     # ── death ────────────────────────────────────────────────────────────────────────────────
 
@@ -523,7 +533,7 @@ class Connection:
         """Whether the others are left alone where a rank dies."""
         return self.can_heal and self.healing != "off" and not self.in_crew
 
-    def _take_end(self, end: deaths.End) -> None:
+    def _take_end(self, end: failures.ExitReport) -> None:
         roster = self.roster
         if roster.is_old(end):
             return
@@ -578,7 +588,7 @@ class Connection:
             shown: the last lines of the ranks have been shown already.
         """
         known = self.roster
-        return deaths.loss(
+        return failures.loss_text(
             known.ends, known.hellos, self.launcher_text, self.size, shown, self._cause
         )
 
@@ -597,9 +607,9 @@ def _end_anywhere(*held: Any) -> None:
 
 def _end(
     clients: list[ipyparallel.Client],
-    nurseries: list[Nursery | Hosts],
+    nurseries: list[HostAgent | MultiHostAgents],
     wire: Wire,
-    files: Announced,
+    files: ConnectionFiles,
     session_dir: str,
 ) -> None:
     """Ends what a connection holds; it must not hold the connection itself."""
@@ -608,4 +618,6 @@ def _end(
         ends.callback(files.close)  # once no thread writes them any longer
         ends.callback(wire.close)
         for held in (*nurseries, *clients):
-            ends.callback(held.stop if isinstance(held, Nursery | Hosts) else held.close)
+            ends.callback(
+                held.stop if isinstance(held, HostAgent | MultiHostAgents) else held.close
+            )

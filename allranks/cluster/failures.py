@@ -1,14 +1,27 @@
-"""What a person reads when a cell failed: the culprit first, the waiting last, nothing twice."""
+"""Which ranks run, how others ended, and the report of a failed cell.
+
+A cell's report has the cause first and the waiting ranks last. Equal reports of several ranks are
+one.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import psutil
 
 from allranks.errors import WAITING, CellTimeout, Report
 from allranks.records.ranks import label
+from allranks.records.requests import end_of
+from allranks.records.telemetry import Pulse, Telemetry
+from allranks.records.wire import Hello, Output, Prompt, Reply, Result
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 #: What a traceback calls the error: in its first line, and in its last.
@@ -178,3 +191,343 @@ def ended(size: int) -> str:
         f"all {size} ranks were killed and their variables are lost. "
         "The next cell starts a fresh cluster."
     )
+
+
+_OTHERS_SECONDS = 1.0
+#: For what the others still have to say, once it is known which rank died of itself.
+_KNOWN_SECONDS = 0.2
+_TAIL_LINES = 12
+_LAST_LINES, _LAST_CHARACTERS = 3, 300
+_SHOWN_NBYTES = 16 * 1024
+
+
+@dataclass(frozen=True)
+class ExitReport:
+    """The end of a rank, of the launcher (rank -1) or of the nursery (rank -2).
+
+    Of several nurseries, the ``host`` is named, and ``why`` nothing of the cluster is left there.
+    ``memory`` says of a rank that was killed whether memory was short.
+    """
+
+    rank: int
+    code: int
+    by_launcher: bool
+    at: float = field(default_factory=time.monotonic)
+    host: str = ""
+    why: str = ""
+    memory: str = ""
+    pid: int = 0
+
+    @classmethod
+    def of(cls, name: str, fields: Mapping[str, Any]) -> ExitReport:
+        """Returns the end that a nursery's event tells."""
+        rank = {"exit": fields.get("rank", -3), "launcher_exit": -1}.get(name, -2)
+        return cls(
+            rank,
+            fields.get("code", 0),
+            fields.get("by_launcher", False),
+            host=fields.get("host", ""),
+            why=fields.get("why", ""),
+            memory=fields.get("memory", ""),
+            pid=fields.get("pid", 0),
+        )
+
+
+def culprits(ends: Sequence[ExitReport]) -> list[ExitReport]:
+    """Returns the ranks that died of themselves: the launcher ended the others for it."""
+    return [end for end in ends if end.rank >= 0 and not end.by_launcher][:1]
+
+
+def all_over(ends: Sequence[ExitReport], size: int) -> bool:
+    """Whether no more is to be expected: all ranks have ended, or time enough has passed."""
+    if not ends:
+        return False
+    ended = {end.rank for end in ends}
+    patience = _KNOWN_SECONDS if culprits(ends) else _OTHERS_SECONDS
+    return len(ended - {-1}) >= size or -2 in ended or time.monotonic() - ends[0].at > patience
+
+
+def describe_exits(ends: Sequence[ExitReport]) -> str:
+    """Returns what ended first, in a sentence; empty where nothing has ended."""
+    for end in culprits(ends):
+        return f"Rank {end.rank} {ending(end.code, end.memory)}."
+    for end in sorted(ends, key=lambda end: not end.why):
+        if end.why:
+            return f"Host {end.host} {end.why}."
+        what = {-1: "The launcher", -2: "The cluster's own process"}.get(
+            end.rank, f"Rank {end.rank}"
+        )
+        return f"{what} {ending(end.code)}."
+    return "No process has ended; the start took too long."
+
+
+def last_lines(log_dir: str, ends: Sequence[ExitReport], launcher_text: str) -> str:
+    """Returns the last lines of the rank that died, else of the launcher and the nursery."""
+    for end in culprits(ends):
+        said = log_tail(os.path.join(log_dir, f"rank-{end.rank}.log"))
+        if said:
+            return f"Its last lines:\n{said}"
+    said = "\n".join(launcher_text.strip().splitlines()[-_TAIL_LINES:])
+    said = said or log_tail(os.path.join(log_dir, "nursery.log"))
+    return f"The launcher's last lines:\n{said}" if said else ""
+
+
+def startup_places(log_dir: str, missing: Iterable[int]) -> str:
+    """Returns where ranks are that have not come up, as their logs tell; empty where none does."""
+    lines = []
+    for rank in missing:
+        path = os.path.join(log_dir, f"rank-{rank}.log")
+        # All threads of it, each with its innermost call on top; the main thread comes last.
+        *_, last = unsent_log(path, 0).split("(most recent call first):\n")
+        place = last.splitlines()[0].strip() if last.startswith("  File ") else ""
+        if place:
+            lines.append(f"Rank {rank} is at {place}")
+        elif not log_length(path):
+            lines.append(f"Rank {rank} has written nothing: its log is empty or missing")
+    return "\n".join(lines[:_TAIL_LINES])
+
+
+def loss_text(
+    ends: Sequence[ExitReport],
+    hellos: Mapping[int, Hello],
+    launcher_text: str,
+    size: int,
+    shown: bool,
+    cause: str = "",
+) -> str:
+    """Returns what died, where, of what, its last lines unless shown, and what is lost with it.
+
+    Where the job of all ranks was ended, that is the ``cause``.
+    """
+    found = culprits(ends)
+    log_dir = os.path.dirname(next(iter(hellos.values())).log)
+    lost = f"the variables of all {size} ranks are" if size > 1 else "its variables are"
+    said = ""
+    if cause:
+        what = f"{cause}; the ranks ended with it"
+    elif found:
+        hello = hellos[found[0].rank]
+        what = f"rank {hello.rank} ({hello.host}, pid {hello.pid}, {hello.device}) "
+        what += ending(found[0].code, found[0].memory)
+        others = [rank for rank in range(size) if rank != hello.rank]
+        verb = "was" if len(others) == 1 else "were"
+        what += f"; {label(others)} {verb} killed with it" if others else ""
+        said = "" if shown else last_lines(log_dir, ends, "")
+    else:
+        what = f"{describe_exits(ends).removesuffix('.')}; the ranks ended with it"
+        said = last_lines(log_dir, ends, launcher_text)
+    parts = [f"{what}, and {lost} lost.", said]
+    parts.append(f"The next cell starts a fresh cluster. The logs are in {log_dir}")
+    return "\n".join(filter(None, parts))
+
+
+def death_text(end: ExitReport, line: str, words: str) -> str:
+    """Returns how a rank died, in words that follow its name: of what, where, its last words."""
+    where = f", last seen at {line}" if line else ""
+    said = words.splitlines()[-_LAST_LINES:]
+    last = f"; its last lines: {' │ '.join(said)[-_LAST_CHARACTERS:]}" if said else ""
+    return f"{ending(end.code, explain=False)}{where}{last}"
+
+
+def death_report(end: ExitReport, hello: Hello, line: str, words: str) -> Report:
+    """Returns the report of a cell on a rank that died in it, and its last words."""
+    number, _, source = line.partition("  ")
+    where = number.rpartition(":")[2]
+    return Report(
+        rank=end.rank,
+        host=hello.host,
+        device=hello.device,
+        etype=DEATH,
+        message=ending(end.code, explain=False),  # the traceback explains the signal
+        traceback=(
+            f"pid {hello.pid} {ending(end.code, end.memory)}. The log is {hello.log}",
+            *([f"Its last lines:\n{words}"] if words and end.code < 0 else []),
+        ),
+        line=int(where) if where.isdigit() else None,
+        source_line=source.strip(),
+        waiting=False,
+    )
+
+
+def unsent_log(path: str, offset: int) -> str:
+    """Returns what a rank wrote and did not get to send, at most its last 16 KiB."""
+    try:
+        return end_of(path, _SHOWN_NBYTES, offset)
+    except OSError:
+        return ""  # the log is on another host
+
+
+def log_length(path: str) -> int:
+    """Returns how long a log is; 0 where it is on another host."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def log_tail(path: str, offset: int = 0) -> str:
+    """Returns the last lines of a log, of what stands behind ``offset``."""
+    return "\n".join(unsent_log(path, offset).strip().splitlines()[-_TAIL_LINES:])
+
+
+CellRecord = Output | Prompt | Reply | Result | Telemetry
+
+
+class RankRegistry:
+    """What one cluster's ranks have told of themselves, and what was told of their ends.
+
+    Args:
+        size: how many ranks.
+
+    Attributes:
+        hellos: what each rank said when it came up.
+        ends: what has ended, and cannot be replaced.
+        dead: ranks that have died, and whose places others can take.
+        fresh: ranks that are new and have come up.
+        again: how those have died that had just taken a place.
+        lines: the line at which each rank was last, as it told.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.hellos: dict[int, Hello] = {}
+        self.ends: list[ExitReport] = []
+        self.dead: dict[int, ExitReport] = {}
+        self.fresh: set[int] = set()
+        self.again: dict[int, ExitReport] = {}
+        self.lines: dict[int, str] = {}
+        self._pids: dict[int, int] = {}
+        """The process that takes the place of each rank that has died, the last to be started."""
+        self._sent: dict[int, int] = {}
+        """How much of its log each rank has sent."""
+        self._ended: dict[int, int] = {}
+        """How long each rank's log was when its last cell ended, or it came."""
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks that have not come up."""
+        return [rank for rank in range(self.size) if rank not in self.hellos]
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """The ranks that live."""
+        return tuple(rank for rank in range(self.size) if rank not in self.dead)
+
+    @property
+    def all_over(self) -> bool:
+        """Whether something has ended, and no more ends are to be expected."""
+        return all_over(self.ends, self.size)
+
+    def came(self, hello: Hello) -> None:
+        """A rank is up, unless another process was started for its place since."""
+        rank = hello.rank
+        if hello.pid == self._pids.get(rank, hello.pid):
+            self.hellos[rank] = hello
+            self.fresh.add(rank)
+            self._sent[rank] = self._ended[rank] = log_length(hello.log)
+
+    def told(self, record: CellRecord) -> None:
+        """A rank has told something of its cell."""
+        rank = record.rank
+        if isinstance(record, Pulse) and record.line:
+            self.lines[rank] = record.line
+        if isinstance(record, Output) and record.log_nbytes:
+            self._sent[rank] = record.log_nbytes
+        if isinstance(record, Reply):
+            self._ended[rank] = self._sent.get(rank, 0)
+
+    def replaces(self, rank: int, pid: int) -> None:
+        """A process was started to take a rank's place."""
+        self._pids[rank] = pid
+        self.again.pop(rank, None)
+
+    def is_old(self, end: ExitReport) -> bool:
+        """Whether it is left from a replacement that did not succeed."""
+        return end.pid != self._pids.get(end.rank, end.pid)
+
+    def died(self, end: ExitReport) -> bool:
+        """A rank has died that can be replaced; returns whether its place was vacant already.
+
+        Where it was the last one the cluster has ended: nobody has kept anything.
+        """
+        self.fresh.discard(end.rank)
+        again = end.rank in self.dead
+        (self.again if again else self.dead)[end.rank] = end
+        if not self.left:
+            self.ends += self.dead.values()
+        return again
+
+    def unseen(self, rank: int) -> str:
+        """Returns the text that a rank wrote and did not get to send."""
+        return unsent_log(self.hellos[rank].log, self._sent.get(rank, 0))
+
+    def last_words(self, rank: int) -> str:
+        """Returns the end of what a rank has written since its last cell."""
+        return log_tail(self.hellos[rank].log, self._ended.get(rank, 0))
+
+    def how(self, end: ExitReport) -> str:
+        """Returns how a rank died, in words that follow its name."""
+        return death_text(end, self.lines.get(end.rank, ""), self.last_words(end.rank))
+
+    def report(self, end: ExitReport) -> Report:
+        """Returns the report of a cell on a rank that died in it, and its last words."""
+        line, words = self.lines.get(end.rank, ""), self.last_words(end.rank)
+        return death_report(end, self.hellos[end.rank], line, words)
+
+    def obituary(self) -> str:
+        """Returns which ranks have died and were not replaced, and how."""
+        return "; ".join(
+            f"rank {rank} ({self.hellos[rank].host}, pid {self.hellos[rank].pid}) "
+            f"{ending(end.code, end.memory)}"
+            for rank, end in sorted(self.dead.items())
+        )
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One rank now. ``state`` is idle, running, waiting, stopped or silent."""
+
+    rank: int
+    host: str
+    pid: int
+    device: str
+    rss_nbytes: int
+    state: str
+    line: str
+
+
+def read_status(hello: Hello, answer: dict[str, Any]) -> RankStatus:
+    """Returns a rank's status from its answer, or from the system where it gave none."""
+    if answer:
+        activity = str(answer.get("activity") or "")
+        state = activity if activity.startswith("waiting") else str(answer["state"])
+        rss, line = int(answer["rss_nbytes"]), str(answer["line"])
+    else:
+        rss, state, line = 0, "silent", ""
+        try:
+            if hello.host != socket.gethostname():
+                raise psutil.NoSuchProcess(hello.pid)
+            process = psutil.Process(hello.pid)
+            rss = process.memory_info().rss
+            state = "stopped" if process.status() == psutil.STATUS_STOPPED else "silent"
+        except psutil.Error:
+            pass  # on another host, where that number is another process, or gone
+    return RankStatus(hello.rank, hello.host, hello.pid, hello.device, rss, state, line)
+
+
+def status_tree(statuses: Sequence[RankStatus], title: str) -> str:
+    """Returns the status tree: one branch a host, one leaf a rank."""
+    lines = [title]
+    hosts = list(dict.fromkeys(status.host for status in statuses))
+    for host in hosts:
+        lines.append(f"└── {host}")
+        here = [status for status in statuses if status.host == host]
+        for status in here:
+            branch = "└──" if status is here[-1] else "├──"
+            memory = f"{status.rss_nbytes / 1e6:.0f} MB"
+            at = f"  {status.line}" if status.line else ""
+            lines.append(
+                f"    {branch} rank {status.rank}  pid {status.pid}  {status.device}  {memory}  "
+                f"{status.state}{at}"
+            )
+    return "\n".join(lines)

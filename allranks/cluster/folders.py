@@ -1,18 +1,77 @@
-"""The folders of a cluster: its logs, which stay a while, and its session, which goes with it."""
+"""The files of a cluster: logs, sockets, and the files for ipyparallel's tools."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 import psutil
+
+from allranks.errors import UsageError
+
+_waiting: WeakSet[CleanupProcess] = WeakSet()
+
+
+class CleanupProcess:
+    """A command that waits.
+
+    Args:
+        script: what a shell runs in the end.
+        words: its arguments.
+    """
+
+    def __init__(self, script: str, *words: str) -> None:
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", f"read -r _; {script}", "sh", *words],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            # An interrupt of the kernel goes to its whole process group: not to this one.
+            start_new_session=True,
+        )
+        _waiting.add(self)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def close(self, seconds: float) -> None:
+        """Has the command run now, and waits for it so long; from any thread, more than once."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError, ValueError):  # it has ended, or was told already
+            # A process that was forked without Python may hold the pipe too: it would not end.
+            self._process.stdin.write(b"\n")
+        self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+
+def _close_pipes() -> None:
+    """In a process that was forked: the pipe is to end with the notebook's own."""
+    for keeper in list(_waiting):
+        assert keeper._process.stdin is not None
+        keeper._process.stdin.close()
+
+
+os.register_at_fork(after_in_child=_close_pipes)
 
 #: Names another folder for the logs.
 FOLDER = "ALLRANKS_LOG_DIR"
@@ -121,3 +180,212 @@ def _answers(path: Path) -> bool:
         except OSError:
             return False
     return True
+
+
+_FILE = "ipcluster_config.py"
+
+
+def profile_folder() -> Path | None:
+    """Returns the folder of IPython's profile: this notebook's, else the default one.
+
+    None where there can be none: IPython would make a temporary folder, and another for each who
+    asks.
+    """
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None and shell.profile_dir is not None:
+        return Path(shell.profile_dir.location)
+    place = Path(os.path.expanduser(os.environ.get("IPYTHONDIR", "~/.ipython")))
+    if not os.access(place if place.exists() else place.parent, os.W_OK):
+        return None
+    from IPython.paths import get_ipython_dir
+
+    return Path(get_ipython_dir(), "profile_default")
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """How jobs are submitted and cancelled here, and with which options; by default as everywhere.
+
+    The job's number is what ``group`` of ``job_id`` finds in what the submit command says.
+    """
+
+    submit: tuple[str, ...] = ("sbatch",)
+    delete: tuple[str, ...] = ("scancel",)
+    options: tuple[str, ...] = ()
+    job_id: re.Pattern[str] = re.compile(r"\d+")
+    group: int = 0
+
+
+def slurm_settings() -> SlurmSettings:
+    """Returns what ``c.SlurmLauncher`` and its like say in the profile's ``ipcluster_config.py``.
+
+    Its templates are not taken: they would start engines that are no ranks of one world.
+
+    Raises:
+        UsageError: that file cannot be read.
+    """
+    place = profile_folder()
+    if place is None or not (place / _FILE).exists():
+        return SlurmSettings()
+    path = place / _FILE
+    from ipyparallel.cluster.launcher import SlurmEngineSetLauncher
+    from traitlets.config.loader import PyFileConfigLoader
+
+    try:
+        config = PyFileConfigLoader(path.name, path=str(path.parent)).load_config()
+        said = SlurmEngineSetLauncher(config=config, profile_dir=str(path.parent))
+        named = {"partition": said.queue, "account": said.account}
+        named |= {"qos": said.qos, "time": said.timelimit}
+        more = said.formatter.format(said.options, **{**said.context, **said.namespace})
+        options = [f"--{name}={value}" for name, value in named.items() if value]
+        return SlurmSettings(
+            submit=tuple(said.submit_command),
+            delete=tuple(said.delete_command),
+            options=(*options, *shlex.split(more)),
+            job_id=said.job_id_regexp,
+            group=said.job_id_regexp_group,
+        )
+    except Exception as error:  # a person's own Python
+        raise UsageError(
+            f"expected ipyparallel's settings of Slurm in {path}, found {error!r}. Correct it"
+        ) from error
+
+
+_SET_NAME = "allranks on "
+#: When the ranks have ended, or the kernel has died.
+_REMOVE = 'rm -f "$@"'
+_CLOSE_SECONDS = 10.0
+
+
+class ConnectionFiles:
+    """The files of one cluster.
+
+    Args:
+        size: how many ranks it has.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._profile = profile_folder()
+        self._keeper: CleanupProcess | None = None
+
+    def write(self, client: Any, engine: Any, pid: int | None) -> None:
+        """Writes them, where there is a profile: all engines are registered.
+
+        Args:
+            client: ipyparallel's connection information for clients.
+            engine: that for engines.
+            pid: the process that ends the ranks when it is told to end, if that is on this host.
+
+        Raises:
+            OSError: the folder cannot be written to.
+        """
+        if self._profile is None:
+            return
+        folder = self._profile / "security"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _sweep_files(folder)
+        name = next(name for name in _names() if _take(folder, name, client))
+        paths = _paths(folder, name)
+        try:
+            keeper = self._keeper = CleanupProcess(_REMOVE, *map(str, paths))
+        except OSError:
+            paths[0].unlink()
+            raise
+        _write(paths[1], engine)
+        _write(paths[2], _cluster(name, self._profile, self._size, pid or keeper.pid))
+
+    def close(self) -> None:
+        """Removes them; from any thread, and more than once."""
+        if self._keeper is not None:
+            self._keeper.close(_CLOSE_SECONDS)
+
+
+def connection_files() -> list[tuple[Path, int]]:
+    """Returns the file and the size of each cluster of this user's notebooks on this host."""
+    place = profile_folder()
+    found = []
+    if place is not None:
+        folder = place / "security"
+        _sweep_files(folder)
+        for path in sorted(folder.glob("cluster-*.json")):
+            try:
+                size = json.loads(path.read_text())["engines"]["sets"][_set_name()]["n"]
+            except (OSError, ValueError, LookupError, TypeError):
+                continue  # not one of ours, or removed just now
+            found.append((_paths(folder, path.stem.removeprefix("cluster-"))[0], size))
+    return found
+
+
+def _names() -> Iterator[str]:
+    """What a cluster may be called: nothing at all, which is what everybody asks for, or more."""
+    yield ""
+    yield from (f"allranks-{os.getpid()}-{number}" for number in count(1))
+
+
+def _paths(folder: Path, name: str) -> tuple[Path, Path, Path]:
+    """Returns where clients, engines and ipcluster look for a cluster of that name."""
+    controller = f"ipcontroller-{name}-" if name else "ipcontroller-"
+    client, engine = (folder / f"{controller}{kind}.json" for kind in ("client", "engine"))
+    return client, engine, folder / f"cluster-{name}.json"
+
+
+def _take(folder: Path, name: str, client: Any) -> bool:
+    """Returns whether a name was free, and is taken now."""
+    if any(path.exists() for path in _paths(folder, name)):
+        return False
+    try:
+        _write(_paths(folder, name)[0], client)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _write(path: Path, content: Any) -> None:
+    """Writes a file that is whole as soon as it is there, for this user alone.
+
+    Raises:
+        FileExistsError: there is one already.
+    """
+    descriptor, part = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(content, file)
+        os.link(part, path)  # a rename would take the place of another's
+    finally:
+        os.unlink(part)
+
+
+def _cluster(name: str, place: Path, size: int, pid: int) -> dict[str, Any]:
+    """Returns what ``ipcluster`` would have written down."""
+    process = {
+        "cluster_id": name,
+        "profile_dir": str(place),
+        "state": "running",
+        "pid": pid,
+        "output_file": "",
+    }
+    about = {"cluster_id": name, "profile_dir": str(place), "n": size, "controller_args": []}
+    about |= {"controller_ip": "", "controller_location": "", "delay": 1.0}
+    return {
+        "cluster": about | {"class": "ipyparallel.cluster.cluster.Cluster"},
+        "controller": {"class": "local", "state": process},
+        "engines": {"class": "mpi", "sets": {_set_name(): process | {"n": size}}},
+    }
+
+
+def _set_name() -> str:
+    """Returns what tells our clusters, and those of this host: another has other processes."""
+    return f"{_SET_NAME}{socket.gethostname()}"
+
+
+def _sweep_files(folder: Path) -> None:
+    """Removes what clusters of this host have left whose kernel was killed, and all with it."""
+    for path in folder.glob("cluster-*.json"):
+        try:
+            found = json.loads(path.read_text())["engines"]["sets"][_set_name()]
+            left = not psutil.pid_exists(found["pid"])
+        except Exception:  # another's, who may write there what he likes, or removed just now
+            continue
+        for old in _paths(folder, path.stem.removeprefix("cluster-")) if left else ():
+            old.unlink(missing_ok=True)

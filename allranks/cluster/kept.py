@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from allranks.cluster.answers import Answers
-from allranks.cluster.explaining import OnRank
+from allranks.cluster.variables import OnRank
+from allranks.cluster.wire import Answers
 from allranks.errors import UsageError
 
 _NAME = "allranks-kept-"

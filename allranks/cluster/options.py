@@ -1,20 +1,144 @@
-"""What a line asks of a cluster: behind a cell's magic, an ensemble's, or a command."""
+"""What a user asks of a cluster, and the checks of it before anything is sent."""
 
 from __future__ import annotations
 
 import argparse
+import ast
+import importlib.util
+import os
 import shlex
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from keyword import iskeyword
+from operator import index
 from typing import Any, TypeVar
 
+from IPython.core.inputtransformer2 import TransformerManager
+
 from allranks.cluster import launchers
-from allranks.cluster.cluster import Cluster
-from allranks.errors import UsageError
+from allranks.errors import MissingDependency, UsageError
 from allranks.records.config import EVERY_GPU
 
+_EXTRAS = {"tensorflow": "allranks[tensorflow]", "keras": "allranks[tensorflow]"}
+
+
+def check_preload(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of modules that can be imported before the ranks are made.
+
+    Args:
+        names: one a module, or all in one text with commas between.
+
+    Raises:
+        UsageError: one of them is no module's name.
+        MissingDependency: one of them is not installed.
+    """
+    if isinstance(names, str):
+        names = names.split(",") if names else ()
+    try:
+        chosen = tuple(name.strip() for name in names)
+    except (TypeError, AttributeError):
+        raise _no_names(names) from None
+    for name in chosen:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise _no_names(name)
+        package = name.partition(".")[0]
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependency(
+                f"expected {package} to preload, found none installed. "
+                f"Type: pip install '{_EXTRAS.get(package, package)}'"
+            )
+    return chosen
+
+
+def _no_names(found: object) -> UsageError:
+    return UsageError(
+        f"expected names of modules, found {found!r}. Type for example: --preload tensorflow"
+    )
+
+
+_FILE = "<cell>"
+
+
+def below_magic(magic: str, cell: str) -> str:
+    """Returns a cell for the ranks: its magic stays as a comment, which keeps the lines' numbers.
+
+    A magic below it, as ``%%timeit``, has to be the first line.
+    """
+    return cell if cell.lstrip().startswith("%%") else f"# {magic}".rstrip() + f"\n{cell}"
+
+
+def check_source(text: str) -> None:
+    """Raises SyntaxError if a cell cannot be compiled; it may use all of IPython's syntax.
+
+    Raises:
+        SyntaxError: with the cell's own line numbers.
+    """
+    transformed = TransformerManager().transform_cell(text)
+    compile(transformed, _FILE, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+
+
+def explain_syntax(error: SyntaxError, number: int) -> str:
+    """Returns what is wrong with a cell, its line under it, and that nothing has run.
+
+    Args:
+        error: what :func:`check_source` raised.
+        number: the notebook's number of the cell.
+    """
+    told = "".join(traceback.format_exception_only(error))
+    told = told.replace(f'File "{_FILE}"', f"Cell In[{number}]").rstrip()
+    return f"the cell was not run on any rank.\n{told}"
+
+
+def check_timeout(timeout: float | None, name: str = "timeout", link: str = "=") -> None:
+    """Says whether a cell can be given so much time.
+
+    Args:
+        timeout: seconds, or None.
+        name: what it is called where it was said.
+        link: what stands between its name and its value there.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        fits = timeout is None or timeout > 0
+    except TypeError:
+        fits = False
+    if not fits:
+        found = f"{timeout:g}" if isinstance(timeout, float) else repr(timeout)
+        raise UsageError(
+            f"expected {name} in seconds above 0, found {found}. Type for example: {name}{link}60"
+        )
+
+
+def choose_size(n: int | None, gpus: Sequence[object]) -> int:
+    """Returns how many ranks to start.
+
+    Args:
+        n: what is asked for; None for one a GPU, or 2 to 4 by the cores of a machine without.
+        gpus: the GPUs that ranks are pinned to.
+
+    Raises:
+        UsageError: there cannot be so many.
+    """
+    cores = os.cpu_count() or 1
+    size = (len(gpus) or max(2, min(4, cores))) if n is None else n
+    most = max(128, 16 * cores)
+    try:
+        fits = 1 <= index(size) <= most
+    except TypeError:
+        fits = False
+    if not fits:
+        raise UsageError(
+            f"expected between 1 and {most} ranks on this machine, found {size!r}. "
+            f"Type for example: %%distributed -n {min(4, most)}"
+        )
+    return index(size)
+
+
 Parsed = TypeVar("Parsed")
-AnyCluster = TypeVar("AnyCluster", bound=Cluster)
+Made = TypeVar("Made")
 
 #: The options that take a value, by their fields.
 TYPED = {"n": "-n", "gpus": "--gpus", "launcher": "--on", "preload": "--preload"}
@@ -74,8 +198,8 @@ class ClusterOptions:
         words = [word for option, value in said if value is not None for word in (option, value)]
         return [*map(str, words), *(["--exclusive"] if self.exclusive else [])]
 
-    def make(self, kind: type[AnyCluster] = Cluster) -> AnyCluster:  # type: ignore[assignment]
-        """Returns such a cluster of this class, not started.
+    def make(self, kind: Callable[..., Made]) -> Made:
+        """Returns a cluster of the class ``kind`` with these options, not started.
 
         Raises:
             UsageError: there can be none here.

@@ -1,16 +1,15 @@
-"""A cell in flight: what its ranks have said so far, and how it ended."""
+"""One cell on its ranks, from its start to its end, and what shows it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from allranks.cluster import deaths, failures, variables
+from allranks.cluster import failures, variables
 from allranks.cluster.connection import Connection
 from allranks.cluster.profiling import Profiling
 from allranks.cluster.prompts import Prompts
-from allranks.cluster.unheard import GRACE_SECONDS, UNHEARD_SECONDS, Unheard
 from allranks.errors import (
     CellFailed,
     CellInterrupted,
@@ -25,6 +24,60 @@ from allranks.records.ranks import label
 from allranks.records.telemetry import Pulse, Telemetry
 from allranks.records.wire import Answer, Interrupt, Output, Prompt, Reply, Typed
 from allranks.widgets.field import field
+
+NOTICE_SECONDS = 2.0
+"""After an interrupt: by then a rank that hears has left its cell, or tidies up."""
+GRACE_SECONDS = 10.0
+"""After a time-out's interrupt: so long ranks may take to leave the cell."""
+_ASK_BEFORE_SECONDS = 0.5
+"""So long before it is said, the ranks are asked where they are."""
+
+AskSoon = Callable[[str, dict[str, Any], Callable[[Answer], None], Iterable[int]], None]
+
+
+class InterruptTimeout:
+    """What is known of the ranks of one cell, or member, that was interrupted.
+
+    Args:
+        ask_soon: makes a request of ranks while they are busy.
+    """
+
+    def __init__(self, ask_soon: AskSoon) -> None:
+        self._ask_soon = ask_soon
+        self._asked = self._said = False
+        #: Where each rank was seen last.
+        self.lines: dict[int, str] = {}
+
+    def due(self, waited: float, pending: Sequence[int]) -> bool:
+        """Whether it is time to say where the ranks are; true once, and they are asked before.
+
+        Args:
+            waited: seconds since the interrupt.
+            pending: the ranks that are still in the cell.
+        """
+        if waited >= NOTICE_SECONDS - _ASK_BEFORE_SECONDS and not self._asked:
+            self._asked = True
+            self._ask_soon(requests.STATUS, {}, self._take_status, pending)
+        if waited < NOTICE_SECONDS or self._said:
+            return False
+        self._said = True
+        return True
+
+    def _take_status(self, answer: Answer) -> None:
+        line = str(answer.content.get("line") or "")
+        if line:
+            self.lines[answer.rank] = line
+
+    def whereabouts(self, pending: Sequence[int]) -> str:
+        """Returns which ranks are still in the cell, and where."""
+        lines: dict[str, list[int]] = {}
+        for rank in pending:
+            lines.setdefault(self.lines.get(rank, ""), []).append(rank)
+        return "; ".join(
+            f"{label(ranks)} at {line}" if line else f"{label(ranks)}, which does not answer"
+            for line, ranks in lines.items()
+        )
+
 
 _POLL_SECONDS = 0.1
 _MANY_RANKS = 16
@@ -61,29 +114,7 @@ class View(Protocol):
         """Shows everything: the cell has ended."""
 
 
-def check_timeout(timeout: float | None, name: str = "timeout", link: str = "=") -> None:
-    """Says whether a cell can be given so much time.
-
-    Args:
-        timeout: seconds, or None.
-        name: what it is called where it was said.
-        link: what stands between its name and its value there.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    try:
-        fits = timeout is None or timeout > 0
-    except TypeError:
-        fits = False
-    if not fits:
-        found = f"{timeout:g}" if isinstance(timeout, float) else repr(timeout)
-        raise UsageError(
-            f"expected {name} in seconds above 0, found {found}. Type for example: {name}{link}60"
-        )
-
-
-class Run:
+class CellRun:
     """One cell on its ranks.
 
     Args:
@@ -116,7 +147,7 @@ class Run:
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._values: dict[int, bytes] = {}
         self._interrupted_at: float | None = None
-        self._unheard = Unheard(connection.ask_soon)
+        self._unheard = InterruptTimeout(connection.ask_soon)
         self._prompts = Prompts(field(), self._type, view.make_way, view.notice)
         self._stepped_at = time.monotonic()
         self._died: dict[int, Report] = {}
@@ -128,7 +159,7 @@ class Run:
         gone = self._died
         return tuple(rank for rank in self.ranks if rank not in self.replies and rank not in gone)
 
-    def died(self, end: deaths.End) -> None:
+    def died(self, end: failures.ExitReport) -> None:
         """Takes in that a rank has died, while the others live on."""
         rank, roster = end.rank, self._connection.roster
         if rank not in self.ranks or rank in self.replies:
@@ -223,10 +254,10 @@ class Run:
             waited: seconds since the interrupt.
         """
         if self._unheard.due(waited, self.pending):
-            left = GRACE_SECONDS - UNHEARD_SECONDS
+            left = GRACE_SECONDS - NOTICE_SECONDS
             then = f"in {left:g} s" if self.timed_out else "by the next interrupt"
             self.view.notice(
-                f"still in the cell {UNHEARD_SECONDS:g} s after the interrupt: "
+                f"still in the cell {NOTICE_SECONDS:g} s after the interrupt: "
                 f"{self._unheard.whereabouts(self.pending)}; all ranks will be killed {then}"
             )
         if waited >= GRACE_SECONDS and self.timed_out:
@@ -281,7 +312,9 @@ class Run:
     def _lose(self) -> str:
         """Ranks died: shows what each wrote and did not get to send, and returns what happened."""
         if self.size > _MANY_RANKS:
-            self.view.notice(f"{deaths.describe(self._connection.roster.ends)} Killing the others.")
+            self.view.notice(
+                f"{failures.describe_exits(self._connection.roster.ends)} Killing the others."
+            )
             self.view.refresh()
         why = self._connection.lose(shown=True)
         for rank in self.ranks:

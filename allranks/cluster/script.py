@@ -1,4 +1,4 @@
-"""A script on ranks of this machine, in a terminal: ``allranks run`` and ``horovodrun``."""
+"""A script or a function on ranks of this machine: ``allranks run``, and ``allranks.run``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import plain
-from allranks.cluster.run import check_timeout
+from allranks.cluster.options import check_timeout
 from allranks.errors import (
     CellFailed,
     CellInterrupted,
@@ -28,8 +28,115 @@ from allranks.errors import (
 from allranks.records.ranks import label
 from allranks.records.script import Script, ScriptExited
 from allranks.records.wire import Hello
+from allranks.widgets import offered
 from allranks.widgets.dashboard.saved_panel import page
 from allranks.widgets.dashboard.view import TerminalDashboard
+
+#: Of Horovod's arguments, those that ask for nothing that would differ here.
+_IGNORED = {
+    "start_timeout",
+    "disable_cache",
+    "verbose",
+    "use_gloo",
+    "use_mpi",
+    "network_interface",
+    "network_interfaces",
+}
+_REFUSED = {
+    "min_num_proc": "the number of ranks is fixed: leave it out",
+    "max_num_proc": "the number of ranks is fixed: leave it out",
+    "min_np": "the number of ranks is fixed: leave it out",
+    "max_np": "the number of ranks is fixed: leave it out",
+    "slots": "the number of ranks is fixed: leave it out",
+    "reset_limit": "the number of ranks is fixed: leave it out",
+    "cooldown_range": "hosts are never excluded: leave it out",
+    "host_discovery_script": "the hosts are fixed: leave it out",
+    "hostfile": "the ranks run on this machine: leave it out",
+    "ssh_port": "the ranks run on this machine: leave it out",
+    "ssh_identity_file": "the ranks run on this machine: leave it out",
+    "mpi_args": "set OMPI_MCA_… or MPICH's variables in the environment",
+    "output_filename": "every rank has a log; see allranks.Cluster.log_dir",
+    "executable": "the ranks run this Python: start the notebook with the other one",
+}
+_HERE = ("localhost", "127.0.0.1")
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    num_proc: int | None = None,
+    *,
+    np: int | None = None,
+    hosts: str | None = None,
+    timeout: float | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Calls a function on every rank and returns its results, in order of rank.
+
+    The notebook's ranks call it, where there are as many as are asked for and no cell keeps them
+    busy; otherwise ranks are started for it, and ended after it.
+
+    Args:
+        func: what every rank calls, with ``args`` and ``kwargs``; it may be defined in a cell.
+        num_proc: how many ranks; 1 by default, as in Horovod.
+        np: Horovod's older name of ``num_proc``.
+        hosts: ``localhost`` or ``localhost:4``.
+        timeout: seconds after which the ranks are interrupted.
+        options: Horovod's others. ``start_timeout``, ``disable_cache``, ``verbose``, ``use_gloo``,
+            ``use_mpi`` and ``network_interface(s)`` change nothing; the rest is refused.
+
+    Raises:
+        CellFailed: the function raised on at least one rank; with that rank's traceback.
+        ClusterLost: a rank died.
+        UsageError: an argument is not supported.
+
+    Source: ``horovod.run`` of Horovod 0.28.
+    """
+    _check_options(options)
+    size = _chosen_size(num_proc, np, hosts)
+    call = (func, tuple(args), dict(kwargs or {}))
+    shared = offered.session.running if offered.session is not None else None
+    if isinstance(shared, Cluster) and shared.size == size and shared.is_up() and not shared.busy:
+        return shared.call(*call, timeout=timeout)
+    started = Cluster(size)
+    started.heal_when("off")  # nothing is run on the ranks afterwards
+    with started as fresh:
+        return fresh.call(*call, timeout=timeout)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if name in _REFUSED and value is not None:
+            raise UsageError(f"run() expected no {name}, found {value!r}: {_REFUSED[name]}.")
+        if name not in _REFUSED and name not in _IGNORED:
+            raise UsageError(
+                f"run() has no argument {name!r}. Arguments of the function go in args and kwargs: "
+                "run(train, args=(0.01,), np=4)"
+            )
+
+
+def _chosen_size(num_proc: int | None, np: int | None, hosts: str | None) -> int:
+    if num_proc is not None and np is not None and num_proc != np:
+        raise UsageError(
+            f"expected one number of ranks, found num_proc={num_proc} and np={np}. Type: np={np}"
+        )
+    size = next((given for given in (num_proc, np) if given is not None), None)
+    slots = 0
+    for part in (hosts or "").split(",") if hosts else ():
+        host, _, count = part.strip().partition(":")
+        if host not in _HERE or (count and not count.isdecimal()):
+            raise UsageError(
+                f"run() starts ranks on this machine, found hosts={hosts!r}. "
+                "Type: hosts='localhost:4', or leave it out"
+            )
+        slots += int(count or 1)
+    if hosts and size is not None and size > slots:
+        raise UsageError(
+            f"expected hosts with room for {size} ranks, found hosts={hosts!r}. Leave it out."
+        )
+    return 1 if size is None else size
+
 
 _STYLE = (
     "body { font: 15px sans-serif; margin: 2em } td, th { padding: 2px 10px; text-align: right } "
@@ -89,7 +196,7 @@ class _View(TerminalDashboard):
         self.figures.end()
 
 
-def run(job: ScriptRun) -> int:
+def run_script(job: ScriptRun) -> int:
     """Runs a script on ranks that are started for it; returns an exit code.
 
     It is 0 where all went well, the script's own where it ended with one, 124 where its time was
@@ -114,7 +221,7 @@ def run(job: ScriptRun) -> int:
             except ClusterLost as error:
                 code, failure = 1, str(error)
             except CellFailed as error:
-                code, failure = _ended(error)
+                code, failure = _exit_code(error)
             if job.log_dir:
                 _keep_logs(cluster, Path(job.log_dir))
     except KeyboardInterrupt:  # while the ranks started, or ended
@@ -150,7 +257,7 @@ def _check_files(job: ScriptRun) -> None:
         raise UsageError(f"expected a place to write to, found {error}. Name another.") from error
 
 
-def _ended(error: CellFailed) -> tuple[int, str]:
+def _exit_code(error: CellFailed) -> tuple[int, str]:
     """An exit code, and what a person is told."""
     if isinstance(error, CellTimeout):
         return _TIMED_OUT, error.text

@@ -1,26 +1,69 @@
-"""The clusters of this user that run on this machine, and one that another notebook has left."""
+"""This user's clusters on this machine: to list them, attach to one, or watch one."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pwd
+import re
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from allranks.cluster import folders
-from allranks.cluster.durations import as_time
-from allranks.cluster.nursery import Nursery, end_session, event_of
+from allranks.cluster.host_agent import HostAgent, end_session, event_of
+from allranks.cluster.sharing import unpack
 from allranks.errors import UsageError
-from allranks.records.config import NOTEBOOKS_DOOR, NurseryConfig, own_notebook, version
+from allranks.records.config import (
+    NOTEBOOKS_DOOR,
+    WATCHERS_DOOR,
+    NurseryConfig,
+    own_notebook,
+    version,
+)
 from allranks.records.ranks import label
+
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_MOST_DAYS = 365
+_TYPED = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(_UNITS)})")
+
+
+def seconds_of(text: str, command: str) -> float:
+    """Returns the seconds of a time as ``90s``, ``30m``, ``2h`` or ``1d``.
+
+    Raises:
+        UsageError: it is none.
+    """
+    found = _TYPED.fullmatch(text)
+    if found is None or not float(found[1]):
+        raise UsageError(
+            f"expected a time as 90s, 30m, 2h or 1d, found {text!r}. "
+            f"Type for example: %distributed {command} 30m"
+        )
+    seconds = float(found[1]) * _UNITS[found[2]]
+    if seconds > _MOST_DAYS * _UNITS["d"]:
+        raise UsageError(
+            f"expected a time of at most {_MOST_DAYS}d, found {text!r:.60}. "
+            f"Type for example: %distributed {command} 7d"
+        )
+    return seconds
+
+
+def as_time(seconds: float) -> str:
+    """Returns it as ``45 s``, ``30 min`` or ``2 h``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.3g} h"
+
 
 _VISIT_SECONDS = 3.0
 _GLANCE_SECONDS = 0.2
@@ -32,7 +75,7 @@ _STAYS = (
 
 
 @dataclass(frozen=True)
-class Found:
+class SessionInfo:
     """A cluster that runs here, and what it says of itself.
 
     ``began`` is in seconds since 1970, ``running`` the number of the cell that its ranks run, else
@@ -63,7 +106,7 @@ class Found:
         return os.path.basename(path) if path.endswith(".ipynb") else path
 
 
-def running(seconds: float = _VISIT_SECONDS) -> list[Found]:
+def running(seconds: float = _VISIT_SECONDS) -> list[SessionInfo]:
     """Returns this user's clusters that run on this machine, the oldest first.
 
     Args:
@@ -80,15 +123,15 @@ def running(seconds: float = _VISIT_SECONDS) -> list[Found]:
     return sorted(found, key=lambda session: session.began)
 
 
-def _found(path: str | Path, want: str, seconds: float = _VISIT_SECONDS) -> Found:
+def _found(path: str | Path, want: str, seconds: float = _VISIT_SECONDS) -> SessionInfo:
     with _visit(Path(path), want, seconds) as door:
         told = json.loads(door.makefile("rb").readline())
     # Another version may tell more.
-    known = {field.name: told[field.name] for field in fields(Found) if field.name in told}
-    return Found(name_of(path), str(path), **known)
+    known = {field.name: told[field.name] for field in fields(SessionInfo) if field.name in told}
+    return SessionInfo(name_of(path), str(path), **known)
 
 
-def visit(folder: str, want: str = "about") -> Found | None:
+def visit(folder: str, want: str = "about") -> SessionInfo | None:
     """Returns what the cluster of that session's folder says of itself; None where it has ended.
 
     Args:
@@ -109,14 +152,14 @@ def listing() -> str:
     return "\n".join(_line(one) for one in found)
 
 
-def _line(one: Found) -> str:
+def _line(one: SessionInfo) -> str:
     since = time.strftime("%H:%M", time.localtime(one.began))
     does = f"running In[{one.running}]" if one.running else "idle"
     ranks = f"{label(range(one.size))} of {one.notebook}"
     return f"{one.name}  {ranks}, since {since}, {does}; {whose(one)}"
 
 
-def whose(one: Found) -> str:
+def whose(one: SessionInfo) -> str:
     """Returns which notebook a cluster is attached to, and which watch it."""
     if one.holder == os.getpid():
         has = "attached to this notebook"
@@ -148,7 +191,7 @@ def waiting() -> str:
     return f"Starting new ranks. Earlier ones are detached: {whose}. To list them: {_LIST}"
 
 
-def chosen(name: str) -> Found:
+def chosen(name: str) -> SessionInfo:
     """Returns the cluster of that name, or the only one that this notebook has had.
 
     Of several, one that nobody holds comes first. Another notebook's has to be named.
@@ -177,7 +220,7 @@ def chosen(name: str) -> Found:
     return named[0]
 
 
-def check_version(session: Found) -> None:
+def check_version(session: SessionInfo) -> None:
     """Raises where another version of allranks runs in a cluster.
 
     Raises:
@@ -190,7 +233,7 @@ def check_version(session: Found) -> None:
         )
 
 
-def held(session: Found) -> str:
+def held(session: SessionInfo) -> str:
     """Returns why a cluster cannot be had that a notebook holds, and what to type."""
     if session.holder == os.getpid():
         return f"this notebook is already attached to the ranks of {session.name}"
@@ -200,7 +243,7 @@ def held(session: Found) -> str:
     )
 
 
-def _not_found(name: str, named: Sequence[Found]) -> str:
+def _not_found(name: str, named: Sequence[SessionInfo]) -> str:
     if named:
         names = ", ".join(one.name for one in named)
         return f"expected the name of one cluster, found that {name} matches {names}"
@@ -242,7 +285,7 @@ def _visit(path: Path, want: str, seconds: float = _VISIT_SECONDS) -> socket.soc
     return door
 
 
-class Taken(Nursery):
+class AttachedHostAgent(HostAgent):
     """A nursery that another notebook has started, and this one holds from now on.
 
     Args:
@@ -252,7 +295,7 @@ class Taken(Nursery):
         UsageError: it has ended, another notebook was faster, or runs another allranks.
     """
 
-    def __init__(self, session: Found) -> None:
+    def __init__(self, session: SessionInfo) -> None:
         check_version(session)
         self._pid = session.pid
         self._holds = True
@@ -266,7 +309,9 @@ class Taken(Nursery):
         if name != "attached":
             self._door.close()
             holder = told.get("holder", 0)
-            raise UsageError(held(Found(**vars(session) | {"holder": holder})) if holder else gone)
+            raise UsageError(
+                held(SessionInfo(**vars(session) | {"holder": holder})) if holder else gone
+            )
         self._door.settimeout(None)
         self.config = NurseryConfig.from_fields(told["config"])
         self.memo: dict[str, Any] = told["memo"]
@@ -318,3 +363,103 @@ class Taken(Nursery):
         self._deliver("nursery_exit", {"code": 0 if said_so else -signal.SIGKILL})
         if not said_so:
             end_session(self.pid, self.config.session_dir)
+
+
+_OPENS_SECONDS = 2.0
+_ANSWERS_SECONDS = 5.0
+_LETS_GO_SECONDS = 10.0
+_POLL_SECONDS = 0.02
+
+
+def watch(folder: str, seen: int) -> socket.socket:
+    """Returns a connection to the notebook that holds ranks, which tells of them from now on.
+
+    Args:
+        folder: the session's.
+        seen: the last cell that was seen of them; 0 for none.
+
+    Raises:
+        OSError: it does not listen.
+    """
+    door = _connected(folder)
+    try:
+        door.sendall(json.dumps({"want": "watch", "seen": seen}).encode() + b"\n")
+    except BaseException:
+        door.close()
+        raise
+    return door
+
+
+async def messages(door: socket.socket) -> AsyncIterator[tuple[dict[str, Any], list[bytes]]]:
+    """Yields what the notebook tells that holds the ranks, until it does so no longer.
+
+    Each is a head and the frames of a record (see ``allranks.cluster.sharing.pack``).
+
+    Raises:
+        OSError: the connection is broken.
+    """
+    reader, writer = await asyncio.open_unix_connection(sock=door)
+    try:
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                yield await unpack(reader.readexactly)
+    finally:
+        writer.close()
+
+
+def borrow(folder: str) -> SessionInfo:
+    """Has the notebook that holds the ranks let them go; returns the cluster, which is free then.
+
+    Raises:
+        UsageError: it does not, or the ranks have ended.
+    """
+    found = visit(folder, "watch")
+    if found is not None and found.holder not in (0, os.getpid()):
+        _ask(found)
+        deadline = time.monotonic() + _LETS_GO_SECONDS
+        holder = found.holder
+        while found is not None and found.holder == holder and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+            found = visit(folder)
+    if found is None:
+        raise UsageError(
+            f"expected the ranks of {name_of(folder)}, found that they have ended. Run the cell "
+            "again, and it starts ranks of its own"
+        )
+    return found
+
+
+def _ask(found: SessionInfo) -> None:
+    whose = f"the notebook of process {found.holder}"
+    try:
+        with _connected(found.folder) as door:
+            door.sendall(json.dumps({"want": "lend"}).encode() + b"\n")
+            line = door.makefile("rb").readline()
+    except TimeoutError:
+        why = f"{whose} has not answered: it runs a cell of its own. Wait for its end there"
+    except OSError:
+        return  # it has gone, or let them go: the nursery knows
+    else:
+        why = f"{whose} has them, and {json.loads(line)['refused']}" if b"refused" in line else ""
+    if why:
+        raise UsageError(
+            f"expected idle ranks, found that {why}, and run this cell again; nothing was run"
+        )
+
+
+def _connected(folder: str) -> socket.socket:
+    """Returns a connection to who holds the ranks, which listens in a moment."""
+    path = os.path.join(folder, WATCHERS_DOOR)
+    deadline = time.monotonic() + _OPENS_SECONDS
+    while True:
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        door.settimeout(_ANSWERS_SECONDS)
+        try:
+            door.connect(path)
+        except OSError:
+            door.close()
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_SECONDS)
+        else:
+            return door

@@ -1,13 +1,13 @@
-"""What a notebook that holds ranks tells those that watch, and is asked by them.
+"""What a notebook that holds ranks sends to notebooks that watch them.
 
-Nothing of it is there before somebody watches. A watcher has a queue of its own, which is bounded:
-what finds no room in it is counted and not told, and once there is room again the watcher is told
-where the cell is. One thread sends it all, and waits for nobody.
+Each watcher has a bounded queue. Messages beyond the bound are counted and dropped; once there is
+room again, the watcher gets the state of the cell. One thread sends everything and never blocks on
+a watcher.
 
-A watcher says one line of JSON, ``{"want": "watch", "seen": 7}``, and is told messages from then on
-(see :func:`pack`); where it has seen cells before, as here the seventh, the last one from its
-beginning, as far as that is kept. Who is to run a cell says ``{"want": "lend"}`` and is told one
-line, which is ``{"lent": true}`` or ``{"refused": "…"}``.
+A watcher sends one line of JSON, ``{"want": "watch", "seen": 7}``, and receives messages from then
+on (see :func:`pack`). If it has seen earlier cells, here the seventh, it receives the last cell
+from its beginning, as far as that is kept. A notebook that wants to run a cell sends
+``{"want": "lend"}`` and receives one line: ``{"lent": true}`` or ``{"refused": "…"}``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from allranks.cluster.left import Left
 from allranks.records.config import WATCHERS_DOOR
+from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Strip, Timings
 from allranks.records.wire import (
     Died,
@@ -39,6 +40,57 @@ from allranks.records.wire import (
     encode,
 )
 
+
+@dataclass(frozen=True)
+class DetachedCell:
+    """What the ranks that another notebook has started had been doing.
+
+    ``cell`` is the number of their last cell, ``name`` what it is called in reports, ``ranks``
+    those that it was sent to and ``running`` those that have not ended it; ``unseen`` says whether
+    nobody may have seen its end, ``seconds`` how long it took so far. ``epoch`` and ``dirty`` are
+    as the ranks have them. ``members`` has the cells of an ensemble's members, by rank.
+    """
+
+    cell: int
+    name: str
+    ranks: tuple[int, ...]
+    running: tuple[int, ...]
+    unseen: bool
+    seconds: float
+    epoch: int
+    dirty: bool
+    members: Mapping[int, int]
+
+    @classmethod
+    def of(cls, told: Mapping[int, Mapping[str, Any]]) -> DetachedCell:
+        """Returns what ranks answer when they are attached to, each for itself."""
+        cell = max(each["cell"] for each in told.values())
+        last = {rank: each for rank, each in told.items() if each["cell"] == cell and cell}
+        running = tuple(rank for rank, each in last.items() if each["busy"])
+        names = [each["label"] for each in last.values()]
+        members = {rank: each["cell"] for rank, each in told.items() if each["member"]}
+        return cls(
+            cell=cell,
+            name=names[0] if names else "",
+            ranks=tuple(sorted(last)),
+            running=tuple(sorted(running)),
+            unseen=not members and any(each["busy"] or each["unseen"] for each in last.values()),
+            seconds=max((each["seconds"] for each in last.values()), default=0.0),
+            epoch=max(each["epoch"] for each in told.values()),
+            dirty=any(each["dirty"] and not each["busy"] for each in told.values()),
+            members=members,
+        )
+
+    @property
+    def text(self) -> str:
+        """What became of the cell, in a line."""
+        name = self.name.removeprefix("cell ")
+        if self.running:
+            are = "are" if len(self.running) > 1 else "is"
+            return f"{label(self.running)} {are} still running {name}; its output so far:"
+        return f"{name} finished while no notebook was attached:"
+
+
 _MOST_NBYTES = 16 << 20
 _KEPT_NBYTES = 1 << 20
 _LINE_NBYTES = 4096
@@ -48,7 +100,7 @@ _TOLD = (Output, Prompt, Points, Pulse, Strip, Timings, RunMember)
 Frames = Sequence[bytes]
 
 
-class Sharing:
+class WatcherFeed:
     """Tells watchers what ranks are given to run, and what they tell of it."""
 
     def __init__(self) -> None:
@@ -142,7 +194,7 @@ class Sharing:
             if self._told_nbytes > _KEPT_NBYTES:
                 self._told = None
 
-    def follow(self, left: Left) -> None:
+    def follow(self, left: DetachedCell) -> None:
         """Takes in that ranks run a cell which another notebook has sent."""
         cell = RunCell(left.cell, "", 0, left.ranks, left.name, False, 0)
         self.take(cell, encode(cell), left.seconds)

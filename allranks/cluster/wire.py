@@ -1,27 +1,186 @@
-"""The notebook's end of the wire: listens for ranks, or for the hosts that they are on.
+"""The connection to the ranks: sockets, the queue of their messages, and their answers.
 
-Both sockets are encrypted with a key pair made for this cluster. Its public key is handed to the
-ranks through the nursery's standard input only, so that it serves as the shared secret.
-
-Ranks of other hosts are reached through one relay a host (see ``allranks.engine.host.relay``).
-Ranks that another notebook has started come to sockets in their session's folder, which only this
-user may enter.
+Both sockets are encrypted with a key pair made for this cluster. Only the host agent gets its
+public key, through its standard input, and passes it to the ranks, so it serves as the shared
+secret. The ranks of another host are reached through that host's relay
+(`allranks.engine.host.relay`). Ranks that another notebook started connect to sockets in their
+session's folder, which only this user may enter.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import queue
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
 
 import zmq
 
-from allranks.cluster.sharing import Sharing
+from allranks.cluster.sharing import WatcherFeed
 from allranks.errors import StartFailed
 from allranks.records.config import BEAT_SECONDS, COMMANDS_AT_HOME, EVENTS_AT_HOME, LIMIT_SECONDS
 from allranks.records.deferred import deferred
-from allranks.records.wire import Record, decode, encode, split_messages
+from allranks.records.wire import Answer, Ask, Record, decode, encode, split_messages
+
+
+@dataclass(frozen=True)
+class FromRank:
+    """A record that a rank sent, and its payloads."""
+
+    record: Record
+    payloads: list[bytes]
+
+
+@dataclass(frozen=True)
+class FromHostAgent:
+    """An event that the nursery told."""
+
+    name: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class InterruptRequested:
+    """The user interrupted the notebook's kernel."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Something came from a rank that could not be read."""
+
+    problem: Exception
+
+
+Event = FromRank | FromHostAgent | InterruptRequested | Unreadable
+
+
+class EventQueue:
+    """The queue of one cluster's events."""
+
+    def __init__(self) -> None:
+        # Its put() may be called from a signal handler; queue.Queue's may not.
+        self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._wake: Callable[[], object] | None = None
+
+    def put(self, event: Event) -> None:
+        """Adds an event, from any thread and from signal handlers."""
+        self._queue.put(event)
+        wake = self._wake
+        if wake is not None:
+            wake()
+
+    def wait(self, seconds: float) -> list[Event]:
+        """Returns the events that are there, or the first to come within ``seconds``."""
+        events: list[Event] = []
+        try:
+            events.append(
+                self._queue.get(timeout=seconds) if seconds > 0 else self._queue.get_nowait()
+            )
+            while True:
+                events.append(self._queue.get_nowait())
+        except queue.Empty:
+            return events
+
+    @contextmanager
+    def waking(self) -> Iterator[Callable[[float], Awaitable[None]]]:
+        """Within, a coroutine can await the next event, for so many seconds at most."""
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
+
+        async def next_event(seconds: float) -> None:
+            try:
+                await asyncio.wait_for(came.wait(), seconds)
+            except TimeoutError:
+                pass  # an interrupt does not wake a sleeping loop: the caller looks again
+            except asyncio.CancelledError:
+                # What an interrupt becomes where the kernel's own handler hears it.
+                task = asyncio.current_task()
+                if task is not None:
+                    task.uncancel()
+                self.put(InterruptRequested())
+            came.clear()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the kernel is ending: its loop is closed already
+                loop.call_soon_threadsafe(came.set)
+
+        self._wake = wake
+        if not self._queue.empty():
+            came.set()
+        try:
+            yield next_event
+        finally:
+            self._wake = None
+
+    @contextmanager
+    def hearing_interrupts(self) -> Iterator[None]:
+        """Within, SIGINT of this process is put into the queue instead of being raised."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def pressed(_signal: int, _frame: FrameType | None) -> None:
+            self.put(InterruptRequested())
+
+        before = signal.signal(signal.SIGINT, pressed)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+Answers = dict[int, tuple[dict[str, Any], list[bytes]]]
+"""By rank, what it answered, and the payloads of that."""
+AnswersSoFar = dict[int, tuple[Answer, list[bytes]]]
+"""What has been answered so far: by which rank, and what came with it."""
+DeliverAnswer = Callable[[Answer], None]
+
+
+class PendingRequests:
+    """The requests of one notebook that answers may still come to.
+
+    Args:
+        last: the number before the first one's.
+    """
+
+    def __init__(self, last: int = 0) -> None:
+        self._last = last
+        self._open: dict[int, AnswersSoFar] = {}
+        self._delivers: dict[int, DeliverAnswer] = {}
+
+    @contextmanager
+    def awaited(self, name: str, arguments: dict[str, Any]) -> Iterator[tuple[Ask, AnswersSoFar]]:
+        """Yields a request that is to be sent; within, its answers are there as they come."""
+        ask, got = self._new(name, arguments), AnswersSoFar()
+        self._open[ask.request] = got
+        try:
+            yield ask, got
+        finally:
+            del self._open[ask.request]
+
+    def delivered(self, name: str, arguments: dict[str, Any], deliver: DeliverAnswer) -> Ask:
+        """Returns a request that is to be sent; ``deliver`` is called with each answer to it."""
+        ask = self._new(name, arguments)
+        self._delivers[ask.request] = deliver
+        return ask
+
+    def take(self, answer: Answer, payloads: list[bytes]) -> None:
+        """Hands an answer to who waits for it; one that comes too late is left out."""
+        if answer.request in self._open:
+            self._open[answer.request][answer.rank] = (answer, payloads)
+        elif answer.request in self._delivers:
+            self._delivers[answer.request](answer)
+
+    def _new(self, name: str, arguments: dict[str, Any]) -> Ask:
+        self._last += 1
+        return Ask(self._last, name, arguments)
+
 
 Deliver = Callable[[Record, list[bytes]], None]
 DeliverUnread = Callable[[Exception], None]
@@ -61,7 +220,7 @@ class Wire:
         self._heard: dict[str, int] = {}
         self._looks, self._next_look = 0, 0.0
         #: What notebooks are told that watch this one.
-        self.sharing = Sharing()
+        self.sharing = WatcherFeed()
         self._context = zmq.Context()
         #: What a widget's view says may come in any thread.
         self._lock = threading.RLock()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import allranks
-from allranks.cluster import doctor, findings, script
+from allranks.cluster import doctor, script
 from allranks.command import export, install_kernel
 from allranks.command.parsers import add_command, add_size
 from allranks.errors import AllranksError, UsageError
@@ -82,7 +82,7 @@ def _run(typed: argparse.Namespace) -> int:
         words = words[2:] if words[1:2] == ["-u"] else words[1:]
     if not words or words[0].startswith("-"):
         raise UsageError(f"expected a script, found {words}. Type for example: {_RUN_EXAMPLE}")
-    return script.run(
+    return script.run_script(
         script.ScriptRun(typed.size, words, typed.timeout, typed.log_dir, typed.report)
     )
 
@@ -99,8 +99,8 @@ def _doctor(typed: argparse.Namespace) -> int:
     if typed.json:
         sys.stdout.write(json.dumps([one._asdict() for one in found], indent=2) + "\n")
     else:
-        sys.stdout.write(findings.report(found) + "\n")
-    return int(any(one.state == findings.WRONG for one in found))
+        sys.stdout.write(doctor.report(found) + "\n")
+    return int(any(one.state == doctor.WRONG for one in found))
 
 
 if __name__ == "__main__":

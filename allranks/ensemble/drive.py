@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from uuid import uuid4
 
+from allranks.cluster.cells import MemberSlots, Slot
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.crew import Crew, Slot
-from allranks.cluster.deaths import culprits
-from allranks.cluster.failures import ended, stubborn
-from allranks.cluster.unheard import GRACE_SECONDS, UNHEARD_SECONDS, Unheard
+from allranks.cluster.failures import culprits, ended, stubborn
+from allranks.cluster.run import GRACE_SECONDS, NOTICE_SECONDS, InterruptTimeout
 from allranks.ensemble.early import Early
 from allranks.ensemble.ledger import Ledger
 from allranks.ensemble.member import FAILED, RUNNING, STOPPED, STOPPED_EARLY, WAITING, Member
@@ -72,7 +71,7 @@ class Drive:
         self._presses = 0
         self._blameless = 0
         #: For each cell of a member that was interrupted, what is known of its ranks.
-        self._unheard: dict[int, Unheard] = {}
+        self._unheard: dict[int, InterruptTimeout] = {}
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────
 
@@ -129,7 +128,7 @@ class Drive:
         self.ledger.logs = {rank: hello.log for rank, hello in hellos.items()}
 
     @contextmanager
-    def _shift(self) -> Iterator[Crew]:
+    def _shift(self) -> Iterator[MemberSlots]:
         """One set of ranks, from the first member that they run to their last or their death."""
         with self.cluster.crew(self.plan.ranks_each) as crew:
             crew.deliver = self.ledger.take
@@ -156,12 +155,12 @@ class Drive:
     def _left(self) -> bool:
         return bool(self.ledger.waiting) and not self._presses and self.ledger.problem is None
 
-    def _settled(self, crew: Crew) -> bool:
+    def _settled(self, crew: MemberSlots) -> bool:
         if crew.ranks.over:
             return True
         return not crew.at_work() and not self._left() and crew.ranks.up
 
-    def _turn(self, crew: Crew, presses: int) -> None:
+    def _turn(self, crew: MemberSlots, presses: int) -> None:
         for _ in range(presses):
             self._press(crew)
         self._grant(crew)
@@ -179,7 +178,7 @@ class Drive:
 
     # ── start and stop ───────────────────────────────────────────────────────────────────────
 
-    def _start(self, crew: Crew, slot: Slot, member: Member) -> None:
+    def _start(self, crew: MemberSlots, slot: Slot, member: Member) -> None:
         member.state, member.ranks = RUNNING, slot.ranks
         self.ledger.started[member.number] = time.monotonic()
         host = self.cluster.hellos[slot.ranks[0]].host
@@ -201,7 +200,7 @@ class Drive:
                 self.view.works_on(rank, member.number)
         self.ledger.show(member)
 
-    def _stop_all(self, crew: Crew) -> None:
+    def _stop_all(self, crew: MemberSlots) -> None:
         for member in self.ledger.waiting:
             member.state = STOPPED
             self.ledger.show(member)
@@ -209,7 +208,7 @@ class Drive:
         for slot in crew.at_work():
             self.ledger.interrupt(crew, slot, STOPPED)
 
-    def _press(self, crew: Crew) -> None:
+    def _press(self, crew: MemberSlots) -> None:
         """The notebook was interrupted; the second time, ranks that did not settle are ended."""
         self._presses += 1
         self.ledger.closed = True
@@ -219,7 +218,7 @@ class Drive:
             pending = [rank for slot in crew.at_work() for rank in slot.ranks]
             crew.ranks.close("lost", stubborn(pending, self.cluster.size))
 
-    def _grant(self, crew: Crew) -> None:
+    def _grant(self, crew: MemberSlots) -> None:
         """Does what ``runs.add`` and ``runs.stop`` have asked for."""
         assert self.runs.wishes is not None
         while True:
@@ -240,7 +239,7 @@ class Drive:
                     member.state = STOPPED
                     self.ledger.show(member)
 
-    def _interrupt_late(self, crew: Crew) -> None:
+    def _interrupt_late(self, crew: MemberSlots) -> None:
         if self.plan.timeout is None:
             return
         now = time.monotonic()
@@ -249,27 +248,27 @@ class Drive:
             if now - self.ledger.started[slot.member] > self.plan.timeout:
                 self.ledger.interrupt(crew, slot, FAILED)
 
-    def _insist(self, crew: Crew) -> None:
+    def _insist(self, crew: MemberSlots) -> None:
         """Says where members are that do not hear an interrupt; a time-out ends their ranks."""
         for slot in crew.at_work():
             waited = self.ledger.since_interrupt(slot)
             pending = [rank for rank in slot.ranks if rank not in slot.replies]
             if not waited or slot.member is None:
                 continue
-            unheard = self._unheard.setdefault(slot.cell, Unheard(self.cluster.ask_soon))
+            unheard = self._unheard.setdefault(slot.cell, InterruptTimeout(self.cluster.ask_soon))
             late = self.ledger.why.get(slot.member) == FAILED
             if unheard.due(waited, pending):
                 twice = "the next interrupt" if self._presses else "two interrupts of the notebook"
-                then = f"in {GRACE_SECONDS - UNHEARD_SECONDS:g} s" if late else f"by {twice}"
+                then = f"in {GRACE_SECONDS - NOTICE_SECONDS:g} s" if late else f"by {twice}"
                 self.view.notice(
-                    f"member {slot.member} has not ended {UNHEARD_SECONDS:g} s after its "
+                    f"member {slot.member} has not ended {NOTICE_SECONDS:g} s after its "
                     f"interrupt: {unheard.whereabouts(pending)}; all ranks will be killed {then}"
                 )
             if late and waited >= GRACE_SECONDS:
                 self._end_ranks(crew, slot, unheard.whereabouts(pending))
                 return
 
-    def _end_ranks(self, crew: Crew, stuck: Slot, where: str) -> None:
+    def _end_ranks(self, crew: MemberSlots, stuck: Slot, where: str) -> None:
         """Ends all ranks for one member that went past its time and does not hear of it."""
         assert stuck.member is not None
         size, busy = self.cluster.size, crew.at_work()
@@ -306,7 +305,7 @@ class Drive:
 
     # ── death ────────────────────────────────────────────────────────────────────────────────
 
-    def _mourn(self, crew: Crew) -> None:
+    def _mourn(self, crew: MemberSlots) -> None:
         """A rank died and the others were ended: its member runs again, once, and so do theirs."""
         died = culprits(crew.ranks.roster.ends)
         culprit = died[0].rank if died else None

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from allranks.cluster import failures
-from allranks.cluster.crew import Crew, Slot
-from allranks.cluster.roster import CellRecord
+from allranks.cluster.cells import MemberSlots, Slot
+from allranks.cluster.failures import CellRecord
 from allranks.ensemble.arrays import Arena, Shared
 from allranks.ensemble.early import Early
 from allranks.ensemble.estimate import remaining_seconds
@@ -97,7 +97,9 @@ class Ledger:
                 self.waiting.append(member)
             self.show(member)
 
-    def take(self, crew: Crew, slot: Slot, record: CellRecord, payloads: list[bytes]) -> None:
+    def take(
+        self, crew: MemberSlots, slot: Slot, record: CellRecord, payloads: list[bytes]
+    ) -> None:
         """Takes in a record of the member that a slot runs."""
         assert slot.member is not None
         member = self.runs[slot.member]
@@ -114,7 +116,7 @@ class Ledger:
             self._ended(crew, slot, member)
 
     def _logged(
-        self, crew: Crew, slot: Slot, member: Member, record: Points, payload: bytes
+        self, crew: MemberSlots, slot: Slot, member: Member, record: Points, payload: bytes
     ) -> None:
         place = record.rank - slot.ranks[0]
         if place:
@@ -137,7 +139,7 @@ class Ledger:
             self._find_metric()
         self.show(member)
 
-    def _ended(self, crew: Crew, slot: Slot, member: Member) -> None:
+    def _ended(self, crew: MemberSlots, slot: Slot, member: Member) -> None:
         """All ranks of a member have left it."""
         replies = [slot.replies[rank] for rank in slot.ranks]
         reports = _own(slot, [reply.report for reply in replies if reply.report is not None])
@@ -265,7 +267,7 @@ class Ledger:
             others.append(f"{self._stored} from the store, computed on {since} or later")
         return ", ".join([f"{finished} of {len(self.runs)} finished", *others])
 
-    def progress(self, crew: Crew) -> str:
+    def progress(self, crew: MemberSlots) -> str:
         """Returns :meth:`counts`, and how long the rest will take as far as that can be told."""
         now = time.monotonic()
         if now - self._counted[0] >= _COUNT_SECONDS:
@@ -278,7 +280,7 @@ class Ledger:
         said = self._estimated[1] if crew.at_work() or self.waiting else ""
         return self._counted[1] + (f"; {said} left" if said else "")
 
-    def interrupt(self, crew: Crew, slot: Slot, why: str) -> None:
+    def interrupt(self, crew: MemberSlots, slot: Slot, why: str) -> None:
         """Interrupts a member; ``why`` says what becomes of it.
 
         Where it was before, and goes on all the same, it is again: a library may have caught that.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from allranks.cluster import cluster as plain
-from allranks.cluster.run import check_timeout
+from allranks.cluster.options import check_timeout
 from allranks.ensemble.drive import Drive, Plan
 from allranks.ensemble.member import FAILED, FINISHED, Member, short
 from allranks.ensemble.runs import Runs

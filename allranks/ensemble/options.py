@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from allranks.cluster.options import ClusterOptions, check_out
-from allranks.cluster.run import check_timeout
+from allranks.cluster.options import ClusterOptions, check_out, check_timeout
 from allranks.ensemble import grid
 from allranks.ensemble.early import KINDS, read_metric
 from allranks.ensemble.words import unquoted, words

@@ -176,7 +176,7 @@ def _run(options: HorovodrunOptions, script: list[str]) -> int:
         raise UsageError(f"{found}--timeout 60") from None
     scripts: Any = importlib.import_module("allranks.cluster.script")
     job = scripts.ScriptRun(options.size, script, timeout, options.log_dir, options.report)
-    code: int = scripts.run(job)
+    code: int = scripts.run_script(job)
     return code
 
 

@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.display import display
 
-from allranks.cluster import source
 from allranks.cluster.cluster import Cluster
+from allranks.cluster.failures import status_tree
 from allranks.cluster.kept import AfterCells, listed
+from allranks.cluster.options import below_magic, check_source, explain_syntax
 from allranks.cluster.profiling import Profiling
-from allranks.cluster.run import Run
-from allranks.cluster.status import tree
+from allranks.cluster.run import CellRun
 from allranks.errors import CellFailed, InvalidCell, RankDied, UsageError
-from allranks.magics import looking
-from allranks.magics.answering import Answering
-from allranks.magics.awaiting import Awaiting, is_awaited, nothing_to_run
-from allranks.magics.busy import Busy
-from allranks.magics.clients import Clients
-from allranks.magics.completion import Completion
-from allranks.magics.interrupted import BEFORE_THE_CELL, told_shortly
-from allranks.magics.line_help import LineHelp
+from allranks.magics.completion import Completion, LineHelp
 from allranks.magics.options import (
     CellOptions,
     CommandOptions,
@@ -32,14 +27,92 @@ from allranks.magics.options import (
     parse_cell,
     parse_command,
 )
-from allranks.magics.session import Session, watchers
-from allranks.magics.toggle import Toggle
+from allranks.magics.session import (
+    BEFORE_THE_CELL,
+    ClientPatch,
+    Session,
+    short_interrupts,
+    watchers,
+)
+from allranks.magics.shell import (
+    AwaitedMagics,
+    BusyStatus,
+    CellReplies,
+    EveryCell,
+    is_awaited,
+    nothing_to_run,
+)
 from allranks.records import ranks as rank_lists
 from allranks.records import requests
 from allranks.records.profile import Profile
+from allranks.records.ranks import label
+from allranks.records.ranks import parse as parse_ranks
+from allranks.widgets.cell_history import CellHistory, compared, export, is_number
 from allranks.widgets.dashboard.view import cell_view
 from allranks.widgets.flame_graph import check_file, show
 from allranks.widgets.output_replay import replay
+
+LOOK_BACK = ("last", "compare", "export")
+
+
+def look(command: str, options: CommandOptions, past: CellHistory) -> None:
+    """Does what a command says.
+
+    Args:
+        command: one of :data:`LOOK_BACK`.
+        options: what stands behind it.
+        past: the cells of the notebook.
+
+    Raises:
+        UsageError: there are no such cells, or a file cannot be written.
+    """
+    words = options.names
+    if command == "last":
+        _last(words, past)
+    elif command == "compare":
+        _compare(words, options.ranks, past)
+    else:
+        _export(words, past)
+
+
+def _last(words: list[str], past: CellHistory) -> None:
+    if len(words) > 1 or not all(is_number(word) for word in words):
+        raise UsageError(
+            f"expected one cell number, found {' '.join(words):.60}. "
+            "Type for example: %distributed last 12"
+        )
+    for data, metadata in past.shown(int(words[0]) if words else None):
+        display(data, metadata=metadata, raw=True)
+
+
+def _compare(words: list[str], ranks: str | None, past: CellHistory) -> None:
+    if len(words) < 2:
+        raise UsageError(
+            f"expected two cell numbers or more, found {' '.join(words) or 'none'}. "
+            "Type for example: %distributed compare 12 15"
+        )
+    cells = [past.read(word) for word in words]
+    chosen = None
+    if ranks is not None:
+        there = {curve["rank"] for cell in cells for curve in cell.curves}
+        chosen = parse_ranks(ranks, max(there, default=0) + 1)
+    shown = compared(cells, chosen)
+    display(shown, raw=True)
+
+
+def _export(words: list[str], past: CellHistory) -> None:
+    if not 1 <= len(words) <= 2:
+        raise UsageError(
+            f"expected a folder and optionally a cell number, found {' '.join(words) or 'none'}. "
+            "Type for example: %distributed export results/run1 12"
+        )
+    cell = past.read(words[1] if len(words) == 2 else None)
+    try:
+        files = export(cell, Path(words[0]).expanduser())
+    except OSError as error:
+        raise UsageError(f"expected a folder that can be written, found: {error}") from None
+    missing = f"; {cell.missing:,} logged values are missing" if cell.missing else ""
+    print(f"{label([cell.number], 'cell')}: {', '.join(map(str, files))}{missing}")
 
 
 @magics_class
@@ -51,13 +124,13 @@ class DistributedMagics(Magics):
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self.session = Session()
-        self.toggle = Toggle(shell)
+        self.toggle = EveryCell(shell)
         self.completion = Completion(shell, self.session, self.toggle)
         self.line_help = LineHelp(shell)
-        self.awaiting = Awaiting(shell)
-        self.answering = Answering(shell)
-        self.busy = Busy(shell)
-        self.clients = Clients(self.session)
+        self.awaiting = AwaitedMagics(shell)
+        self.answering = CellReplies(shell)
+        self.busy = BusyStatus(shell)
+        self.clients = ClientPatch(self.session)
         self._profiling: Profiling | None = None
 
     def close(self) -> None:
@@ -78,7 +151,7 @@ class DistributedMagics(Magics):
 
         ``%%distributed --help`` lists the options; see ``%distributed`` for more.
         """
-        text = cell if self.toggle.took_cell() else source.below(f"%%distributed {line}", cell)
+        text = cell if self.toggle.took_cell() else below_magic(f"%%distributed {line}", cell)
         try:
             options = parse_cell(line)
         except HelpShown:
@@ -106,7 +179,7 @@ class DistributedMagics(Magics):
         return None
 
     async def _awaited(
-        self, options: CellOptions, text: str, cluster: Cluster, run: Run, local: str
+        self, options: CellOptions, text: str, cluster: Cluster, run: CellRun, local: str
     ) -> None:
         went_on: list[int] = []
         while True:
@@ -123,7 +196,7 @@ class DistributedMagics(Magics):
             self._check_here(await done)
 
     @contextmanager
-    def _remembered(self, cluster: Cluster, run: Run) -> Iterator[None]:
+    def _remembered(self, cluster: Cluster, run: CellRun) -> Iterator[None]:
         """Keeps what the cell has shown and logged, however it ends."""
         folder = cluster.log_dir
         try:
@@ -135,10 +208,10 @@ class DistributedMagics(Magics):
         self,
         options: CellOptions,
         text: str,
-        ended: tuple[Cluster, Run],
+        ended: tuple[Cluster, CellRun],
         died: RankDied,
         went_on: list[int],
-    ) -> Run:
+    ) -> CellRun:
         """Sends a cell again whose training goes on from a commit; else it has ended.
 
         Raises:
@@ -159,14 +232,14 @@ class DistributedMagics(Magics):
         if error is not None:
             raise CellFailed(f"the notebook itself raised {type(error).__name__}: {error}")
 
-    def _submit(self, options: CellOptions, text: str) -> tuple[Cluster, Run]:
+    def _submit(self, options: CellOptions, text: str) -> tuple[Cluster, CellRun]:
         number = len(self.shell.user_ns["In"]) - 1
         try:
-            source.check(text)
+            check_source(text)
         except SyntaxError as error:
-            raise InvalidCell(source.explain(error, number)) from None
+            raise InvalidCell(explain_syntax(error, number)) from None
         profiling = _profiling(0.0, options.save) if options.profile else self._profiling
-        with told_shortly(self.session, BEFORE_THE_CELL):
+        with short_interrupts(self.session, BEFORE_THE_CELL):
             cluster = self.session.cluster(options.cluster)
         chosen = rank_lists.parse(options.ranks or "all", cluster.size)
         if profiling is not None:
@@ -189,7 +262,7 @@ class DistributedMagics(Magics):
         )
         return cluster, run
 
-    def _keep(self, options: CellOptions, run: Run) -> None:
+    def _keep(self, options: CellOptions, run: CellRun) -> None:
         """Puts the values of the last expression where ``-o`` says."""
         if options.out is not None:
             self.shell.user_ns[options.out] = run.values()
@@ -201,7 +274,7 @@ class DistributedMagics(Magics):
             name, options = parse_command(line)
         except HelpShown:
             return None
-        with told_shortly(self.session, f"%distributed {name} was interrupted"):
+        with short_interrupts(self.session, f"%distributed {name} was interrupted"):
             return self._command(name, options)
 
     def _command(self, name: str, options: CommandOptions) -> Any:
@@ -217,9 +290,9 @@ class DistributedMagics(Magics):
 
             print(registry.text())
         elif name == "doctor":
-            from allranks.cluster import doctor, findings
+            from allranks.cluster import doctor
 
-            print(findings.report(doctor.examine()))
+            print(doctor.report(doctor.examine()))
         elif name == "heal":
             self._heal(options.names)
         elif name == "keep":
@@ -232,8 +305,8 @@ class DistributedMagics(Magics):
             self._attach("".join(options.names))
         elif name == "clusters":
             print(session.listing())
-        elif name in looking.COMMANDS:
-            looking.look(name, options, session.past)
+        elif name in LOOK_BACK:
+            look(name, options, session.past)
         elif name == "profile":
             self._profile(options)
         elif name == "on":
@@ -358,7 +431,7 @@ class DistributedMagics(Magics):
         chosen = rank_lists.parse(ranks or "all", cluster.size)
         if name == "status":
             title = f"{cluster.size} ranks, logs in {cluster.log_dir}{watchers(cluster)}"
-            print(tree([s for s in cluster.status() if s.rank in chosen], title))
+            print(status_tree([s for s in cluster.status() if s.rank in chosen], title))
         elif name == "interrupt":
             print("Interrupted." if cluster.interrupt() else "No cell is running.")
         elif name == "push":

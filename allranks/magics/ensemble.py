@@ -9,7 +9,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, magics_class
 
-from allranks.cluster import source
+from allranks.cluster.options import below_magic, check_source, explain_syntax
 from allranks.ensemble.drive import Drive, Plan
 from allranks.ensemble.early import Early
 from allranks.ensemble.fingerprint import key_of
@@ -19,10 +19,9 @@ from allranks.ensemble.options import Options, add_to, check_size, parse
 from allranks.ensemble.runs import Runs
 from allranks.ensemble.store import Store, normal
 from allranks.errors import InvalidCell, UsageError
-from allranks.magics.awaiting import is_awaited, nothing_to_run
-from allranks.magics.interrupted import BEFORE_THE_CELL, told_shortly
 from allranks.magics.options import HelpShown, Parser
-from allranks.magics.session import Session
+from allranks.magics.session import BEFORE_THE_CELL, Session, short_interrupts
+from allranks.magics.shell import is_awaited, nothing_to_run
 from allranks.widgets.ensemble.view import ensemble_view
 
 
@@ -79,11 +78,11 @@ class EnsembleMagics(Magics):
     def _prepare(self, line: str, cell: str) -> Drive:
         options = parse(line, ensemble_parser())
         number = len(self.shell.user_ns["In"]) - 1
-        text = source.below(f"%%ensemble {line}", cell)
+        text = below_magic(f"%%ensemble {line}", cell)
         try:
-            source.check(text)
+            check_source(text)
         except SyntaxError as error:
-            raise InvalidCell(source.explain(error, number)) from None
+            raise InvalidCell(explain_syntax(error, number)) from None
         wanted = options.wanted()
         runs = Runs(self._members(options, cell), cell, wanted)
         early = None
@@ -95,7 +94,7 @@ class EnsembleMagics(Magics):
         try:
             if store is not None and options.retry_failed:
                 store.forget_failed()
-            with told_shortly(self.session, BEFORE_THE_CELL):
+            with short_interrupts(self.session, BEFORE_THE_CELL):
                 cluster = self.session.cluster(options.cluster)
             check_size(options, cluster.size)
         except BaseException:

@@ -12,7 +12,7 @@ from allranks.magics.distributed import DistributedMagics
 from allranks.magics.ensemble import EnsembleMagics
 from allranks.magics.options import parse_command
 from allranks.magics.px import PxMagics
-from allranks.magics.ranks import NAME, Ranks
+from allranks.magics.session import RANKS, RanksProxy
 from allranks.records.settings import START_WITH
 from allranks.widgets.offered import offer
 
@@ -35,7 +35,7 @@ def load(shell: InteractiveShell, *, px: bool = False) -> None:
         offer(magics.session)
         alias.install(in_notebook=True)
         # A variable of that name, if there is one, is the user's.
-        shell.user_ns.setdefault(NAME, Ranks(magics.session))
+        shell.user_ns.setdefault(RANKS, RanksProxy(magics.session))
     if px and PxMagics.__name__ not in shell.magics_manager.registry:
         shell.register_magics(PxMagics(shell, magics))
         magics.toggle.commands += _PX_COMMANDS
@@ -62,8 +62,8 @@ def unload(shell: InteractiveShell) -> None:
     offer(None)
     magics.close()
     alias.uninstall()
-    if isinstance(shell.user_ns.get(NAME), Ranks):
-        del shell.user_ns[NAME]
+    if isinstance(shell.user_ns.get(RANKS), RanksProxy):
+        del shell.user_ns[RANKS]
     for kind in (DistributedMagics, EnsembleMagics):
         _take_away(shell, kind)
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from allranks.cluster.options import ClusterOptions, check_out
-from allranks.cluster.run import check_timeout
+from allranks.cluster.options import ClusterOptions, check_out, check_timeout
 from allranks.errors import UsageError
 
 COMMANDS = {

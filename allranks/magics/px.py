@@ -8,11 +8,11 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from allranks.cluster.source import below
+from allranks.cluster.options import below_magic
 from allranks.errors import UsageError
-from allranks.magics.awaiting import nothing_to_run
 from allranks.magics.distributed import DistributedMagics
 from allranks.magics.options import CellOptions, HelpShown, Parser, split
+from allranks.magics.shell import nothing_to_run
 
 _ALWAYS = "a cell's output is always shown while it runs, and the cell waits for its ranks"
 _REFUSED = {
@@ -52,7 +52,7 @@ class PxMagics(Magics):
             options = self._parse(line)
         except HelpShown:
             return nothing_to_run()
-        return self._distributed.send(options, below(f"%%px {line}", cell), cell)
+        return self._distributed.send(options, below_magic(f"%%px {line}", cell), cell)
 
     def _parse(self, line: str) -> CellOptions:
         parser = Parser("%%px", "Runs the cell on the ranks, as %%distributed does.")
@@ -164,5 +164,5 @@ class PxMagics(Magics):
     def rank(self, line: str, cell: str) -> Coroutine[Any, Any, None] | None:
         """Runs the cell on some ranks, as ``%%rank [0,2]``: ``%%distributed -r 0,2``."""
         return self._distributed.send(
-            CellOptions(ranks=line or None), below(f"%%rank {line}", cell)
+            CellOptions(ranks=line or None), below_magic(f"%%rank {line}", cell)
         )

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import wraps
+from types import ModuleType
 from typing import Any
 
 from allranks.cluster import devices, sessions
 from allranks.cluster.cluster import HEALING
-from allranks.cluster.durations import as_time, seconds_of
+from allranks.cluster.folders import connection_files
 from allranks.cluster.kept import AfterCells
-from allranks.cluster.left import Left
 from allranks.cluster.options import TYPED, ClusterOptions
+from allranks.cluster.sessions import as_time, seconds_of
+from allranks.cluster.sharing import DetachedCell
 from allranks.ensemble.mapping import Cluster
 from allranks.errors import UsageError
-from allranks.magics.shared import Shared
+from allranks.magics.shared import ClusterSharing
+from allranks.post_import import PostImportHook
 from allranks.records.ranks import label
 from allranks.widgets.cell_history import CellHistory
 
@@ -35,7 +41,7 @@ class Session:
         self._keeping: AfterCells | None = None
         self._stays = 0.0
         #: The ranks that it shares with other notebooks.
-        self.shared = Shared(self)
+        self.shared = ClusterSharing(self)
 
     @property
     def running(self) -> Cluster | None:
@@ -111,7 +117,7 @@ class Session:
             asked, have = getattr(options, name), self._asked.effective(name)
             if asked is not None and asked != have:
                 # What cannot be started at all is not offered as a restart.
-                replace(options, exclusive=False).make()
+                replace(options, exclusive=False).make(Cluster)
                 what = f"{have} ranks are" if option == "-n" else f"{option} {have or 'none'} is"
                 raise UsageError(
                     f"{option} {asked} was given, but {what} running. Leave out {option}, or "
@@ -195,7 +201,7 @@ class Session:
             f"notebook, or here: %distributed attach {name}"
         )
 
-    def attach(self, name: str = "") -> tuple[Cluster, Left, str] | None:
+    def attach(self, name: str = "") -> tuple[Cluster, DetachedCell, str] | None:
         """Takes over ranks that another notebook has left, or this one's former kernel.
 
         Those that another one has are watched.
@@ -241,13 +247,13 @@ class Session:
             f"{stays}.",
         )
 
-    def attach_to(self, found: sessions.Found) -> tuple[Cluster, Left]:
+    def attach_to(self, found: sessions.SessionInfo) -> tuple[Cluster, DetachedCell]:
         """Takes over ranks that nobody has; returns the cluster, and what it had been doing.
 
         Raises:
             UsageError: another notebook was faster, they do not answer, or have ended.
         """
-        taken = sessions.Taken(found)
+        taken = sessions.AttachedHostAgent(found)
         asked = ClusterOptions(**taken.memo)
         try:
             cluster = asked.make(Cluster)
@@ -311,7 +317,7 @@ class Session:
                 "Type there: %distributed restart   or here, for others: %distributed detach"
             )
         wanted = options.over(self._asked)
-        wanted.make()  # Refuses what cannot be started before anything is lost.
+        wanted.make(Cluster)  # Refuses what cannot be started before anything is lost.
         self.stop()
         self.cluster(wanted)
 
@@ -370,3 +376,108 @@ def watchers(cluster: Cluster) -> str:
     """Returns which notebooks watch this one's ranks, as the end of a line."""
     found = sessions.visit(cluster.session_dir)
     return f"; {sessions.whose(found)}" if found is not None and found.watchers else ""
+
+
+@contextmanager
+def short_interrupts(session: Session, said: str) -> Iterator[None]:
+    """Within, an interrupt is shown in a line, with ``said`` and whether there are ranks."""
+    try:
+        yield
+    except KeyboardInterrupt as pressed:
+        kept = "The ranks keep running." if session.running is not None else _NONE
+        text = f"KeyboardInterrupt: {said}. {kept}"
+        # IPython shows these lines in place of a traceback.
+        setattr(pressed, "_render_traceback_", lambda: [text])  # noqa: B010  unknown to mypy
+        raise
+
+
+BEFORE_THE_CELL = "the cell was interrupted before the ranks began it"
+_NONE = "No ranks are running; the next cell starts them."
+
+RANKS = "ranks"
+
+
+class RanksProxy:
+    """Has what ``allranks.Cluster`` has; the ranks are started when they are first needed.
+
+    Args:
+        session: whose cluster it is.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        # IPython asks every object for _repr_html_ and the like: that starts nothing.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if not hasattr(Cluster, name) and self._session.running is None:
+            raise AttributeError(f"no ranks are running, and a cluster has no {name!r}")
+        return getattr(self._session.cluster(), name)
+
+    def stop(self) -> None:
+        """Ends the ranks, where any run."""
+        if self._session.running is not None:
+            self._session.running.stop()
+
+    def __dir__(self) -> list[str]:
+        return [name for name in dir(Cluster) if not name.startswith("_")]
+
+    def __repr__(self) -> str:
+        running = self._session.running
+        return repr(running) if running is not None else "<ranks, not started yet>"
+
+
+class ClientPatch:
+    """Has ipyparallel's ``Client`` find the ranks of one notebook.
+
+    Args:
+        session: the notebook's ranks.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._plain: Callable[..., None] | None = None
+        self._kind: Any = None
+        self._hook = PostImportHook(("ipyparallel.client.client",), self._replace)
+        self._hook.install()
+
+    def remove(self) -> None:
+        """Leaves ipyparallel as it was."""
+        self._hook.uninstall()
+        if self._plain is not None:
+            self._kind.__init__ = self._plain
+
+    def _replace(self, module: ModuleType) -> None:
+        kind = self._kind = module.Client
+        plain = self._plain = kind.__init__
+
+        @wraps(plain)
+        def init(client: Any, connection_info: Any = None, **options: Any) -> None:
+            if connection_info is None and not any(map(options.get, _CHOOSE)):
+                connection_info = self._own()
+            plain(client, connection_info, **options)
+
+        kind.__init__ = init
+
+    def _own(self) -> dict[str, Any] | None:
+        """Returns how this notebook's ranks are reached; None where ipyparallel is to search.
+
+        Raises:
+            UsageError: this notebook has no ranks, and others have.
+        """
+        running = self._session.running
+        if running is not None:
+            return running.connection_information()
+        others = connection_files()
+        if not others:
+            return None
+        lines = [f"  ipp.Client({str(path)!r})  {size} ranks" for path, size in others]
+        raise UsageError(
+            "ipp.Client() expected ranks of this notebook, found none. Type: %distributed start\n"
+            "Other notebooks of yours have ranks. To use those, type one of:\n" + "\n".join(lines)
+        )
+
+
+_CHOOSE = ("url_file", "url_or_file", "profile", "profile_dir", "ipython_dir", "cluster_id")
+"""Arguments that choose a cluster."""

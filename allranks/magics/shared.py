@@ -10,19 +10,141 @@ import asyncio
 import os
 import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
-from allranks.cluster import sessions
-from allranks.cluster.left import Left
-from allranks.cluster.sharing import answer, has_gone
-from allranks.cluster.watching import begin, borrow, messages
+from allranks.cluster import failures, sessions
+from allranks.cluster.run import View
+from allranks.cluster.sessions import borrow, messages, watch
+from allranks.cluster.sharing import DetachedCell, answer, has_gone
 from allranks.ensemble.mapping import Cluster
 from allranks.errors import AllranksError, UsageError
-from allranks.magics.watched import Watched
 from allranks.records.ranks import label
+from allranks.records.telemetry import Points, Pulse, Strip, Timings
+from allranks.records.wire import (
+    Died,
+    Hello,
+    Output,
+    Prompt,
+    Record,
+    Reply,
+    RunCell,
+    RunMember,
+    decode,
+)
+from allranks.widgets.dashboard.view import cell_view
+from allranks.widgets.widget_proxies import VIEW
+
+
+class WatchedCells:
+    """Shows one cell after the other, each below a line that says whose it is.
+
+    Args:
+        whose: what the other notebook is called.
+    """
+
+    def __init__(self, whose: str) -> None:
+        self.whose = whose
+        self._hellos: dict[int, Hello] = {}
+        #: The number of the last cell.
+        self.cell = 0
+        self._ensemble = ""
+        self._ranks: tuple[int, ...] = ()
+        self._view: View | None = None
+        self._replies: dict[int, Reply] = {}
+        self._lost: set[int] = set()
+
+    def take(self, head: dict[str, Any], frames: Sequence[bytes]) -> None:
+        """Takes in what the other notebook tells."""
+        if not frames:
+            self._say(
+                f"{head['lost']} messages ({head['nbytes'] / 1e6:.1f} MB) are not shown: this "
+                f"notebook was too slow for them. All text is in the logs{self._logs()}"
+            )
+            return
+        record, payloads = decode(frames)
+        if isinstance(record, Hello):
+            self._hellos[record.rank] = record
+            self._lost.discard(record.rank)
+        elif isinstance(record, RunCell):
+            self._begin(record, head.get("ago", 0.0))
+        elif isinstance(record, RunMember):
+            if self._ensemble != record.ensemble:
+                self.end()
+                self._ensemble = record.ensemble
+                print(f"{self.whose} runs an ensemble, which is shown there.", flush=True)
+        elif self._view is not None:
+            self._take(self._view, record, payloads)
+
+    def _begin(self, cell: RunCell, ago: float) -> None:
+        if self._view is not None and cell.cell == self.cell:
+            return  # it is told again where something was lost
+        self.end()
+        self.cell, self._ensemble = cell.cell, ""
+        self._ranks = cell.ranks or tuple(sorted(self._hellos))
+        self._replies.clear()
+        name = cell.label.removeprefix("cell ")
+        since = f", began {ago:.0f} s ago; its output from now on" if ago else ""
+        print(f"{name} of {self.whose}, on {label(self._ranks)}{since}:", flush=True)
+        hellos = [self._hellos[rank] for rank in self._ranks if rank in self._hellos]
+        self._view = cell_view("auto", hellos, None, ago=ago)
+        for rank in self._lost.intersection(self._ranks):
+            self._view.left(rank, "lost")
+
+    def _take(self, view: View, record: Record, payloads: list[bytes]) -> None:
+        if isinstance(record, Died):
+            self._lost.add(record.rank)
+            view.left(record.rank, "lost")
+            view.notice(f"rank {record.rank} {record.how}")
+        elif isinstance(record, Output):
+            if record.cell == self.cell:
+                view.output(replace(record, entries=tuple(map(_without_widget, record.entries))))
+        elif isinstance(record, Prompt):
+            view.notice(f"rank {record.rank} asks for input in {self.whose}: {record.text}")
+        elif isinstance(record, Points | Pulse | Strip | Timings):
+            view.telemetry(record, payloads)
+        elif isinstance(record, Reply) and record.cell == self.cell:
+            if record.rank not in self._replies:
+                view.left(record.rank, record.shown_status)
+            self._replies[record.rank] = record
+        if self.cell and set(self._ranks) <= set(self._replies) | self._lost:
+            self.end()
+
+    def refresh(self) -> None:
+        """Shows what is new."""
+        if self._view is not None:
+            self._view.refresh()
+
+    def end(self) -> None:
+        """Ends the cell that is shown: all ranks have left it, or nothing more is heard of it."""
+        view, self._view = self._view, None
+        if view is None:
+            return
+        view.finish()
+        reports = [reply.report for _, reply in sorted(self._replies.items()) if reply.report]
+        if reports:
+            print(failures.describe(reports, self._ranks), flush=True)
+
+    def _say(self, text: str) -> None:
+        if self._view is not None:
+            self._view.notice(text)
+        else:
+            print(text, flush=True)
+
+    def _logs(self) -> str:
+        log = next((hello.log for hello in self._hellos.values()), "")
+        return f" in {log.rpartition('/')[0]}" if log else ""
+
+
+def _without_widget(entry: list[Any]) -> list[Any]:
+    """Returns a display as its text: its widget lives in the other notebook."""
+    kind, *rest = entry
+    if kind in ("display", "update", "result") and VIEW in rest[0]:
+        return [kind, {mime: data for mime, data in rest[0].items() if mime != VIEW}, *rest[1:]]
+    return entry
+
 
 _TICK_SECONDS = 0.1
 _AGAIN_SECONDS = 0.05
@@ -57,7 +179,7 @@ class Holder(Protocol):
     def running(self) -> Cluster | None:
         """The cluster, if its ranks are up."""
 
-    def attach_to(self, found: sessions.Found) -> tuple[Cluster, Left]:
+    def attach_to(self, found: sessions.SessionInfo) -> tuple[Cluster, DetachedCell]:
         """Takes over ranks that nobody has."""
 
     def lend(self) -> None:
@@ -67,7 +189,7 @@ class Holder(Protocol):
         """Leaves the ranks as they were found."""
 
 
-class Shared:
+class ClusterSharing:
     """What one notebook has to do with ranks that others have.
 
     Args:
@@ -164,7 +286,7 @@ class Shared:
 
     # ── to watch ─────────────────────────────────────────────────────────────────────────────
 
-    def watch(self, found: sessions.Found) -> None:
+    def watch(self, found: sessions.SessionInfo) -> None:
         """Shows from now on what another notebook runs, and says so.
 
         Raises:
@@ -175,7 +297,7 @@ class Shared:
             self.joined = Joined(found.name, found.folder, found.size, guest=True)
         sessions.visit(found.folder, "watch")
         try:
-            door = begin(found.folder, self.joined.count)
+            door = watch(found.folder, self.joined.count)
         except OSError:  # it goes just now, or does not answer: looked for again
             door = None
         print(
@@ -202,11 +324,11 @@ class Shared:
 
     async def _show(self, folder: str, holder: int, door: socket.socket | None) -> None:
         """Shows what other notebooks run until the ranks have ended."""
-        found: sessions.Found | None
+        found: sessions.SessionInfo | None
         seen = looks = 0
         while True:
             if door is not None:
-                watched = Watched(f"the notebook of process {holder}")
+                watched = WatchedCells(f"the notebook of process {holder}")
                 await _show_one(door, watched)
                 seen, door = max(seen, watched.cell), None
             await asyncio.sleep(_AGAIN_SECONDS)
@@ -224,7 +346,7 @@ class Shared:
             holder, looks = found.holder, 0
             seen = max(seen, self.joined.count if self.joined is not None else 0)
             with suppress(OSError):  # it goes just now
-                door = await asyncio.to_thread(begin, folder, seen)
+                door = await asyncio.to_thread(watch, folder, seen)
         if self.joined is not None:
             print(f"{self.joined.ranks} have ended.", flush=True)
             self.joined = None
@@ -260,7 +382,7 @@ def _call(method: Callable[[], Callable[[socket.socket], None] | None], it: sock
         it.close()
 
 
-async def _show_one(door: socket.socket, watched: Watched) -> None:
+async def _show_one(door: socket.socket, watched: WatchedCells) -> None:
     """Shows what one notebook runs while it has the ranks."""
 
     async def tick() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.cluster.findings import ABSENT, OK, WRONG, Finding, lines_of
+from allranks.cluster.doctor import ABSENT, OK, WRONG, Finding, lines_of
 from allranks.launched import SHARED_FILES
 
 DOCTOR = [sys.executable, "-m", "allranks.command.main", "doctor"]

@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 
-from allranks.cluster import devices, launchers, profile
+from allranks.cluster import devices, folders, launchers
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.launchers import addresses, lsf, pbs, registry, slurm
 from allranks.cluster.launchers.batch import parse_batch
@@ -145,9 +145,9 @@ def ipython(tmp_path, monkeypatch):
 
 
 def test_what_a_profile_of_ipyparallel_says_of_slurm_is_honoured(ipython):
-    assert profile.slurm() == profile.SlurmSettings()
+    assert folders.slurm_settings() == folders.SlurmSettings()
     (ipython / "ipcluster_config.py").write_text(PROFILE)
-    found = profile.slurm()
+    found = folders.slurm_settings()
     assert found.options == (
         "--partition=gpu",
         "--account=physics",
@@ -162,7 +162,7 @@ def test_what_a_profile_of_ipyparallel_says_of_slurm_is_honoured(ipython):
 def test_a_profile_that_cannot_be_read_is_named(ipython):
     (ipython / "ipcluster_config.py").write_text("c.SlurmLauncher.queue = 1 / 0")
     with pytest.raises(UsageError, match=r"in .*ipcluster_config.py, found ZeroDivisionError"):
-        profile.slurm()
+        folders.slurm_settings()
 
 
 @pytest.mark.usefixtures("_slurm_here")

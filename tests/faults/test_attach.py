@@ -202,7 +202,7 @@ def test_another_notebook_attaches_when_the_first_lets_go(notebook, new_notebook
     )
     watched.wait_for(f" s left: %distributed attach {name}.")
     # What is left of a nursery that was killed is ended at once: this one lives on.
-    other.run("from allranks.cluster import nursery; nursery._LAUNCHER_SECONDS = 0")
+    other.run("from allranks.cluster import host_agent; host_agent._LAUNCHER_SECONDS = 0")
     assert "they keep running for 2 min" in other.run(f"%distributed attach {name}").text
     check_at_work(other)
     assert "keep running for 60 s" in other.run("%distributed detach 60s").text

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from allranks.cluster.horovod_run import run
+from allranks.cluster.script import run
 from allranks.errors import UsageError
 
 DEFINE = """

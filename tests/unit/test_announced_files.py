@@ -5,8 +5,8 @@ import tempfile
 
 import pytest
 
-from allranks.cluster import profile
-from allranks.cluster.announced import Announced, _set_name
+from allranks.cluster import folders
+from allranks.cluster.folders import ConnectionFiles, _set_name
 
 NO_PROCESS = 2**22  # above the largest that Linux gives
 
@@ -36,7 +36,7 @@ class Watched(dict):
 
 
 def test_a_file_is_whole_as_soon_as_it_has_its_name(security):
-    files, client = Announced(4), Watched(security)
+    files, client = ConnectionFiles(4), Watched(security)
     files.write(client, {}, None)
     assert client.seen == []
     assert json.loads((security / "ipcontroller-client.json").read_text()) == {"key": "secret"}
@@ -56,7 +56,7 @@ def test_a_file_is_whole_as_soon_as_it_has_its_name(security):
 )
 def test_whatever_a_file_of_another_cluster_says_the_files_are_written(security, found):
     (security / "cluster-other.json").write_text(json.dumps(found))
-    files = Announced(4)
+    files = ConnectionFiles(4)
     files.write({}, {}, None)
     assert "cluster-.json" in names(security)
     files.close()
@@ -68,8 +68,8 @@ def test_where_there_is_no_home_no_temporary_folder_is_made(tmp_path, monkeypatc
     monkeypatch.delenv("IPYTHONDIR", raising=False)
     monkeypatch.setenv("HOME", "/nowhere/home")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    files = Announced(4)
+    files = ConnectionFiles(4)
     files.write({}, {}, None)
     files.close()
-    assert profile.slurm() == profile.SlurmSettings()
+    assert folders.slurm_settings() == folders.SlurmSettings()
     assert names(tmp_path) == []

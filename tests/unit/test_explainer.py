@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from allranks.cluster.explaining import explain_here
+from allranks.cluster.variables import explain_here
 from allranks.errors import ClusterLost, UsageError
 from allranks.lessons.ring import ALGORITHMS, explain, on_ranks
 from allranks.records.lessons import Explained, Prediction

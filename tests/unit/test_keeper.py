@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from allranks.cluster.keeper import Keeper
+from allranks.cluster.folders import CleanupProcess
 from allranks.cluster.launchers.batch import BatchJob
 
 SECONDS = 20
 NOTEBOOK = """
 import os, sys, time
-from allranks.cluster.keeper import Keeper
-keeper = Keeper('touch "$1"', sys.argv[1])
+from allranks.cluster.folders import CleanupProcess
+keeper = CleanupProcess('touch "$1"', sys.argv[1])
 child = os.fork()
 if child:
     print(child, flush=True)
@@ -40,7 +40,7 @@ def held(monkeypatch):
 
 @pytest.mark.usefixtures("held")
 def test_a_keeper_does_what_it_is_told_to_though_another_process_holds_its_pipe(tmp_path):
-    keeper = Keeper('rm "$1"; touch "$2"', *map(str, (tmp_path / "old", tmp_path / "new")))
+    keeper = CleanupProcess('rm "$1"; touch "$2"', *map(str, (tmp_path / "old", tmp_path / "new")))
     (tmp_path / "old").touch()
     keeper.close(SECONDS)
     keeper.close(SECONDS)

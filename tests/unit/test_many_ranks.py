@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from allranks.cluster import sizes
+from allranks.cluster import options
 from allranks.engine import processes
 
 
 def test_there_may_be_128_ranks_on_any_machine(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    assert sizes.chosen(128, ()) == 128
+    assert options.choose_size(128, ()) == 128
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a thread sleep longer")

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from allranks.cluster.preload import check_preload
+from allranks.cluster.options import check_preload
 from allranks.errors import UsageError
-from allranks.magics.line_help import words_for
+from allranks.magics.completion import words_for
 from allranks.magics.options import COMMANDS, HelpShown, cell_parser, parse_cell, parse_command
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from allranks.cluster.host_agent import event_of
 from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.launchers.launcher import RELAY
-from allranks.cluster.nursery import event_of
 from allranks.cluster.wire import Wire
 from allranks.records.config import EVERY_GPU, Invitation, NurseryConfig
 from tests.kernel import wait_until

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from allranks.cluster.hosts import Hosts
+from allranks.cluster.host_agent import MultiHostAgents
 from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.launchers.launcher import RELAY
 from allranks.cluster.wire import Wire
@@ -116,7 +116,7 @@ class Late:
 
 
 def test_a_host_that_comes_while_another_is_still_stopping_is_stopped_too(notebook, config):
-    hosts = Hosts(Late(), config, notebook.wire, lambda *_: None)
+    hosts = MultiHostAgents(Late(), config, notebook.wire, lambda *_: None)
     first = notebook.relay(notebook.invitation("h1"))
     wait_until(lambda: "h1" in hosts._addresses)
     first.send_signal(signal.SIGSTOP)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.cluster.source import check, explain
+from allranks.cluster.options import check_source, explain_syntax
 
 
 @pytest.mark.parametrize(
@@ -10,12 +10,12 @@ from allranks.cluster.source import check, explain
     ["x = 1", "await f()", "!ls", "%time x = 1", "x?", "%%time\nx = 1", "async for a in b: pass"],
 )
 def test_all_of_ipythons_syntax_is_valid(cell: str) -> None:
-    check(cell)
+    check_source(cell)
 
 
 def test_a_syntax_error_says_that_nothing_has_run() -> None:
     with pytest.raises(SyntaxError) as caught:
-        check("x = 1\ndef f(:\n")
-    said = explain(caught.value, number=7)
+        check_source("x = 1\ndef f(:\n")
+    said = explain_syntax(caught.value, number=7)
     assert said.startswith("the cell was not run on any rank.")
     assert "Cell In[7], line 2" in said

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import ClassVar, NoReturn
 
-from allranks.cluster.keeper import Keeper
+from allranks.cluster.folders import CleanupProcess
 from allranks.cluster.launchers.addresses import own_address
 from allranks.cluster.launchers.launcher import (
     RELAY,
@@ -225,7 +225,7 @@ class BatchJob:
         self._next_look = 0.0
         self._hosts: Sequence[Host] = ()
         self._waits = self.submitted
-        self._keeper = Keeper(_CANCEL, invitation, *cancel)
+        self._keeper = CleanupProcess(_CANCEL, invitation, *cancel)
 
     def hosts(self) -> Sequence[Host]:
         """Returns where it runs; nothing as long as it waits for hosts.

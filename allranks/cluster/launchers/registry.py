@@ -18,12 +18,10 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from allranks.cluster.findings import ABSENT, OK, WRONG, Finding
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.launchers.local import LocalLauncher
 from allranks.errors import AllranksError, UsageError
@@ -198,21 +196,6 @@ def text() -> str:
     lines += [f"  {problem}" for problem in left_out().values()]
     lines += [f"  {path} was not read: permission denied" for path in unreadable()]
     return "\n".join(lines)
-
-
-def check_launchers() -> Iterator[Finding]:
-    """The doctor's check of all launchers and named places but this machine."""
-    try:
-        known = listed()
-    except AllranksError as error:
-        yield Finding("launchers", WRONG, str(error))
-        return
-    for one in known:
-        if one.name != "local":
-            state = OK if not one.why_not else WRONG if one.is_place else ABSENT
-            yield Finding(one.name, state, one.why_not or one.about)
-    for name, problem in left_out().items():
-        yield Finding(f"launcher {name}", WRONG, problem)
 
 
 def _first(text: str) -> str:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from allranks.cluster import profile
+from allranks.cluster import folders
 from allranks.cluster.launchers.addresses import address_towards
 from allranks.cluster.launchers.batch import (
     BatchJob,
@@ -77,7 +77,7 @@ class SlurmLauncher(MultiHostLauncher):
 
     def __init__(self, where: str = "", options: Sequence[str] = ()) -> None:
         super().__init__(where, options)
-        self._settings = profile.slurm()
+        self._settings = folders.slurm_settings()
         program(self._settings.submit[0], _PACKAGE)
         self._inside = not options and in_allocation(os.environ)
         self._asked = parse_batch([*self._settings.options, *options], _EXAMPLE)
@@ -90,7 +90,7 @@ class SlurmLauncher(MultiHostLauncher):
             MissingDependency: there is no sbatch.
             UsageError: ipyparallel's profile cannot be read, or mpiexec is not Open MPI's.
         """
-        program(profile.slurm().submit[0], _PACKAGE)
+        program(folders.slurm_settings().submit[0], _PACKAGE)
         super().check()
 
     @classmethod

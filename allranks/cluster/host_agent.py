@@ -1,0 +1,435 @@
+"""The notebook's connection to the host agents: the processes that start the ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import psutil
+
+from allranks.cluster import folders
+from allranks.cluster.devices import HIDDEN
+from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK, ports
+from allranks.cluster.launchers.launcher import Host, MultiHostLauncher
+from allranks.cluster.launchers.mpiexec import LASTING, LASTING_SETTINGS
+from allranks.cluster.launchers.registry import AnyLauncher
+from allranks.cluster.wire import Deliver, DeliverUnread, Wire
+from allranks.errors import StartFailed
+from allranks.records.config import LIMIT_SECONDS, Invitation, NurseryConfig, version
+
+
+def open_wire(
+    launcher: AnyLauncher,
+    size: int,
+    gpus: tuple[str, ...],
+    preload: tuple[str, ...],
+    kept_dirs: tuple[str, ...],
+    deliver: Deliver,
+    unread: DeliverUnread,
+) -> tuple[Wire, NurseryConfig]:
+    """Opens the notebook's wire; returns it, and what the nursery is to bring up behind it.
+
+    Args:
+        launcher: what starts the ranks.
+        size: how many ranks.
+        gpus: ``CUDA_VISIBLE_DEVICES`` values to pin them to, or none.
+        preload: modules that they begin with.
+        kept_dirs: the folders of what they keep.
+        deliver: called, in a thread of the wire's, with each record that comes.
+        unread: called there with what was wrong with one that cannot be read.
+
+    Raises:
+        StartFailed: the working folder has been removed.
+    """
+    command: list[str] = []
+    address, allowed, place = LOOPBACK, ANY_PORTS, ""
+    heals = False
+    if isinstance(launcher, MultiHostLauncher):
+        address, allowed, place = launcher.address(), ports(), "/tmp"
+    else:
+        command = launcher.command(size)
+        heals = launcher.heals(size) and set(gpus) <= {HIDDEN}
+    environment = launcher.environment()
+    if heals:
+        command[1:1] = LASTING
+        environment |= LASTING_SETTINGS
+    work_dir = _work_folder()
+    log_dir = folders.make_log_folder()
+    session_dir = folders.name_session_folder(place)
+    wire = Wire(deliver, unread, address, allowed)
+    config = NurseryConfig(
+        size=size,
+        launch=tuple(command),
+        environment=environment,
+        session_dir=session_dir,
+        log_dir=log_dir,
+        work_dir=work_dir,
+        devices=gpus,
+        commands_url=wire.commands_url,
+        events_url=wire.events_url,
+        wire_key=wire.key,
+        preload=preload,
+        heals=heals,
+        kept_dirs=kept_dirs,
+        rank_variables=launcher.rank_variables,
+    )
+    return wire, config
+
+
+def _work_folder() -> str:
+    """Returns the folder in which the ranks run: the notebook's own.
+
+    Raises:
+        StartFailed: it has been removed.
+    """
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise StartFailed(
+            f"expected a working folder, found that it has been removed: {error}. Type: %cd ~"
+        ) from error
+
+
+_STOP_SECONDS = 10.0
+_LAUNCHER_SECONDS = 4.0
+_TRACKER_SECONDS = 1.0
+_POLL_SECONDS = 0.1
+_AGENT = "allranks.agent"
+
+
+class HostAgent:
+    """A running nursery.
+
+    Args:
+        config: what it is to bring up.
+        deliver: called, in a thread, with each event it tells (see
+            ``allranks.engine.host.host_agent``): its name, and what it is about.
+    """
+
+    def __init__(
+        self, config: NurseryConfig, deliver: Callable[[str, dict[str, Any]], None]
+    ) -> None:
+        self._deliver = deliver
+        self._session_dir = config.session_dir
+        log = os.path.join(config.log_dir, "nursery.log")
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            self._process = subprocess.Popen(
+                # -P: files in the notebook's folder must not shadow the standard library.
+                [sys.executable, "-P", "-m", _AGENT],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=descriptor,
+                env={**os.environ, **config.environment},
+                # An interrupt of the kernel goes to its whole process group: not to this one.
+                start_new_session=True,
+            )
+        finally:
+            os.close(descriptor)
+        self._say(config.to_json())
+        self._thread = threading.Thread(target=self._listen, name="allranks-nursery", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """The nursery's process id."""
+        return self._process.pid
+
+    def why_ended(self) -> str:
+        """Returns nothing: nobody but this process could have ended it without its telling."""
+        return ""
+
+    def all_up(self) -> None:
+        """Says that every rank is up: time to note what they share."""
+        self._say("up")
+
+    def clients(self) -> None:
+        """Has ipyparallel's controller come up, where it has not yet: somebody may look for it."""
+        self._say("clients")
+
+    def stay(self, seconds: float, memo: dict[str, Any]) -> None:
+        """Says how long the ranks stay when this process is gone, and what the next is to know."""
+        self._say(f"stay {json.dumps({'seconds': seconds, 'memo': memo})}")
+
+    def let_go(self) -> None:
+        """Leaves the ranks to another notebook."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def stop(self) -> None:
+        """Ends every process of the cluster; returns when they are gone."""
+        self._say("stop")
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its children die with it
+            self._process.wait()
+        self._thread.join(_STOP_SECONDS)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):  # what could not be said to it is not said now either
+                pipe.close()
+
+    def _say(self, text: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(text.encode() + b"\n")
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError):
+            pass  # it has ended: the listening thread tells
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._deliver(*event_of(line))
+        code = self._process.wait()
+        self._deliver("nursery_exit", {"code": code})
+        if code < 0:
+            end_session(self.pid, self._session_dir)
+
+
+def end_session(leader: int, session_dir: str) -> None:
+    """Ends the processes that a killed nursery has left; its ranks have died with it.
+
+    The launcher ends by itself, and removes MPI's shared memory. Processes that cells have started
+    may not, as multiprocessing's managers.
+
+    Args:
+        leader: the nursery's process id, which is also the id of its POSIX session.
+        session_dir: the session's folder. The launcher puts it into every rank's environment, so
+            it also finds processes that cells have started in a POSIX session of their own.
+    """
+    left = _wait_for_end(leader, _LAUNCHER_SECONDS)
+    # These end with the last process that they serve, and remove what it had in shared memory.
+    trackers = [pid for pid in left if _is_tracker(pid)]
+    _kill(pid for pid in left if pid not in trackers)
+    _kill(_wait_for_end(leader, _TRACKER_SECONDS) if trackers else ())
+    _kill(pid for pid in psutil.pids() if _is_of(pid, session_dir))
+
+
+def _wait_for_end(leader: int, seconds: float) -> list[int]:
+    """Returns the processes of a session that are still there after so long."""
+    deadline = time.monotonic() + seconds
+    while (left := _in_session(leader)) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return left
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _in_session(leader: int) -> list[int]:
+    return [pid for pid in psutil.pids() if _session_of(pid) == leader]
+
+
+def _is_of(pid: int, session_dir: str) -> bool:
+    try:
+        return any(session_dir in value for value in psutil.Process(pid).environ().values())
+    except (psutil.Error, OSError):
+        return False  # it is gone, or another user's
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return any("multiprocessing.resource_tracker" in it for it in psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return False  # it is gone
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1  # it is gone
+
+
+def event_of(line: bytes) -> tuple[str, dict[str, Any]]:
+    """Returns the event that a line tells; any other line is a module's that was preloaded."""
+    try:
+        fields = json.loads(line)
+        return fields.pop("event"), fields
+    except Exception:  # what is printed may be any JSON, and as deep as it likes
+        return "launcher", {"text": line.decode("utf-8", "replace")}
+
+
+_SILENT = f"is cut off or has crashed: no heartbeat for {LIMIT_SECONDS:g} s"
+
+
+class MultiHostAgents:
+    """Nurseries on several hosts, started by one job of their launcher.
+
+    The first host's runs mpiexec, which asks the notebook, by way of its nursery, to run what it
+    needs on the others. So no host has to be able to log in to another.
+
+    Args:
+        launcher: what runs the relays.
+        config: what the nurseries are to bring up together.
+        wire: on which they, and their ranks, are heard.
+        deliver: called, in a thread, with each event that one tells: its name, and what it is
+            about, with the ``host``.
+    """
+
+    def __init__(
+        self,
+        launcher: MultiHostLauncher,
+        config: NurseryConfig,
+        wire: Wire,
+        deliver: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        self._launcher = launcher
+        self._config = config
+        self._wire = wire
+        self._deliver = deliver
+        self._hosts: Sequence[Host] = ()
+        self._expected: Sequence[Host] = ()
+        self._host_of: dict[int, str] = {}
+        self._addresses: dict[str, str] = {}
+        self._gone: set[str] = set()
+        self._told: set[str] = set()
+        self._changed = threading.Condition()
+        self._stopping = False
+        wire.deliver_host = self._take
+        invitation = Invitation(wire.commands_url, wire.events_url, wire.key)
+        self.job = launcher.run(invitation, config.log_dir, self._left)
+
+    def begin(self) -> str:
+        """Has the ranks started once every host is there; returns what is waited for until then.
+
+        Raises:
+            StartFailed: the launcher will not run anything.
+        """
+        if self._hosts:
+            return ""
+        hosts = self._expected = self.job.hosts()
+        with self._changed:
+            missing = [host.name for host in hosts if host.name not in self._addresses]
+        if not hosts or missing:
+            return self.job.waits()
+        self._hosts = hosts
+        self.job.all_came()
+        ranks = iter(range(self._config.size))
+        for host in hosts:
+            self._host_of |= {next(ranks): host.name for _ in range(host.ranks)}
+        self._wire.reach(self._host_of)
+        for host in hosts:
+            self._wire.say(host.name, "config", self._config_of(host).to_json())
+        return ""
+
+    def _config_of(self, host: Host) -> NurseryConfig:
+        first = self._hosts[0]
+        folder = self._config.session_dir
+        return dataclasses.replace(
+            self._config,
+            launch=tuple(self._launcher.command(self._hosts)),
+            local_size=host.ranks,
+            head=host is first,
+            interface=f"tcp://{self._addresses[first.name]}",
+            # The relay's, which holds the key.
+            commands_url=f"ipc://{folder}/relay-commands",
+            events_url=f"ipc://{folder}/relay-events",
+            wire_key="",
+        )
+
+    def where(self, missing: Iterable[int]) -> str:
+        """Returns on which hosts these ranks did not come up, and of which nothing was heard."""
+        if self._host_of:
+            on = list(dict.fromkeys(self._host_of[rank] for rank in sorted(missing)))
+        else:
+            on = [host.name for host in self._expected]
+        silent = [name for name in on if name not in self._addresses]
+        said = f" on {', '.join(on)}" if on else ""
+        if silent:
+            said += (
+                f"; no connection from {', '.join(silent)}. Check that no firewall keeps that host "
+                f"from reaching {self._wire.commands_url}"
+            )
+        return said
+
+    def why_ended(self) -> str:
+        """Returns what ended the job, where its launcher knows; to be asked before it is ended."""
+        return self.job.why_ended()
+
+    def all_up(self) -> None:
+        """Says that every rank is up: time to note what they share."""
+        for host in self._hosts:
+            self._wire.say(host.name, "say", "up")
+
+    def clients(self) -> None:
+        """Has ipyparallel's controller come up, where it has not yet: somebody may look for it."""
+        self._wire.say(self._hosts[0].name, "say", "clients")
+
+    def stop(self) -> None:
+        """Ends every process of the cluster; returns when they are gone where that can be known.
+
+        A host that is cut off ends its own.
+        """
+        with self._changed:
+            self._stopping = True
+            there = set(self._addresses) - self._gone
+        for host in there:
+            self._wire.say(host, "stop", "")
+        with self._changed:
+            self._changed.wait_for(lambda: self._gone >= set(self._addresses), _STOP_SECONDS)
+        self.job.close()
+
+    def _take(self, host: str, line: bytes) -> None:
+        """Handles, in the wire's thread, what a host tells."""
+        name, fields = event_of(line)
+        if name == "host_up":
+            with self._changed:
+                self._addresses[host] = fields["address"]
+                late = self._stopping
+            if late:
+                self._wire.say(host, "stop", "")
+            if fields["version"] != version():
+                why = f"has allranks {fields['version']}, and the notebook {version()}"
+                self._tell(host, why)
+        elif name == "host_silent":
+            self._left(host, _SILENT)
+        elif name == "host_refused":
+            self._left(host, f"could not start: {fields['problem']}")
+        elif name == "host_ends":
+            self._tell(host, fields["why"])
+        elif name == "host_down":
+            self._left(host, fields["why"])
+        elif name == "reach" and fields["host"] == host:
+            why = "does not know itself by that name, so mpiexec would look for it elsewhere"
+            self._tell(host, f"{why}: use the name that its command hostname prints")
+        elif name == "reach":
+            self._wire.say(fields["host"], "say", f"serve {json.dumps(fields['command'])}")
+        elif name == "admitted":
+            self._host_of[fields["rank"]] = host
+            self._deliver(name, fields)
+        else:
+            if name == "connection":
+                join = f"join {json.dumps(fields['engine'])}"
+                for other in self._hosts[1:]:
+                    self._wire.say(other.name, "say", join)
+            self._deliver(name, {**fields, "host": host})
+
+    def _left(self, host: str, why: str) -> None:
+        """A host has nothing of the cluster any longer, or can be heard no longer."""
+        with self._changed:
+            self._gone.add(host)
+            self._changed.notify_all()
+        self._wire.forget(host)
+        self._tell(host, why)
+
+    def _tell(self, host: str, why: str) -> None:
+        """Says why there is nothing on a host any longer; what is said first counts."""
+        if not self._stopping and host not in self._told:
+            self._told.add(host)
+            self._deliver("host_left", {"host": host, "why": why})
