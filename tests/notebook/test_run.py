@@ -35,10 +35,6 @@ def test_it_stops_at_the_first_cell_that_fails(run):
     assert answer.stderr.endswith("lab.ipynb: the cell above failed\n")
 
 
-def test_it_runs_where_the_notebook_stands(run, tmp_path):
-    assert f"{tmp_path}\n" in run("import os; print(os.getcwd())").stdout
-
-
 def test_a_kernel_that_dies_is_said(run):
     answer = run("import os; os._exit(3)")
     assert answer.returncode == 1

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from allranks.cluster.variables import explain_here
-from allranks.errors import ClusterLost, UsageError
+from allranks.errors import UsageError
 from allranks.lessons.ring import ALGORITHMS, explain, on_ranks
 from allranks.records.lessons import Explained, Prediction
 from allranks.widgets import offered, ring
 from allranks.widgets.explainer.explainer import ALGORITHMS as OFFERED
-from allranks.widgets.explainer.explainer import Explainer, example_arrays
+from allranks.widgets.explainer.explainer import example_arrays
 from allranks.widgets.explainer.frames import chunks, frames, listed, shown, steps, text
 from allranks.widgets.explainer.quiz import questions
 from allranks.widgets.explainer.still import bundle
@@ -42,38 +42,6 @@ class Cluster:
         return told(arrays, algorithm)
 
 
-def test_what_has_been_run_is_shown_again_when_the_ranks_are_gone(monkeypatch):
-    there = [Cluster()]
-
-    def ranks():
-        if not there:
-            raise UsageError("no ranks are running.")
-        return there[0]
-
-    explainer = Explainer(told([[1, 2], [10, 20]]), ranks)
-    monkeypatch.setattr("IPython.display.update_display", lambda *_, **__: None)
-    explainer.run("tree", 3, 5)
-    there.clear()
-    explainer.run("ring", 2, 2)
-    assert str(explainer).endswith("every rank has (11, 22)")
-    with pytest.raises(UsageError, match="ring of 2 over 2 ranks, tree of 5 over 3 ranks"):
-        explainer.run("tree", 2, 2)
-    explainer.run("tree", 3, 5)
-    assert str(explainer).startswith("tree allreduce of 5 int64 over 3 ranks")
-    there.append(Stopped())
-    with pytest.raises(UsageError, match=r"they are stopped\. What they have run can still"):
-        explainer.run("ring", 3, 3)
-    explainer.run("ring", 2, 2)
-    assert str(explainer).startswith("ring allreduce of 2 int64 over 2 ranks")
-
-
-class Stopped(Cluster):
-    """They were given, and have been stopped."""
-
-    def explain(self, algorithm, arrays):
-        raise ClusterLost("they are stopped.")
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("count", [2, 3, 4, 7, 16])
 @pytest.mark.parametrize("size", [1, 5, 32])
@@ -95,14 +63,6 @@ def test_every_message_finds_the_values_of_the_frame_before(algorithm):
             assert m.received == before.values[m.sender][part]
             assert m.before == before.values[m.receiver][part]
             assert m.after == after.values[m.receiver][part]
-
-
-def test_shares_count_the_ranks_in_a_value():
-    made = frames(told(example_arrays(4, 4)).run)
-    digits = [[str(value).count("0") for value in row] for row in made[2].values]
-    counted = [[len(str(v)) - z for v, z in zip(row, zeros, strict=True)]
-               for row, zeros in zip(made[2].values, digits, strict=True)]  # fmt: skip
-    assert [list(row) for row in made[2].shares] == counted
 
 
 def test_a_frame_says_who_sends_what_to_whom():
@@ -198,11 +158,6 @@ def test_the_still_picture_is_small_and_needs_no_scripts(algorithm, count, size)
     assert sum(len(part.encode()) for part in made.values()) < 120_000
 
 
-def test_a_record_survives_json():
-    found = told(example_arrays(3, 4))
-    assert Explained.from_dict(json.loads(json.dumps(found.to_dict()))) == found
-
-
 def test_what_is_pickled_for_a_rank_is_the_function_there():
     assert pickle.loads(pickle.dumps(explain_here)) is on_ranks.explain_here
 
@@ -252,7 +207,3 @@ def test_without_ranks_it_says_how_to_get_some(monkeypatch):
     monkeypatch.setattr(offered, "session", None)
     with pytest.raises(UsageError, match="%load_ext allranks"):
         ring()
-
-
-def test_an_explainer_prints_as_text():
-    assert str(Explainer(told([[1], [2]]), Cluster)).startswith("ring allreduce of 1 int64")

@@ -31,14 +31,6 @@ def nvml(monkeypatch: pytest.MonkeyPatch):
     sys.modules.pop("pynvml", None)
 
 
-def test_ranks_take_gpus_in_turn():
-    devices = ("GPU-a", "GPU-b")
-    pinned = [pinning.pinning(devices, local, 4)[1]["CUDA_VISIBLE_DEVICES"] for local in range(4)]
-    assert pinned == ["GPU-a", "GPU-b", "GPU-a", "GPU-b"]
-    assert pinning.pinning(devices, 1, 4)[0] == "cuda:0 (GPU-b)"
-    assert pinning.sharers(devices, 3, 5) == (1, 3)
-
-
 def test_ranks_on_one_gpu_get_their_share_of_its_memory():
     alone = pinning.pinning(("GPU-a",), 0, 1)[1]
     assert "CUPY_GPU_MEMORY_LIMIT" not in alone
@@ -54,11 +46,6 @@ def test_a_users_own_limits_stay():
     pinning.apply(environment, pinning.pinning(("GPU-a",), 0, 2)[1])
     assert environment["CUPY_GPU_MEMORY_LIMIT"] == "10%"
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-a"
-
-
-def test_ranks_without_gpus_see_none_where_none_are_wanted():
-    assert pinning.pinning((), 0, 2) == ("cpu", {})
-    assert pinning.pinning(("-1",), 1, 2) == ("cpu", {"CUDA_VISIBLE_DEVICES": "-1"})
 
 
 def test_the_launcher_says_which_rank_of_its_host_a_process_is():
@@ -107,11 +94,6 @@ def test_running_out_of_memory_names_rank_gpu_and_who_else_is_there(nvml):
         "Also using it: rank 0 (70.0 GiB), "
     )
     assert f"pid {other} (1.0 GiB), pid {unknown}, rank 4." in said
-
-
-def test_alone_on_a_gpu_is_said(nvml):
-    nvml(processes=[[11, GIB]], total=GIB)
-    assert Gpu("cuda:0 (GPU-1)").out_of_memory(0, 11, {}).endswith("No other process uses it.")
 
 
 def test_every_librarys_out_of_memory_is_known():

@@ -49,18 +49,6 @@ def test_the_report_keeps_what_other_parts_have_said(tmp_path, monkeypatch):
     assert runs == [first, {**second, "state": "failed"}]
 
 
-def test_the_report_keeps_nothing_where_the_machine_is_not_known(tmp_path, monkeypatch):
-    def unknown() -> None:
-        raise ImportError("No module named 'pynvml'")
-
-    monkeypatch.setattr(parts, "REPORT", tmp_path / "report.json")
-    monkeypatch.setattr(benchmarks.gpu, "machine", unknown)
-    for ranks in ("2 ranks", "1 rank"):
-        parts.note([{"part": f"gpu, {ranks}", "state": "passed"}])
-    runs = json.loads(parts.REPORT.read_text())["runs"]
-    assert [each["part"] for each in runs] == ["gpu, 1 rank"]
-
-
 def test_a_part_without_a_report_of_its_tests_has_failed(monkeypatch):
     monkeypatch.setattr(parts, "missing_for", lambda part: "")
     ended = subprocess.CompletedProcess([], 0, "nothing")

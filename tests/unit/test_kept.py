@@ -1,14 +1,11 @@
 """A version of what ranks keep is valid once all of them have written it, and not before."""
 
-import pickle
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from allranks.collectives.world import kept
 from allranks.collectives.world.kept import Series, snapshot
-from allranks.errors import UsageError
 
 
 def write(series: Series, version: int, **values: object) -> None:
@@ -37,21 +34,6 @@ def test_the_last_rank_makes_a_version_valid_and_removes_those_before(tmp_path: 
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.iterdir())
 
 
-def test_arrays_come_back_as_they_were_and_can_be_written_to(tmp_path: Path) -> None:
-    series = Series([str(tmp_path)], "cells", 0, 1)
-    array = np.arange(1000.0)
-    parts = snapshot({"x": array, "y": array}, 0, copy=True)
-    array[:] = 0
-    series.write(1, parts)
-    series.wait()
-    found = series.load()
-    assert found is not None
-    values = found[1]
-    assert values["x"] is values["y"]
-    values["x"] += 1
-    np.testing.assert_array_equal(values["x"], np.arange(1000.0) + 1)
-
-
 def test_where_one_folder_has_no_room_the_next_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,12 +54,3 @@ def test_what_could_not_be_written_is_said_and_leaves_the_version_before(tmp_pat
     assert "No such file" in gone.settle()
     assert gone.settle() == ""
     assert gone.newest() == 0
-
-
-def test_of_what_cannot_be_pickled_the_variable_is_named() -> None:
-    class Refuses:
-        def __reduce__(self) -> str:
-            raise pickle.PicklingError("not me")
-
-    with pytest.raises(UsageError, match=r"model on rank 0 cannot be \(PicklingError: not me\)"):
-        snapshot({"step": 1, "model": Refuses()}, 0, copy=True)

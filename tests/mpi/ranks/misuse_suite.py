@@ -355,11 +355,11 @@ def test_nothing_leaks_over_a_thousand_aborted_collectives():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 4096
 
 
-def test_descriptors_stay_flat_over_a_hundred_epochs():
-    for _ in range(10):
+def test_descriptors_stay_flat_over_thirty_epochs():
+    for _ in range(5):
         in_a_cell(lambda: None if odd() else c.allreduce(X))
     files = descriptors()
-    for _ in range(100):
+    for _ in range(30):
         in_a_cell(lambda: None if odd() else c.allreduce(X))
     assert descriptors() == files
     # A cluster beside this one may keep variables there.
