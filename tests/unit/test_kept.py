@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from allranks.collectives.world import kept
@@ -32,6 +33,21 @@ def test_the_last_rank_makes_a_version_valid_and_removes_those_before(tmp_path: 
         "cells-2-1-of-2",
     ]
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.iterdir())
+
+
+def test_arrays_come_back_as_they_were_and_can_be_written_to(tmp_path: Path) -> None:
+    series = Series([str(tmp_path)], "cells", 0, 1)
+    array = np.arange(1000.0)
+    parts = snapshot({"x": array, "y": array}, 0, copy=True)
+    array[:] = 0
+    series.write(1, parts)
+    series.wait()
+    found = series.load()
+    assert found is not None
+    values = found[1]
+    assert values["x"] is values["y"]
+    values["x"] += 1
+    np.testing.assert_array_equal(values["x"], np.arange(1000.0) + 1)
 
 
 def test_where_one_folder_has_no_room_the_next_is_taken(
