@@ -14,7 +14,7 @@ from allranks.engine.host.batching import Batching
 from allranks.errors import WireError
 from allranks.records.telemetry import Pulse
 from allranks.records.wire import Answer, Output, Record, encode, join_messages, split_messages
-from tests.unit.test_relay import wait_until
+from tests.kernel import wait_until
 
 
 def output(rank: int, text: str) -> list[bytes]:

@@ -336,7 +336,7 @@ def test_a_key_changes_with_what_a_result_depends_on(name, old, new):
 
 def test_a_key_is_the_same_wherever_the_code_stands_and_in_every_process():
     assert keys_after("\n\n# a comment\n" + BEFORE) == keys_after(BEFORE)
-    program = "import json\nfrom tests.unit.test_ensemble_parts import keys_after, BEFORE\n"
+    program = "import json\nfrom tests.unit.ensemble.test_parts import keys_after, BEFORE\n"
     program += "print(json.dumps(keys_after(BEFORE)))"
     told = subprocess.run(
         [sys.executable, "-c", program],

@@ -19,7 +19,7 @@ from allranks.collectives.gpu.nccl import nccl_form
 from allranks.collectives.gpu.placement import RankDevice
 from allranks.errors import MissingDependency, UsageError
 
-FAKE = str(Path(__file__).resolve().parents[1] / "fakes" / "gpu")
+FAKE = str(Path(__file__).resolve().parents[2] / "fakes" / "gpu")
 ONE, TWO = (
     RankDevice(0, "0000:01:00.0", "GPU-1", 22703),
     RankDevice(0, "0000:02:00.0", "GPU-2", 22703),

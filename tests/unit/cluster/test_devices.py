@@ -12,7 +12,7 @@ from allranks.cluster import devices
 from allranks.cluster.cluster import Cluster
 from allranks.errors import UsageError
 
-FAKE = str(Path(__file__).resolve().parents[1] / "fakes" / "nvml")
+FAKE = str(Path(__file__).resolve().parents[2] / "fakes" / "nvml")
 A, B, C = "GPU-aaaa1111-0", "GPU-aabb2222-1", "GPU-cccc3333-2"
 SLICES = ["MIG-5e1f0000-a", "MIG-5e1f1111-b"]
 PLAIN = [{"uuid": A}, {"uuid": B}, {"uuid": C}]

@@ -14,7 +14,7 @@ from allranks.engine import pinning
 from allranks.features.gpu.driver import Gpu, GpuUse, is_out_of_memory
 from allranks.features.gpu.memory import release
 
-FAKE = str(Path(__file__).resolve().parents[1] / "fakes" / "nvml")
+FAKE = str(Path(__file__).resolve().parents[2] / "fakes" / "nvml")
 GIB = 2**30
 
 
