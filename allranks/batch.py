@@ -16,9 +16,7 @@ from typing import Any
 from allranks import collectives, launched
 from allranks.collectives import world
 from allranks.collectives.start.under_mpi import guard_mpi4py
-from allranks.engine import pinning, processes
-from allranks.engine.cells import namespace
-from allranks.engine.output.noise import QUIET
+from allranks.engine import namespace, pinning, processes
 from allranks.horovod import alias, tensorflow1
 
 
@@ -40,7 +38,7 @@ def _begin() -> dict[str, Any]:
     """Makes this process a rank and returns the names that a cell has."""
     device = _device()
     if device == "cpu":
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", pinning.QUIET)
     os.environ.setdefault("MPLBACKEND", "agg")
     warnings.filterwarnings("ignore", message="FigureCanvasAgg is non-interactive")
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -30,7 +30,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from allranks.engine.output.transcript import Transcript
+from allranks.engine.transcript import Transcript
 from allranks.errors import FeatureFailed, UsageError
 from allranks.hooks import call_all, failure, implementations
 from allranks.records.config import NurseryConfig
@@ -167,10 +167,14 @@ class RankFeature:
 
 
 class RankHooks:
-    """Calls the hooks of a rank's features, and keeps what they raise for the next cell."""
+    """Calls the hooks of a rank's features.
+
+    Attributes:
+        failed: the first failure of a hook that no cell has failed with yet, if any.
+    """
 
     def __init__(self, classes: Iterable[type[RankFeature]] = ()) -> None:
-        self._failed: FeatureFailed | None = None
+        self.failed: FeatureFailed | None = None
         found: list[RankFeature] = []
         for kind in classes:
             try:
@@ -205,7 +209,7 @@ class RankHooks:
         self.requests_while_busy = frozenset[str]().union(*(f.requests_while_busy for f in found))
 
     def _keep(self, failed: FeatureFailed) -> None:
-        self._failed = self._failed or failed
+        self.failed = self.failed or failed
 
     def _call(self, hooks: Iterable[Callable[P, None]], *args: P.args, **kwargs: P.kwargs) -> None:
         try:
@@ -224,9 +228,10 @@ class RankHooks:
                 self._keep(failure(hook, error))
         return found
 
-    def take_failure(self) -> FeatureFailed | None:
-        """Returns what a feature has raised since the last call, for the cell to fail with."""
-        failed, self._failed = self._failed, None
+    def take_failure(self) -> FeatureFailed:
+        """Returns `failed`, which is set, and resets it: the cell fails with it."""
+        failed, self.failed = self.failed, None
+        assert failed is not None
         return failed
 
     def starting(self) -> None:

@@ -13,7 +13,12 @@ import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 
 HIDDEN = "-1"
-#: A context, and what libraries load, takes memory beside what is limited here.
+QUIET = "3"
+"""A value of TF_CPP_MIN_LOG_LEVEL for ranks without a GPU: only fatal errors. TensorFlow reports at
+length that it finds no CUDA."""
+QUIET_TORCH = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""torch warns of each connection that ends, with a stack of C++; ranks report the cause instead."""
+#: The rest is for CUDA's context and for the libraries' code, which these limits do not count.
 _SHARED_PERCENT = 90
 _DRIVER_SECONDS = 20.0
 _SUCCESS = 0
@@ -21,9 +26,9 @@ _DRIVER = "libcuda.so.1"
 
 
 def visible() -> tuple[str, ...]:
-    """Returns what a ``CUDA_VISIBLE_DEVICES`` of one GPU can be here; nothing without a driver.
+    """Returns the values of ``CUDA_VISIBLE_DEVICES`` for one GPU each; none without a driver.
 
-    A scheduler that gives a job some of a host's GPUs says so by that variable.
+    A scheduler that gives a job some of a host's GPUs sets that variable.
     """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
@@ -51,7 +56,7 @@ def sharers(devices: Sequence[str], local: int, local_size: int) -> tuple[int, .
 
 
 def pinning(devices: Sequence[str], local: int, local_size: int) -> tuple[str, dict[str, str]]:
-    """Returns a rank's device, as ``cuda:0 (GPU-…)`` or ``cpu``, and what pins it there.
+    """Returns a rank's device, as ``cuda:0 (GPU-…)`` or ``cpu``, and the variables that pin it.
 
     Args:
         devices: UUIDs of the host's GPUs for ranks, taken in turn; ``-1`` hides all of them.
@@ -75,7 +80,7 @@ def pinning(devices: Sequence[str], local: int, local_size: int) -> tuple[str, d
 
 
 def apply(environment: MutableMapping[str, str], settings: Mapping[str, str]) -> None:
-    """Puts what pins a rank into its environment; the user's own limits stay."""
+    """Sets the variables that pin a rank; limits that the user has set stay."""
     for name, value in settings.items():
         if name == "CUDA_VISIBLE_DEVICES":
             environment[name] = value
@@ -86,10 +91,10 @@ def apply(environment: MutableMapping[str, str], settings: Mapping[str, str]) ->
 def is_cuda_open() -> bool:
     """Whether this process has initialised CUDA; a library that merely loaded it has not.
 
-    No process that is forked from it can use a GPU.
+    A process that is forked from one that has initialised CUDA cannot use a GPU.
 
-    Source: CUDA driver API, cuInit, which every other call needs. What cuInit makes is lost in a
-    fork: in the child every call of CUDA's fails, as cudaErrorInitializationError says.
+    Source: CUDA driver API, cuInit, which every other call needs. A child does not inherit its
+    state: there, all calls of CUDA fail with cudaErrorInitializationError.
     """
     try:
         # Only where it has been loaded already.
@@ -97,5 +102,5 @@ def is_cuda_open() -> bool:
         count = driver.cuDeviceGetCount
     except (OSError, AttributeError):
         return False
-    # A stub of the driver, or one that finds no GPU, fails otherwise: there is nothing to lose.
+    # A stub of the driver, or one that finds no GPU, fails too: then there is no state to lose.
     return int(count(ctypes.byref(ctypes.c_int()))) == _SUCCESS

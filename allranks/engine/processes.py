@@ -82,12 +82,6 @@ def close_all_but(kept: set[int]) -> None:
                 pass
 
 
-def stub(address: str) -> list[str]:
-    """Returns what starts a stub, which hands its place over to the host agent at that address."""
-    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "host", "stub.py")
-    return [sys.executable, "-I", "-S", program, address]
-
-
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
     """Sends a signal to a process that may be gone."""
     if pid > 0:

@@ -18,23 +18,20 @@ from typing import Any
 from allranks import collectives, launched, port_filter
 from allranks.collectives import world
 from allranks.collectives.start import healing, runtime, under_mpi
-from allranks.collectives.start.under_mpi import guard_mpi4py
 from allranks.collectives.timings import Totals
-from allranks.engine import filters, pinning, processes, scratch
+from allranks.engine import libraries, namespace, pinning, processes
 from allranks.engine.attaching import Attaching
-from allranks.engine.cells import forks, metrics, namespace
-from allranks.engine.cells.cell import CellRunner
-from allranks.engine.cells.interrupts import ignore_interrupt
-from allranks.engine.cells.mending import Mender
+from allranks.engine.cell import CellRunner, watch_forks
+from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
+from allranks.engine.exceptions import text_of
 from allranks.engine.features import RankContext, RankFeature, RankHooks, Told
-from allranks.engine.ipengine import RankEngine
-from allranks.engine.output import progress
-from allranks.engine.output.display import RankDisplayHook, RankDisplayPublisher
-from allranks.engine.output.noise import QUIET, QUIET_TORCH, held_back
-from allranks.engine.output.transcript import Transcript
-from allranks.engine.report import text_of
+from allranks.engine.host import stubs
+from allranks.engine.interrupts import ignore_interrupt
+from allranks.engine.ipp import RankEngine
 from allranks.engine.requests import Requests
-from allranks.engine.telemetry import Teller
+from allranks.engine.streams import Mender
+from allranks.engine.telemetry import TelemetrySender, process_metrics
+from allranks.engine.transcript import Transcript, held_back
 from allranks.engine.wire import Wire, give_up
 from allranks.errors import UsageError
 from allranks.records import settings
@@ -93,7 +90,7 @@ class Rank:
         self._features = RankHooks(features)
         self.device = _pin(config, rank)
         limit = settings.nbytes(LOG_LIMIT, _LOG_NBYTES, _LEAST_LOG_NBYTES)
-        quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == QUIET
+        quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == pinning.QUIET
         self.transcript = Transcript(log_path(config, rank), limit, held_back if quiet else str)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._mpi_ports: list[int] = []
@@ -106,9 +103,9 @@ class Rank:
         self.transcript.streams.capture()
         faulthandler.enable(all_threads=False)
         _fresh_main_module()
-        scratch.keep_in(self._config.session_dir)
+        libraries.keep_temporary_files_in(self._config.session_dir)
         self._features.starting()
-        progress.install()
+        libraries.show_progress_as_text()
         with processes.sleeping_longer(self._config.ranks_here):
             if self._config.heals:
                 # Only replacement ranks connect to these ports.
@@ -126,17 +123,19 @@ class Rank:
                 f"{collectives.rank()} of {collectives.size()}: the launcher and the MPI library "
                 "do not belong together. Check which mpiexec and which libmpi are in use."
             )
-        guard_mpi4py(world.current())
+        under_mpi.guard_mpi4py(world.current())
         runtime.announce()
         collectives.on_notice(self._notice)
-        self._teller = Teller(self.rank, metrics.process, Totals(), self._features)
+        self._telemetry = TelemetrySender(
+            self.rank, process_metrics, Totals(), self._features.pulse_fields
+        )
         self.wire = Wire(
             self.rank,
             self._config.commands_url,
             self._config.events_url,
             self._config.wire_key,
             self.transcript,
-            self._teller,
+            self._telemetry,
             self._receive,
         )
         engine = RankEngine(
@@ -197,8 +196,8 @@ class Rank:
 
         setattr(shell, "init_user_ns", init_user_ns)  # noqa: B010
         self._loop = asyncio.get_running_loop()
-        forks.watch(self.transcript, self._loop.call_soon)
-        self._mender = Mender(self.transcript)
+        watch_forks(self.transcript, self._loop.call_soon)
+        self._mender = Mender(self.transcript.streams)
         self._runner = CellRunner(
             shell,
             self.rank,
@@ -235,12 +234,12 @@ class Rank:
             self.rank,
             self._heal,
             self.wire.send_output,
-            self._teller.watch,
+            self._telemetry.watch,
             self._features,
         )
         signal.signal(signal.SIGINT, ignore_interrupt)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        filters.restore()
+        libraries.restore_warnings()
         faulthandler.cancel_dump_traceback_later()
         os.close(self._log)
         hello = Hello(
@@ -269,7 +268,7 @@ class Rank:
         """
         address = os.path.join(self._config.session_dir, "nursery")
         port_filter.restrict_own_ports(allow_this_host=True)
-        healing.heal(dead, processes.stub(address), epoch)
+        healing.heal(dead, stubs.command("rank", address), epoch)
         return self._features.rank_replaced(dead)
 
     def _notice(self, text: str) -> None:
@@ -323,20 +322,20 @@ class Rank:
             self._requests.busy = True
             self._end_cell(*await run())
         except BaseException as error:
-            self._tell_failure(cell.cell, error)
+            self._reply_failure(cell.cell, error)
         finally:
             self._running[self.rank] = 0
             self._attaching.ended()
 
-    def _tell_failure(self, cell: int, error: BaseException) -> None:
+    def _reply_failure(self, cell: int, error: BaseException) -> None:
         """Replies to a cell whose end went wrong: a rank that did not would hang it."""
         try:
-            told = self._runner.not_told(cell, error)
+            reply = self._runner.reply_after(cell, error)
             try:
-                self._end_cell((told, []))
+                self._end_cell((reply, []))
             except BaseException:
                 self._requests.busy = self.wire.busy = False
-                self.wire.send(told)
+                self.wire.send(reply)
         except BaseException:
             give_up(self.rank, "cannot report the end of its cell to the notebook")
 
@@ -372,11 +371,11 @@ def log_path(config: NurseryConfig, rank: int) -> str:
 def _pin(config: NurseryConfig, rank: int) -> str:
     """Shows this process its own GPU only, before anything can open CUDA; returns its name."""
     processes.share_cores(config.ranks_here)
-    for name, value in QUIET_TORCH.items():
+    for name, value in pinning.QUIET_TORCH.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     if not config.devices:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", pinning.QUIET)
     local, local_size = launched.local_place(os.environ, rank, config.size, config.rank_variables)
     device, settings = pinning.pinning(config.devices, local, local_size)
     pinning.apply(os.environ, settings)

@@ -15,11 +15,10 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from allranks import collectives
 from allranks.collectives.calls import frames
-from allranks.collectives.calls.callsite import USER, kind_of
-from allranks.engine.cells import namespace
+from allranks.engine import namespace
+from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankHooks
-from allranks.engine.ipengine import CELL_FILE
-from allranks.engine.report import text_of
+from allranks.engine.telemetry import current_line
 from allranks.errors import UsageError
 from allranks.records import requests
 from allranks.records.requests import end_of
@@ -143,24 +142,6 @@ class Requests:
         except KeyError:
             return {"found": False, "data": {}}
         return {"found": True, "data": bundle}
-
-
-def current_line() -> str:
-    """Returns ``file:line  source`` of the innermost user frame of the main thread.
-
-    Before a cell's first statement and after its last one there are only libraries' frames: then
-    it is empty.
-    """
-    frame = frames.of_main_thread()
-    try:
-        stack = traceback.extract_stack(frame) if frame else []
-    except UnicodeError:  # a file's name may be no text, as compile() takes it
-        return ""
-    own = [entry for entry in stack if entry.filename.startswith(CELL_FILE)]
-    outside = [entry for entry in stack if kind_of(entry.filename) == USER]
-    for entry in (own or outside)[-1:]:
-        return f"{os.path.basename(entry.filename)}:{entry.lineno}  {entry.line or ''}".rstrip()
-    return ""
 
 
 def _stack() -> str:

@@ -1,64 +1,76 @@
-"""What a rank tells beside its output while a cell runs: curves, timings and a pulse."""
+"""What a rank reports beside its output while a cell runs: curves, timings and a pulse."""
 
 from __future__ import annotations
 
+import os
+import traceback
 from array import array
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from itertools import accumulate
 from time import monotonic, perf_counter, process_time
+from types import FrameType
 from typing import Any
 
 import psutil
 
 from allranks import collectives
 from allranks.collectives import world
+from allranks.collectives.calls import frames
+from allranks.collectives.calls.callsite import USER, kind_of
 from allranks.collectives.timings import BINS, Totals
-from allranks.engine.cells.metrics import Metrics
-from allranks.engine.features import RankHooks
-from allranks.engine.imports import importing
-from allranks.engine.requests import current_line
+from allranks.errors import UsageError
 from allranks.records.telemetry import Points, Pulse, Strip, Telemetry, Timings
 
+CELL_FILE = "In["
+"""How the file names of cells begin, as in tracebacks."""
 _POINTS_SECONDS = 0.1
 _TIMINGS_SECONDS = 0.5
 _PULSE_SECONDS = 1.0
-#: Soon, as the report of a rank that dies names the line of its last pulse.
+#: Short, because the report of a rank that dies names the line of its last pulse.
 _FIRST_PULSE_SECONDS = 0.2
-#: While somebody looks; with the timings, as a call is counted with them.
+#: While a reader has the section open. Slightly less than two timings, to be sent with them.
 _LIVE_STRIP_SECONDS = 0.9
 _IMPORT_SECONDS = 1.0
-#: A cell that is over sooner needs no picture of its time.
+#: A shorter cell gets no picture of its time.
 _STRIP_SECONDS = 0.2
-#: A rank says of so many others how long it waited for them.
+#: A strip names this many ranks with the time that this one waited for them.
 _WAITS = 8
-#: Memory and load that change by less are no news.
+#: Smaller changes of memory and load are not sent.
 _RSS_STEP_NBYTES = 1 << 20
 _CPU_STEP_PERCENT = 5
+_DEEPEST = 400
 
 Message = tuple[Telemetry, list[bytes]]
 
 
-class Teller:
-    """Makes this rank's telemetry, each kind in its own time, and nothing where nothing is new.
+class TelemetrySender:
+    """Makes this rank's telemetry: each kind at its own intervals, and only what is new.
 
     Args:
         rank: this process's rank.
-        metrics: what cells log to.
-        totals: what counts the collectives.
-        features: add to a pulse.
+        metrics: the numbers that cells log.
+        totals: sums of the collectives.
+        pulse_fields: returns fields of a pulse that features add.
     """
 
-    def __init__(self, rank: int, metrics: Metrics, totals: Totals, features: RankHooks) -> None:
+    def __init__(
+        self,
+        rank: int,
+        metrics: Metrics,
+        totals: Totals,
+        pulse_fields: Callable[[], dict[str, Any]],
+    ) -> None:
         self.rank = rank
         self._metrics = metrics
         self._totals = totals
         self._process = psutil.Process()
-        self._features = features
+        self._pulse_fields = pulse_fields
         self.begin(0)
 
     def begin(self, cell: int) -> None:
-        """A cell starts: what comes belongs to it."""
+        """Begins a cell, to which all later records belong."""
         self._cell = cell
         self._metrics.begin()
         self._totals.begin()
@@ -67,8 +79,8 @@ class Teller:
         self._steps: list[float] = []
         self._importing, self._import_began = "", 0.0
         self._seen_at = perf_counter()
-        #: So many bins are told as one while somebody looks, whose width was told, and when.
-        self._each, self._told_width, self._strip_at = 0, 0.0, 0.0
+        #: For live strips: how many bins are merged into one, the width that was sent, the time.
+        self._each, self._sent_width, self._strip_at = 0, 0.0, 0.0
         now = monotonic()
         self._points_at, self._timings_at = now, now
         # The load is counted from here; a cell that ends at once has no pulse.
@@ -76,11 +88,11 @@ class Teller:
         self._pulse_at = now + _FIRST_PULSE_SECONDS
 
     def watch(self, bins: int) -> None:
-        """Tells the strip of the cell that runs, in so many bins at most; 0 ends that.
+        """Sends strips while the cell runs, of at most this many bins; 0 ends that.
 
         May be called from another thread.
         """
-        self._told_width, self._strip_at = 0.0, 0.0
+        self._sent_width, self._strip_at = 0.0, 0.0
         self._each = -(-BINS // bins) if bins else 0
 
     def news(self, final: bool = False) -> Iterator[Message]:
@@ -90,7 +102,8 @@ class Teller:
             final: the cell has ended: everything is due, and no pulse.
         """
         now = monotonic()
-        self._see_imports()
+        if not final:  # else the main thread is here: it imports nothing
+            self._see_imports()
         if final or now >= self._points_at:
             self._points_at = now + _POINTS_SECONDS
             yield from self._points()
@@ -124,7 +137,7 @@ class Teller:
             yield Points(self.rank, self._cell, tuple(series), dropped), [pairs]
 
     def _see_imports(self) -> None:
-        """Takes in what is being imported, as it is now, for the time since the last look."""
+        """Adds the time since the last call to the module that is being imported."""
         now, module = perf_counter(), importing()
         if module and module == self._importing:
             self._totals.spans.imported(module, self._seen_at, now)
@@ -133,31 +146,31 @@ class Teller:
         self._importing, self._seen_at = module, now
 
     def _strip(self) -> Iterator[Message]:
-        """Yields how the rank has spent the cell's time, where there is something to tell."""
+        """Yields how the rank has spent the cell's time, unless it was short or uneventful."""
         spans = self._totals.spans
         seconds = perf_counter() - spans.origin
-        something = spans.waits or spans.imports or self._steps or self._told_width
+        something = spans.waits or spans.imports or self._steps or self._sent_width
         if seconds >= _STRIP_SECONDS and something:
-            yield self._told_strip(seconds)
+            yield self._make_strip(seconds)
 
     def _live_strip(self) -> Message:
-        """Returns what has changed since it was told last, with the wait that goes on."""
+        """Returns the bins that have changed since the last strip, with the current wait."""
         spans, each = self._totals.spans, self._each
         now = perf_counter()
         seconds = now - spans.origin
-        spans.used(seconds)  # from here on they are as wide as they have to be
+        spans.used(seconds)  # widens the bins if there are too many
         wait = world.current().waits
         with spans.waiting(wait[0], now, wait[1]) if wait else nullcontext():
             first = 0
-            if spans.width == self._told_width:
+            if spans.width == self._sent_width:
                 first = int(max(0.0, spans.changed_at - spans.origin) / spans.width) // each
-            self._told_width = spans.width
-            told = self._told_strip(seconds, first, each)
+            self._sent_width = spans.width
+            strip = self._make_strip(seconds, first, each)
         spans.changed_at = min(now, wait[0]) if wait else now
-        return told
+        return strip
 
-    def _told_strip(self, seconds: float, first: int = 0, each: int = 1) -> Message:
-        """Returns the rank's time from a bin on, so many bins told as one."""
+    def _make_strip(self, seconds: float, first: int = 0, each: int = 1) -> Message:
+        """Returns the rank's time from a bin on, with ``each`` bins merged into one."""
         spans = self._totals.spans
         bins = spans.used(seconds)
         waits = [[rank, sum(row)] for rank, row in spans.waits.items() if any(row)]
@@ -182,10 +195,10 @@ class Teller:
         try:
             return int(self._process.memory_info().rss)
         except OSError:
-            return 0  # a cell has left no descriptor to look with
+            return 0  # the cell has used up all descriptors
 
     def _cpu_percent(self) -> float:
-        """Returns the load of this process since the last time, in percent of a core."""
+        """Returns the load of this process since the last call, in percent of a core."""
         busy, at = self._busy_seconds, self._looked_at
         self._busy_seconds, self._looked_at = process_time(), monotonic()
         return 100 * (self._busy_seconds - busy) / (self._looked_at - at)
@@ -200,7 +213,7 @@ class Teller:
             rss_nbytes=rss // _RSS_STEP_NBYTES * _RSS_STEP_NBYTES,
             cpu_percent=round(cpu / _CPU_STEP_PERCENT) * _CPU_STEP_PERCENT,
             importing=self._importing if self._imports_long() else "",
-            **self._features.pulse_fields(),
+            **self._pulse_fields(),
         )
 
     def _imports_long(self) -> bool:
@@ -208,9 +221,142 @@ class Teller:
 
 
 def _ends(series: list[list[Any]]) -> Iterator[int]:
-    """Yields where the pairs of each series end, among those of all."""
+    """Yields the index after the last pair of each series."""
     return accumulate(count for *_, count in series)
 
 
 def _longest(pairs: list[list[Any]]) -> tuple[list[Any], ...]:
     return tuple(sorted(pairs, key=lambda pair: -float(pair[1]))[:_WAITS])
+
+
+#: Further values are dropped until these are sent. It is enough for 100,000 values per second.
+_WAITING = 50_000
+
+
+class Metrics:
+    """Collects the numbers of ``log(step=…, loss=…)`` until they are sent. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[str, str, float, float]] = deque()
+        self._next: dict[tuple[str, str], float] = {}
+        self.dropped = 0
+
+    def log(
+        self,
+        values: Mapping[str, Any] | None = None,
+        /,
+        *,
+        step: float | None = None,
+        member: object = "",
+        **named: Any,
+    ) -> None:
+        """Sends the named numbers to the notebook, which draws one curve per name.
+
+        Example:
+            ``log(step=i, loss=loss, accuracy=right / count)``
+
+        Args:
+            values: more of them, with names that are not valid in Python, as ``{"val/loss": 0.3}``.
+            step: where on the horizontal axis; by default 0, 1, 2, … for each name.
+            member: which model of several on this rank; each has its own curve.
+            named: numbers, or arrays of one element.
+
+        Raises:
+            UsageError: a value has no name, or it or the step is not a number.
+        """
+        if not isinstance(values, Mapping | None):
+            raise UsageError(
+                f"log expected named numbers, found {values!r:.60}. "
+                "Type for example: log(loss=0.5), or log({'val/loss': 0.5})"
+            )
+        if values is not None:
+            named = {**values, **named}
+        points, who = self._points, str(member)
+        given = None if step is None else _number("step", step)
+        if len(points) >= _WAITING:
+            self.dropped += len(named)
+            return
+        for name, value in named.items():
+            number = value if type(value) is float else _number(name, value)
+            at = self._next.get((name, who), 0.0) if given is None else given
+            self._next[name, who] = at + 1.0
+            points.append((name, who, at, number))
+
+    def begin(self) -> None:
+        """Begins a cell: steps count from 0 again."""
+        self._points.clear()
+        self._next.clear()
+        self.dropped = 0
+
+    def take(self) -> tuple[list[list[Any]], bytes]:
+        """Returns the values since the last call (see ``allranks.records.telemetry.Points``).
+
+        May be called from another thread.
+        """
+        series: dict[tuple[str, str], array[float]] = {}
+        for _ in range(len(self._points)):
+            name, who, at, number = self._points.popleft()
+            pairs = series.get((name, who))
+            if pairs is None:
+                pairs = series[name, who] = array("d")
+            pairs.append(at)
+            pairs.append(number)
+        counts = [[name, who, len(pairs) // 2] for (name, who), pairs in series.items()]
+        return counts, b"".join(pairs.tobytes() for pairs in series.values())
+
+
+def _number(name: str, value: Any) -> float:
+    item = getattr(value, "item", None)
+    try:
+        # An array's own float() takes one dimension less than item() does.
+        return float(value if item is None else item())
+    except (TypeError, ValueError):
+        shape = getattr(value, "shape", None)
+        found = f"{type(value).__name__} of shape {tuple(shape)}" if shape else f"{value!r:.60}"
+        raise UsageError(
+            f"log({name}=…) expected one number, found {found}. "
+            f"Type for example: log({name}=float(value))"
+        ) from None
+
+
+process_metrics = Metrics()
+"""Those of this process: cells and callbacks of Keras log to it."""
+log = process_metrics.log
+
+
+def current_line() -> str:
+    """Returns ``file:line  source`` of the innermost user frame of the main thread.
+
+    It is empty before a cell's first statement and after its last one, where all frames are
+    libraries'.
+    """
+    frame = frames.of_main_thread()
+    try:
+        stack = traceback.extract_stack(frame) if frame else []
+    except UnicodeError:  # compile() accepts a file name that is not valid text
+        return ""
+    own = [entry for entry in stack if entry.filename.startswith(CELL_FILE)]
+    outside = [entry for entry in stack if kind_of(entry.filename) == USER]
+    for entry in (own or outside)[-1:]:
+        return f"{os.path.basename(entry.filename)}:{entry.lineno}  {entry.line or ''}".rstrip()
+    return ""
+
+
+def importing() -> str:
+    """Returns the package that the main thread is importing, or ""."""
+    return _outermost(frames.of_main_thread())
+
+
+def _outermost(frame: FrameType | None) -> str:
+    found = module = ""
+    for _ in range(_DEEPEST):
+        if frame is None:
+            break
+        code = frame.f_code
+        if code.co_name == "<module>":
+            module = str(frame.f_globals.get("__name__", ""))
+        elif code.co_filename.startswith("<frozen importlib") and module:
+            # Frames go outwards: what this import runs was seen just before.
+            found = module
+        frame = frame.f_back
+    return found.partition(".")[0]

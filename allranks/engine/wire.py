@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from os import _exit, write
+from os import _exit, getpid, write
 from time import monotonic, sleep
 from traceback import format_exc
 from typing import NoReturn
@@ -24,10 +24,9 @@ from typing import NoReturn
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from allranks.engine.cells.forks import in_rank
-from allranks.engine.output.transcript import Transcript
-from allranks.engine.output.unseen import Unseen
-from allranks.engine.telemetry import Teller
+from allranks.engine.telemetry import TelemetrySender
+from allranks.engine.transcript import Transcript
+from allranks.engine.unseen import Unseen
 from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME
 from allranks.records.wire import Answer, Hello, Output, Record, decode, encode
 
@@ -59,7 +58,7 @@ class Wire:
         events_url: where the notebook's PULL listens.
         key: the notebook's CURVE public key; empty where a relay of this host listens.
         transcript: whose news are sent.
-        teller: what else is told while a cell runs.
+        telemetry: sent while a cell runs.
         receive: called in the wire's thread with each record and its payloads.
     """
 
@@ -70,16 +69,18 @@ class Wire:
         events_url: str,
         key: str,
         transcript: Transcript,
-        teller: Teller,
+        telemetry: TelemetrySender,
         receive: Receive,
     ) -> None:
         self.rank = rank
+        #: A process that a cell forks has a copy of the sockets, which are the rank's.
+        self._pid = getpid()
         self.cell = 0
         self.busy = False
         #: Sends what else is new; not under this wire's lock, as it takes one of its own before.
         self.before_output: Callable[[bool], object] = lambda final: None
         self._transcript = transcript
-        self._teller = teller
+        self._telemetry = telemetry
         self._receive = receive
         self._lock = threading.RLock()
         #: What is kept for another notebook, where this rank stays when the first one goes.
@@ -163,8 +164,8 @@ class Wire:
 
     def send(self, record: Record, *payloads: bytes) -> None:
         """Sends a record from any thread, after everything that was sent before it."""
-        if not in_rank():
-            return  # the connection is the rank's
+        if getpid() != self._pid:
+            return
         # Copied before the first is sent: half a message would swallow the next one, and lending
         # memory takes a thread and descriptors, of which a cell may have left none.
         parts = encode(record, *payloads)
@@ -184,12 +185,12 @@ class Wire:
             entries, lines, nbytes, offset = self._transcript.collect(final)
             self.send_entries(entries, lines, nbytes, offset)
             if self.busy:
-                for record, payloads in self._teller.news(final):
+                for record, payloads in self._telemetry.news(final):
                     self.send(record, *payloads)
 
     def end_where_closed(self) -> None:
         """Ends the rank where a cell has closed its log: what it prints would be lost."""
-        lost = self._transcript.lost() if in_rank() else []
+        lost = self._transcript.lost() if getpid() == self._pid else []
         if lost:
             self._transcript.streams.reopen_err()
             give_up(
@@ -207,7 +208,7 @@ class Wire:
             if self.unseen is not None:
                 self.unseen.clear()
             self._last_counts = (0, 0)
-            self._teller.begin(cell)
+            self._telemetry.begin(cell)
             self.cell = cell
             self.busy = True
 

@@ -217,7 +217,7 @@ def test_an_interrupt_while_an_error_is_shown_changes_nothing_for_the_next(noteb
     """IPython forgets who formats an error where the formatting itself is interrupted."""
     differ = "import numpy as np\nallreduce(np.ones(3 + rank))"
     notebook.on_ranks(
-        "import signal\nfrom allranks.engine.cells import exceptions\n"
+        "import signal\nfrom allranks.engine import exceptions\n"
         "whole = exceptions.without_middle\n"
         "def interrupted(tb):\n    exceptions.without_middle = whole\n"
         "    signal.raise_signal(signal.SIGINT)\nexceptions.without_middle = interrupted"

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from allranks.engine.output import log_room
+from allranks.engine import transcript
 from tests.faults.notebook import Notebook
 
 LIMIT = 2_000_000
@@ -105,7 +105,7 @@ def test_a_full_disk_is_said_in_the_cell_and_ends_when_there_is_room(new_noteboo
 def test_a_log_that_is_closed_is_not_a_full_disk(tmp_path):
     log = tmp_path / "rank-0.log"
     log.touch()
-    room = log_room.LogRoom(str(log), LIMIT)
+    room = transcript.LogRoom(str(log), LIMIT)
     # In its place stands what can take no block, as where a cell has closed it.
     instead = os.open("/proc/self/status", os.O_RDONLY)
     os.dup2(instead, room.file)
@@ -118,8 +118,8 @@ def test_a_log_that_is_closed_is_not_a_full_disk(tmp_path):
 def test_a_file_system_without_holes_on_demand_lets_all_of_a_log_go(tmp_path, monkeypatch):
     log = tmp_path / "rank-0.log"
     log.write_bytes(b"old\n" * 1_000_000)
-    monkeypatch.setattr(log_room, "_allocate", lambda *_: errno.EOPNOTSUPP)
-    room = log_room.LogRoom(str(log), LIMIT)
+    monkeypatch.setattr(transcript, "_allocate", lambda *_: errno.EOPNOTSUPP)
+    room = transcript.LogRoom(str(log), LIMIT)
     assert room.cut(log.stat().st_size)
     assert not room.cut(log.stat().st_size)
     assert log.stat().st_size == 4_000_000

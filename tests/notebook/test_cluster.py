@@ -114,9 +114,10 @@ def settling(run, seconds=45):
 
 def test_a_rank_that_cannot_begin_a_cell_replies_all_the_same(cluster):
     cluster.run(
-        "from allranks.engine.telemetry import Teller\nbegin = Teller.begin\n"
-        "def fails(*_):\n    Teller.begin = begin\n    raise RuntimeError('no beginning')\n"
-        "if rank: Teller.begin = fails"
+        "from allranks.engine.telemetry import TelemetrySender\nbegin = TelemetrySender.begin\n"
+        "def fails(*_):\n    TelemetrySender.begin = begin\n"
+        "    raise RuntimeError('no beginning')\n"
+        "if rank: TelemetrySender.begin = fails"
     )
     run = settling(cluster.submit("kept = 'overwritten'"))
     assert run.pending == ()
@@ -155,7 +156,7 @@ def test_ranks_that_have_used_up_their_descriptors_send_large_values(cluster):
 
 
 AFTERWARDS = """
-from allranks.engine.cells import cell
+from allranks.engine import cell
 reason = cell._reason
 def fails(*_):
     cell._reason = reason
@@ -188,10 +189,10 @@ def test_a_scripts_traceback_ends_with_the_ranks_own(cluster):
 
 def test_a_rank_whose_news_fail_still_hears_and_speaks(cluster, capsys):
     cluster.run(
-        "from allranks.engine.telemetry import Teller\nnews = Teller.news\n"
-        "def fails(*_):\n    Teller.news = news\n    raise RuntimeError('no news')\n"
-        "Teller.news = fails\nimport time\nend = time.monotonic() + 30\n"
-        "while Teller.news is fails and time.monotonic() < end: time.sleep(0.05)\n"
+        "from allranks.engine.telemetry import TelemetrySender\nnews = TelemetrySender.news\n"
+        "def fails(*_):\n    TelemetrySender.news = news\n    raise RuntimeError('no news')\n"
+        "TelemetrySender.news = fails\nimport time\nend = time.monotonic() + 30\n"
+        "while TelemetrySender.news is fails and time.monotonic() < end: time.sleep(0.05)\n"
         "time.sleep(0.5)\nprint('heard')"
     )
     said = capsys.readouterr().out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from allranks.engine.imports import importing
+from allranks.engine.telemetry import importing
 from allranks.records.telemetry import Pulse
 from allranks.widgets.dashboard.cell_model import Imports
 
@@ -35,7 +35,7 @@ def test_an_import_is_named_by_the_outermost_package(tmp_path, monkeypatch) -> N
     (package / "__init__.py").write_text("import outer_package.inner")
     (package / "inner.py").write_text("import inner_module")
     (tmp_path / "inner_module.py").write_text(
-        "from allranks.engine.imports import importing\nseen = importing()"
+        "from allranks.engine.telemetry import importing\nseen = importing()"
     )
     monkeypatch.syspath_prepend(tmp_path)
     __import__("outer_package.inner")

@@ -6,14 +6,14 @@ forks one process for each rank that the launcher asks for, then ipyparallel's c
 the parent of these processes, so it can report exactly how each of them ended. When its standard
 input closes (the kernel stopped, was restarted, or was killed with -9), it ends the whole cluster.
 If it was told to, it keeps the ranks for a while for another notebook (see
-``allranks.engine.host.hold``).
+``allranks.engine.host.attachment``).
 
 Standard output carries one JSON event a line (see ``HostAgent._tell``), standard input one command
 a line (see ``HostAgent._obey``).
 
 If ranks are on several hosts, each host has an agent. The first host's agent runs the launcher;
 the others run what the launcher would run there through ssh (see
-``allranks.engine.host.remote_agent``).
+``allranks.engine.host.stubs``).
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from allranks import launched, port_filter
-from allranks.engine import filters, pinning, processes
-from allranks.engine.host.hold import Hold
-from allranks.engine.host.preloading import preload
-from allranks.engine.host.remote_agent import RemoteAgent
-from allranks.engine.host.shortage import Deaths
+from allranks.engine import libraries, pinning, processes
+from allranks.engine.host import stubs
+from allranks.engine.host.attachment import Hold
+from allranks.engine.host.oom import Deaths
 from allranks.records.config import (
     COMMANDS_AT_HOME,
     EVENTS_AT_HOME,
@@ -103,7 +102,7 @@ class HostAgent:
         self.dead: dict[int, dict[str, Any]] = {}
         """How the ranks ended that have died and were not replaced."""
         self.launcher: subprocess.Popen[bytes] | None = None
-        self.agent: RemoteAgent | None = None
+        self.shells: stubs.RemoteShells | None = None
         self._heard = heard
         processes.adopt_orphans()
 
@@ -134,8 +133,10 @@ class HostAgent:
                 # Here, as the driver may take longer than the relay can be silent.
                 self.config = dataclasses.replace(self.config, devices=pinning.visible())
             processes.share_cores(self.config.ranks_here)
-            filters.set_aside()
-            preload(self.config, self._tell)
+            libraries.ignore_warnings()
+            from allranks.engine import ipp, rank  # noqa: F401
+
+            libraries.preload(self.config, self._tell)
             self._rank_features = self._load("rank")
             gc.freeze()  # what is imported by now stays shared between all children
             if self.config.head:
@@ -146,10 +147,10 @@ class HostAgent:
 
     def _launch(self, address: str) -> None:
         """Starts the launcher, which starts a stub in every rank, which comes to our door."""
-        command = [*self.config.launch, *processes.stub(address)]
+        command = [*self.config.launch, *stubs.command("rank", address)]
         if self.config.several_hosts:
-            self.agent = RemoteAgent(self.config.session_dir)
-        self._start_launcher(command, self.agent.environment if self.agent else _NO_MORE)
+            self.shells = stubs.RemoteShells(self.config.session_dir)
+        self._start_launcher(command, self.shells.environment if self.shells else _NO_MORE)
 
     def _start_launcher(self, command: Sequence[str], more: Mapping[str, str] = _NO_MORE) -> None:
         environment = {**os.environ, **self.config.environment, **more}
@@ -169,16 +170,16 @@ class HostAgent:
 
     def _asked(self) -> None:
         """Something is to be run on another host: the notebook knows the way."""
-        assert self.agent is not None
-        told = self.agent.asked()
+        assert self.shells is not None
+        told = self.shells.asked()
         if told is not None:
             self._tell("reach", **told)
 
     def _plan_controller(self) -> None:
         """Settles where ipyparallel's controller will be: the ranks connect to it by themselves."""
-        from allranks.engine.host import controller
+        from allranks.engine import ipp
 
-        planned = controller.connection_info(self.config.interface)
+        planned = ipp.connection_info(self.config.interface)
         engine, client, secret, self.held = planned
         self.connection = engine
         self.planned = engine, client, secret
@@ -186,14 +187,14 @@ class HostAgent:
         self._tell("connection", **self.told["connection"])
 
     def _fork_controller(self) -> None:
-        from allranks.engine.host import controller
+        from allranks.engine import ipp
 
         engine, client, secret = self.planned
         complete, told = os.pipe()
         folder, size = self.config.session_dir, self.config.size
 
         def live() -> None:
-            controller.run(engine, client, secret, folder, size, lambda: os.write(told, b"all"))
+            ipp.run(engine, client, secret, folder, size, lambda: os.write(told, b"all"))
 
         log = os.path.join(self.config.log_dir, "controller.log")
         self.controller = processes.fork(live, dict(os.environ), log, self.config.work_dir, [told])
@@ -220,8 +221,8 @@ class HostAgent:
         self.selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
         if self.config.head:
             self._open_door()
-        if self.agent is not None:
-            self.selector.register(self.agent.listening, selectors.EVENT_READ, self._asked)
+        if self.shells is not None:
+            self.selector.register(self.shells.listening, selectors.EVENT_READ, self._asked)
         if self.hold is not None:
             self.selector.register(self.hold.door, selectors.EVENT_READ, self._visited)
         self._take(b"")
@@ -491,8 +492,8 @@ class HostAgent:
         anchors = [self.anchor] if self.anchor is not None else []
         for place in (*self.places.values(), *anchors):
             place.close()
-        if self.agent is not None:
-            self.agent.close()
+        if self.shells is not None:
+            self.shells.close()
         if self.launcher is not None and self.launcher.returncode is None:
             processes.kill(self.launcher.pid, signal.SIGTERM)
         deadline = time.monotonic() + _TERM_SECONDS

@@ -1,12 +1,13 @@
-"""What a launcher runs once on every host: one connection to the notebook, a host agent behind it.
+"""The program that a launcher runs once on every host: connects the host agent to the notebook.
 
-Where ranks are on several hosts, all that a host says and hears crosses the network here, and is
+Where ranks are on several hosts, all data between a host and the notebook passes the relay, and is
 encrypted (CURVE) with the notebook's public key, which serves as the shared secret. Ranks reach
 the relay by sockets in a folder that only this user may enter.
 
-Both sides hold a lease of each other. The notebook hears a beat every second. Its own connection
-answers pings even while its Python is busy: where it does not for ten seconds, or is closed, the
-relay closes the host agent's standard input, and nothing of the cluster stays on this host.
+Both sides hold a lease of each other. The relay sends the notebook a beat every second. The
+notebook's connection answers pings even while its Python is busy: if it does not for ten seconds,
+or is closed, the relay closes the host agent's standard input, and all processes of the cluster on
+this host end.
 
     python -m allranks.engine.host.relay                    an invitation on standard input
     python -m allranks.engine.host.relay --join FILE NAME   one in a file; NAME holds the host's
@@ -24,6 +25,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,7 +33,6 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from allranks.engine import processes
-from allranks.engine.host.batching import Batching
 from allranks.records.config import (
     BEAT_SECONDS,
     FIRST_SECONDS,
@@ -40,6 +41,7 @@ from allranks.records.config import (
     NurseryConfig,
     version,
 )
+from allranks.records.wire import join_messages
 
 _AGENT = "allranks.agent"
 _STOP_SECONDS = 8.0
@@ -48,18 +50,75 @@ _LAUNCHER_SECONDS = 4.0
 _TRACKER_SECONDS = 1.0
 _POLL_SECONDS = 0.1
 _LINGER_MS = 1000
-#: From a ping on; the first one comes up to a beat later.
+#: Counted from a ping; the first one comes up to a beat later.
 _PATIENCE_MS = int((LIMIT_SECONDS - BEAT_SECONDS) * 1000)
-_LOOK_MS = int(BEAT_SECONDS * 500)
+_POLL_MS = int(BEAT_SECONDS * 500)
+TICK_SECONDS = 0.05
+"""The time for which messages of ranks wait to be sent together."""
+#: The first bytes of messages that may wait.
+_WAITING = tuple(f'["{name}"'.encode() for name in ("Output", "Points", "Timings", "Pulse"))
+_LONGEST = max(map(len, _WAITING))
+#: A larger message is sent by itself, because a message arrives as a whole.
+_MOST_NBYTES = 64 << 10
+#: After this many messages the relay serves its other sources: ranks may send without end.
+_AT_ONCE = 256
+
+
+class Batching:
+    """Sends messages of the ranks of a host to the notebook, several as one.
+
+    Each rank sends its output and telemetry twenty times a second, and the notebook would wake for
+    each message. Here such messages wait for each other for up to `TICK_SECONDS`. All others are
+    sent at once, after those that wait, so the order of each rank's messages stays.
+
+    Args:
+        events: the notebook's socket.
+    """
+
+    def __init__(self, events: zmq.Socket[bytes]) -> None:
+        self._events = events
+        self._waiting: list[Sequence[zmq.Frame]] = []
+        self._nbytes = 0
+        self._since = 0.0
+
+    @property
+    def left_seconds(self) -> float:
+        """How long the oldest message may still wait; infinity if none does."""
+        if not self._waiting:
+            return float("inf")
+        return max(0.0, self._since + TICK_SECONDS - time.monotonic())
+
+    def drain(self, told: zmq.Socket[bytes]) -> None:
+        """Takes the messages that have come from the ranks, and sends them if one must not wait."""
+        urgent = False
+        for _ in range(_AT_ONCE):
+            if not told.poll(0):
+                break
+            frames: list[zmq.Frame] = told.recv_multipart(copy=False)
+            nbytes = sum(len(frame) for frame in frames)
+            if nbytes + self._nbytes > _MOST_NBYTES:
+                self.send()
+                urgent = False
+            self._waiting.append(frames)
+            self._nbytes += nbytes
+            urgent = urgent or not bytes(frames[0].buffer[:_LONGEST]).startswith(_WAITING)
+        if urgent or not self.left_seconds:
+            self.send()
+
+    def send(self) -> None:
+        """Sends all messages that wait."""
+        if self._waiting:
+            self._events.send_multipart(join_messages(self._waiting), copy=False)
+            self._waiting, self._nbytes, self._since = [], 0, time.monotonic()
 
 
 class Relay:
-    """Carries what one host and the notebook say to each other, until one of them is gone.
+    """Passes messages between one host and the notebook until one of them is gone.
 
     Args:
-        invitation: where the notebook listens.
-        host: what the launcher calls this host.
-        lifeline: a descriptor that closes when this is to end; -1 for none.
+        invitation: the notebook's addresses.
+        host: the launcher's name for this host.
+        lifeline: a descriptor whose end of file ends the relay; -1 for none.
     """
 
     def __init__(self, invitation: Invitation, host: str, lifeline: int = -1) -> None:
@@ -74,7 +133,7 @@ class Relay:
         self._notebook = context.socket(zmq.DEALER)
         self._notebook.setsockopt(zmq.IDENTITY, host.encode())
         self._events = context.socket(zmq.PUSH)
-        #: The ranks' own sockets, once there is a folder for them.
+        #: For the ranks, once there is a folder for these sockets.
         self._commands, self._told = context.socket(zmq.ROUTER), context.socket(zmq.PULL)
         self._batching = Batching(self._events)
         for one in (self._notebook, self._events, self._commands, self._told):
@@ -121,16 +180,16 @@ class Relay:
         return 0
 
     def _patience_ms(self) -> int:
-        return min(_LOOK_MS, math.ceil(min(1.0, self._batching.left_seconds) * 1000))
+        return min(_POLL_MS, math.ceil(min(1.0, self._batching.left_seconds) * 1000))
 
     def _lifelines(self) -> list[int]:
         return [self._lifeline] if self._lifeline >= 0 else []
 
     def _meet(self) -> bool:
-        """Returns whether the notebook was reached, and has the key."""
+        """Returns whether the notebook was reached and has the key."""
         deadline = time.monotonic() + FIRST_SECONDS
         while time.monotonic() < deadline:
-            for source, _ in self._poller.poll(_LOOK_MS):
+            for source, _ in self._poller.poll(_POLL_MS):
                 if source is not self._monitor:
                     self._serve(source)
                 elif self._monitor_event() == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -191,7 +250,7 @@ class Relay:
             self._nursery.stdin.write(line + b"\n")
             self._nursery.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended: its standard output tells
+            pass  # it has ended, which its standard output shows
 
     def _begin(self, config: NurseryConfig) -> None:
         """Starts the host agent, in folders of its own.
@@ -202,7 +261,9 @@ class Relay:
         """
         if not os.path.isdir(config.work_dir):
             raise FileNotFoundError(f"the notebook's folder {config.work_dir} is not there")
-        os.mkdir(config.session_dir, mode=0o700)  # it must not be there: another's could be open
+        os.mkdir(
+            config.session_dir, mode=0o700
+        )  # fails if it exists: another user's could be open to others
         self._session_dir = config.session_dir
         os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
         self._commands.bind(config.commands_url)
@@ -222,11 +283,11 @@ class Relay:
         self._say(config.to_json().encode())
 
     def _pass_on(self, descriptor: int) -> bool:
-        """Hands the host agent's events to the notebook; returns whether there may be more."""
+        """Sends the host agent's events to the notebook; returns whether there may be more."""
         said = os.read(descriptor, 65536)
         *lines, self._heard = (self._heard + said).split(b"\n")
         if lines:
-            self._batching.send()  # what a rank has said before it died comes first
+            self._batching.send()  # messages of a rank come before the news of its death
         for line in lines:
             self._events.send_multipart([b"nursery", self.host.encode(), line])
         return bool(said)
@@ -236,8 +297,8 @@ class Relay:
         self._events.send_multipart([b"nursery", self.host.encode(), line])
 
     def _stop(self) -> None:
-        """Ends the host agent, and tells the notebook that nothing is left here."""
-        # First of all, as the ranks' ends will come after it.
+        """Ends the host agent, and reports to the notebook that nothing is left here."""
+        # First, because events of the ranks' ends follow.
         self._tell(event="host_ends", why=self._why)
         code = 0
         if self._nursery is not None:
@@ -270,9 +331,9 @@ class Relay:
         self._events.context.destroy(linger=0 if self._why == _LOST else _LINGER_MS)
 
     def _tidy_up(self) -> None:
-        """Does what a host agent that was killed has left undone: its descendants are ours now."""
+        """Ends the descendants of a host agent that was killed: this process has adopted them."""
         deadline = time.monotonic() + _LAUNCHER_SECONDS
-        # The launcher's helper ends by itself, and removes what MPI had in shared memory.
+        # The launcher's helper ends by itself, and removes MPI's files in shared memory.
         while processes.reap_all() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         deadline = time.monotonic() + _TRACKER_SECONDS
@@ -282,7 +343,7 @@ class Relay:
 
 
 def _own_address(url: str) -> str:
-    """Returns this host's address on the way to the notebook."""
+    """Returns the address of this host on the route to the notebook."""
     found = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         way.connect((found.hostname, found.port))

@@ -18,9 +18,9 @@ from allranks.collectives.host.memory import Segment
 from allranks.collectives.start import under_mpi
 from allranks.collectives.world.kept import Kept
 from allranks.collectives.world.world import World
-from allranks.engine.cells import namespace
+from allranks.engine import namespace
+from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature, Told
-from allranks.engine.report import text_of
 from allranks.records import packing, requests
 from allranks.records.wire import Record, Result, RunCell, RunMember
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from allranks.collectives import world
 from allranks.collectives.world.kept import Kept
+from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature
-from allranks.engine.report import text_of
 from allranks.errors import UsageError
 from allranks.records import requests
 

@@ -17,10 +17,10 @@ from types import CodeType, FrameType
 from typing import Any
 
 from allranks.collectives.calls import frames
-from allranks.engine.cells.cell import CellRunner
+from allranks.engine.cell import CellRunner
+from allranks.engine.exceptions import PACKAGE
 from allranks.engine.features import Answered, RankContext, RankFeature
-from allranks.engine.ipengine import CELL_FILE
-from allranks.engine.report import PACKAGE
+from allranks.engine.telemetry import CELL_FILE
 from allranks.records import requests
 from allranks.records.profile import SAMPLES_A_SECOND, Profile
 from allranks.records.wire import RunCell

@@ -20,9 +20,9 @@ from IPython.core import debugger
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.collectives import scope
-from allranks.engine.cells.forks import in_rank
+from allranks.engine.cell import in_rank
 from allranks.engine.features import RankContext, RankFeature
-from allranks.engine.ipengine import CELL_FILE
+from allranks.engine.telemetry import CELL_FILE
 from allranks.errors import UsageError
 from allranks.records.wire import Prompt, Record, Typed
 

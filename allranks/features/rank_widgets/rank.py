@@ -18,7 +18,7 @@ import comm
 from comm.base_comm import BaseComm
 from jupyter_client.jsonutil import json_default
 
-from allranks.engine.cells.forks import in_rank
+from allranks.engine.cell import in_rank
 from allranks.engine.features import RankContext, RankFeature
 from allranks.records.wire import Record, Widget
 

@@ -20,7 +20,7 @@ from typing import Any
 from allranks.collectives import world
 from allranks.collectives.calls import board as fields
 from allranks.collectives.calls import frames
-from allranks.engine.report import is_a, text_of, traceback_of
+from allranks.engine.exceptions import is_a, text_of, traceback_of
 from allranks.errors import RankLeft, UsageError
 from allranks.features.torch_jax import other_ranks
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from allranks.collectives.calls.callsite import USER, Site, kind_of
 from allranks.collectives.start import rendezvous
-from allranks.engine.report import PACKAGE
+from allranks.engine.exceptions import PACKAGE
 
 _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 _EQUAL = ("all_gather", "all_reduce", "broadcast", "gather", "reduce")

@@ -24,7 +24,7 @@ from allranks.collectives.calls import board as fields
 from allranks.collectives.calls import frames
 from allranks.collectives.calls.wait import Pause
 from allranks.collectives.start import rendezvous
-from allranks.engine.report import is_a, text_of, traceback_of
+from allranks.engine.exceptions import is_a, text_of, traceback_of
 from allranks.engine.wire import give_up
 from allranks.errors import CollectiveError, CollectiveMismatch, RankLeft
 from allranks.features.torch_jax import other_ranks, torch_state

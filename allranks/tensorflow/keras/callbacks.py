@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from allranks import collectives
 from allranks.collectives import Min
-from allranks.engine.cells import metrics
+from allranks.engine import telemetry
 from allranks.errors import UsageError
 from allranks.records.ranks import label
 from allranks.tensorflow.graph_errors import CollectiveMismatch
@@ -375,4 +375,4 @@ class LiveCurvesCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._seen:
             self._seen = frozenset(logs)
         named = {self._prefix + name: float(value) for name, value in logs.items()}
-        metrics.log(named, step=self._batches, member=self._member)
+        telemetry.log(named, step=self._batches, member=self._member)

@@ -15,7 +15,7 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="no TensorFlow: pip install 'allranks[tensorflow]'")
 import allranks.collectives as c  # noqa: E402
 import allranks.tensorflow.keras as hvd  # noqa: E402
-from allranks.engine.cells import metrics  # noqa: E402
+from allranks.engine import telemetry  # noqa: E402
 from allranks.errors import CollectiveMismatch, UsageError  # noqa: E402
 from allranks.tensorflow import elastic, patches  # noqa: E402
 from allranks.tensorflow.keras_version import LEGACY, keras  # noqa: E402
@@ -308,7 +308,7 @@ def test_rates_change_inside_an_optimizer_that_scales_the_loss():
 
 
 def test_what_fit_measures_is_logged_for_the_curves():
-    metrics.process.begin()
+    telemetry.process_metrics.begin()
     model = mlp("sgd")
     x, y = data()
     model.fit(
@@ -320,7 +320,7 @@ def test_what_fit_measures_is_logged_for_the_curves():
         validation_data=(x, y),
         callbacks=[hvd.callbacks.LiveCurvesCallback(every=2, prefix="a/", member=3)],
     )
-    told, points = metrics.process.take()
+    told, points = telemetry.process_metrics.take()
     assert told == [["a/loss", "3", 4], ["a/val_loss", "3", 2]]
     assert list(np.frombuffer(points)[:8:2]) == [2, 4, 6, 8]
 

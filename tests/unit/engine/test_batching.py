@@ -9,8 +9,8 @@ import zmq
 
 from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.wire import Wire
-from allranks.engine.host import batching
-from allranks.engine.host.batching import Batching
+from allranks.engine.host import relay
+from allranks.engine.host.relay import Batching
 from allranks.errors import WireError
 from allranks.records.telemetry import Pulse
 from allranks.records.wire import Answer, Output, Record, encode, join_messages, split_messages
@@ -54,7 +54,7 @@ class Host:
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    monkeypatch.setattr(batching, "TICK_SECONDS", 1000.0)
+    monkeypatch.setattr(relay, "TICK_SECONDS", 1000.0)
     made = Host()
     made.tell(output(0, "after a silence"))
     assert made.heard() == [[output(0, "after a silence")]]
@@ -77,7 +77,7 @@ def test_output_and_telemetry_wait_for_each_other_and_go_before_what_does_not_wa
 def test_what_waits_goes_when_its_time_is_over(host, monkeypatch):
     host.tell(output(0, "a"))
     assert host.heard() == []
-    monkeypatch.setattr(batching, "TICK_SECONDS", 0.0)
+    monkeypatch.setattr(relay, "TICK_SECONDS", 0.0)
     assert host.batching.left_seconds == 0
     host.tell(output(1, "b"))
     assert host.heard() == [[output(0, "a"), output(1, "b")]]

@@ -11,18 +11,18 @@ import zmq
 from ipyparallel.engine.app import Heart
 from jupyter_client.session import Session
 
-from allranks.engine.host import controller
+from allranks.engine import ipp
 
 CONTROLLER = """
 import json, sys
-from allranks.engine.host import controller
+from allranks.engine import ipp
 engine, client = json.loads(sys.argv[1])
-controller.run(engine, client, "", sys.argv[2], 1, lambda: print("complete", flush=True))
+ipp.run(engine, client, "", sys.argv[2], 1, lambda: print("complete", flush=True))
 """
 
 
 def test_an_engine_whose_heart_is_heard_before_its_registration_is_registered(tmp_path):
-    engine, client, _, held = controller.connection_info()
+    engine, client, _, held = ipp.connection_info()
     words = [sys.executable, "-c", CONTROLLER, json.dumps([engine, client]), str(tmp_path)]
     ended = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     identity = b"an-engine"
@@ -40,7 +40,7 @@ def test_an_engine_whose_heart_is_heard_before_its_registration_is_registered(tm
         # The controller must be there, or the registration would wait in the socket as well.
         session.send(registrar, "connection_request")
         assert registrar.poll(30_000)
-        time.sleep(10 * controller.HEARTBEAT_MS / 1000)
+        time.sleep(10 * ipp.HEARTBEAT_MS / 1000)
         content = {"uuid": identity.decode(), "id": 0}
         session.send(registrar, "registration_request", content=content)
         assert ended.stdout.readline() == "complete\n"

@@ -6,7 +6,7 @@ import textwrap
 import threading
 
 from allranks.collectives.calls import frames
-from allranks.engine.requests import current_line
+from allranks.engine.telemetry import current_line
 
 # Frees a threading.local in a garbage collection that begins at each point in turn.
 COLLECTED = """

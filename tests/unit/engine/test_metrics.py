@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 import pytest
 
-from allranks.engine.cells.metrics import Metrics
+from allranks.engine.telemetry import Metrics
 from allranks.errors import UsageError
 
 

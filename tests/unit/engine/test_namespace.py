@@ -1,6 +1,6 @@
 """The names that every rank's cells find, pinned: a cell of a year ago must find them too."""
 
-from allranks.engine.cells.namespace import OPERATIONS, PLACE
+from allranks.engine.namespace import OPERATIONS, PLACE
 from allranks.ensemble.grid import RESERVED
 
 NAMES = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.engine.output.noise import held_back
+from allranks.engine.transcript import held_back
 
 START = """\
 WARNING: All log messages before absl::InitializeLog() is called are written to STDERR

@@ -10,7 +10,7 @@ from typing import Any
 
 HEAD = """
 import json, os, subprocess, sys
-from allranks.engine.output.transcript import Transcript
+from allranks.engine.transcript import Transcript
 answer = os.dup(1)
 transcript = Transcript(sys.argv[1])
 transcript.streams.capture()

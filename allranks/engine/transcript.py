@@ -1,42 +1,65 @@
-"""A rank's transcript: one log file that everything it writes goes to, and a tail that sends it.
+"""A rank's transcript: one log file for all its output, and what of it is sent to the notebook.
 
 Standard output and standard error, of Python, of C code and of child processes, are the same file,
 opened for appending: writing never blocks, the order is the order of writing, and nothing is lost
-when the process dies. What the screen gets is read back from the file: the first bytes of a cell
-as they come, the last ones when it ends, and a count of what stands between them in the file only.
+when the process dies. The notebook's part is read back from the file: the first bytes of a cell at
+once, the last ones when it ends, and the number of bytes between them, which are in the file only.
 """
 
 from __future__ import annotations
 
 import codecs
+import ctypes
+import errno
 import os
+import re
+import sys
 import threading
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from allranks.engine.output import bundle
-from allranks.engine.output.log_room import LogRoom, as_text
-from allranks.engine.output.streams import Streams
+from allranks.engine.streams import Streams
 
 Entry = list[Any]
 
 _CHUNK_NBYTES = 1 << 20
 _TAIL_SHARE = 4  # a quarter of a cell's screen budget is kept for its last lines
 _DISPLAYS_A_CELL = 64
-#: What a clear does not take away.
+DISPLAYS_NBYTES = 8 << 20
+"""For the displays of a cell and rank: some 50 figures, or a page with its own scripts."""
+#: A clear leaves these.
 _STAY = ("notice", "into")
-#: How often room on the disk is looked for, beside at the end of each cell.
+#: How often free space on the disk is checked, in addition to the end of each cell.
 _ROOM_SECONDS = 1.0
+_BLOCK_NBYTES = 4096
+# linux/falloc.h
+_KEEP_SIZE = 1
+_PUNCH_HOLE = 2
+_libc = ctypes.CDLL(None, use_errno=True)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+#: TensorFlow's C++ code ignores TF_CPP_MIN_LOG_LEVEL until its log is set up. The first such line
+#: has this text.
+_BEFORE = "absl::InitializeLog() is called"
+#: Before its clock is set up, it writes "0000 00:00:" and seconds instead of date and time.
+_EARLY = re.compile(r"[IWE]0000 00:00:\d+\.\d+ ")
+_KNOWN = re.compile(
+    r"port\.cc:\d+\] oneDNN custom operations are on"
+    r"|cudart_stub\.cc:\d+\] Could not find cuda drivers"
+    r"|cuda_\w+\.cc:\d+\] (Unable to register|failed call to cuInit)"
+    r"|computation_placer\.cc:\d+\] computation placer already registered"
+    r"|cpu_feature_guard\.cc:\d+\] This TensorFlow binary is optimized"
+    r"|^To enable the following instructions: .* rebuild TensorFlow"
+)
 
 
 class Transcript:
-    """Owns the log file of this process and hands out what the screen has not seen.
+    """Owns the log file of this process, and returns the output that was not sent yet.
 
     Args:
         path: the log file, created with mode 0600.
-        limit_nbytes: how much of the disk it may take.
-        sift: takes out of text what the log alone has.
+        limit_nbytes: the space that it may take on the disk.
+        sift: removes from text what only the log shall have.
     """
 
     def __init__(
@@ -44,7 +67,7 @@ class Transcript:
     ) -> None:
         self.path = path
         self._sift = sift
-        # Taken again where a finalizer shows something while it is held.
+        # Reentrant, because a finalizer may display something while it is held.
         self._lock = threading.RLock()
         self._placed: list[tuple[int, Entry]] = []
         self.err_spans: tuple[list[int], ...] = ()
@@ -60,8 +83,8 @@ class Transcript:
         self.streams = Streams(path, self._reader)
 
     def lost(self) -> list[int]:
-        """Returns those of its descriptors that are no longer the log: a cell has closed them."""
-        own = [self._reader, self._room.file, *self.streams.descriptors]
+        """Returns its descriptors that a cell has closed: they are no longer the log's."""
+        own = [self._reader, self._room.file, *self.streams.spare.values()]
         return [number for number in own if not self._is_log(number)]
 
     def _is_log(self, number: int) -> bool:
@@ -93,16 +116,16 @@ class Transcript:
 
     def _begin_displays(self) -> None:
         self._displays_left = _DISPLAYS_A_CELL
-        self._displays_nbytes_left = bundle.MOST_NBYTES
-        #: How many bytes each display has that may be updated.
+        self._displays_nbytes_left = DISPLAYS_NBYTES
+        #: The size of each display that may be updated.
         self._named: dict[str | None, int] = {}
-        #: How many displays stand in each widget for output, and their bytes.
+        #: The number of displays in each widget for output, and their size.
         self._inside: dict[str, tuple[int, int]] = {}
 
     def forked(self) -> None:
-        """This process is a copy of the one that owns the log: it writes to it, and no more."""
+        """In a forked copy of the rank: from now on only writes to the log."""
         self._forked = True
-        # The thread that held it is not in this process.
+        # A thread that holds it in the rank does not exist in this process.
         self._lock = threading.RLock()
         self.streams.forget_marks()
 
@@ -120,7 +143,7 @@ class Transcript:
         with self._lock:
             kind, *rest = entry
             if kind == "update" and rest[2] not in self._named:
-                # Another cell has displayed it: here it is new.
+                # Displayed in another cell: it is new in this one.
                 entry = ["display", *rest]
             if self._into:
                 if not self._place_inside(entry, nbytes):
@@ -139,14 +162,14 @@ class Transcript:
                     self._displays_hidden += 1
                     return
                 if entry[0] == "update":
-                    # Those of the same display that the screen has not had yet are stale.
+                    # Earlier updates of the same display that were not sent yet are stale.
                     self._placed = [
                         p for p in self._placed if p[1][0] != "update" or p[1][3] != entry[3]
                     ]
             self._placed.append((os.fstat(self._reader).st_size, entry))
 
     def into(self, name: str) -> None:
-        """Has what follows belong in a widget for output; an empty name has it in the cell."""
+        """Directs what follows to a widget for output, or with an empty name to the cell."""
         if self._forked:
             return
         self.streams.flush()
@@ -155,7 +178,7 @@ class Transcript:
             self._placed.append((os.fstat(self._reader).st_size, ["into", name]))
 
     def _place_inside(self, entry: Entry, nbytes: int) -> bool:
-        """Counts what is placed in a widget for output; returns whether it may stand there."""
+        """Counts an entry in a widget for output; returns whether the limits allow it."""
         count, size = self._inside.pop(self._into, (0, 0))
         if entry[0] == "clear":
             self._displays_left += count
@@ -167,20 +190,20 @@ class Transcript:
         return fits
 
     def _clear_displays(self, end: int) -> None:
-        """Forgets the displays that a clear takes away: first so many of those not sent yet."""
+        """Removes cleared displays: the first ``end`` of those not sent yet, and their count."""
         self._placed[:end] = [placed for placed in self._placed[:end] if placed[1][0] in _STAY]
         self._begin_displays()
 
     def note(self, text: str) -> None:
-        """Places a notice about a display, once a cell, and no more of them than displays."""
+        """Places a notice about a display, once in a cell, and at most one for each display."""
         if text not in self._notes and len(self._notes) < _DISPLAYS_A_CELL:
             self._notes.add(text)
             self.place(["notice", text])
 
     def _afford(self, entry: Entry, nbytes: int) -> bool:
-        """Counts a display to the cell's; returns whether it may stand among them.
+        """Counts a display; returns whether the cell's limits allow it.
 
-        An update takes the place of what it changes.
+        An update replaces what it changes.
         """
         name = entry[3] if len(entry) > 3 else None
         new = entry[0] != "update"
@@ -197,12 +220,11 @@ class Transcript:
         """Returns the new entries, the hidden lines and bytes of this cell, and the offset reached.
 
         Args:
-            final: the cell has ended: what was held back for the tail is returned too.
+            final: the cell has ended: the last lines, which were held back, are returned too.
         """
         self.streams.flush(c_streams=final, replaced=final)
         with self._lock:
-            end = self.streams.end()
-            self.err_spans = self.streams.err_spans(self._sent, end)
+            end, self.err_spans = self.streams.measure(self._sent)
             placed, self._placed = self._placed, []
             entries: list[Entry] = []
             for offset, entry in placed:
@@ -211,16 +233,17 @@ class Transcript:
             self._advance(end, entries)
             if final:
                 self._finish(end, entries)
-            # The tail, which the end of the cell shows, may lie before what is sent by then.
-            self.streams.drop_marks(self._sent - self._tail_nbytes)
+            if self.streams.marks:
+                # The tail, shown at the end of the cell, may begin before what is sent by then.
+                self.streams.drop_marks(self._sent - self._tail_nbytes)
             entries += [["notice", text] for text in self._look_at_room(end, final)]
-            # What the tail will show is late, not hidden: nothing is until there is more than that.
+            # Text that the tail will show is not hidden, only late.
             if not final and self._hidden_nbytes <= self._tail_nbytes:
                 return entries, 0, 0, end
             return entries, self._hidden_lines, self._hidden_nbytes, end
 
     def _look_at_room(self, end: int, final: bool) -> list[str]:
-        """Holds the log to its size; returns what a cell must be told, each thing once."""
+        """Limits the log's size; returns the warnings for the cell, each of them once."""
         found = []
         if self._room.cut(end):
             size = as_text(self._room.limit_nbytes)
@@ -239,7 +262,7 @@ class Transcript:
         return new
 
     def _advance(self, end: int, entries: list[Entry]) -> None:
-        """Moves the tail to ``end``: shows what the budget allows, counts the rest."""
+        """Advances to ``end``: shows what the budget allows, counts the rest."""
         if end <= self._sent:
             return
         if self._skipped_from is None:
@@ -258,7 +281,7 @@ class Transcript:
         self._sent = end
 
     def _finish(self, end: int, entries: list[Entry]) -> None:
-        """Shows the last lines of what was skipped, and takes them off the count."""
+        """Shows the last lines of the skipped text, and subtracts them from the count."""
         if self._skipped_from is not None:
             start = max(self._skipped_from, end - self._tail_nbytes)
             if start > self._skipped_from:
@@ -278,7 +301,7 @@ class Transcript:
             entries.append(["out", rest])
 
     def _hidden_displays(self) -> str:
-        nbytes = f"{bundle.MOST_NBYTES / 1e6:.1f} MB"
+        nbytes = f"{DISPLAYS_NBYTES / 1e6:.1f} MB"
         most = f"{_DISPLAYS_A_CELL} and {nbytes} a cell and rank"
         return f"{self._displays_hidden} more displays are not shown: at most {most}"
 
@@ -305,7 +328,7 @@ class Transcript:
             entries.append([kind, text])
 
     def _line_start_before(self, start: int, stop: int) -> int:
-        """The end of the last whole line in the range; ``stop`` where one line fills it."""
+        """Returns the end of the last whole line in the range; ``stop`` if one line fills it."""
         newline = os.pread(self._reader, stop - start, start).rfind(b"\n")
         return start + newline + 1 if newline >= 0 else stop
 
@@ -321,7 +344,87 @@ class Transcript:
 
 
 def _text_of(entry: Entry) -> str:
-    """Returns a display as the line of text that stands for it."""
+    """Returns a display as a line of text."""
     if entry[0] not in ("display", "update"):
         return ""
     return str(entry[1].get("text/plain", "")) + "\n"
+
+
+class LogRoom:
+    """Limits the size of one log, and checks that the disk has space for more.
+
+    Processes that a cell has started write to the log by descriptors of their own, so it stays the
+    same file, and every byte keeps its offset: the oldest part is cut out, which leaves a hole.
+
+    Args:
+        path: the log, which exists.
+        limit_nbytes: its limit; half of it stays when it is cut.
+    """
+
+    def __init__(self, path: str, limit_nbytes: int) -> None:
+        self.limit_nbytes = limit_nbytes
+        # Not opened for appending: the note is written at the beginning.
+        self.file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._gone = 0
+
+    def cut(self, end: int) -> bool:
+        """Cuts the oldest part out if the log, ``end`` bytes long, is too large.
+
+        Returns:
+            Whether it was cut.
+        """
+        if end - self._gone <= self.limit_nbytes:
+            return False
+        upto = (end - self.limit_nbytes // 2) // _BLOCK_NBYTES * _BLOCK_NBYTES
+        if _allocate(self.file, _PUNCH_HOLE | _KEEP_SIZE, 0, upto):
+            # This file system cannot make holes: remove all text, and keep the offsets.
+            upto = end
+            os.ftruncate(self.file, 0)
+            os.ftruncate(self.file, end)
+        self._gone = upto
+        os.pwrite(self.file, self._note().encode(), 0)
+        return True
+
+    def _note(self) -> str:
+        return (
+            f"allranks: this log has reached {as_text(self.limit_nbytes)} (ALLRANKS_LOG_LIMIT), "
+            f"and its first {self._gone:,} bytes were removed. To read the rest: "
+            f"tail -c +{self._gone + 1}\n"
+        )
+
+    def is_full(self) -> bool:
+        """Whether nothing can be appended, because the disk or the user's quota is full."""
+        end = os.fstat(self.file).st_size
+        # Allocates the next block if necessary, and leaves the size.
+        problem = _allocate(self.file, _KEEP_SIZE, end, 1)
+        if problem in (0, errno.EBADF):  # a cell has closed it, which `Transcript.lost` finds
+            return False
+        return problem in _NO_ROOM or os.fstatvfs(self.file).f_bavail == 0
+
+
+def as_text(nbytes: int) -> str:
+    """Returns a size as ``1 GB``."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:g} {name}"
+    return f"{nbytes:,} bytes"
+
+
+def _allocate(file: int, mode: int, start: int, nbytes: int) -> int:
+    """Calls Linux's fallocate; returns 0, or the number of the error."""
+    if sys.platform != "linux":
+        return errno.EOPNOTSUPP
+    failed = _libc.fallocate64(file, mode, ctypes.c_int64(start), ctypes.c_int64(nbytes))
+    return ctypes.get_errno() if failed else 0
+
+
+def held_back(text: str) -> str:
+    """Returns text without the known lines that TensorFlow writes at its start."""
+    if _BEFORE not in text and "0000 00:00:" not in text:
+        return text
+    return "".join(line for line in text.splitlines(keepends=True) if not _is_noise(line))
+
+
+def _is_noise(line: str) -> bool:
+    known = _KNOWN.search(line)
+    return _BEFORE in line or bool(known and (_EARLY.match(line) or line.startswith("To enable")))

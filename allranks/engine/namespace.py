@@ -1,11 +1,11 @@
-"""The names every rank finds in its cells."""
+"""The names that each rank finds in its cells."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from allranks import collectives
-from allranks.engine.cells import metrics
+from allranks.engine import telemetry
 
 #: Where a rank is: numbers in a cell, not functions.
 PLACE = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
@@ -26,7 +26,7 @@ OPERATIONS = tuple(sorted(set(collectives.__all__) - _NOT_FOR_CELLS - set(PLACE)
 
 def names(device: str) -> dict[str, Any]:
     """Returns what a fresh rank's cells see."""
-    own = {"device": device, "log": metrics.log}
+    own = {"device": device, "log": telemetry.log}
     return place() | own | {name: getattr(collectives, name) for name in OPERATIONS}
 
 

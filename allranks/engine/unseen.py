@@ -1,7 +1,7 @@
-"""What a rank has told of its last cell and nobody may have seen: for a notebook that comes later.
+"""The output of a rank's last cell, kept for a notebook that attaches later.
 
-It is bounded: where a cell tells more than that, what it told first is dropped, which is said.
-Text is complete in the rank's log.
+Its size is bounded: the first messages are dropped, with a notice. Text is complete in the rank's
+log.
 """
 
 from __future__ import annotations

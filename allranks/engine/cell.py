@@ -1,0 +1,489 @@
+"""Runs one cell in this rank, and reports how it ended.
+
+`CellRunner._run` begins and ends a cell. The order of its steps must hold; comments there give the
+reasons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import pickle
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from os import _exit, getpid
+from signal import SIGINT, default_int_handler, getsignal
+from signal import signal as on_signal
+from time import monotonic
+from types import FrameType
+from typing import Any, NoReturn
+
+import cloudpickle
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+
+from allranks import collectives
+from allranks.collectives import world
+from allranks.collectives.calls.peers import FINISHED
+from allranks.collectives.calls.watch import INTERRUPTED
+from allranks.collectives.world import World
+from allranks.engine.exceptions import (
+    Exceptions,
+    fail_captured,
+    has_succeeded,
+    is_a,
+    report,
+    text_of,
+    traceback_of,
+)
+from allranks.engine.features import RankHooks
+from allranks.engine.interrupts import (
+    Interrupts,
+    end_cells_too,
+    ignore_interrupt,
+    repeat_dropped_interrupts,
+)
+from allranks.engine.telemetry import CELL_FILE
+from allranks.engine.transcript import Transcript
+from allranks.errors import Report, UsageError
+from allranks.records.requests import DEBUG
+from allranks.records.wire import Reply, RunCell
+
+_AFTERWARDS = "This failed when the cell had ended: its variables are there, its value is lost."
+#: A rank keeps this many results of cells, as ``_``, ``__``, ``___`` and in ``Out``.
+_KEPT_RESULTS = 3
+_FORK_FAILED = 1
+#: The methods of a world that other ranks notice.
+_SEEN_BY_OTHERS = (
+    *("run", "join", "submit", "poll", "progress"),
+    *("spoil", "enter", "leave", "depart", "give_up"),
+)
+
+_rank_pid = getpid()
+
+
+class CellRunner:
+    """Runs cells in the main thread of a rank, one after the other.
+
+    Args:
+        shell: the engine's IPython shell.
+        rank: this process's rank.
+        device: what the rank computes on.
+        mend: restores what a cell has replaced and the end of the cell needs.
+        features: whose hooks a cell calls.
+    """
+
+    def __init__(
+        self,
+        shell: InteractiveShell,
+        rank: int,
+        device: str,
+        mend: Callable[[], object] = lambda: None,
+        features: RankHooks | None = None,
+    ) -> None:
+        self.shell = shell
+        self.rank = rank
+        self.device = device
+        self._mend = mend
+        self.features = features or RankHooks()
+        self._history = History(shell)
+        self._keeps_history = True
+        self.interrupts = Interrupts(self.features.interrupted)
+        self._exceptions = Exceptions(shell, self.features, self.interrupts)
+        end_cells_too(shell, self.interrupts)
+        fail_captured(shell)
+        repeat_dropped_interrupts(self.interrupts.repeat)
+        self._trigger_as_ipython: Callable[..., None] = shell.events.trigger
+        setattr(shell.events, "trigger", self._trigger)  # noqa: B010  a method, to mypy
+        self._transform_as_ipython: Callable[[str], str] = shell.transform_cell
+        self._transformed: tuple[str | None, str] = None, ""
+        setattr(shell, "transform_cell", self._transform)  # noqa: B010
+        setattr(shell.compile, "get_code_name", CellNames().name)  # noqa: B010
+        setattr(shell, "ask_exit", sys.exit)  # noqa: B010  exit and quit would end the engine
+        warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
+
+    def _transform(self, source: str) -> str:
+        """Returns a cell as plain Python; IPython asks twice for each cell."""
+        (before, after), self._transformed = self._transformed, (None, "")
+        return after if before is source else self._transform_as_ipython(source)
+
+    def _trigger(self, event: str, *arguments: Any, **options: Any) -> None:
+        """Calls IPython's callbacks of an event; an interrupt while they run ends the cell.
+
+        IPython drops exceptions of these callbacks, KeyboardInterrupt included.
+        """
+        before = self.interrupts.count
+        self._trigger_as_ipython(event, *arguments, **options)
+        # A cell that awaits is cancelled instead, which IPython does not drop.
+        if self.interrupts.count != before and getsignal(SIGINT) is default_int_handler:
+            raise KeyboardInterrupt
+
+    async def run(
+        self,
+        cell: RunCell,
+        payloads: list[bytes],
+        prepare: Callable[[], None] | None = None,
+    ) -> tuple[Reply, list[bytes]]:
+        """Returns the reply to a cell and its payloads; never raises.
+
+        Args:
+            cell: what to run.
+            payloads: instead of source, a pickled call.
+            prepare: called first, as a part of the cell; such a cell is not kept in ``In``.
+        """
+        with self._history.kept() if cell.source == DEBUG else nullcontext():
+            return await self._run(cell, payloads, prepare)
+
+    async def _run(
+        self, cell: RunCell, payloads: list[bytes], prepare: Callable[[], None] | None
+    ) -> tuple[Reply, list[bytes]]:
+        interrupts, exceptions, features = self.interrupts, self._exceptions, self.features
+        asked, text = None, None
+        started = monotonic()
+        # The begin, in this order: history, interrupts, capture of exceptions, features, scope. The
+        # cell accepts interrupts last (`_execute`): an earlier one must not leave a part undone.
+        self._history.begin()
+        interrupts.begin(cell.cell)
+        exceptions.begin()
+        self.shell.execution_count = cell.number
+        features.cell_started(cell)
+        collectives.scope.enter(cell.label, cell.ranks or None, cell.cell)
+        try:
+            if features.failed is not None:
+                # Raised within the scope, whose end releases the ranks that wait for this one.
+                raise features.take_failure()
+            self._keeps_history = prepare is None
+            if prepare is not None:
+                prepare()
+            result = await (self._call(payloads[0]) if payloads else self._execute(cell.source))
+            error = result.error_before_exec or result.error_in_exec
+            if error is not None:
+                # Here, because ``__str__`` may block, and the cell still accepts interrupts.
+                asked, text = error, exceptions.text_of(error)
+        except BaseException as outside:
+            if not in_rank():
+                end_fork(outside, traceback.format_exception(outside))
+            # IPython catches what a cell raises; this is an interrupt between two of its lines.
+            result, error = ExecutionResult(None), outside
+        finally:
+            # First: what follows uses Python's own functions, which the cell may have replaced.
+            self._mend()
+            try:
+                interrupts.hear_no_more()
+            except KeyboardInterrupt:  # it came when the cell had ended: too late to interrupt it
+                interrupts.hear_no_more()
+            _untraced()
+        if error is not None:
+            error = self._as_raised(error)
+        if features.failed is not None:
+            error = self._or_failure(error)
+        self._history.keep(error)
+        interrupted = error is not None and is_a(error, KeyboardInterrupt)
+        found = self._report(error, text if error is asked else None) if error is not None else None
+        where = f"line {found.line}: {found.source_line}" if found and found.line else None
+        # Features end their waits before the scope is left, which releases the other ranks: those
+        # must find that this rank waits no longer.
+        features.cell_finished(error)
+        collectives.scope.leave(_reason(error, interrupted), failed=error is not None, where=where)
+        if error is None and exceptions.lines:
+            # The value could not be displayed: IPython showed a traceback and went on.
+            sys.stderr.write("\n".join([*exceptions.lines, ""]))
+        # GPU memory is freed before the value is pickled, which may need some.
+        features.cell_left(error)
+        if features.failed is not None:
+            late = self._or_failure(error)
+            if late is not None and late is not error:
+                error, found = late, self._report(late, None)
+        value, problem = self._pickled(result.result, cell.want_value and error is None)
+        status = "interrupted" if interrupted else "error" if error is not None else "ok"
+        exceptions.muted.clear()
+        reply = Reply(
+            rank=self.rank,
+            cell=cell.cell,
+            status=status,
+            seconds=monotonic() - started,
+            dirty=collectives.dirty(),
+            has_value=bool(value),
+            value_problem=problem,
+            report=found,
+        )
+        return reply, value
+
+    def _as_raised(self, error: BaseException) -> BaseException | None:
+        """Returns the error that a cell fails with; None if it has ended by ``sys.exit(0)``."""
+        if self.interrupts.count and is_a(error, asyncio.CancelledError):
+            # How an interrupt reaches a cell that awaits.
+            error = KeyboardInterrupt().with_traceback(traceback_of(error))
+        shown, error = error, self.features.error_raised(error)
+        if error is not shown and is_a(error, KeyboardInterrupt):
+            self._exceptions.show(error, traceback_of(error))
+        if has_succeeded(error):
+            self._exceptions.lines = []
+            return None
+        return error
+
+    def _or_failure(self, error: BaseException | None) -> BaseException | None:
+        """Returns the cell's own error, or else a feature's failure; prints the failure if both."""
+        failed = self.features.take_failure()
+        if error is not None:
+            sys.stderr.write(f"{failed}\n")
+        return error or failed
+
+    def reply_after(self, cell: int, error: BaseException) -> Reply:
+        """Returns the reply to a cell after which something failed, in place of the cell's own."""
+        on_signal(signal.SIGINT, ignore_interrupt)
+        collectives.scope.leave("failed when its cell had ended", failed=True)
+        lines = traceback.format_exception(error)
+        found = report(error, lines, self.rank, self.device, "", _AFTERWARDS)
+        return Reply(self.rank, cell, "error", 0.0, collectives.dirty(), False, "", found)
+
+    async def _execute(self, source: str) -> ExecutionResult:
+        shell = self.shell
+        problem = None
+        try:
+            transformed = shell.transform_cell(source)
+        except Exception:
+            transformed, problem = source, sys.exc_info()
+        self._exceptions.cell_file = shell.compile.get_code_name(
+            source, transformed, shell.execution_count
+        )
+        if not shell.should_run_async(
+            source, transformed_cell=transformed, preprocessing_exc_tuple=problem
+        ):
+            if problem is None:
+                self._transformed = source, transformed
+            self.interrupts.hear()
+            return self._in_rank(shell.run_cell(source, store_history=self._keeps_history))
+
+        async def awaiting() -> ExecutionResult:
+            return self._in_rank(
+                await shell.run_cell_async(
+                    source,
+                    store_history=self._keeps_history,
+                    transformed_cell=transformed,
+                    preprocessing_exc_tuple=problem,
+                )
+            )
+
+        task = asyncio.ensure_future(awaiting())
+        result = None
+        try:
+            self.interrupts.hear(task)
+            result = await task
+            return result
+        finally:
+            shell.events.trigger("post_execute")
+            if result is not None:
+                shell.events.trigger("post_run_cell", result)
+
+    async def _call(self, payload: bytes) -> ExecutionResult:
+        """Calls a pickled ``(function, args, kwargs)``; its value is the cell's."""
+        result = ExecutionResult(None)
+        shell = self.shell
+        try:
+            self.interrupts.hear()
+            function, args, kwargs = pickle.loads(payload)
+            code = getattr(function, "__code__", None)
+            self._exceptions.cell_file = code.co_filename if code else ""
+            if getattr(function, "__module__", "") == "__main__":
+                # It was pickled by value, with the globals that it uses: add those of the rank.
+                function.__globals__.update(shell.user_ns | function.__globals__)
+            result.result = function(*args, **kwargs)
+        except BaseException as error:
+            result.error_in_exec = error
+            # The first frame is ours: it called the function.
+            tb = traceback_of(error)
+            for _ in range(1 + getattr(function, "own_frames", 0)):
+                tb = tb and (tb.tb_next or tb)
+            self._exceptions.show(error, tb)
+        return self._in_rank(result)
+
+    def _in_rank(self, result: ExecutionResult) -> ExecutionResult:
+        """Returns the result of a cell's code; in a process that the cell has forked, ends it."""
+        if not in_rank():
+            end_fork(result.error_before_exec or result.error_in_exec, self._exceptions.lines)
+        return result
+
+    def _report(self, error: BaseException, text: str | None) -> Report:
+        shown = self._exceptions
+        lines, more = shown.lines_of(error), self.features.error_details(error)
+        return report(error, lines, self.rank, self.device, shown.cell_file, more, text)
+
+    def _pickled(self, value: object, wanted: bool) -> tuple[list[bytes], str]:
+        if not wanted:
+            return [], ""
+        try:
+            return [cloudpickle.dumps(value, protocol=5)], ""
+        except BaseException as error:  # an object's own way to be pickled may do anything
+            return [], f"{type(value).__name__}: {text_of(error)}"
+
+
+def _untraced() -> None:
+    """Ends a debugger's trace of the frames below the cell, which go on after the cell."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_trace is not None:
+            frame.f_trace = None
+        frame = frame.f_back
+
+
+def _reason(error: BaseException | None, interrupted: bool) -> str:
+    if error is None:
+        return FINISHED
+    if interrupted:
+        return INTERRUPTED
+    return f"raised {type(error).__name__}"
+
+
+class CellNames:
+    """Names cells for tracebacks: ``In[7]``, and ``In[7]#2`` if that number is used again.
+
+    ipykernel's own name is a hash of the text, in a temporary folder that does not exist.
+    """
+
+    def __init__(self) -> None:
+        self._sources: dict[str, str] = {}
+
+    def name(self, raw_code: str, transformed_code: str, number: int) -> str:
+        """Returns the file name to compile a cell under; the same text keeps its name."""
+        again = 1
+        while True:
+            name = f"{CELL_FILE}{number}]" + (f"#{again}" if again > 1 else "")
+            if self._sources.setdefault(name, transformed_code) == transformed_code:
+                return name
+            again += 1
+
+
+class History:
+    """Bounds the results, output and exceptions that IPython keeps, which would fill the memory.
+
+    The log has the output. The last three results stay, and the last exception, for ``%debug`` and
+    ``%tb``.
+
+    Args:
+        shell: the engine's IPython shell.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self._failed = False
+        # IPython's own copies all that a cell prints into its history.
+        setattr(shell, "_tee", lambda channel: nullcontext())  # noqa: B010  a method, to mypy
+
+    def keep(self, error: BaseException | None) -> None:
+        """Keeps the error with which a cell has ended, if any, as the last one."""
+        self._failed = error is not None
+        if error is not None:
+            self._remember(error)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Within, a further failure does not replace the last one, which a debugger inspects."""
+        last = getattr(sys, "last_value", None)
+        try:
+            yield
+        finally:
+            if last is not None:
+                self._remember(last)
+
+    def _remember(self, error: BaseException) -> None:
+        sys.last_type, sys.last_value = type(error), error
+        sys.last_traceback = traceback_of(error)
+        if sys.version_info >= (3, 12):
+            sys.last_exc = error
+        self._shell.InteractiveTB.tb = traceback_of(error)
+
+    def begin(self) -> None:
+        """Forgets all but the last results, and failures before the last cell."""
+        shell = self._shell
+        kept: Any = shell.history_manager
+        kept.outputs.clear()
+        kept.exceptions.clear()
+        kept.output_hist_reprs.clear()
+        values: dict[int, Any] = kept.output_hist
+        for number in list(values)[:-_KEPT_RESULTS]:
+            value, name = values.pop(number), f"_{number}"
+            for names in (shell.user_ns, shell.user_ns_hidden):
+                if names.get(name) is value:
+                    del names[name]
+        if self._failed:
+            self._failed = False
+            shell.last_execution_result = None
+            shell.displayhook.exec_result = None
+            # An exception and its frames refer to each other: only a collection frees them.
+            gc.collect()
+
+
+# A process that a cell forks is not a rank, though it has a copy of the rank's memory and shares
+# its sockets and its place in MPI. It runs the cell to its end and ends there. What it prints
+# reaches the rank's log, its displays are printed as text, and a collective in it is an error.
+
+
+def in_rank() -> bool:
+    """Whether this process is the rank itself, not a process that it has forked."""
+    return getpid() == _rank_pid
+
+
+def watch_forks(
+    transcript: Transcript, call_soon: Callable[[Callable[[], object]], object]
+) -> None:
+    """Prepares processes that this rank will fork.
+
+    Args:
+        transcript: the rank's.
+        call_soon: has the event loop call a function: a forked process that gets there ends.
+    """
+    global _rank_pid
+    _rank_pid = getpid()
+    whole = world.current()
+
+    def in_child() -> None:
+        transcript.forked()
+        for one in (whole, world.current()):
+            _refuse_collectives(one)
+        call_soon(end_fork)
+
+    # Buffered text would be written twice, by the rank and by the forked process.
+    os.register_at_fork(
+        before=lambda: transcript.streams.flush(c_streams=True), after_in_child=in_child
+    )
+
+
+def _refuse_collectives(this: World) -> None:
+    """Has every method raise that other ranks would notice; rank and size stay readable."""
+    rank, parent = this.rank, _rank_pid
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise UsageError(
+            f"a collective must be called by a rank: process {getpid()} was forked by rank {rank} "
+            f"(pid {parent}). Return the value to the rank, and make the call there."
+        )
+
+    for name in _SEEN_BY_OTHERS:
+        setattr(this, name, refuse)
+
+
+def end_fork(error: BaseException | None = None, lines: list[str] | None = None) -> NoReturn:
+    """Ends a forked process as Python ends a program, but without the rank's exit functions.
+
+    Args:
+        error: the exception with which its part of the cell ended.
+        lines: the traceback.
+    """
+    code = 0
+    try:
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else _FORK_FAILED if error.code else 0
+            lines = [str(error.code)] if isinstance(error.code, str) else []
+        elif error is not None:
+            code = _FORK_FAILED
+        for line in lines or []:
+            print(line, file=sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        _exit(code)

@@ -1,0 +1,419 @@
+"""The exception that ends a cell: its traceback as IPython shows it, and its report."""
+
+from __future__ import annotations
+
+import asyncio
+import linecache
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from functools import wraps
+from signal import default_int_handler, getsignal
+from signal import signal as on_signal
+from threading import get_ident
+from types import TracebackType
+from typing import Any, cast
+
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+
+from allranks.collectives.calls.callsite import LIBRARY, OURS, kind_of
+from allranks.engine.features import RankHooks
+from allranks.engine.interrupts import MAIN_THREAD, Interrupts, ignore_interrupt
+from allranks.engine.telemetry import CELL_FILE
+from allranks.errors import CollectiveError, RankLeft, Report, UsageError
+
+#: Raised inside allranks on the user's behalf: their tracebacks end at the user's last frame.
+_NOT_OUR_FRAMES = (CollectiveError, UsageError, KeyboardInterrupt, asyncio.CancelledError)
+_MAYBE_OTHERS = (*_NOT_OUR_FRAMES, RuntimeError, ValueError)
+"""Includes what torch and JAX raise when a feature ends a wait in them."""
+_BEFORE = "KeyboardInterrupt: it came before the cell's first statement, or after its last."
+_EXIT = "sys.exit() ends the cell, not the rank: the rank keeps running, with its variables."
+_NAME_CHARACTERS = 200
+_MESSAGE_CHARACTERS = 2000
+_TRACEBACK_CHARACTERS = 20_000
+_KEPT_FRAMES = 10
+_MOST_CHAINED = 30
+#: Stands for the text of an exception whose ``__str__`` was interrupted.
+INTERRUPTED_TEXT = "<str() of it was interrupted>"
+#: The file name of code that dataclasses and similar tools generate.
+_GENERATED = "<string>"
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+class Exceptions:
+    """Replaces how IPython shows exceptions; keeps the lines for the cell's reply.
+
+    Args:
+        shell: the engine's IPython shell.
+        features: may replace an error.
+        interrupts: of the cell that runs.
+
+    Attributes:
+        lines: the traceback that was shown last.
+        cell_file: the name of the cell's source in tracebacks.
+        muted: exceptions whose ``__str__`` was interrupted. They keep the cell's frames alive.
+    """
+
+    def __init__(
+        self, shell: InteractiveShell, features: RankHooks, interrupts: Interrupts
+    ) -> None:
+        self.lines: list[str] = []
+        self.cell_file = ""
+        self._shell = shell
+        self._features = features
+        self._interrupts = interrupts
+        self.muted: list[BaseException] = []
+        self._show_as_ipython = shell.showtraceback
+        self._format_as_ipython = shell.InteractiveTB.structured_traceback
+        setattr(shell, "_showtraceback", self._keep)  # noqa: B010  a method, to mypy
+        setattr(shell, "showtraceback", self._show)  # noqa: B010
+        setattr(shell, "show_usage_error", self._keep_usage_error)  # noqa: B010
+        # IPython's own formats each traceback a second time, for a history that a rank lacks.
+        setattr(shell, "_format_exception_for_storage", lambda *_, **__: {})  # noqa: B010
+        setattr(shell.InteractiveTB, "structured_traceback", self._formatted)  # noqa: B010
+
+    def begin(self) -> None:
+        """Begins a cell."""
+        self.lines = []
+        self.muted.clear()
+        # For every cell, because IPython resets it if an interrupt comes while it formats.
+        self._shell.set_custom_exc(_MAYBE_OTHERS, self._show_own_frames)
+
+    def show(self, error: BaseException, tb: Any) -> None:
+        """Shows an exception with this traceback, up to the user's last frame."""
+        self._show_own_frames(self._shell, type(error), error, tb)
+
+    def lines_of(self, error: BaseException) -> list[str]:
+        """Returns the traceback of a cell's exception, and shows it if IPython has not."""
+        if is_a(error, SystemExit):
+            # IPython explains how to leave a session, which a cell cannot.
+            self.lines = [_EXIT]
+        elif not self.lines and self._is_interrupt_outside(error, traceback_of(error)):
+            self.lines = [_BEFORE]
+        elif not self.lines:
+            # If the cell has replaced this method, as rich does, the replacement has shown it.
+            if self._shell.showtraceback == self._show:
+                self._shell.showtraceback((type(error), error, traceback_of(error)))
+            else:
+                self.lines = plain(error, self.cell_file)
+        return self.lines
+
+    def text_of(self, error: BaseException) -> str:
+        """Returns an exception's text; after an interrupt of its ``__str__``, a substitute.
+
+        IPython calls ``__str__`` several times, and takes an interrupt for an error of it.
+        """
+        if any(error is one for one in self.muted):
+            return INTERRUPTED_TEXT
+        if not self._interrupts.heard or get_ident() != MAIN_THREAD:
+            return text_of(error)
+        text = INTERRUPTED_TEXT
+        before = getsignal(signal.SIGINT)
+        try:
+            # Not the handler that cancels an awaiting cell: nothing is awaited here.
+            on_signal(signal.SIGINT, default_int_handler)
+            text = text_of(error)
+            on_signal(signal.SIGINT, ignore_interrupt)
+        except KeyboardInterrupt:
+            pass  # it came between the two calls of on_signal
+        on_signal(signal.SIGINT, before)
+        if text == INTERRUPTED_TEXT:
+            self.muted.append(error)
+        return text
+
+    def _keep(self, _etype: Any, _value: Any, lines: list[str]) -> None:
+        self.lines = lines
+
+    def _keep_usage_error(self, error: BaseException) -> None:
+        """Keeps the message, which IPython prints without a traceback."""
+        self.lines = [f"{type(error).__name__}: {self.text_of(error)}"]
+
+    def _show(self, raised: tuple[Any, ...] | None = None, **options: Any) -> None:
+        """Shows an exception as IPython does, or as Python does if IPython cannot."""
+        error = raised[1] if raised else sys.exc_info()[1]
+        if error is not None and not self._can_be_asked(error):
+            self.lines = self._without_text(error)
+        elif error is not None and is_beyond_ipython(error):
+            self.lines = plain(error, self.cell_file)
+        else:
+            try:
+                self._show_as_ipython(raised, **options)
+            except UsageError as no_input:
+                # Raised after the traceback, by the prompt of the debugger that ``%pdb on`` starts.
+                if not self.lines:
+                    raise
+                print(no_input, file=sys.stderr)
+
+    def _formatted(self, etype: Any, value: BaseException, *args: Any, **options: Any) -> list[str]:
+        """Returns a traceback as IPython formats it, or as Python does if IPython cannot."""
+        if not self._can_be_asked(value):
+            return self._without_text(value)
+        try:
+            if not is_beyond_ipython(value):
+                lines: list[str] = self._format_as_ipython(etype, value, *args, **options)
+                return lines
+        except Exception:
+            pass  # for example, its search for the source fails
+        return plain(value, self.cell_file)
+
+    def _show_own_frames(
+        self, shell: Any, etype: Any, value: BaseException, tb: Any, tb_offset: int | None = None
+    ) -> list[str]:
+        """Formats a traceback up to the user's last frame, in bounded time."""
+        if is_a(value, asyncio.CancelledError) and self._interrupts.count:
+            value = KeyboardInterrupt()
+        value = self._features.error_raised(value)
+        etype = type(value)
+        if self._is_interrupt_outside(value, tb):
+            self.lines = [_BEFORE]
+            return self.lines
+        without_middle(tb)
+        # The cell has ended: an interrupt now would end the formatting of its report.
+        before = on_signal(signal.SIGINT, ignore_interrupt)
+        try:
+            lines: list[str] = shell.InteractiveTB.structured_traceback(
+                etype, value, tb, tb_offset=tb_offset
+            )
+        finally:
+            on_signal(signal.SIGINT, before)
+        self.lines = lines
+        return lines
+
+    def _is_interrupt_outside(self, error: BaseException, tb: Any) -> bool:
+        """Removes our frames from the end of a traceback; returns whether no others are left.
+
+        Only for an interrupt: one before the cell's first statement, or after its last, does not
+        pass through IPython.
+        """
+        found = not is_a(error, _NOT_OUR_FRAMES) or without_own_frames(
+            tb, *self._features.hidden_frames()
+        )
+        return not found and is_a(error, KeyboardInterrupt)
+
+    def _can_be_asked(self, error: BaseException) -> bool:
+        """Whether the texts of all exceptions that a traceback shows can be had in time."""
+        return all(self.text_of(one) != INTERRUPTED_TEXT for one in shown_with(error))
+
+    def _without_text(self, error: BaseException) -> list[str]:
+        return without_text(error, self.cell_file, self.text_of(error))
+
+
+def is_a(error: object, kinds: type | tuple[type, ...]) -> bool:
+    """Whether an object is of a kind; a user's exception may make ``isinstance`` raise."""
+    return issubclass(type(error), kinds)
+
+
+def has_succeeded(error: BaseException) -> bool:
+    """Whether it is a sys.exit() that reports no error: a program that ends so has succeeded."""
+    return is_a(error, SystemExit) and vars(SystemExit)["code"].__get__(error) in (None, 0)
+
+
+def traceback_of(error: BaseException) -> TracebackType | None:
+    """Returns an exception's traceback, also if its class redefines ``__traceback__``."""
+    found: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)
+    return found
+
+
+def cell_line(tb: TracebackType | None, is_cell: str) -> tuple[int | None, str]:
+    """Returns the number and text of the innermost line of the cell in a traceback."""
+    line: tuple[int | None, str] = (None, "")
+    for frame, number in traceback.walk_tb(tb):
+        if frame.f_code.co_filename == is_cell:
+            line = (number, linecache.getline(is_cell, number).strip())
+    return line
+
+
+def without_own_frames(tb: TracebackType | None, *others: str) -> bool:
+    """Ends a traceback at the last frame that is not in this package; returns whether there is one.
+
+    Frames of libraries below this package's are removed too: TensorFlow calls it back.
+
+    Args:
+        tb: the traceback.
+        others: parts of the names of further files whose frames are removed.
+    """
+    last, ours = None, False
+    while tb is not None:
+        file = tb.tb_frame.f_code.co_filename
+        kind = kind_of(file)
+        passes = kind == LIBRARY or file == _GENERATED
+        ours = kind == OURS or (ours and passes) or any(other in file for other in others)
+        if not ours:
+            last = tb
+        tb = tb.tb_next
+    if last is not None:
+        last.tb_next = None
+    return last is not None
+
+
+def without_middle(tb: TracebackType | None) -> None:
+    """Removes the middle of a long traceback: IPython takes seconds for a thousand frames."""
+    chain = []
+    while tb is not None:
+        chain.append(tb)
+        tb = tb.tb_next
+    if len(chain) > 2 * _KEPT_FRAMES:
+        chain[_KEPT_FRAMES - 1].tb_next = chain[-_KEPT_FRAMES]
+
+
+def is_beyond_ipython(error: BaseException) -> bool:
+    """Whether IPython hides an exception, or never ends: a group, or one that is its own cause.
+
+    A very long chain of exceptions counts too.
+    """
+    try:
+        chains = _chain(error, by_cause=True), _chain(error, by_cause=False)
+    except Exception:  # a class may have a ``__cause__`` of its own
+        return True
+    return any(
+        len(chain) > _MOST_CHAINED or isinstance(chain[-1], BaseExceptionGroup) for chain in chains
+    )
+
+
+def _chain(error: BaseException, by_cause: bool) -> list[BaseException]:
+    """Returns an exception and its causes, up to a group or a limit."""
+    chain = [error]
+    while len(chain) <= _MOST_CHAINED and not isinstance(chain[-1], BaseExceptionGroup):
+        before = (chain[-1].__cause__ if by_cause else None) or chain[-1].__context__
+        if before is None:
+            break
+        chain.append(before)
+    return chain
+
+
+def plain(error: BaseException, cell_file: str) -> list[str]:
+    """Returns a traceback as Python prints it, from the cell's first frame on."""
+    try:
+        lines = traceback.format_exception(type(error), error, from_cell(error, cell_file.__eq__))
+    except Exception:
+        lines = [f"{type(error).__name__}: {text_of(error)}"]
+    return "".join(lines).splitlines()
+
+
+def shown_with(error: BaseException) -> list[BaseException]:
+    """Returns an exception and the others that its traceback shows, up to a limit."""
+    found, new = [error], [error]
+    while new and len(found) <= _MOST_CHAINED:
+        one = new.pop(0)
+        try:
+            behind = [one.__cause__, one.__context__]
+            behind += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        except Exception:  # a class may have a ``__cause__`` of its own
+            continue
+        for other in behind:
+            if is_a(other, BaseException) and not any(other is known for known in found):
+                found.append(cast(BaseException, other))
+                new.append(found[-1])
+    return found
+
+
+def without_text(error: BaseException, cell_file: str, text: str) -> list[str]:
+    """Returns a traceback as Python prints it, without a call of any exception's ``__str__``.
+
+    Args:
+        error: what was raised.
+        cell_file: the file name that IPython compiled the cell under.
+        text: in place of the exception's own.
+    """
+    frames = traceback.format_tb(from_cell(error, cell_file.__eq__))
+    lines = ["Traceback (most recent call last):\n", *frames, f"{type(error).__name__}: {text}"]
+    return "".join(lines).splitlines()
+
+
+def from_cell(error: BaseException, is_cell: Callable[[str], bool]) -> TracebackType | None:
+    """Returns an exception's traceback, from the first frame of a cell's file on."""
+    raised_at = tb = traceback_of(error)
+    while tb is not None and not is_cell(tb.tb_frame.f_code.co_filename):
+        tb = tb.tb_next
+    return tb or raised_at
+
+
+def report(
+    error: BaseException,
+    formatted: list[str],
+    rank: int,
+    device: str,
+    cell_file: str,
+    more: str = "",
+    text: str | None = None,
+) -> Report:
+    """Returns the report of an exception that ended a cell.
+
+    Args:
+        error: what was raised.
+        formatted: the traceback as IPython shows it, lines with colour codes.
+        rank: this process's rank.
+        device: what the rank computes on.
+        cell_file: the file name that IPython compiled the cell under.
+        more: details to add to the exception's text.
+        text: the exception's text, if it is known already.
+    """
+    line, source = cell_line(traceback_of(error), cell_file)
+    if is_a(error, SyntaxError):
+        said = cast(SyntaxError, error)
+        if said.filename == cell_file:
+            line, source = said.lineno, (said.text or "").strip()
+    return Report(
+        rank=rank,
+        host=socket.gethostname(),
+        device=device,
+        etype=_bounded(type(error).__name__, _NAME_CHARACTERS),
+        message=(text_of(error) if text is None else text) + (f"\n{more}" if more else ""),
+        traceback=(
+            _bounded("\n".join([*formatted, more] if more else formatted), _TRACEBACK_CHARACTERS),
+        ),
+        line=line,
+        source_line=_bounded(source, _MESSAGE_CHARACTERS),
+        # A rank that could not go on because another one left is reported as waiting.
+        waiting=is_a(error, RankLeft),
+    )
+
+
+def text_of(error: BaseException) -> str:
+    """Returns an exception's text, within bounds; a user's ``__str__`` may do anything."""
+    try:
+        return _bounded(str(error), _MESSAGE_CHARACTERS)
+    except KeyboardInterrupt:
+        return INTERRUPTED_TEXT
+    except BaseException as problem:
+        return f"<its text cannot be shown: {type(problem).__name__}>"
+
+
+def _bounded(text: str, most: int) -> str:
+    """Returns a text, or its two ends around the number of characters left out."""
+    left_out = len(text) - most
+    if left_out <= 0:
+        return text
+    return f"{text[: most // 2]}\x1b[0m … {left_out:,} characters … {text[-(most // 2) :]}"
+
+
+def fail_captured(shell: InteractiveShell) -> None:
+    """Has ``%%capture`` raise its cell's exception, which IPython only shows."""
+    manager = shell.magics_manager
+    magics = manager.magics["cell"]
+    # The registry loads IPython's own now, which would replace this one later.
+    quiet = manager.registry["ExecutionMagics"].capture
+
+    @wraps(quiet)
+    def capture(line: str, cell: str) -> None:
+        run_cell: Callable[..., ExecutionResult] = shell.run_cell
+        results: list[ExecutionResult] = []
+
+        def remembering(*args: Any, **options: Any) -> ExecutionResult:
+            results.append(run_cell(*args, **options))
+            return results[-1]
+
+        setattr(shell, "run_cell", remembering)  # noqa: B010  a method, to mypy
+        try:
+            quiet(line, cell)
+        finally:
+            setattr(shell, "run_cell", run_cell)  # noqa: B010
+        error = results[0].error_before_exec or results[0].error_in_exec
+        if error is not None:
+            tb = from_cell(error, lambda file: file.startswith(CELL_FILE))
+            raise BaseException.with_traceback(error, tb)
+
+    magics["capture"] = capture

@@ -1,0 +1,224 @@
+"""Interrupts of the cell that runs: when it accepts them, and which waits they end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from signal import pthread_kill
+from signal import signal as on_signal
+from types import FrameType
+from typing import Any
+
+import ipykernel.zmqshell
+import IPython.core.interactiveshell
+import IPython.core.magics.execution  # imported here, once, before the ranks are forked
+import psutil
+from IPython.core.interactiveshell import InteractiveShell
+
+# A cell may replace attributes of other modules: what its end needs is taken from them here.
+MAIN_THREAD = threading.main_thread().ident or 0
+
+# Python runs the handler of a signal between two of its own steps. If a signal comes after the last
+# step before a call blocks, its handler runs when that call returns: a minute later for
+# ``time.sleep(60)``. A second signal, whose handler does nothing, makes the call check at once.
+#: No library uses it, and without a handler it has no effect.
+_WAKE_SIGNAL = signal.SIGURG
+#: When the second signal is sent, after an interrupt.
+_WAKE_SECONDS = (0.05, 0.2, 1.0, 4.0)
+
+
+def ignore_interrupt(_signal: int, _frame: FrameType | None) -> None:
+    """The handler of SIGINT while no cell runs: an interrupt that comes late does nothing."""
+
+
+class Interrupts:
+    """Interrupts for the main thread, in which cells run one after the other.
+
+    Args:
+        press: called at each interrupt, before it reaches the cell.
+
+    Attributes:
+        count: how many interrupts the cell was sent.
+    """
+
+    def __init__(self, press: Callable[[], object]) -> None:
+        self.count = 0
+        self._press = press
+        self._number = 0
+        self._hearing = 0
+        self._early = 0
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        if signal.getsignal(_WAKE_SIGNAL) in (signal.SIG_DFL, None):
+            signal.signal(_WAKE_SIGNAL, _nothing)
+
+    def begin(self, cell: int) -> None:
+        """Begins a cell, which does not accept interrupts yet."""
+        self.count = 0
+        self._number = cell
+
+    @property
+    def heard(self) -> bool:
+        """Whether the cell accepts interrupts now."""
+        return bool(self._hearing)
+
+    def hear(self, task: asyncio.Task[Any] | None = None) -> None:
+        """Lets SIGINT end the cell from now on.
+
+        Args:
+            task: the cell, if it awaits: an exception would be raised in the event loop instead.
+
+        Raises:
+            KeyboardInterrupt: the cell was interrupted before it had begun.
+        """
+
+        def cancel(_signal: int, _frame: FrameType | None) -> None:
+            assert task is not None
+            task.get_loop().call_soon_threadsafe(task.cancel)
+
+        # Python's own handler is no Python function: it leaves no frame in the traceback.
+        on_signal(signal.SIGINT, cancel if task else signal.default_int_handler)
+        with self._lock:
+            self._hearing = self._number
+            early = self._early == self._number
+        if early:
+            raise KeyboardInterrupt
+
+    def hear_no_more(self) -> None:
+        """Ignores interrupts from now on: the cell has ended."""
+        on_signal(signal.SIGINT, ignore_interrupt)
+        with self._lock:
+            self._hearing = 0
+        self._over.set()
+
+    def send(self, cell: int) -> None:
+        """Raises KeyboardInterrupt in the main thread, while or before it runs this cell."""
+        with self._lock:
+            if self._hearing == cell:
+                self.count += 1
+                self._press()
+                pthread_kill(MAIN_THREAD, signal.SIGINT)
+                _interrupt_children()
+                self._over = threading.Event()
+                _wake(MAIN_THREAD, self._over)
+            else:
+                self._early = cell
+
+    def repeat(self) -> None:
+        """Sends an interrupt again that Python has dropped; called in the main thread."""
+        # No lock: only the main thread changes `_hearing`.
+        if self._hearing:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _nothing(*_: object) -> None:
+    """Before Python calls this, it calls the handlers of other signals that have come."""
+
+
+def _wake(thread: int, over: threading.Event) -> None:
+    """Has a thread run the handler of its interrupt although it is blocked in a call.
+
+    Args:
+        thread: its identity.
+        over: set when the interrupted cell has ended.
+    """
+
+    def again() -> None:
+        for seconds in _WAKE_SECONDS:
+            if over.wait(seconds) or signal.getsignal(_WAKE_SIGNAL) is not _nothing:
+                return
+            signal.pthread_kill(thread, _WAKE_SIGNAL)
+
+    threading.Thread(target=again, name="allranks-wake", daemon=True).start()
+
+
+def _interrupt_children() -> None:
+    """Sends SIGINT to the processes that this one started, as a terminal does.
+
+    A process in a process group of its own is left alone, as in a terminal.
+    """
+    for child in psutil.Process().children(recursive=True):
+        with suppress(OSError):  # it has ended meanwhile
+            if os.getpgid(child.pid) == os.getpgrp():
+                os.kill(child.pid, signal.SIGINT)
+
+
+def repeat_dropped_interrupts(press: Callable[[], None]) -> None:
+    """Interrupts a cell again after a finalizer in which Python dropped the interrupt.
+
+    Python reports and drops what a finalizer raises, also KeyboardInterrupt, and a garbage
+    collection runs finalizers between any two steps of a cell.
+
+    Args:
+        press: interrupts the cell that runs now; called in the main thread.
+    """
+    report = sys.unraisablehook
+
+    def dropped(unraisable: sys.UnraisableHookArgs) -> None:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if unraisable.exc_type is KeyboardInterrupt and in_main_thread:
+            _at_next_step(sys._getframe(1), press)
+        else:
+            report(unraisable)
+
+    sys.unraisablehook = dropped
+
+
+def _at_next_step(frame: FrameType, do: Callable[[], None]) -> None:
+    """Calls a function before the next step of a frame; what it raises is raised there.
+
+    A delay would not do: a loop may spend nearly all its time in finalizers.
+    """
+    before, local, opcodes = sys.gettrace(), frame.f_trace, frame.f_trace_opcodes
+
+    def step(*_: object) -> Any:
+        frame.f_trace, frame.f_trace_opcodes = local, opcodes
+        sys.settrace(before)
+        do()
+        return local
+
+    def follow_no_calls(*_: object) -> None:
+        """Further finalizers may run first: an exception in one would be dropped as well."""
+
+    frame.f_trace, frame.f_trace_opcodes = step, True
+    sys.settrace(follow_no_calls)
+
+
+def end_cells_too(shell: InteractiveShell, interrupts: Interrupts) -> None:
+    """Has ``!command``, ``x = !command`` and ``%%bash`` raise the KeyboardInterrupt they caught.
+
+    IPython ends the command and goes on with the cell's next line. A cell of several commands
+    would have to be interrupted several times, and the second interrupt ends the ranks.
+
+    Args:
+        shell: the engine's IPython shell.
+        interrupts: of the cell that runs.
+    """
+
+    def loud(quiet: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(quiet)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before = interrupts.count
+            try:
+                return quiet(*args, **kwargs)
+            finally:
+                if interrupts.count > before:
+                    raise KeyboardInterrupt from None
+
+        return run
+
+    # Not the shell's methods, which inspect their caller's frame, but what they call.
+    for module, name in (
+        (ipykernel.zmqshell, "system"),
+        (IPython.core.interactiveshell, "getoutput"),
+    ):
+        setattr(module, name, loud(getattr(module, name)))
+    # By its key, because the registry loads an entry when it is asked for it.
+    scripts = shell.magics_manager.registry["ScriptMagics"]
+    scripts.shebang = loud(scripts.shebang)

@@ -1,0 +1,267 @@
+"""ipyparallel on top of the ranks: its controller, and the engine of each rank.
+
+The host agent forks the controller as a process of its own. No rank waits for it: its ports are
+chosen before the ranks are forked, and their engines connect whenever it starts. It starts when all
+ranks are up, or at the first request of a client.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+from ipyparallel.controller.app import IPController
+from ipyparallel.controller.heartmonitor import Heart
+from ipyparallel.engine.app import IPEngine
+
+from allranks.engine import processes
+from allranks.records.config import CLIENTS_RANKS
+
+# ipykernel imports debugpy for a debugger that no front end can reach on a rank, which takes half
+# the start of an engine. ipykernel works without it, and a cell can still import debugpy.
+if "debugpy" not in sys.modules:
+    sys.modules["debugpy"] = None  # type: ignore[assignment]
+    try:
+        import ipykernel.debugger  # noqa: F401
+    finally:
+        del sys.modules["debugpy"]
+
+HEARTBEAT_MS = 200
+_HEARTBEAT_MISSES = 300  # a rank that is stopped for a while stays registered
+_SHARED_PORTS = ("registration",)
+_LOOPBACK = "tcp://127.0.0.1"
+_PAIRED_PORTS = ("control", "mux", "task", "iopub")
+#: Engines try to connect after a tenth of a second, then after twice as long each time, up to the
+#: first; or up to the second if the controller starts only on request.
+_CONNECT_MS, _SELDOM_MS = 1000, 10_000
+
+Info = dict[str, Any]
+
+
+class RankEngine(IPEngine):  # type: ignore[misc]
+    """An engine whose id is its rank and whose output is left to the transcript.
+
+    ``rc[:]`` and ``%%px`` of ipyparallel reach the same variables as the cells do.
+
+    Args:
+        connection: ipyparallel's connection information for engines.
+        rank: this process's rank, and the engine id to ask for.
+        size: how many ranks there are.
+        session_dir: where the engine keeps its profile.
+        ready: called with the engine once its kernel and its shell are there.
+        replaces: whether it takes the place of an engine that has died.
+    """
+
+    def __init__(
+        self,
+        connection: dict[str, Any],
+        rank: int,
+        size: int,
+        session_dir: str,
+        ready: Callable[[RankEngine], None],
+        *,
+        replaces: bool = False,
+    ) -> None:
+        super().__init__(
+            id=rank,
+            enable_nanny=False,
+            use_mpi=False,
+            max_heartbeat_misses=0,
+            log_level=logging.ERROR,
+            work_dir=os.getcwd(),
+        )
+        self.config.ProfileDir.location = os.path.join(session_dir, f"engine-{rank}")
+        self.config.BaseIPythonApplication.auto_create = True
+        self.ipython_dir = session_dir
+        self.auto_create = True
+        # An engine of ipyparallel reads it from the environment of its launcher.
+        self._given_connection = connection
+        self._ready = ready
+        self._replaces = replaces
+        self._look_ms = _CONNECT_MS if size <= CLIENTS_RANKS else _SELDOM_MS
+
+    def init_engine(self) -> None:
+        """Uses the given connection information instead of waiting for a file."""
+        self.connection_info_env = json.dumps(self._given_connection)
+        super().init_engine()
+
+    async def register(self) -> None:
+        """Connects to the controller's ports and registers, without waiting for an answer.
+
+        First unregisters a dead engine that it replaces: the controller would wait for a minute.
+        """
+        connect_once, maybe_tunnel = self.init_connector()
+
+        def connect(place: Any, url: str, **options: Any) -> None:
+            # Tries again and again: the controller may start later.
+            place.setsockopt(zmq.RECONNECT_IVL_MAX, self._look_ms)
+            connect_once(place, url, **options)
+
+        registrar = self.registrar = self.context.socket(zmq.DEALER)
+        registrar.setsockopt(zmq.IDENTITY, self.bident)
+        registrar.setsockopt(zmq.LINGER, 0)  # the controller may never start
+        connect(registrar, self.registration_url)
+        if self._replaces:
+            self.session.send(registrar, "unregistration_request", content={"id": self.id})
+        asked = {"uuid": self.ident, "id": self.id}
+        self.session.send(registrar, "registration_request", content=asked)
+        # The controller assigns the requested id, so its answer is known.
+        given = {"status": "ok", "id": self.id, "hb_period": HEARTBEAT_MS}
+        answer = self.session.serialize(self.session.msg("registration_reply", content=given))
+        try:
+            await self.complete_registration(answer, connect, maybe_tunnel)
+        except Exception:
+            self.log.critical("the engine could not be made", exc_info=True)
+            self.exit(255)
+
+    def start_heartbeat(self, hb_ping: str, hb_pong: str, _period: int, identity: bytes) -> None:
+        """Answers the controller's heartbeats, once it has started."""
+        keys = {
+            "curve_serverkey": self.curve_serverkey,
+            "curve_secretkey": self.curve_secretkey,
+            "curve_publickey": self.curve_publickey,
+        }
+        heart = Heart(hb_ping, hb_pong, heart_id=identity, **keys)
+        heart.device.setsockopt_in(zmq.RECONNECT_IVL_MAX, self._look_ms)
+        heart.device.setsockopt_out(zmq.RECONNECT_IVL_MAX, self._look_ms)
+        heart.start()
+
+    @property
+    def is_shut_down(self) -> bool:
+        """Whether ipyparallel's client has ended the engine."""
+        return self.kernel._shutdown_message is not None
+
+    def redirect_output(self, iopub_socket: Any) -> None:
+        """Leaves the standard streams to the transcript."""
+
+    def init_signal(self) -> None:
+        """Leaves the signals to the rank."""
+
+    async def complete_registration(self, msg: Any, connect: Any, maybe_tunnel: Any) -> None:
+        """Makes the kernel, then passes it to the rank."""
+        await super().complete_registration(msg, connect, maybe_tunnel)
+        self._ready(self)
+
+
+def connection_info(interface: str = "") -> tuple[Info, Info, str, list[socket.socket]]:
+    """Returns the connection information for engines and for clients, on free ports.
+
+    Every message is signed with a key that both have; beyond loopback it is encrypted as well.
+
+    Args:
+        interface: the controller's address, as ``tcp://10.0.0.1``; by default loopback.
+
+    Returns:
+        Both, the controller's CURVE secret key, which is empty on loopback, and sockets that
+        reserve its ports, to be closed once it listens there.
+    """
+    address = (interface or _LOOPBACK).removeprefix("tcp://")
+    held = [_hold(address) for _ in range(len(_SHARED_PORTS) + 2 * len(_PAIRED_PORTS) + 5)]
+    public, secret = (key.decode() for key in zmq.curve_keypair()) if interface else ("", "")
+    ports = (place.getsockname()[1] for place in held)
+    base = {
+        "ssh": "",
+        "interface": interface or _LOOPBACK,
+        "key": os.urandom(32).hex(),
+        "curve_serverkey": public or None,
+        "location": socket.gethostname(),
+        "pack": "json",
+        "unpack": "json",
+        "signature_scheme": "hmac-sha256",
+        "registration": next(ports),
+    }
+    engine = dict(base, hb_ping=next(ports), hb_pong=next(ports), broadcast=[next(ports)])
+    client = dict(base, notification=next(ports), broadcast=next(ports), task_scheme="leastload")
+    for name in _PAIRED_PORTS:
+        engine[name] = next(ports)
+        client[name] = next(ports)
+    return engine, client, secret, held
+
+
+def _hold(address: str) -> socket.socket:
+    """Returns a socket that reserves a port, on which the controller can still listen."""
+    place = socket.socket()
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    place.bind((address, 0))
+    return place
+
+
+def run(
+    engine: Info,
+    client: Info,
+    secret: str,
+    session_dir: str,
+    size: int,
+    complete: Callable[[], object],
+) -> None:
+    """Runs the controller until the process ends; calls ``complete`` once all engines are there."""
+    # The heart monitor is a process that ipyparallel starts.
+    own = os.getpid()
+    os.register_at_fork(after_in_child=lambda: processes.die_with_parent(own))
+    controller = IPController(
+        use_threads=True,
+        log_level=logging.WARNING,
+        write_connection_files=False,
+        work_dir=os.getcwd(),
+    )
+    controller.ipython_dir = session_dir
+    controller.auto_create = True
+    config = controller.config
+    config.ProfileDir.location = os.path.join(session_dir, "controller")
+    config.Session.key = engine["key"].encode()
+    if secret:
+        config.IPController.enable_curve = True
+        config.IPController.curve_publickey = engine["curve_serverkey"].encode()
+        config.IPController.curve_secretkey = secret.encode()
+    config.HeartMonitor.period = HEARTBEAT_MS
+    config.HeartMonitor.max_heartmonitor_misses = _HEARTBEAT_MISSES
+    config.IPController.broadcast_scheduler_depth = 0
+    config.IPController.db_class = "NoDB"
+    # Without these, initialize() would choose other ports.
+    controller.engine_info, controller.client_info = engine, client
+    controller.initialize([])
+    hub = controller.hub
+    accept_late_registrations(hub)
+    finish = hub.finish_registration
+
+    def finish_registration(heart: bytes) -> None:
+        finish(heart)
+        if len(hub.engines) == size:
+            complete()
+
+    hub.finish_registration = finish_registration
+    controller.start()
+
+
+def accept_late_registrations(hub: Any) -> None:
+    """Registers engines also if their first heartbeat comes before their registration.
+
+    ipyparallel's hub reports a new heart once, and ignores one that it does not expect: its own
+    engines begin to beat after the hub's answer. Ours do not wait for the answer, and their sockets
+    connect in any order.
+
+    Args:
+        hub: an `ipyparallel.controller.hub.Hub`.
+    """
+    early: set[bytes] = set()
+    heard, register = hub.handle_new_heart, hub.query_handlers["registration_request"]
+
+    def handle_new_heart(heart: bytes) -> None:
+        if heart not in hub.incoming_registrations:
+            early.add(heart)
+        heard(heart)
+
+    def register_engine(sender: bytes, message: dict[str, Any]) -> None:
+        register(sender, message)
+        for heart in early.intersection(hub.incoming_registrations):
+            early.remove(heart)
+            heard(heart)
+
+    hub.handle_new_heart = handle_new_heart
+    hub.query_handlers["registration_request"] = register_engine

@@ -1,1 +1,0 @@
-"""What a rank prints and displays: to its log, and on to the notebook."""
