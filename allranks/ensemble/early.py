@@ -1,14 +1,16 @@
-"""Stopping of members that do poorly: which of them, Optuna's pruners decide.
+"""Early stopping of poor members by Optuna's pruners, and estimates of the remaining time.
 
-Optuna is asked and told, in this process: it starts nothing and keeps nothing on disk. Its
-successive halving is the asynchronous one (Li et al., A System for Massively Parallel
-Hyperparameter Tuning, MLSys 2020), which never has a rank wait for others to come to its step.
+Optuna runs in this process: it starts nothing and writes nothing to disk. Its successive halving is
+the asynchronous one (Li et al., A System for Massively Parallel Hyperparameter Tuning, MLSys 2020):
+no rank waits for others to reach its step.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from allranks.errors import MissingDependency, UsageError
@@ -108,3 +110,50 @@ def read_metric(text: str) -> tuple[str, bool]:
             f"Type for example: --metric {name or 'loss'}:min"
         )
     return name, mode == "min" if colon else lower_is_better(name)
+
+
+#: One duration says nothing of how durations differ.
+_LEAST_SEEN = 3
+_DRAWS = 40
+_STEPS = 8000
+
+
+def remaining_seconds(
+    taken: Sequence[float], running: Sequence[float], waiting: int, slots: int
+) -> tuple[float, float] | None:
+    """Returns two numbers of seconds between which the end will come, eight times in ten.
+
+    The rest is played through many times, every member's duration drawn from those seen so far; of
+    a member that runs, from those longer than what it has taken. It cannot know that the members
+    to come are of another kind.
+
+    Args:
+        taken: the seconds of members that have ended.
+        running: for each that runs, its seconds so far.
+        waiting: how many are still to start.
+        slots: how many run at once.
+
+    Returns:
+        None while fewer than three have ended.
+    """
+    if len(taken) < _LEAST_SEEN or slots < 1:
+        return None
+    source = random.Random(0)
+    ends = []
+    for _ in range(max(5, min(_DRAWS, _STEPS // (waiting + 1)))):
+        free = [_left(source, taken, elapsed) for elapsed in running]
+        free += [0.0] * (slots - len(free))
+        heapq.heapify(free)
+        for _ in range(waiting):
+            heapq.heapreplace(free, free[0] + source.choice(taken))
+        ends.append(max(free))
+    ends.sort()
+    return ends[len(ends) // 10], ends[-1 - len(ends) // 10]
+
+
+def _left(source: random.Random, taken: Sequence[float], elapsed: float) -> float:
+    longer = [seconds for seconds in taken if seconds > elapsed]
+    if longer:
+        return source.choice(longer) - elapsed
+    # Longer than any before: nobody knows; as long again at most is a guess.
+    return elapsed * source.random()

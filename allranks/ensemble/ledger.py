@@ -12,9 +12,7 @@ from dataclasses import replace
 from allranks.cluster import failures
 from allranks.cluster.cells import MemberSlots, Slot
 from allranks.cluster.failures import CellRecord
-from allranks.ensemble.arrays import Arena, Shared
-from allranks.ensemble.early import Early
-from allranks.ensemble.estimate import remaining_seconds
+from allranks.ensemble.early import Early, remaining_seconds
 from allranks.ensemble.member import (
     ENDED,
     FAILED,
@@ -22,16 +20,18 @@ from allranks.ensemble.member import (
     STOPPED,
     STOPPED_EARLY,
     WAITING,
+    Arena,
     Member,
+    SharedResult,
 )
 from allranks.ensemble.runs import Runs
 from allranks.ensemble.store import Store
+from allranks.ensemble.view import EnsembleView
 from allranks.errors import Report, UsageError
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse
 from allranks.records.wire import Output, Reply, Result
 from allranks.widgets.dashboard.tables import seconds
-from allranks.widgets.ensemble.view import EnsembleView
 
 _ESTIMATE_SECONDS = 1.0
 _COUNT_SECONDS = 0.2
@@ -147,7 +147,7 @@ class Ledger:
         left = self._results.pop(slot.cell, None)
         slot.member = None
         member.seconds = max(reply.seconds for reply in replies)
-        packed: bytes | Shared = b""
+        packed: bytes | SharedResult = b""
         if not reports:
             member.state = FINISHED
             try:
@@ -181,7 +181,9 @@ class Ledger:
             self._find_metric()
         self.show(member)
 
-    def _open(self, member: Member, left: tuple[Result, list[bytes]] | None) -> bytes | Shared:
+    def _open(
+        self, member: Member, left: tuple[Result, list[bytes]] | None
+    ) -> bytes | SharedResult:
         """Takes what a member has left; returns it packed.
 
         Raises:
@@ -193,10 +195,10 @@ class Ledger:
         member.numbers, member.text = result.numbers, result.text
         member.problem = result.problem
         if result.address:
-            return Shared(result.address, result.nbytes)
+            return SharedResult(result.address, result.nbytes)
         return payloads[0] if payloads else b""
 
-    def keep(self, member: Member, packed: bytes | Shared) -> None:
+    def keep(self, member: Member, packed: bytes | SharedResult) -> None:
         """Puts a result where it stays, and lets the others be compared with this member."""
         try:
             if self._store is not None:

@@ -7,11 +7,11 @@ from typing import Any
 
 from allranks.cluster import cluster as plain
 from allranks.cluster.options import check_timeout
-from allranks.ensemble.drive import Drive, Plan
 from allranks.ensemble.member import FAILED, FINISHED, Member, short
+from allranks.ensemble.runner import EnsemblePlan, EnsembleRunner
 from allranks.ensemble.runs import Runs
+from allranks.ensemble.view import bar_view
 from allranks.errors import MapFailed, MapInterrupted, UsageError
-from allranks.widgets.ensemble.view import bar_view
 
 _SOURCE = "result = function(*arguments)"
 _SHOWN = 3
@@ -60,7 +60,7 @@ class Cluster(plain.Cluster):
         mapping = _Mapping(
             self,
             Runs(members, _SOURCE, ("result", True)),
-            Plan(_SOURCE, 0, timeout=timeout),
+            EnsemblePlan(_SOURCE, 0, timeout=timeout),
             bar_view(len(members), getattr(function, "__name__", "function")),
         )
         if members:
@@ -68,7 +68,7 @@ class Cluster(plain.Cluster):
         return mapping.results()
 
 
-class _Mapping(Drive):
+class _Mapping(EnsembleRunner):
     """Runs the calls as an ensemble's members are run."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -79,7 +79,7 @@ class _Mapping(Drive):
         """Returns what each call returned; None where it has not."""
         return [self._read.get(member.number) for member in self.runs]
 
-    def _conclude(self) -> None:
+    def _raise_outcome(self) -> None:
         if self.ledger.problem is not None:
             raise self.ledger.problem
         failed = {m.number: m.traceback or m.error for m in self.runs if m.state == FAILED}
@@ -91,7 +91,7 @@ class _Mapping(Drive):
                     self._read[member.number] = member.result
                 except UsageError as error:
                     failed[member.number] = str(error)
-        if self._presses:
+        if self._interrupts:
             lost = self.cluster.state == "lost"
             why = f"{self.cluster.lost_because}\n" if lost else "interrupted: "
             message = f"{why}{self.ledger.counts()}. What has finished is in its .results"

@@ -1,25 +1,158 @@
-"""One member of an ensemble: its values, how it fared, and what it left."""
+"""One member of an ensemble: its parameters, its state, and its result.
+
+A rank leaves a large result in shared memory. The kernel of the system copies it from there to a
+file without a name, which outlives the rank and takes none of the notebook's memory. It is deleted
+with the last object that refers to it, also if this process is killed.
+"""
 
 from __future__ import annotations
 
+import os
+import tempfile
+import weakref
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from allranks.cluster.variables import reading
 from allranks.errors import UsageError
-from allranks.widgets.dashboard.curves import Series
+from allranks.records.packing import unpack
+from allranks.widgets.dashboard.curves import Curve
 from allranks.widgets.dashboard.tables import number, seconds
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from allranks.ensemble.arrays import Place
+
+_OURS = "/memfd:allranks"
+
+
+class Arena:
+    """A file without a name, that grows with what is put into it."""
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            self.fd = os.memfd_create("allranks-results")
+        else:
+            with tempfile.TemporaryFile() as file:
+                self.fd = os.dup(file.fileno())
+        self._end = 0
+        weakref.finalize(self, os.close, self.fd)
+
+    def put(self, packed: bytes | SharedResult) -> InArena:
+        """Returns where a packed result lies now."""
+        os.lseek(self.fd, self._end, os.SEEK_SET)
+        write(self.fd, packed)
+        nbytes = len(packed)
+        place = InArena(self, self._end, nbytes)
+        self._end += nbytes
+        return place
+
+
+class Place(Protocol):
+    """Where a packed result lies."""
+
+    nbytes: int
+
+    def load(self) -> Any:
+        """Returns the result, a fresh copy."""
+
+
+class InArena:
+    """A result in an arena, which it keeps alive."""
+
+    def __init__(self, arena: Arena, start: int, nbytes: int) -> None:
+        self._arena, self._start, self.nbytes = arena, start, nbytes
+
+    def load(self) -> Any:
+        """Returns the result, a fresh copy."""
+        return _load(self._arena.fd, self._start, self.nbytes)
+
+
+class InFile:
+    """A result in a file of a store.
+
+    Args:
+        path: the file.
+        start: where the result begins in it, in bytes.
+        nbytes: how long it is.
+        trusted: whether it is unpickled whoever has written it.
+    """
+
+    def __init__(self, path: Path, start: int, nbytes: int, trusted: bool = False) -> None:
+        self._path, self._start, self.nbytes, self._trusted = path, start, nbytes, trusted
+
+    def load(self) -> Any:
+        """Returns the result, a fresh copy.
+
+        Raises:
+            OSError: the file is gone, or another user's by now.
+        """
+        with self._path.open("rb") as file:
+            if not self._trusted and is_foreign(os.fstat(file.fileno())):
+                raise PermissionError(f"{self._path} is another user's by now: not unpickled")
+            return _load(file.fileno(), self._start, self.nbytes)
+
+
+def is_foreign(file: os.stat_result) -> bool:
+    """Whether a file is another user's, who could have put code into a pickle; root's is not."""
+    return file.st_uid not in (os.getuid(), 0)
+
+
+class SharedResult:
+    """SharedResult memory that a rank of this host has left a packed result in.
+
+    Args:
+        address: where it can be opened.
+        nbytes: how much of it is meant.
+
+    Raises:
+        OSError: it cannot be opened from here.
+    """
+
+    def __init__(self, address: str, nbytes: int) -> None:
+        # In a container of its own, a rank's process id may be another process's here.
+        if not os.readlink(address).startswith(_OURS):
+            raise OSError(f"{address} is no shared memory of a rank")
+        self.fd = os.open(address, os.O_RDONLY | os.O_CLOEXEC)
+        self._nbytes = nbytes
+        weakref.finalize(self, os.close, self.fd)
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+
+def write(fd: int, packed: bytes | SharedResult) -> None:
+    """Writes a packed result where a file stands."""
+    if isinstance(packed, SharedResult):
+        sent = 0
+        while sent < len(packed):
+            more = os.sendfile(fd, packed.fd, sent, len(packed) - sent)
+            if not more:
+                raise OSError("the shared memory of a rank has been cut short")
+            sent += more
+        return
+    rest = memoryview(packed)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _load(fd: int, start: int, nbytes: int) -> Any:
+    packed = bytearray(nbytes)
+    at = 0
+    while at < nbytes:
+        more = os.preadv(fd, [memoryview(packed)[at:]], start + at)
+        if not more:
+            raise OSError("a result has been cut short")
+        at += more
+    return unpack(packed)
+
 
 #: So many points of each history are kept; of longer ones, every second, fourth, … and the last.
-_POINTS = 20_000
+_HISTORY_POINTS = 20_000
 
 #: What can become of a member.
 WAITING, RUNNING, FINISHED, FAILED = "waiting", "running", "finished", "failed"
@@ -28,7 +161,7 @@ STOPPED, STOPPED_EARLY = "stopped", "stopped early"
 ENDED = (FINISHED, FAILED, STOPPED_EARLY)
 
 
-class History(NamedTuple):
+class LoggedValues(NamedTuple):
     """What a member logged under one name: (points,) steps, and as many values, float64."""
 
     steps: NDArray[np.float64]
@@ -61,7 +194,7 @@ class Member:
     deaths: int = field(default=0, repr=False)
     place: Place | None = field(default=None, repr=False)
     problem: str = field(default="", repr=False)
-    series: dict[str, Series] = field(default_factory=dict, repr=False)
+    series: dict[str, Curve] = field(default_factory=dict, repr=False)
 
     @property
     def label(self) -> str:
@@ -79,12 +212,12 @@ class Member:
         return {name: series.last[1] for name, series in self.series.items()} | self.numbers
 
     @property
-    def history(self) -> dict[str, History]:
+    def history(self) -> dict[str, LoggedValues]:
         """What it logged, by name; of long curves every second, fourth … value and the last."""
         import numpy as np
 
         return {
-            name: History(np.array(series.steps), np.array(series.values))
+            name: LoggedValues(np.array(series.steps), np.array(series.values))
             for name, series in self.series.items()
         }
 
@@ -114,8 +247,8 @@ class Member:
     def log(self, name: str, steps: array[float], values: array[float]) -> None:
         """Takes in what it logged."""
         if name not in self.series:
-            self.series[name] = Series(len(self.series))
-        self.series[name].add(steps, values, _POINTS)
+            self.series[name] = Curve(len(self.series))
+        self.series[name].add(steps, values, _HISTORY_POINTS)
 
     def again(self) -> None:
         """Forgets how it fared: it is to run once more."""
@@ -149,20 +282,20 @@ def short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, str):
-        return _cut(value)
+        return _shortened(value)
     shape = getattr(value, "shape", None)
     if shape:
         return f"<{type(value).__name__} {tuple(shape)}>"
     told = f"<{type(value).__name__}>"
     if isinstance(value, Mapping | list | tuple | int | None | type):
         try:
-            return _cut(getattr(value, "__name__", None) or repr(value))
+            return _shortened(getattr(value, "__name__", None) or repr(value))
         except Exception:  # what is in it may refuse to be shown in its own way
             return told
     return getattr(value, "__name__", told)
 
 
-def _cut(text: str) -> str:
+def _shortened(text: str) -> str:
     text = text if len(text) <= 40 else f"{text[:39]}…"
     # A table has no place for lines and colours, nor a notebook for half a character.
     return text if text.isprintable() else repr(text)[1:-1]

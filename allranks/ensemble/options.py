@@ -10,7 +10,7 @@ from typing import Any
 from allranks.cluster.options import ClusterOptions, check_out, check_timeout
 from allranks.ensemble import grid
 from allranks.ensemble.early import KINDS, read_metric
-from allranks.ensemble.words import unquoted, words
+from allranks.ensemble.grid import unquoted, words
 from allranks.errors import UsageError
 
 

@@ -6,23 +6,93 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from allranks.ensemble import grid, predict
+from allranks.ensemble import grid
 from allranks.ensemble.early import lower_is_better
+from allranks.ensemble.grid import words
 from allranks.ensemble.member import FAILED, FINISHED, Member, comparable
-from allranks.ensemble.words import words
+from allranks.ensemble.pictures import MemberRow, Parallel, Plot, plot, table_html, table_text
 from allranks.errors import MissingDependency, UsageError
-from allranks.widgets.ensemble.members import MemberRow
-from allranks.widgets.ensemble.still import table_html, table_text
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas
     from numpy.typing import NDArray
 
-    from allranks.ensemble.plot import Parallel, Plot
+
+def gather(results: Sequence[tuple[int, Any]], name: str | None) -> NDArray[Any]:
+    """Returns what every member predicts, one after the other.
+
+    Args:
+        results: the number and the result of every member.
+        name: which entry of the result; None where the result itself is the prediction.
+
+    Returns:
+        (members, …): the members' arrays, which have one shape.
+
+    Raises:
+        UsageError: there is no member, one has no such entry, or their shapes differ.
+    """
+    import numpy as np
+
+    if not results:
+        raise UsageError(
+            "expected at least one member that has finished, found none. See runs.failed"
+        )
+    arrays = {}
+    for number, result in results:
+        if name is not None:
+            if not isinstance(result, dict) or name not in result:
+                has = ", ".join(map(str, result)) if isinstance(result, dict) else repr(result)
+                raise UsageError(
+                    f"expected {name!r} in the result of every member, found in member {number}: "
+                    f"{has[:200]}. Type one of those, or put it into the result: "
+                    f"result = {{{name!r}: …}}"
+                )
+            result = result[name]
+        arrays[number] = np.asarray(result)
+    shapes = {number: array.shape for number, array in arrays.items()}
+    first = next(iter(shapes))
+    other = next((number for number in shapes if shapes[number] != shapes[first]), None)
+    if other is not None:
+        raise UsageError(
+            f"expected predictions of one shape, found {shapes[first]} in member {first} and "
+            f"{shapes[other]} in member {other}. Predict for the same inputs in every member."
+        )
+    return np.stack(list(arrays.values()))
+
+
+def vote(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Returns the label that most members chose; of several, the least.
+
+    Args:
+        labels: (members, …) of whole numbers, text or booleans.
+
+    Returns:
+        (…) the labels, and (…) which share of the members chose them.
+
+    Raises:
+        UsageError: they are no labels.
+    """
+    import numpy as np
+
+    if labels.dtype.kind not in "iubUSO":
+        raise UsageError(
+            f"a vote expected labels, found {labels.dtype} numbers. "
+            "Leave labels in the result, as probabilities.argmax(axis=-1)."
+        )
+    kinds, codes = np.unique(labels, return_inverse=True)
+    codes = codes.reshape(labels.shape)
+    best = np.zeros(labels.shape[1:], int)
+    most = np.zeros(labels.shape[1:], int)
+    for code in range(len(kinds)):
+        count = (codes == code).sum(axis=0)
+        best = np.where(count > most, code, best)
+        most = np.maximum(most, count)
+    return kinds[best], most / len(labels)
+
 
 #: What can be asked of an ensemble that runs: ``("add", values)`` or ``("stop", number or None)``.
-Wish = tuple[str, Any]
+Request = tuple[str, Any]
 
 
 class Runs(Sequence[Member]):
@@ -41,9 +111,7 @@ class Runs(Sequence[Member]):
         self.source = source
         self._metric = metric
         #: Taken by whoever runs the members; None once nobody does.
-        self.wishes: queue.SimpleQueue[Wish] | None = None
-
-    # ── look ─────────────────────────────────────────────────────────────────────────────────
+        self.requests: queue.SimpleQueue[Request] | None = None
 
     @overload
     def __getitem__(self, index: int) -> Member: ...
@@ -169,8 +237,6 @@ class Runs(Sequence[Member]):
         Raises:
             UsageError: no member has logged it, or there is no such parameter.
         """
-        from allranks.ensemble.plot import plot
-
         return plot(list(self), name or (self.metric() or ("",))[0], by)
 
     def parallel(self, metric: str | None = None, mode: str | None = None) -> Parallel:
@@ -183,8 +249,6 @@ class Runs(Sequence[Member]):
         Raises:
             UsageError: no member has such a number, or no parameter differs.
         """
-        from allranks.ensemble.plot import Parallel
-
         wanted = self.metric(metric, mode)
         return Parallel([self.row(member, wanted) for member in self], *(wanted or ("", False)))
 
@@ -204,15 +268,13 @@ class Runs(Sequence[Member]):
         rows = self.rows()
         return pandas.DataFrame(rows).set_index("member") if rows else pandas.DataFrame()
 
-    # ── predict ──────────────────────────────────────────────────────────────────────────────
-
     def gather(self, name: str | None = None) -> NDArray[Any]:
         """Returns an entry of every finished member's result: (finished members, …).
 
         Raises:
             UsageError: no member has finished, one has no such entry, or their shapes differ.
         """
-        return predict.gather([(m.number, m.result) for m in self.finished], name)
+        return gather([(m.number, m.result) for m in self.finished], name)
 
     def mean(self, name: str | None = None) -> NDArray[Any]:
         """Returns the mean prediction over the finished members: (…)."""
@@ -226,9 +288,7 @@ class Runs(Sequence[Member]):
 
     def vote(self, name: str | None = None) -> tuple[NDArray[Any], NDArray[np.float64]]:
         """Returns the label that most members chose, the least of several, and their share: (…)."""
-        return predict.vote(self.gather(name))
-
-    # ── while it runs ────────────────────────────────────────────────────────────────────────
+        return vote(self.gather(name))
 
     def add(
         self, *lists: Sequence[grid.Values] | grid.Values | str, **values: Any
@@ -263,7 +323,7 @@ class Runs(Sequence[Member]):
                     f"found {', '.join(sorted(one))}. "
                     "Give every parameter that the other members have."
                 )
-        self._wish("add", made)
+        self._request("add", made)
         return made
 
     def stop(self, number: int | None = None) -> None:
@@ -274,23 +334,21 @@ class Runs(Sequence[Member]):
         """
         if number is not None and number not in range(len(self)):
             raise UsageError(f"expected a member between 0 and {len(self) - 1}, found {number!r}.")
-        self._wish("stop", number)
+        self._request("stop", number)
 
-    def _wish(self, kind: str, what: Any) -> None:
-        if self.wishes is None:
+    def _request(self, kind: str, what: Any) -> None:
+        if self.requests is None:
             raise UsageError(
                 f"the ensemble has ended, so nothing can be {kind}{'p' * (kind == 'stop')}ed. "
                 "Run the cell again with another grid; with --store, finished members are kept."
             )
-        self.wishes.put((kind, what))
+        self.requests.put((kind, what))
 
     def append(self, values: Sequence[grid.Values]) -> list[Member]:
         """Appends members; for whoever runs them."""
         new = [Member(len(self._members) + n, dict(one)) for n, one in enumerate(values)]
         self._members += new
         return new
-
-    # ── show ─────────────────────────────────────────────────────────────────────────────────
 
     def row(self, member: Member, wanted: tuple[str, bool] | None) -> MemberRow:
         """Returns what a table shows of a member; ``wanted`` is what :meth:`metric` returned."""

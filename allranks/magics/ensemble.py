@@ -10,19 +10,18 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, magics_class
 
 from allranks.cluster.options import below_magic, check_source, explain_syntax
-from allranks.ensemble.drive import Drive, Plan
 from allranks.ensemble.early import Early
-from allranks.ensemble.fingerprint import key_of
 from allranks.ensemble.grid import Values
 from allranks.ensemble.member import FINISHED, STOPPED_EARLY, WAITING, Member
 from allranks.ensemble.options import Options, add_to, check_size, parse
+from allranks.ensemble.runner import EnsemblePlan, EnsembleRunner
 from allranks.ensemble.runs import Runs
-from allranks.ensemble.store import Store, normal
+from allranks.ensemble.store import Store, key_of, normal
+from allranks.ensemble.view import ensemble_view
 from allranks.errors import InvalidCell, UsageError
 from allranks.magics.options import HelpShown, Parser
 from allranks.magics.session import BEFORE_THE_CELL, Session, short_interrupts
 from allranks.magics.shell import is_awaited, nothing_to_run
-from allranks.widgets.ensemble.view import ensemble_view
 
 
 def ensemble_parser() -> Parser:
@@ -54,28 +53,28 @@ class EnsembleMagics(Magics):
         ``%%ensemble --help`` lists the options.
         """
         try:
-            drive = self._prepare(line, cell)
+            runner = self._prepare(line, cell)
         except HelpShown:
             return nothing_to_run()
         if is_awaited():
-            return self._awaited(drive)
-        with self._kept(drive):
-            drive.run()
+            return self._awaited(runner)
+        with self._kept(runner):
+            runner.run()
         return None
 
-    async def _awaited(self, drive: Drive) -> None:
-        with self._kept(drive):
-            await drive.run_awaited()
+    async def _awaited(self, runner: EnsembleRunner) -> None:
+        with self._kept(runner):
+            await runner.run_awaited()
 
     @contextmanager
-    def _kept(self, drive: Drive) -> Iterator[None]:
-        folder = drive.cluster.log_dir
+    def _kept(self, runner: EnsembleRunner) -> Iterator[None]:
+        folder = runner.cluster.log_dir
         try:
             yield
         finally:
-            self.session.past.keep(drive.plan.number, drive.view, folder)
+            self.session.past.keep(runner.plan.number, runner.view, folder)
 
-    def _prepare(self, line: str, cell: str) -> Drive:
+    def _prepare(self, line: str, cell: str) -> EnsembleRunner:
         options = parse(line, ensemble_parser())
         number = len(self.shell.user_ns["In"]) - 1
         text = below_magic(f"%%ensemble {line}", cell)
@@ -102,7 +101,7 @@ class EnsembleMagics(Magics):
                 store.close()
             raise
         self.shell.user_ns[options.name] = runs
-        plan = Plan(
+        plan = EnsemblePlan(
             source=text,
             number=number,
             ranks_each=options.ranks_each,
@@ -115,7 +114,7 @@ class EnsembleMagics(Magics):
             cluster.ask_soon,
             fold=options.fold,
         )
-        return Drive(cluster, runs, plan, view, store, early)
+        return EnsembleRunner(cluster, runs, plan, view, store, early)
 
     def _members(self, options: Options, cell: str) -> list[Member]:
         """Returns the members; those that ``--retry-failed`` does not run again as they ended.

@@ -231,7 +231,7 @@ def test_members_are_added_and_stopped_while_others_run(notebook):
     notebook.run("""
 import asyncio
 async def meddle():
-    while 'more' not in globals() or more.wishes is None:
+    while 'more' not in globals() or more.requests is None:
         await asyncio.sleep(0.02)
     await asyncio.sleep(0.5)
     more.add("x=100:102")

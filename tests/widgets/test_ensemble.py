@@ -7,12 +7,19 @@ import re
 
 import pytest
 
+from allranks.ensemble.pictures import (
+    MemberRow,
+    MemberTable,
+    best_of,
+    bundle,
+    by,
+    ordered,
+    table_html,
+)
 from allranks.widgets.dashboard.cell_model import CellModel, Logs
 from allranks.widgets.dashboard.svg import PlotStyle
 from allranks.widgets.dashboard.tables import Table, seconds_like
 from allranks.widgets.dashboard.view import Live
-from allranks.widgets.ensemble.members import MemberRow, MemberTable, by
-from allranks.widgets.ensemble.still import best_of, bundle, ordered, table_html
 from tests.widgets.test_stores import hello, points
 
 

@@ -11,12 +11,12 @@ import re
 
 import pytest
 
+from allranks.ensemble.pictures import MemberRow, MemberTable
 from allranks.widgets.dashboard import saved_panel
 from allranks.widgets.dashboard.cell_model import CellModel, Logs
 from allranks.widgets.dashboard.saved_panel import bundle
 from allranks.widgets.dashboard.svg import PlotStyle
 from allranks.widgets.dashboard.view import Live
-from allranks.widgets.ensemble.members import MemberRow, MemberTable
 from tests.widgets.test_still import figures, images
 from tests.widgets.test_stores import hello, points
 

@@ -9,7 +9,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Strip, Telemetry, Timings
@@ -17,7 +17,6 @@ from allranks.records.wire import Hello, Output
 from allranks.widgets.dashboard.curves import Curves, Key, Logged
 from allranks.widgets.dashboard.tables import Table, nbytes
 from allranks.widgets.dashboard.timings import Strips, TimingTable
-from allranks.widgets.ensemble.members import MemberTable
 
 
 class PanelSection:
@@ -402,6 +401,16 @@ class Imports:
 _BUSY_CALLS, _BUSY_SECONDS = 20, 1.0
 
 
+class MemberRows(Protocol):
+    """The members of an ensemble, as a page shows them."""
+
+    def news(self) -> dict[str, Any] | None:
+        """Returns what has changed since the last time; None where nothing has."""
+
+    def everything(self) -> dict[str, Any]:
+        """Returns all members, in the form of :meth:`news`."""
+
+
 class CellModel:
     """What the ranks of a cell have told beside their output.
 
@@ -410,7 +419,7 @@ class CellModel:
         members: of an ensemble; then curves are theirs, and each is told by its number.
     """
 
-    def __init__(self, hellos: Sequence[Hello], members: MemberTable | None = None) -> None:
+    def __init__(self, hellos: Sequence[Hello], members: MemberRows | None = None) -> None:
         self.members = members
         self.noun = "rank" if members is None else "member"
         #: Said of it as a whole, in place of how its ranks are.

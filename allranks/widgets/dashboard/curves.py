@@ -73,7 +73,7 @@ class Logged:
 
 
 @dataclass
-class Series:
+class Curve:
     """One curve, of whose values every ``stride``-th is kept, and the last one."""
 
     number: int
@@ -121,8 +121,8 @@ class Curves:
 
     def __init__(self, logged: Logged | None = None) -> None:
         self._logged = logged
-        self.series: dict[Key, Series] = {}
-        self._of_rank: dict[int, list[Series]] = {}
+        self.series: dict[Key, Curve] = {}
+        self._of_rank: dict[int, list[Curve]] = {}
         self.dropped: dict[int, int] = {}
         self.unkept = 0
 
@@ -134,7 +134,7 @@ class Curves:
         """What was logged, in the order in which it came."""
         return list(dict.fromkeys(key.name for key in self.series))
 
-    def of(self, name: str) -> dict[Key, Series]:
+    def of(self, name: str) -> dict[Key, Curve]:
         """Returns the curves of one name, in order of rank and member."""
         found = [(key, series) for key, series in self.series.items() if key.name == name]
         return dict(sorted(found, key=lambda pair: pair[0]))
@@ -196,7 +196,7 @@ class Curves:
             if len(self.series) >= _SERIES:
                 self.unkept += len(steps)
                 return
-            series = self.series[key] = Series(len(self.series))
+            series = self.series[key] = Curve(len(self.series))
             self._of_rank.setdefault(key.rank, []).append(series)
         series.add(steps, values, max(_LEAST, min(_MOST, _POINTS // len(self.series))))
 
@@ -214,7 +214,7 @@ class Curves:
         return self._told(list(self.series.items()), anew=True)
 
     def _told(
-        self, chosen: list[tuple[Key, Series]], anew: bool
+        self, chosen: list[tuple[Key, Curve]], anew: bool
     ) -> tuple[list[dict[str, Any]], bytes]:
         heads: list[dict[str, Any]] = []
         parts = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from allranks.widgets.dashboard.curves import Curves, Series
+from allranks.widgets.dashboard.curves import Curve, Curves
 from allranks.widgets.dashboard.tables import labels, seconds
 from allranks.widgets.dashboard.timings import RankRow
 
@@ -285,7 +285,7 @@ def ticks(low: float, high: float, count: float) -> list[float]:
     return [round(n * step, 12) for n in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def _points(series: Series) -> list[_Point]:
+def _points(series: Curve) -> list[_Point]:
     pairs = [*zip(series.steps, series.values, strict=True), series.last]
     return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
 

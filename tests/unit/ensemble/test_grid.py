@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from allranks.ensemble.grid import Span, parse, parse_choices
-from allranks.ensemble.words import words
+from allranks.ensemble.grid import Span, parse, parse_choices, words
 from allranks.errors import UsageError
 
 

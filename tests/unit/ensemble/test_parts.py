@@ -19,13 +19,12 @@ import pytest
 
 from allranks.cluster.options import ClusterOptions
 from allranks.collectives.host.memory import Segment
-from allranks.ensemble import early, options, predict
-from allranks.ensemble.arrays import Arena, Shared
-from allranks.ensemble.estimate import remaining_seconds
-from allranks.ensemble.fingerprint import key_of
-from allranks.ensemble.member import FAILED, FINISHED, WAITING, Member
+from allranks.ensemble import early, options
+from allranks.ensemble import runs as predict
+from allranks.ensemble.early import remaining_seconds
+from allranks.ensemble.member import FAILED, FINISHED, WAITING, Arena, Member, SharedResult
 from allranks.ensemble.runs import Runs
-from allranks.ensemble.store import Store
+from allranks.ensemble.store import Store, key_of
 from allranks.errors import MissingDependency, UsageError
 from allranks.features.ensemble.rank import numbers_of, summary_of
 from allranks.magics.ensemble import ensemble_parser
@@ -114,7 +113,7 @@ def test_a_result_in_shared_memory_outlives_its_rank():
     data = packed({"w": np.arange(1e5)})
     segment = Segment(len(data))
     segment.memory[: len(data)] = data
-    shared = Shared(segment.address, len(data))
+    shared = SharedResult(segment.address, len(data))
     segment.memory.close()
     segment.close()
     place = Arena().put(shared)
@@ -125,7 +124,7 @@ def test_what_is_no_shared_memory_of_ours_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"x")
     descriptor = os.open(tmp_path / "file", os.O_RDONLY)
     with pytest.raises(OSError, match="no shared memory"):
-        Shared(f"/proc/{os.getpid()}/fd/{descriptor}", 1)
+        SharedResult(f"/proc/{os.getpid()}/fd/{descriptor}", 1)
     os.close(descriptor)
 
 

@@ -1,17 +1,140 @@
-"""What an ensemble leaves in the notebook: its curves, its members, and why some failed."""
+"""The members of an ensemble as a table and as pictures, and ``runs.plot``, ``runs.parallel``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
+from itertools import pairwise
 from typing import Any
 
-from allranks.widgets.dashboard import saved_panel, svg
+from allranks.ensemble.member import LoggedValues, Member, short
+from allranks.errors import UsageError
+from allranks.widgets.dashboard import svg
 from allranks.widgets.dashboard.cell_model import CellModel
+from allranks.widgets.dashboard.curves import Curve, Curves, Key
+from allranks.widgets.dashboard.saved_panel import image, images
 from allranks.widgets.dashboard.svg import DEFAULT_STYLE, PlotStyle
 from allranks.widgets.dashboard.tables import Table, labels, number, seconds, seconds_like
-from allranks.widgets.ensemble.members import MemberRow, groups
+
+
+@dataclass(frozen=True)
+class MemberRow:
+    """One member: its parameters, its state, and its value of the metric that counts.
+
+    ``values`` is the parameters in one text; of ``parameters`` each is a number or a text.
+    """
+
+    number: int
+    values: str
+    state: str
+    rank: int | None
+    metric: float | None
+    seconds: float | None
+    error: str
+    parameters: dict[str, float | int | str] = field(default_factory=dict)
+
+
+class MemberTable:
+    """The rows of an ensemble that runs, and what is said of it as a whole.
+
+    ``metric`` is the name of the numbers in the rows; ``lower`` says whether lower ones are better.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[int, MemberRow] = {}
+        self.metric = ""
+        self.lower = False
+        self.said = ""
+        self._started: dict[int, float] = {}
+        self._changed: set[int] = set()
+        self._told: tuple[Any, ...] = ()
+
+    def put(self, row: MemberRow) -> None:
+        """Takes in a member as it is now."""
+        before = self.rows.get(row.number)
+        if row == before:
+            return
+        if row.state == "running" and (before is None or before.state != "running"):
+            self._started[row.number] = time.monotonic()
+        self.rows[row.number] = row
+        self._changed.add(row.number)
+
+    def counts(self) -> dict[str, int]:
+        """Returns how many members are in each state that there is."""
+        found: dict[str, int] = {}
+        for row in self.rows.values():
+            found[row.state] = found.get(row.state, 0) + 1
+        return found
+
+    def news(self) -> dict[str, Any] | None:
+        """Returns what has changed since the last time; None where nothing has."""
+        whole = self.metric, self.lower, self.said
+        if not self._changed and whole == self._told:
+            return None
+        told = self._tell([self.rows[number] for number in sorted(self._changed)])
+        self._changed.clear()
+        self._told = whole
+        return told
+
+    def everything(self) -> dict[str, Any]:
+        """Returns all rows, in the form of :meth:`news`."""
+        return self._tell(list(self.rows.values()))
+
+    def _tell(self, rows: list[MemberRow]) -> dict[str, Any]:
+        now = time.monotonic()
+        told = []
+        for row in rows:
+            one = dict(vars(row))
+            if row.state == "running":
+                one["seconds"] = now - self._started[row.number]
+            told.append(one)
+        return {"rows": told, "metric": self.metric, "lower": self.lower, "said": self.said}
+
+
+_FEW_VALUES = 8
+_PARTS = 4
+
+
+def groups(rows: Sequence[MemberRow]) -> dict[str, list[int]]:
+    """Returns the members of each value of the first parameter that differs; empty without one.
+
+    Many different numbers are cut into parts with as many values each.
+    """
+    names = dict.fromkeys(name for row in rows for name in row.parameters)
+    for name in names:
+        found = by(rows, name)
+        if len(found) > 1:
+            return found
+    return {}
+
+
+def by(rows: Sequence[MemberRow], name: str) -> dict[str, list[int]]:
+    """Returns the members of each value, or part, of a parameter, by what they are called."""
+    values = list(dict.fromkeys(row.parameters[name] for row in rows if name in row.parameters))
+    numbers = not any(isinstance(value, str) for value in values)
+    if numbers:
+        values.sort(key=float)
+    count = len(values)
+    if count > _FEW_VALUES:
+        count = _PARTS if numbers else _FEW_VALUES
+    cuts = [place * len(values) // count for place in range(count + 1)] if count else []
+    found = {}
+    for start, stop in pairwise(cuts):
+        part = values[start:stop]
+        ends = dict.fromkeys((_value_text(part[0]), _value_text(part[-1])))
+        among = set(part)
+        members = [row.number for row in rows if row.parameters.get(name) in among]
+        found[f"{name}={' to '.join(ends)}"] = members
+    return found
+
+
+def _value_text(value: float | int | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
 
 _ROWS_HTML = 200
 _ROWS_TEXT = 40
@@ -30,7 +153,7 @@ def bundle(figures: CellModel, look: PlotStyle = DEFAULT_STYLE) -> dict[str, str
         look: how curves are drawn.
     """
     members = figures.members
-    assert members is not None
+    assert isinstance(members, MemberTable)
     rows = sorted(members.rows.values(), key=lambda row: row.number)
     said = f"{members.said}, {seconds(figures.elapsed)}"
     html = (
@@ -60,7 +183,7 @@ def _images(figures: CellModel, rows: Sequence[MemberRow], look: PlotStyle) -> s
     """Returns the curves as pictures; of many members a band for each value of a parameter."""
     found = groups(rows) if len(rows) > svg.MANY else {}
     if not found or not figures.curves:
-        return saved_panel.images(figures, look)
+        return images(figures, look)
     marks = "".join(
         f'<span style="color: {svg.COLOURS[index]}">'
         f"{_DASHES[svg.dashes(index)]}</span> {escape(name)} ({len(who)}) &nbsp; "
@@ -69,11 +192,12 @@ def _images(figures: CellModel, rows: Sequence[MemberRow], look: PlotStyle) -> s
     pictures = []
     for name in figures.curves.names[:_METRICS]:
         drawn = svg.curve(figures.curves, name, _COLUMNS, "member", look, list(found.values()))
-        pictures.append(saved_panel.image(drawn, f"{name} by {', '.join(found)}: see the table"))
-    assert figures.members is not None
-    drawn = parallel(rows, figures.members.metric, figures.members.lower)
+        pictures.append(image(drawn, f"{name} by {', '.join(found)}: see the table"))
+    members = figures.members
+    assert isinstance(members, MemberTable)
+    drawn = parallel(rows, members.metric, members.lower)
     if drawn:
-        pictures.append(saved_panel.image(drawn, "each member from its parameters to its metric"))
+        pictures.append(image(drawn, "each member from its parameters to its metric"))
     return f"<p>{marks}</p><div>{' '.join(pictures)}</div>"
 
 
@@ -264,3 +388,123 @@ def _member_line(
 def _label(x: float, y: float, said: str, how: str) -> str:
     paper = f'stroke="{svg.PAPER}" stroke-width="3" paint-order="stroke"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {how} {paper}>{escape(said)}</text>'
+
+
+_PLOT_POINTS = 400
+
+
+class Plot:
+    """One line for each group of members: the mean of what they logged.
+
+    Args:
+        name: what they logged.
+        groups: their histories, by what the group is called.
+    """
+
+    def __init__(self, name: str, groups: Mapping[str, Sequence[LoggedValues]]) -> None:
+        self._name = name
+        self._counts = {group: len(histories) for group, histories in groups.items()}
+        self._curves = Curves()
+        for place, histories in enumerate(groups.values()):
+            steps, values = _mean(histories)
+            series = self._curves.series[Key(name, place, "")] = Curve(place)
+            series.add(array("d", steps), array("d", values), len(steps) + 1)
+
+    def _table(self) -> Table:
+        rows = [
+            [group, f"{count}", number(series.last[0]), number(series.last[1])]
+            for (group, count), series in zip(
+                self._counts.items(), self._curves.series.values(), strict=True
+            )
+        ]
+        return Table("", [self._name, "members", "step", "last"], rows)
+
+    def _repr_html_(self) -> str:
+        picture = svg.curve(self._curves, self._name, _PLOT_POINTS, "line")
+        legend = ""
+        if len(self._counts) <= svg.MANY:
+            legend = " &nbsp; ".join(
+                f'<span style="color: {svg.COLOURS[place % len(svg.COLOURS)]}">'
+                f"{'■' if place < len(svg.COLOURS) else '▤'}</span> {escape(group)}"
+                for place, group in enumerate(self._counts)
+            )
+        return f"<div><p>{legend}</p>{image(picture, self._table().text())}</div>"
+
+    def __repr__(self) -> str:
+        return self._table().text()
+
+
+class Parallel:
+    """Lines of members through their parameters to a metric.
+
+    Args:
+        rows: the members.
+        metric: the name of the numbers in the rows.
+        lower: whether lower ones are better.
+
+    Raises:
+        UsageError: no member has such a number, or no parameter differs.
+    """
+
+    def __init__(self, rows: Sequence[MemberRow], metric: str, lower: bool) -> None:
+        self._picture = parallel(rows, metric, lower)
+        self._text = table_text(rows, metric, lower)
+        if not self._picture:
+            raise UsageError(
+                f"expected members with different parameters and a number named {metric!r}, found "
+                "none. Type for example: runs.parallel('loss')"
+            )
+
+    def _repr_html_(self) -> str:
+        return f"<div>{image(self._picture, self._text)}</div>"
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def plot(members: Sequence[Member], name: str, by: str | None) -> Plot:
+    """Returns what members logged under a name, grouped by the values of a parameter.
+
+    Raises:
+        UsageError: none of them has logged it, or there is no such parameter.
+    """
+    logged = [member for member in members if name in member.series]
+    if not logged:
+        known = sorted({one for member in members for one in member.series})
+        raise UsageError(
+            f"expected a name that members have logged, found {name!r}: "
+            f"{'they logged ' + ', '.join(known) if known else 'they logged nothing'}."
+        )
+    groups: dict[str, list[LoggedValues]] = {}
+    if by is not None:
+        logged = _sorted_by(logged, by)
+    for member in logged:
+        group = f"member {member.number}" if by is None else f"{by}={short(member.values[by])}"
+        groups.setdefault(group, []).append(member.history[name])
+    return Plot(name, groups)
+
+
+def _sorted_by(members: list[Member], by: str) -> list[Member]:
+    parameters = sorted({name for member in members for name in member.values})
+    if any(by not in member.values for member in members):
+        raise UsageError(
+            f"expected a parameter to plot by, found {by!r}. The members have: "
+            f"{', '.join(parameters) or 'none'}"
+        )
+    try:
+        return sorted(members, key=lambda member: member.values[by])
+    except (TypeError, ValueError):
+        return members  # values that cannot be compared stay in the order of the members
+
+
+def _mean(histories: Sequence[LoggedValues]) -> tuple[Sequence[float], Sequence[float]]:
+    """Returns the mean of several histories, as far as all of them go."""
+    import numpy as np
+
+    if len(histories) == 1:
+        return histories[0].steps.tolist(), histories[0].values.tolist()
+    steps = np.unique(np.concatenate([one.steps for one in histories]))
+    last = min(one.steps[-1] for one in histories)
+    steps = steps[steps <= last]
+    values = [np.interp(steps, one.steps, one.values) for one in histories]
+    return steps.tolist(), np.mean(values, axis=0).tolist()

@@ -19,21 +19,21 @@ from allranks.ensemble.ledger import Ledger
 from allranks.ensemble.member import FAILED, RUNNING, STOPPED, STOPPED_EARLY, WAITING, Member
 from allranks.ensemble.runs import Runs
 from allranks.ensemble.store import Store
+from allranks.ensemble.view import EnsembleView
 from allranks.errors import CellFailed, CellInterrupted, ClusterLost, UsageError
 from allranks.records.ranks import label
 from allranks.records.wire import Output
-from allranks.widgets.ensemble.view import EnsembleView
 
 _POLL_SECONDS = 0.1
 _SCREEN_NBYTES = 128 * 1024
 _LEAST_SCREEN_NBYTES = 1024
-_DEATHS = 2
+_MOST_DEATHS = 2
 #: Deaths that no member is to blame for; after more, something else ends the ranks.
-_BLAMELESS_DEATHS = 3
+_MOST_UNEXPLAINED_DEATHS = 3
 
 
 @dataclass(frozen=True)
-class Plan:
+class EnsemblePlan:
     """How to run the members: the cell's source and number, and the options that concern them."""
 
     source: str
@@ -43,7 +43,7 @@ class Plan:
     metric: str | None = None
 
 
-class Drive:
+class EnsembleRunner:
     """Runs members until none is left, or the notebook is interrupted.
 
     Args:
@@ -59,7 +59,7 @@ class Drive:
         self,
         cluster: Cluster,
         runs: Runs,
-        plan: Plan,
+        plan: EnsemblePlan,
         view: EnsembleView,
         store: Store | None = None,
         early: Early | None = None,
@@ -68,12 +68,10 @@ class Drive:
         self._store = store
         self.ledger = Ledger(runs, view, plan.metric, plan.timeout, store, early)
         self._name = uuid4().hex
-        self._presses = 0
-        self._blameless = 0
+        self._interrupts = 0
+        self._unexplained_deaths = 0
         #: For each cell of a member that was interrupted, what is known of its ranks.
         self._unheard: dict[int, InterruptTimeout] = {}
-
-    # ── the loop ─────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
         """Runs the members; returns when all have ended.
@@ -86,34 +84,34 @@ class Drive:
             UsageError: what has finished could not be stored.
         """
         with self._running():
-            while self._left():
-                with self._shift() as crew, crew.attending():
-                    self._turn(crew, 0)
-                    while not self._settled(crew):
-                        self._turn(crew, crew.attend(_POLL_SECONDS))
-        self._conclude()
+            while self._has_work():
+                with self._crew() as crew, crew.attending():
+                    self._step(crew, 0)
+                    while not self._is_done(crew):
+                        self._step(crew, crew.attend(_POLL_SECONDS))
+        self._raise_outcome()
 
     async def run_awaited(self) -> None:
         """Does what :meth:`run` does, and lets the event loop run meanwhile."""
         with self._running():
-            while self._left():
-                with self._shift() as crew, crew.attending(), crew.awaiting() as attend:
-                    self._turn(crew, 0)
-                    while not self._settled(crew):
-                        self._turn(crew, await attend(_POLL_SECONDS))
-        self._conclude()
+            while self._has_work():
+                with self._crew() as crew, crew.attending(), crew.awaiting() as attend:
+                    self._step(crew, 0)
+                    while not self._is_done(crew):
+                        self._step(crew, await attend(_POLL_SECONDS))
+        self._raise_outcome()
 
     @contextmanager
     def _running(self) -> Iterator[None]:
         try:
-            self.runs.wishes = SimpleQueue()
-            self._meet()
+            self.runs.requests = SimpleQueue()
+            self._update_ranks()
             self.ledger.enlist(list(self.runs))
             yield
         finally:
             if self._store is not None:
                 self._store.close()
-            self.runs.wishes = None
+            self.runs.requests = None
             for member in self.runs:
                 if member.state in (WAITING, RUNNING):
                     member.state = STOPPED
@@ -121,14 +119,14 @@ class Drive:
             self.view.members.said = self.ledger.counts()
             self.view.finish()
 
-    def _meet(self) -> None:
+    def _update_ranks(self) -> None:
         """Takes in which ranks there are now."""
         hellos = self.cluster.hellos
         self.view.ranks(list(hellos.values()))
         self.ledger.logs = {rank: hello.log for rank, hello in hellos.items()}
 
     @contextmanager
-    def _shift(self) -> Iterator[MemberSlots]:
+    def _crew(self) -> Iterator[MemberSlots]:
         """One set of ranks, from the first member that they run to their last or their death."""
         with self.cluster.crew(self.plan.ranks_each) as crew:
             crew.deliver = self.ledger.take
@@ -142,41 +140,39 @@ class Drive:
                     crew.interrupt(slot)
                 raise
             if crew.ranks.roster.ends and not crew.ranks.closed:
-                self._mourn(crew)
-        if self.cluster.state != "running" and self._left():
+                self._handle_death(crew)
+        if self.cluster.state != "running" and self._has_work():
             began = time.monotonic()
             self.cluster.start()
-            self._meet()
+            self._update_ranks()
             self.view.notice(
                 f"started again {label(range(self.cluster.size))} in "
                 f"{time.monotonic() - began:.1f} s"
             )
 
-    def _left(self) -> bool:
-        return bool(self.ledger.waiting) and not self._presses and self.ledger.problem is None
+    def _has_work(self) -> bool:
+        return bool(self.ledger.waiting) and not self._interrupts and self.ledger.problem is None
 
-    def _settled(self, crew: MemberSlots) -> bool:
+    def _is_done(self, crew: MemberSlots) -> bool:
         if crew.ranks.over:
             return True
-        return not crew.at_work() and not self._left() and crew.ranks.up
+        return not crew.at_work() and not self._has_work() and crew.ranks.up
 
-    def _turn(self, crew: MemberSlots, presses: int) -> None:
+    def _step(self, crew: MemberSlots, presses: int) -> None:
         for _ in range(presses):
-            self._press(crew)
-        self._grant(crew)
+            self._handle_interrupt(crew)
+        self._handle_requests(crew)
         if self.ledger.problem is not None and not self.ledger.closed:
             self.ledger.closed = True
             self._stop_all(crew)
         if crew.ranks.up:
             self._interrupt_late(crew)
-            self._insist(crew)
+            self._report_unheard(crew)
         if crew.ranks.up:
-            while self._left() and (slot := crew.free()) is not None:
+            while self._has_work() and (slot := crew.free()) is not None:
                 self._start(crew, slot, self.ledger.waiting.popleft())
         self.view.members.said = self.ledger.progress(crew)
         self.view.refresh()
-
-    # ── start and stop ───────────────────────────────────────────────────────────────────────
 
     def _start(self, crew: MemberSlots, slot: Slot, member: Member) -> None:
         member.state, member.ranks = RUNNING, slot.ranks
@@ -208,25 +204,25 @@ class Drive:
         for slot in crew.at_work():
             self.ledger.interrupt(crew, slot, STOPPED)
 
-    def _press(self, crew: MemberSlots) -> None:
+    def _handle_interrupt(self, crew: MemberSlots) -> None:
         """The notebook was interrupted; the second time, ranks that did not settle are ended."""
-        self._presses += 1
+        self._interrupts += 1
         self.ledger.closed = True
-        if self._presses == 1:
+        if self._interrupts == 1:
             self._stop_all(crew)
         elif not crew.ranks.closed:
             pending = [rank for slot in crew.at_work() for rank in slot.ranks]
             crew.ranks.close("lost", stubborn(pending, self.cluster.size))
 
-    def _grant(self, crew: MemberSlots) -> None:
+    def _handle_requests(self, crew: MemberSlots) -> None:
         """Does what ``runs.add`` and ``runs.stop`` have asked for."""
-        assert self.runs.wishes is not None
+        assert self.runs.requests is not None
         while True:
             try:
-                kind, what = self.runs.wishes.get_nowait()
+                kind, what = self.runs.requests.get_nowait()
             except Empty:
                 return
-            if kind == "add" and not self._presses:
+            if kind == "add" and not self._interrupts:
                 self.ledger.enlist(self.runs.append(what))
             elif kind == "stop" and what is None:
                 self._stop_all(crew)
@@ -248,7 +244,7 @@ class Drive:
             if now - self.ledger.started[slot.member] > self.plan.timeout:
                 self.ledger.interrupt(crew, slot, FAILED)
 
-    def _insist(self, crew: MemberSlots) -> None:
+    def _report_unheard(self, crew: MemberSlots) -> None:
         """Says where members are that do not hear an interrupt; a time-out ends their ranks."""
         for slot in crew.at_work():
             waited = self.ledger.since_interrupt(slot)
@@ -258,17 +254,19 @@ class Drive:
             unheard = self._unheard.setdefault(slot.cell, InterruptTimeout(self.cluster.ask_soon))
             late = self.ledger.why.get(slot.member) == FAILED
             if unheard.due(waited, pending):
-                twice = "the next interrupt" if self._presses else "two interrupts of the notebook"
+                twice = (
+                    "the next interrupt" if self._interrupts else "two interrupts of the notebook"
+                )
                 then = f"in {GRACE_SECONDS - NOTICE_SECONDS:g} s" if late else f"by {twice}"
                 self.view.notice(
                     f"member {slot.member} has not ended {NOTICE_SECONDS:g} s after its "
                     f"interrupt: {unheard.whereabouts(pending)}; all ranks will be killed {then}"
                 )
             if late and waited >= GRACE_SECONDS:
-                self._end_ranks(crew, slot, unheard.whereabouts(pending))
+                self._kill_ranks(crew, slot, unheard.whereabouts(pending))
                 return
 
-    def _end_ranks(self, crew: MemberSlots, stuck: Slot, where: str) -> None:
+    def _kill_ranks(self, crew: MemberSlots, stuck: Slot, where: str) -> None:
         """Ends all ranks for one member that went past its time and does not hear of it."""
         assert stuck.member is not None
         size, busy = self.cluster.size, crew.at_work()
@@ -303,9 +301,7 @@ class Drive:
                 again.append(member.number)
         return sorted(again)
 
-    # ── death ────────────────────────────────────────────────────────────────────────────────
-
-    def _mourn(self, crew: MemberSlots) -> None:
+    def _handle_death(self, crew: MemberSlots) -> None:
         """A rank died and the others were ended: its member runs again, once, and so do theirs."""
         died = culprits(crew.ranks.roster.ends)
         culprit = died[0].rank if died else None
@@ -318,7 +314,7 @@ class Drive:
                 self.view.output(blamed.member, said, self.cluster.hellos[culprit].log)
         told = crew.ranks.lose()
         first = told.partition("\n")[0]
-        failed = blamed is not None and self._dies_again(blamed, told)
+        failed = blamed is not None and self._count_death(blamed, told)
         again = self._put_back([slot for slot in busy if not (failed and slot is blamed)])
         others = [number for number in again if blamed is None or number != blamed.member]
         self.view.notice(first)
@@ -326,21 +322,22 @@ class Drive:
             what = "has failed" if failed else "runs again, once"
             self.view.notice(f"it ran member {blamed.member}, which {what}")
         else:
-            self._blameless += 1
+            self._unexplained_deaths += 1
         if others:
             self.view.notice(f"{label(others, 'member')}, interrupted by that, will run again")
-        if self._blameless > _BLAMELESS_DEATHS:
+        if self._unexplained_deaths > _MOST_UNEXPLAINED_DEATHS:
             raise ClusterLost(
-                f"{told}\nThe ranks have died {self._blameless} times, and no member is to blame."
+                f"{told}\nThe ranks have died {self._unexplained_deaths} times, "
+                "and no member is to blame."
             )
 
-    def _dies_again(self, slot: Slot, told: str) -> bool:
+    def _count_death(self, slot: Slot, told: str) -> bool:
         """Counts a death of a member's rank; returns whether it has failed with that."""
         if slot.member is None or self.ledger.why.get(slot.member) in (STOPPED, STOPPED_EARLY):
             return False
         member = self.runs[slot.member]
         member.deaths += 1
-        if member.deaths < _DEATHS:
+        if member.deaths < _MOST_DEATHS:
             return False
         first = told.partition("\n")[0]
         self._fail(member, f"its rank died {member.deaths} times: {first}", told)
@@ -351,11 +348,11 @@ class Drive:
         self.ledger.keep(member, b"")
         self.ledger.show(member)
 
-    def _conclude(self) -> None:
+    def _raise_outcome(self) -> None:
         """Says what has become of all of them, and raises where that is nothing good."""
         if self.ledger.problem is not None:
             raise self.ledger.problem
-        if self._presses:
+        if self._interrupts:
             lost = self.cluster.state == "lost"
             why = f"{self.cluster.lost_because}\n" if lost else "interrupted: "
             kept = f" and in {self._store.shown}" if self._store is not None else ""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from allranks.ensemble.pictures import MemberRow, MemberTable, bundle
 from allranks.records.telemetry import Points, Pulse
 from allranks.records.wire import Hello, Output
 from allranks.widgets.dashboard.cell_model import CellModel, Logs, Tiles
@@ -14,8 +15,6 @@ from allranks.widgets.dashboard.svg import PlotStyle
 from allranks.widgets.dashboard.tables import seconds
 from allranks.widgets.dashboard.view import Ask, Live, act
 from allranks.widgets.displays import bar_data, bar_line, rewrite_line
-from allranks.widgets.ensemble.members import MemberRow, MemberTable
-from allranks.widgets.ensemble.still import bundle
 from allranks.widgets.notebook import NotebookView
 from allranks.widgets.text import NOTEBOOK, Data, TerminalView, front_end
 

@@ -1,1 +1,0 @@
-"""Runs in the notebook's kernel: shows the members of an ensemble, live and still."""
