@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import frontend, machine, results
+from benchmarks import frontend, results
 from benchmarks.frontend import FrontEnd
 
 SIZES = (1, 2, 4, 8, 16)
@@ -21,7 +21,7 @@ CELLS = {
 
 def main() -> None:
     """Measures, writes ``results/cells.json`` and prints its table."""
-    described = machine.describe()
+    described = results.machine()
     samples = {}
     with frontend.front_end() as end:
         end.do(frontend.LOAD)

@@ -1,10 +1,9 @@
 """Compares collectives with mpi4py and with torch.distributed (gloo) in one run.
 
-    python benchmarks/collectives.py [--sizes 2 4] [--quick]
+    python -m benchmarks.collectives [--sizes 2 4] [--quick]
 
-Starts mpiexec itself, once for each number of ranks. The peers run in turns within each
-repetition, so other load on the machine affects all of them. Every time is the slowest rank's, and
-a figure is the median over repetitions. Prints a table in Markdown and writes
+Starts mpiexec itself, once for each number of ranks. Every time is the slowest rank's, and a figure
+is the median over repetitions. Prints a table in Markdown and writes
 benchmarks/results/collectives.json. All checks are on.
 """
 
@@ -14,46 +13,25 @@ import argparse
 import json
 import os
 import platform
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "collectives.json"
+from benchmarks import ranks, results
+
 BYTES = [4, 64, 1 << 10, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 TENSORS, TENSOR_BYTES = 200, 10 * 1024
 RANK = "ALLRANKS_BENCHMARK_RANK"
-Timed = dict[str, Callable[[], object]]
 
 
-def interleaved(comm: Any, peers: Timed, repeats: int, calls: int = 1) -> dict[str, float]:
-    """Returns the median seconds per call of each peer, from the slowest rank of each repetition.
-
-    Small calls are repeated several times in a row, because the first call after another peer's
-    call runs with cold caches, which is not typical of training.
-    """
-    taken: dict[str, list[float]] = {name: [] for name in peers}
-    for turn in range(repeats + 2):
-        for name, call in peers.items():
-            comm.Barrier()
-            began = time.perf_counter()
-            for _ in range(calls):
-                call()
-            if turn >= 2:
-                taken[name].append((time.perf_counter() - began) / calls)
-    found = {}
-    for name, times in taken.items():
-        slowest = np.empty(len(times))
-        from mpi4py import MPI
-
-        comm.Allreduce(np.array(times), slowest, MPI.MAX)
-        found[name] = float(np.median(slowest))
-    return found
+def medians(
+    comm: Any, peers: Mapping[str, ranks.Call], repeats: int, each: int = 1
+) -> dict[str, float]:
+    """Returns the median seconds per call of each peer, of the slowest rank of each repetition."""
+    found = ranks.slowest(comm, peers, repeats, each)
+    return {name: float(np.median(times)) for name, times in found.items()}
 
 
 def gloo(rank: int, size: int, port: int) -> Any:
@@ -87,9 +65,7 @@ def on_ranks(quick: bool, port: int) -> None:
         "grouping": grouping(c, comm, 5 if quick else 15),
         "late": {name: cpu_while_late(c, comm, name) for name in ("ours", "mpi4py")},
     }
-    if rank == 0:
-        sys.stdout.write("\n@" + json.dumps(result) + "\n")
-        sys.stdout.flush()
+    ranks.write(rank, result)
     if dist is not None:
         dist.destroy_process_group()
 
@@ -100,7 +76,7 @@ def allreduce_row(c: Any, comm: Any, dist: Any, nbytes: int, quick: bool) -> dic
     private, out = np.ones(count, np.float32), np.empty(count, np.float32)
     living = c.empty(count, np.float32)
     living[:] = 1
-    peers: Timed = {
+    peers: dict[str, ranks.Call] = {
         "mpi4py": lambda: comm.Allreduce(private, out),
         "private": lambda: c.allreduce(private, c.Sum),
         "window": lambda: c.allreduce(living, c.Sum),
@@ -112,14 +88,14 @@ def allreduce_row(c: Any, comm: Any, dist: Any, nbytes: int, quick: bool) -> dic
         peers["gloo"] = lambda: dist.all_reduce(tensor)
     calls = 100 if nbytes <= 64 << 10 else 4 if nbytes <= 1 << 20 else 1
     repeats = 30 if nbytes <= 4 << 20 else 15 if nbytes < 64 << 20 else 7
-    seconds = interleaved(comm, peers, repeats // (4 if quick else 1) + 1, calls)
+    seconds = medians(comm, peers, repeats // (4 if quick else 1) + 1, calls)
     return {"nbytes": nbytes, "seconds": seconds}
 
 
 def grouping(c: Any, comm: Any, repeats: int) -> dict[str, float]:
     """Returns the seconds for many small tensors, grouped and one by one."""
     tensors = [np.ones(TENSOR_BYTES // 4, np.float32) for _ in range(TENSORS)]
-    return interleaved(
+    return medians(
         comm,
         {
             "grouped": lambda: c.grouped_allreduce(tensors, c.Sum),
@@ -169,29 +145,6 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def launch(ranks: int, quick: bool, port: int) -> dict[str, Any]:
-    """Runs this file under mpiexec."""
-    sys.path.insert(0, str(ROOT / "tests" / "mpi"))
-    from launch import environment
-
-    command = [
-        str(Path(sys.executable).parent / "mpiexec"),
-        *("-n", str(ranks), sys.executable, __file__),
-        *(["--quick"] if quick else []),
-    ]
-    done = subprocess.run(
-        command,
-        env=environment(**{RANK: str(port)}),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=900,
-        check=True,
-    )
-    line = next(line for line in done.stdout.splitlines() if line.startswith("@"))
-    result: dict[str, Any] = json.loads(line[1:])
-    return result
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--sizes", type=int, nargs="+", default=[2, 4])
@@ -200,11 +153,16 @@ def main() -> None:
     if RANK in os.environ:
         on_ranks(options.quick, int(os.environ[RANK]))
         return
-    results = [launch(n, options.quick, 29_500 + n) for n in options.sizes]
+    quick = ["--quick"] * options.quick
+    runs = [
+        ranks.run(n, "-m", "benchmarks.collectives", *quick, **{RANK: str(29_500 + n)})
+        for n in options.sizes
+    ]
     where = {"cores": os.cpu_count(), "python": platform.python_version(), "numpy": np.__version__}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"machine": where, "runs": results}, indent=1) + "\n")
-    for result in results:
+    results.FOLDER.mkdir(exist_ok=True)
+    path = results.FOLDER / "collectives.json"
+    path.write_text(json.dumps({"machine": where, "runs": runs}, indent=1) + "\n")
+    for result in runs:
         print(table(result))
 
 

@@ -6,7 +6,7 @@ import re
 import statistics
 from typing import Any
 
-from benchmarks import frontend, machine, results
+from benchmarks import frontend, results
 from benchmarks.frontend import FrontEnd
 
 RANKS = 2
@@ -50,7 +50,7 @@ READ = "print(*{name})"
 
 def main() -> None:
     """Measures, writes ``results/dashboard.json`` and prints its table."""
-    described = machine.describe()
+    described = results.machine()
     with frontend.front_end() as end:
         end.do(frontend.LOAD)
         end.do(frontend.START.format(n=RANKS))

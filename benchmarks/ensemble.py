@@ -10,7 +10,7 @@ import random
 import statistics
 from typing import Any
 
-from benchmarks import frontend, machine, results
+from benchmarks import frontend, results
 from benchmarks.frontend import FrontEnd
 
 RANKS = 4
@@ -55,7 +55,7 @@ LOAD_BALANCED = "_view = _client.load_balanced_view()\n_view.map_sync(work, memb
 
 def main() -> None:
     """Measures, writes ``results/ensemble.json`` and prints its table."""
-    described = machine.describe()
+    described = results.machine()
     with frontend.front_end() as end:
         # The pool forks, so it starts before the kernel has threads.
         end.do(SET_UP)

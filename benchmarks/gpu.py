@@ -1,26 +1,19 @@
 """Compares collectives of arrays on a GPU with manual staging and with direct calls of NCCL.
 
 ``python -m benchmarks gpu`` starts mpiexec itself. Two and four ranks that share a GPU are compared
-with plain cupy and mpi4py, one rank with NCCL with ``cupy.cuda.nccl``. The peers run in turns
-within each repetition. Without a GPU it prints what is missing, and measures nothing.
+with plain cupy and mpi4py, one rank with NCCL with ``cupy.cuda.nccl``. Without a GPU it prints what
+is missing, and measures nothing.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import machine as machines
-from benchmarks import results
+from benchmarks import ranks, results
 
-ROOT = Path(__file__).resolve().parents[1]
 RANK = "ALLRANKS_BENCHMARK_RANK"
 STAGED_BYTES = [1 << 20, 16 << 20, 64 << 20, 256 << 20]
 NCCL_BYTES = [4, 64 << 10, 1 << 20, 64 << 20]
@@ -55,28 +48,7 @@ def machine() -> dict[str, Any]:
         "nccl": nccl.get_version() if nccl.available else None,
         "cupy": cupy.__version__,
     }
-    return {"machine": machines.describe(), "gpu": gpu}
-
-
-def taken(
-    comm: Any, peers: dict[str, Callable[[], object]], repeats: int
-) -> dict[str, list[float]]:
-    """Returns the seconds of each peer, from the slowest rank of each repetition."""
-    from mpi4py import MPI
-
-    found: dict[str, list[float]] = {name: [] for name in peers}
-    for turn in range(repeats + 2):
-        for name, call in peers.items():
-            comm.Barrier()
-            began = time.perf_counter()
-            call()
-            if turn >= 2:
-                found[name].append(time.perf_counter() - began)
-    for name, times in found.items():
-        slowest = np.empty(len(times))
-        comm.Allreduce(np.array(times), slowest, MPI.MAX)
-        found[name] = slowest.tolist()
-    return found
+    return {"machine": results.machine(), "gpu": gpu}
 
 
 def staged(c: Any, cupy: Any, comm: Any, nbytes: int) -> dict[str, list[float]]:
@@ -108,7 +80,7 @@ def staged(c: Any, cupy: Any, comm: Any, nbytes: int) -> dict[str, list[float]]:
         "by hand": by_hand,
         "by hand, pinned": by_hand_pinned,
     }
-    return taken(comm, peers, 15 if nbytes < 64 << 20 else 7)
+    return ranks.slowest(comm, peers, 15 if nbytes < 64 << 20 else 7)
 
 
 def nccl_alone(c: Any, cupy: Any, comm: Any, nbytes: int) -> dict[str, list[float]]:
@@ -126,7 +98,7 @@ def nccl_alone(c: Any, cupy: Any, comm: Any, nbytes: int) -> dict[str, list[floa
 
     cupy.cuda.get_current_stream().synchronize()
     peers = {"allranks": lambda: c.allreduce(mine, c.Sum, transport="nccl"), "nccl": direct}
-    found = taken(comm, peers, 50)
+    found = ranks.slowest(comm, peers, 50)
     raw.destroy()
     return found
 
@@ -149,33 +121,18 @@ def on_ranks() -> None:
         rows = {str(n): nccl_alone(c, cupy, comm, n) for n in NCCL_BYTES}
     else:
         rows = {str(n): staged(c, cupy, comm, n) for n in STAGED_BYTES}
-    if rank == 0:
-        sys.stdout.write("\n@" + json.dumps(rows) + "\n")
-        sys.stdout.flush()
-
-
-def launch(ranks: int, uuid: str) -> dict[str, Any]:
-    """Runs this file on several ranks of one GPU."""
-    sys.path.insert(0, str(ROOT / "tests" / "mpi"))
-    from launch import mpiexec
-
-    done = mpiexec(ranks, __file__, timeout=900, **{RANK: uuid})
-    if done.returncode:
-        raise RuntimeError(f"{ranks} ranks have failed:\n{done.stdout}")
-    line = next(line for line in done.stdout.splitlines() if line.startswith("@"))
-    rows: dict[str, Any] = json.loads(line[1:])
-    return rows
+    ranks.write(rank, rows)
 
 
 def table(result: dict[str, Any]) -> str:
     """Returns the medians in milliseconds, and the ratio of each peer."""
     lines = []
-    for ranks, rows in result["samples"].items():
+    for size, rows in result["samples"].items():
         for nbytes, peers in rows.items():
             middle = {name: float(np.median(times)) for name, times in peers.items()}
-            said = [f"{time * 1e3:.3f}" for time in middle.values()]
+            shown = [f"{time * 1e3:.3f}" for time in middle.values()]
             ratios = [f"{time / middle['allranks']:.2f}×" for time in list(middle.values())[1:]]
-            lines.append([f"{ranks} × {int(nbytes):,} B", " / ".join(middle), *said, *ratios])
+            lines.append([f"{size} × {int(nbytes):,} B", " / ".join(middle), *shown, *ratios])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -187,7 +144,7 @@ def main() -> None:
     from allranks.cluster import devices
 
     uuid = devices.visible_gpus()[0].uuid
-    measured = {"samples": {str(ranks): launch(ranks, uuid) for ranks in (1, 2, 4)}}
+    measured = {"samples": {str(n): ranks.run(n, __file__, **{RANK: uuid}) for n in (1, 2, 4)}}
     about = machine()
     result = results.write("gpu", about["machine"], {"gpu": about["gpu"], **measured})
     print(table(result))

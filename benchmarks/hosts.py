@@ -1,4 +1,6 @@
-"""Compares allreduce between two hosts with mpi4py's over TCP: python -m benchmarks hosts
+"""Compares allreduce between two hosts with mpi4py's over TCP.
+
+    python -m benchmarks.hosts [--bytes N …] [--quick]
 
 Two hosts of two ranks, made of namespaces of this machine (as root; tests/hosts lists other
 requirements), at the speed of memory and at 1 Gbit/s. The two run in turns within each repetition.
@@ -9,7 +11,6 @@ Markdown and writes benchmarks/results/hosts.json.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -18,12 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import ranks, results
+from benchmarks.collectives import BYTES, medians
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "mpi")]
-
-from benchmarks import machine, results  # noqa: E402
-from benchmarks.collectives import BYTES, interleaved  # noqa: E402
-
 WHERE = "h0:2,h1:2"
 ON_RANKS = "--on-ranks"
 
@@ -44,15 +43,13 @@ def on_ranks(nbytes: list[int], quick: bool) -> None:
             "mpi4py": lambda mine=mine, out=out: comm.Allreduce(mine, out),
             "ours": lambda mine=mine: c.allreduce(mine, c.Sum),
         }
-        rows.append([size, interleaved(comm, peers, repeats // (4 if quick else 1) + 1, calls)])
-    if c.rank() == 0:
-        sys.stdout.write("\n@" + json.dumps(rows) + "\n")
-        sys.stdout.flush()
+        rows.append([size, medians(comm, peers, repeats // (4 if quick else 1) + 1, calls)])
+    ranks.write(c.rank(), rows)
 
 
 def launch(hosts: Any, nbytes: list[int], quick: bool) -> list[Any]:
     """Runs this file on the hosts and returns its rows."""
-    from launch import OPEN_MPI
+    from tests.mpi.launch import OPEN_MPI
 
     more = {
         "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
@@ -70,8 +67,7 @@ def launch(hosts: Any, nbytes: list[int], quick: bool) -> list[Any]:
         timeout=1800,
         check=True,
     )
-    line = next(line for line in done.stdout.splitlines() if line.startswith("@"))
-    rows: list[Any] = json.loads(line[1:])
+    rows: list[Any] = ranks.read(done.stdout)
     return rows
 
 
@@ -109,7 +105,7 @@ def main() -> None:
     if why := missing():
         print(why)
         return
-    described, runs = machine.describe(), {}
+    described, runs = results.machine(), {}
     with Hosts(2) as hosts:
         for link, rate in (("veth", "off"), ("1 Gbit/s", "1gbit")):
             for name in hosts.names:

@@ -1,4 +1,4 @@
-"""Compares keep() with pickle.dump on every rank: python -m benchmarks keeping [--quick]
+"""Compares keep() with pickle.dump on every rank: python -m benchmarks.keeping [--quick]
 
 Two ranks keep an array of a quarter of a gigabyte each, in both ways in turns. Then a small
 training loop runs with and without one keep() of its model, in turns. The added time, divided by a
@@ -10,14 +10,9 @@ Prints a table in Markdown and writes benchmarks/results/keeping.json.
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import machine, results  # noqa: E402
+from benchmarks import results
 
 RANKS, NBYTES, STEPS = 2, 1 << 28, 400
 SETUP = """
@@ -93,11 +88,11 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks keeping", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.keeping", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few repetitions, small arrays")
     quick = parser.parse_args().quick
     nbytes, steps = (NBYTES // 4, STEPS // 4) if quick else (NBYTES, STEPS)
-    described = machine.describe()
+    described = results.machine()
     samples = measure(3 if quick else 9, nbytes, steps)
     measured = {"samples": samples, "nbytes": nbytes, "steps": steps}
     print(table(results.write("keeping", described, measured)))

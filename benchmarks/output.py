@@ -6,7 +6,7 @@ import statistics
 import threading
 from typing import Any
 
-from benchmarks import frontend, machine, results
+from benchmarks import frontend, results
 from benchmarks.frontend import FrontEnd
 
 RANKS = 4
@@ -25,7 +25,7 @@ for _out in get_ipython().find_line_magic("pxresult").__self__.last_result.stdou
 
 def main() -> None:
     """Measures, writes ``results/output.json`` and prints its table."""
-    described = machine.describe()
+    described = results.machine()
     samples: dict[str, list[dict[str, float]]] = {"allranks": [], "ipyparallel": []}
     for _ in range(REPETITIONS):
         samples["allranks"].append(_allranks())

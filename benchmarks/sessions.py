@@ -1,6 +1,6 @@
 """Fifty allreduces in a graph of TensorFlow 1, in a different order on every rank.
 
-    python benchmarks/sessions.py [--sizes 2 4] [--quick]
+    python -m benchmarks.sessions [--sizes 2 4] [--quick]
 
 They are compared with the same graph in which each allreduce depends on the one before, and with a
 ``tf.function``, which runs them in the order of its trace. All run in the same processes in turns,
@@ -13,20 +13,16 @@ import argparse
 import os
 import random
 import statistics
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from benchmarks import ranks, results
+from benchmarks.training import milliseconds
+
 MANY, ELEMENTS, TURNS, EACH = 50, 1000, 20, 5
 ON_RANK = "ALLRANKS_BENCHMARK_PEER"
-Step = Callable[[], object]
 
 
-def graph(rank: int, chained: bool) -> Step:
+def graph(rank: int, chained: bool) -> ranks.Call:
     """Returns a function that fetches all results from a session."""
     import tensorflow as tf
 
@@ -46,7 +42,7 @@ def graph(rank: int, chained: bool) -> Step:
     return lambda: session.run(outs)
 
 
-def function() -> Step:
+def function() -> ranks.Call:
     """Returns a compiled function of all allreduces."""
     import tensorflow as tf
 
@@ -61,47 +57,25 @@ def function() -> Step:
 
 def on_rank(quick: bool) -> None:
     """Runs the measurement on a rank."""
-    import numpy as np
-
     import allranks.tensorflow as hvd
-    from benchmarks.training import in_turns, told
 
     hvd.init()
     from mpi4py import MPI
 
     steps = {"function": function()}
     steps["unordered"], steps["chained"] = (graph(hvd.rank(), chained) for chained in (False, True))
-    taken = in_turns(steps, TURNS // (4 if quick else 1), EACH, MPI.COMM_WORLD.Barrier)
-    slowest = {}
-    for name, times in taken.items():
-        mine, worst = np.array(times), np.empty(len(times))
-        MPI.COMM_WORLD.Allreduce(mine, worst, MPI.MAX)
-        slowest[name] = worst.tolist()
-    told(hvd.rank(), slowest)
+    taken = ranks.slowest(MPI.COMM_WORLD, steps, TURNS // (4 if quick else 1), EACH)
+    ranks.write(hvd.rank(), milliseconds(taken))
 
 
-def measure(ranks: int, quick: bool) -> dict[str, Any]:
-    sys.path.insert(0, str(ROOT / "tests" / "mpi"))
-    from launch import environment
-
-    from benchmarks.training import read
-
-    program = Path(sys.executable).parent / "mpiexec"
-    done = subprocess.run(
-        [str(program), "-n", str(ranks), sys.executable, __file__, *["--quick"] * quick],
-        env=environment(TF_CPP_MIN_LOG_LEVEL="2", CUDA_VISIBLE_DEVICES="", **{ON_RANK: "yes"}),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=600,
-        check=True,
-    )
-    return {"ranks": ranks, "ms": read(done.stdout)}
+def measure(size: int, quick: bool) -> dict[str, Any]:
+    settings = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", ON_RANK: "yes"}
+    command = "-m", "benchmarks.sessions", *["--quick"] * quick
+    return {"ranks": size, "ms": ranks.run(size, *command, **settings)}
 
 
 def table(result: dict[str, Any]) -> str:
     """Returns the figures in Markdown."""
-    from benchmarks import results
-
     rows = []
     for run in result["runs"]:
         unordered, chained, traced = (
@@ -124,10 +98,8 @@ def main() -> None:
     if ON_RANK in os.environ:
         on_rank(options.quick)
         return
-    from benchmarks import machine, results
-
-    described = machine.describe()
-    runs = [measure(ranks, options.quick) for ranks in options.sizes]
+    described = results.machine()
+    runs = [measure(size, options.quick) for size in options.sizes]
     print(table(results.write("sessions", described, {"runs": runs})))
 
 

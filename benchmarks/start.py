@@ -13,11 +13,13 @@ import sys
 import tempfile
 import time
 import uuid
+from contextlib import suppress
 from typing import Any
 
-from benchmarks import machine, results
+import psutil
+
+from benchmarks import results
 from benchmarks.frontend import ROOT, environment
-from benchmarks.processes import MARK, end_marked
 
 SIZES = (1, 2, 4)
 REPETITIONS = 5
@@ -25,11 +27,13 @@ PEERS = ("allranks", "ipyparallel")
 TUNED = "ipyparallel, tuned"
 TUNED_SIZE = 4
 _SECONDS = 180.0
+# The environment variable by which the processes of one start are known.
+_MARK = "ALLRANKS_BENCHMARK"
 
 
 def main() -> None:
     """Measures, writes ``results/start.json`` and prints its table."""
-    described = machine.describe()
+    described = results.machine()
     samples: dict[str, dict[str, list[float]]] = {
         str(n): {peer: [] for peer in (*PEERS, *([TUNED] if n == TUNED_SIZE else []))}
         for n in SIZES
@@ -82,7 +86,7 @@ def _in_fresh_process(peer: str, n: int) -> float:
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "benchmarks.start", peer, str(n)],
-                env={**os.environ, **environment(), **places, MARK: mark},
+                env={**os.environ, **environment(), **places, _MARK: mark},
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -90,8 +94,19 @@ def _in_fresh_process(peer: str, n: int) -> float:
                 check=True,
             )
         finally:
-            end_marked(mark)
+            _end_marked(mark)
     return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _end_marked(mark: str) -> None:
+    """Kills every process with this mark in its environment, also orphans."""
+    ended = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(_MARK) == mark:
+                process.kill()
+                ended.append(process)
+    psutil.wait_procs(ended, timeout=10.0)
 
 
 def _allranks(n: int) -> float:

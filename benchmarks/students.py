@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks import frontend, machine, report, results
+from benchmarks import frontend, report, results
 from benchmarks.frontend import FrontEnd
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "teaching.md"
@@ -46,7 +46,7 @@ _SETTLE_SECONDS, _WATCHED_SECONDS, _CELL_SECONDS = 1.0, 5.0, 300.0
 
 def main() -> None:
     """Measures, writes ``results/students.json`` and the table of docs/teaching.md."""
-    described = machine.describe()
+    described = results.machine()
     for package in ("matplotlib", "scikit-learn", "tensorflow"):
         with suppress(metadata.PackageNotFoundError):
             described["versions"][package] = metadata.version(package)
@@ -66,7 +66,7 @@ def section(result: dict[str, Any]) -> str:
     """Returns the table, and the machine."""
     loads = [sample["load_before"] for sample in result["samples"]]
     measured_on = (
-        f"Measured {result['date']} on {machine.sentence(result['machine'])}. "
+        f"Measured {result['date']} on {results.sentence(result['machine'])}. "
         f"Load of the machine before each class: {min(loads):.1f} to {max(loads):.1f}."
     )
     return f"{table(result)}\n\n{measured_on}"

@@ -1,6 +1,6 @@
 """A training step on n ranks: without communication, with allranks, and with similar tools.
 
-    python benchmarks/training.py [--sizes 2 4] [--quick]
+    python -m benchmarks.training [--sizes 2 4] [--quick]
 
 The models are two Keras models of dense layers, with a hundred thousand and with ten million
 parameters; each rank has its own batch. These run in the same processes in turns: the compiled step
@@ -23,19 +23,16 @@ import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from benchmarks import ranks, results
+
 BATCH = 64
 MODELS = {"100 K": (784, 128, 10), "10 M": (784, 2560, 2560, 512, 10)}
 TURNS = {"100 K": (40, 30), "10 M": (10, 2)}
 """Number of turns, and steps per turn."""
 RANK = "ALLRANKS_BENCHMARK_PEER"
-Step = Callable[[], object]
 
 
 def model(widths: tuple[int, ...]) -> Any:
@@ -46,7 +43,7 @@ def model(widths: tuple[int, ...]) -> Any:
     return keras.Sequential([keras.Input(widths[:1]), *layers, keras.layers.Dense(widths[-1])])
 
 
-def stepper(made: Any, optimizer: Any) -> Step:
+def stepper(made: Any, optimizer: Any) -> ranks.Call:
     """Returns a compiled training step with constant data."""
     import keras
     import tensorflow as tf
@@ -67,18 +64,8 @@ def stepper(made: Any, optimizer: Any) -> Step:
     return lambda: step().numpy()
 
 
-def in_turns(steps: dict[str, Step], turns: int, each: int, meet: Step) -> dict[str, list[float]]:
-    """Returns the milliseconds of a step, one figure per turn."""
-    taken: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(turns + 2):
-        for name, step in steps.items():
-            meet()
-            began = time.perf_counter()
-            for _ in range(each):
-                step()
-            if turn >= 2:
-                taken[name].append((time.perf_counter() - began) / each * 1e3)
-    return taken
+def milliseconds(taken: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    return {name: [1e3 * seconds for seconds in times] for name, times in taken.items()}
 
 
 def bare(count: int) -> Any:
@@ -145,7 +132,6 @@ def bare(count: int) -> Any:
 def on_rank(peer: str, quick: bool) -> None:
     """Runs the measurement on a rank of allranks or Horovod."""
     import keras
-    import numpy as np
 
     if peer == "horovod":
         import horovod.tensorflow as hvd
@@ -164,14 +150,9 @@ def on_rank(peer: str, quick: bool) -> None:
         }
         if peer == "allranks" and hvd.size() > 1:
             steps["bare"] = stepper(model(widths), bare(plain.count_params()))
-        taken = in_turns(steps, turns // (4 if quick else 1), each, MPI.COMM_WORLD.Barrier)
-        slowest = {}
-        for key, times in taken.items():
-            mine, worst = np.array(times), np.empty(len(times))
-            MPI.COMM_WORLD.Allreduce(mine, worst, MPI.MAX)
-            slowest[key] = worst.tolist()
-        found[name] = {"parameters": int(plain.count_params()), "ms": slowest}
-    told(hvd.rank(), found)
+        taken = ranks.slowest(MPI.COMM_WORLD, steps, turns // (4 if quick else 1), each)
+        found[name] = {"parameters": int(plain.count_params()), "ms": milliseconds(taken)}
+    ranks.write(hvd.rank(), found)
 
 
 def on_worker(rank: int, quick: bool) -> None:
@@ -221,61 +202,43 @@ def on_worker(rank: int, quick: bool) -> None:
         def wait(meet: Any = meet) -> object:
             return meet().numpy()
 
-        steps: dict[str, Step] = {"none": plain, "mirrored": lambda step=step: step().numpy()}
-        taken = in_turns(steps, turns // (4 if quick else 1), each, wait)
-        found[name] = {"parameters": int(shared.count_params()), "ms": taken}
-    told(rank, found)
+        steps: dict[str, ranks.Call] = {"none": plain, "mirrored": lambda step=step: step().numpy()}
+        taken = ranks.in_turns(steps, turns // (4 if quick else 1), each, wait)
+        found[name] = {"parameters": int(shared.count_params()), "ms": milliseconds(taken)}
+    ranks.write(rank, found)
     os._exit(0)  # the threads of its cluster wait for each other at exit
 
 
-def told(rank: int, found: dict[str, Any]) -> None:
-    if rank == 0:
-        sys.stdout.write("\n@" + json.dumps(found) + "\n")
-        sys.stdout.flush()
-
-
-def environment(ranks: int, peer: str) -> dict[str, str]:
-    sys.path.insert(0, str(ROOT / "tests" / "mpi"))
-    from launch import environment as mpi
-
+def settings(size: int, peer: str) -> dict[str, str]:
     cores = len(os.sched_getaffinity(0))
-    return mpi(
-        TF_CPP_MIN_LOG_LEVEL="2",
-        TF_NUM_INTRAOP_THREADS=str(max(1, cores // ranks)),
-        TF_NUM_INTEROP_THREADS="1" if peer == "allranks" else "2",
-        OMP_NUM_THREADS=str(max(1, cores // ranks)),
-        CUDA_VISIBLE_DEVICES="",
-        **{RANK: peer},
+    return {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_NUM_INTRAOP_THREADS": str(max(1, cores // size)),
+        "TF_NUM_INTEROP_THREADS": "1" if peer == "allranks" else "2",
+        "OMP_NUM_THREADS": str(max(1, cores // size)),
+        "CUDA_VISIBLE_DEVICES": "",
+        RANK: peer,
+    }
+
+
+def under_mpiexec(size: int, peer: str, quick: bool) -> Any:
+    return ranks.run(
+        size, "-m", "benchmarks.training", *["--quick"] * quick, **settings(size, peer)
     )
 
 
-def read(output: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(next(x for x in output.splitlines() if x[:1] == "@")[1:])
-    return found
+def mirrored(size: int, quick: bool) -> Any:
+    from tests.mpi.launch import environment
 
-
-def under_mpiexec(ranks: int, peer: str, quick: bool) -> dict[str, Any]:
-    mpiexec = Path(sys.executable).parent / "mpiexec"
-    done = subprocess.run(
-        [str(mpiexec), "-n", str(ranks), sys.executable, __file__, *["--quick"] * quick],
-        env=environment(ranks, peer),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=600,
-        check=True,
-    )
-    return read(done.stdout)
-
-
-def mirrored(ranks: int, quick: bool) -> dict[str, Any]:
-    workers = [f"127.0.0.1:{29_700 + ranks * 10 + rank}" for rank in range(ranks)]
+    workers = [f"127.0.0.1:{29_700 + size * 10 + rank}" for rank in range(size)]
     running = []
-    for rank in range(ranks):
+    for rank in range(size):
         task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+        env = environment(**settings(size, f"mirrored {rank}"), TF_CONFIG=json.dumps(task))
         running.append(
             subprocess.Popen(
-                [sys.executable, __file__, *["--quick"] * quick],
-                env=environment(ranks, f"mirrored {rank}") | {"TF_CONFIG": json.dumps(task)},
+                [sys.executable, "-m", "benchmarks.training", *["--quick"] * quick],
+                env=env,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -284,28 +247,21 @@ def mirrored(ranks: int, quick: bool) -> dict[str, Any]:
     outputs = [process.communicate(timeout=600) for process in running]
     if any(process.returncode for process in running):
         raise RuntimeError(outputs[0][1][-2000:])
-    return read(outputs[0][0])
+    return ranks.read(outputs[0][0])
 
 
-def measure(ranks: int, quick: bool) -> dict[str, Any]:
+def measure(size: int, quick: bool) -> dict[str, Any]:
     peers = {
-        "allranks": under_mpiexec(ranks, "allranks", quick),
-        "mirrored": mirrored(ranks, quick),
+        "allranks": under_mpiexec(size, "allranks", quick),
+        "mirrored": mirrored(size, quick),
     }
     if importlib.util.find_spec("horovod") is not None:
-        peers["horovod"] = under_mpiexec(ranks, "horovod", quick)
-    return {"ranks": ranks, "peers": peers}
-
-
-def alone(quick: bool) -> dict[str, Any]:
-    """Measures one process with all cores, the reference for scaling."""
-    return under_mpiexec(1, "allranks", quick)
+        peers["horovod"] = under_mpiexec(size, "horovod", quick)
+    return {"ranks": size, "peers": peers}
 
 
 def table(result: dict[str, Any]) -> str:
     """Returns the figures in Markdown."""
-    from benchmarks import results
-
     rows = []
     for run in result["runs"]:
         for name in MODELS:
@@ -348,11 +304,11 @@ def main() -> None:
     elif peer:
         on_rank(peer, options.quick)
     else:
-        from benchmarks import machine, results
-
-        described = machine.describe()
-        runs = [measure(ranks, options.quick) for ranks in options.sizes]
-        result = results.write("training", described, {"alone": alone(options.quick), "runs": runs})
+        described = results.machine()
+        runs = [measure(size, options.quick) for size in options.sizes]
+        # One process with all cores, the reference for scaling.
+        alone = under_mpiexec(1, "allranks", options.quick)
+        result = results.write("training", described, {"alone": alone, "runs": runs})
         print(table(result))
 
 
