@@ -153,7 +153,7 @@ class HorovodFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module = importlib.import_module(spec.origin)
         self._specs[spec.name] = module.__spec__
         if spec.name in OLD_SCRIPTS:
-            importlib.import_module("allranks.tensorflow.compat").mend()
+            importlib.import_module("allranks.tensorflow.compat").install()
         return module
 
     def exec_module(self, module: ModuleType) -> None:

@@ -74,15 +74,19 @@ from allranks.tensorflow.basics import (
     vars_to_refs,
 )
 from allranks.tensorflow.compression import Compression
-from allranks.tensorflow.gather_ops import allgather, alltoall, broadcast, grouped_allgather, join
 from allranks.tensorflow.gradients import DistributedGradientTape, PartialDistributedGradientTape
-from allranks.tensorflow.optimizers import DistributedOptimizer, PartialDistributedOptimizer
-from allranks.tensorflow.reduce_ops import (
+from allranks.tensorflow.ops import (
+    allgather,
     allreduce,
+    alltoall,
+    broadcast,
+    grouped_allgather,
     grouped_allreduce,
     grouped_reducescatter,
+    join,
     reducescatter,
 )
+from allranks.tensorflow.optimizers import DistributedOptimizer, PartialDistributedOptimizer
 from allranks.tensorflow.variables import (
     BroadcastGlobalVariablesHook,
     allgather_object,

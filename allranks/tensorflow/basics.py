@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from allranks import collectives
-from allranks.collectives import Average, ReduceOp, world
+from allranks.collectives import ReduceOp, world
 from allranks.errors import UsageError
 from allranks.horovod import common
 from allranks.tensorflow.graph_function import forget_orders
-from allranks.tensorflow.reduce_ops import op_or_average
+from allranks.tensorflow.ops import op_or_average
 from allranks.tensorflow.tf_bridge import call_on_arrays
 
 _timeline: list[str] = []
@@ -175,4 +175,5 @@ def handle_average_backwards_compatibility(op: ReduceOp | None, average: bool | 
     Raises:
         ValueError: both are given.
     """
-    return op_or_average(op, average) if op is not None or average is not None else Average
+    made: ReduceOp = op_or_average(op, average)
+    return made

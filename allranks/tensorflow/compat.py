@@ -19,29 +19,29 @@ from typing import Any
 import tensorflow as tf
 
 from allranks.tensorflow.keras_version import LEGACY, keras
-from allranks.tensorflow.private_api import import_private, require
+from allranks.tensorflow.patches import import_private, require
 
 _PREFIXES = ("", "tensorflow.", "keras._tf_keras.", "tf_", "tf_keras.api._v2.")
 _BACKEND = ("get_value", "constant", "name_scope", "learning_phase")
 _QUEUE_OPTIONS = ("max_queue_size", "workers", "use_multiprocessing")
-_mended: list[bool] = []
+_installed: list[bool] = []
 
 
-def mend() -> None:
+def install() -> None:
     """Adds the older names in this process; a second call does nothing.
 
     Does nothing if the environment's ``ALLRANKS_HOROVOD`` is ``name``.
     """
-    if _mended or os.environ.get("ALLRANKS_HOROVOD") == "name":
+    if _installed or os.environ.get("ALLRANKS_HOROVOD") == "name":
         return
-    _mend_names()
+    _add_names()
     if not LEGACY:  # Keras 2 itself has the older methods
-        _mend_optimizers()
-        _mend_models()
-    _mended.append(True)
+        _patch_optimizers()
+        _patch_models()
+    _installed.append(True)
 
 
-def _mend_names() -> None:
+def _add_names() -> None:
     """Adds ``tf.ConfigProto``, ``tf.Session``, ``K.set_session``, ``K.get_value`` and others."""
     _look_up(tf, tf.compat.v1)
     _look_up(tf.train, tf.compat.v1.train)
@@ -89,19 +89,19 @@ class _CallableList(list[Any]):
         return self
 
 
-def _mend_optimizers() -> None:
+def _patch_optimizers() -> None:
     """Adds ``SGD(lr=, decay=)``, ``opt.lr``, ``opt.variables()`` and ``variable.ref()``."""
     base = import_private("keras.src.optimizers.base_optimizer", "BaseOptimizer").BaseOptimizer
     variable = import_private("keras.src.backend.common.variables", "Variable").Variable
     require(base, "apply_gradients", "variables", "_get_current_learning_rate")
-    _mend_learning_rate(base)
-    _mend_apply_gradients(base)
+    _patch_learning_rate(base)
+    _patch_apply_gradients(base)
     variables = base.variables.fget
     base.variables = property(lambda self: _CallableList(variables(self)))
     variable.ref = lambda self: self.value.ref()  # a dictionary key, as in tf.Variable
 
 
-def _mend_learning_rate(base: Any) -> None:
+def _patch_learning_rate(base: Any) -> None:
     begin, current = base.__init__, base._get_current_learning_rate
 
     @functools.wraps(begin)
@@ -131,7 +131,7 @@ def _mend_learning_rate(base: Any) -> None:
     base.lr = property(lr, set_lr)
 
 
-def _mend_apply_gradients(base: Any) -> None:
+def _patch_apply_gradients(base: Any) -> None:
     apply = base.apply_gradients
 
     @functools.wraps(apply)
@@ -146,7 +146,7 @@ def _mend_apply_gradients(base: Any) -> None:
     base.apply_gradients = apply_gradients
 
 
-def _mend_models() -> None:
+def _patch_models() -> None:
     """Adds ``experimental_run_tf_function``, ``fit_generator`` and ``evaluate_generator``."""
     trainer = import_private("keras.src.trainers.trainer", "Trainer").Trainer
     compile_now, fit_now = trainer.compile, trainer.fit

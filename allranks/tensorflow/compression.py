@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -69,3 +70,14 @@ def check(compression: Any) -> None:
             f"expected compression Compression.none or Compression.fp16, found "
             f"{compression!r:.60}. Type: compression=hvd.Compression.fp16"
         )
+
+
+def compress_all(compression: Any, tensors: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """Returns the compressed tensors, and the contexts that `decompress_all` needs."""
+    pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    return [tensor for tensor, _ in pairs], [context for _, context in pairs]
+
+
+def decompress_all(compression: Any, tensors: Sequence[Any], contexts: Sequence[Any]) -> list[Any]:
+    """Returns the tensors as they were before `compress_all`."""
+    return [compression.decompress(t, c) for t, c in zip(tensors, contexts, strict=True)]

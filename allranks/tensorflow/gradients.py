@@ -15,7 +15,7 @@ from allranks.collectives.world import process_sets
 from allranks.errors import UsageError
 from allranks.tensorflow import compression as compressions
 from allranks.tensorflow.compression import Compression
-from allranks.tensorflow.reduce_ops import check_slices, dense_shapes, gather_rows, whole_slices
+from allranks.tensorflow.ops import check_slices, gather_rows, parts_and_shapes, whole_slices
 from allranks.tensorflow.tf_bridge import ANYWHERE, HOST, Array, call_on_arrays, spec_of
 
 
@@ -105,70 +105,61 @@ class GradientReduction:
         # If some gradients are missing, another rank's gradient of the same shape may belong to
         # another variable. Then the ranks also compare the labels.
         labels = [f"gradient {i}" for i in shared] if len(shared) < len(outs) else []
-        crossed = self._cross([outs[i] for i in shared], labels)
-        for index, made in zip(shared, crossed, strict=True):
-            outs[index] = made
+        reduced = self._reduce_in_one_call([outs[i] for i in shared], labels)
+        for index, gradient in zip(shared, reduced, strict=True):
+            outs[index] = gradient
         return outs
 
-    def _cross(self, gradients: list[Any], labels: list[str]) -> list[Any]:
+    def _reduce_in_one_call(self, gradients: list[Any], labels: list[str]) -> list[Any]:
         """Reduces dense gradients and slices in one call from TensorFlow.
 
         One call, because leaving a graph takes longer than a small allreduce, and because two
         functions in a graph of TensorFlow 1 need an agreement on their order.
         """
-        outs: list[Any] = list(gradients)
-        rows = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
-        dense = [i for i in range(len(gradients)) if i not in rows]
-        if rows:
+        sparse = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
+        dense = [i for i in range(len(gradients)) if i not in sparse]
+        slices = [gradients[i] for i in sparse]
+        if slices:
             check_slices(self.op)
-        packed, contexts = [], []
-        for index in dense:
-            small, context = self.compression.compress(gradients[index])
-            packed.append(small)
-            contexts.append(context)
-        parts = [p for i in rows for p in (gradients[i].values, gradients[i].indices)]
-        shapes = dense_shapes([gradients[i] for i in rows])
+        compression = self.compression
+        packed, contexts = compressions.compress_all(compression, [gradients[i] for i in dense])
+        parts, shapes = parts_and_shapes(slices)
+        end_of_dense, end_of_parts = len(packed), len(packed) + len(parts)
 
         def move(*arrays: Array) -> list[Any]:
-            made = self._reduced(arrays[: len(dense)], [labels[i] for i in dense if labels])
-            if rows:
-                end = len(dense) + len(parts)
-                made = made + gather_rows(
-                    arrays[len(dense) : end],
-                    arrays[end:],
+            made: list[Any] = []
+            if dense:
+                made += collectives.grouped_allreduce(
+                    arrays[:end_of_dense],
+                    self.op,
+                    process_set=self.process_set,
+                    labels=tuple(labels[i] for i in dense if labels),
+                    prescale_factor=1.0 / self.gradient_predivide_factor,
+                    postscale_factor=self.gradient_predivide_factor,
+                    name=self.name,
+                )
+            if slices:
+                made += gather_rows(
+                    arrays[end_of_dense:end_of_parts],
+                    arrays[end_of_parts:],
                     self.process_set,
                     self.name,
-                    [labels[i] for i in rows if labels],
+                    [labels[i] for i in sparse if labels],
                 )
             return made
 
         # A graph does not know the number of rows, which is the sum over all ranks.
         specs = [spec_of(tensor) for tensor in packed]
         specs += [spec_of(part, open_rows=True) for part in parts]
-        name = self.name or "allranks_gradients"
         devices = [self.device_dense] * len(packed) + [self.device_sparse] * len(parts)
         devices += [HOST] * len(shapes)
+        name = self.name or "allranks_gradients"
         tensors = [*packed, *parts, *shapes]
         made = call_on_arrays(move, tensors, specs, name, self.process_set, devices)
-        for place, (index, context) in enumerate(zip(dense, contexts, strict=True)):
-            outs[index] = self.compression.decompress(made[place], context)
-        for place, index in enumerate(rows):
-            values, indices = made[len(dense) + 2 * place :][:2]
-            outs[index] = whole_slices(gradients[index], values, indices, self.op, self.process_set)
-        return outs
-
-    def _reduced(self, dense: Sequence[Array], labels: Sequence[str]) -> list[Any]:
-        if not dense:
-            return []
-        return collectives.grouped_allreduce(
-            dense,
-            self.op,
-            process_set=self.process_set,
-            labels=tuple(labels),
-            prescale_factor=1.0 / self.gradient_predivide_factor,
-            postscale_factor=self.gradient_predivide_factor,
-            name=self.name,
-        )
+        whole = compressions.decompress_all(compression, made[:end_of_dense], contexts)
+        whole += whole_slices(slices, made[end_of_dense:], self.op, self.process_set)
+        by_index = dict(zip([*dense, *sparse], whole, strict=True))
+        return [by_index[index] for index in range(len(gradients))]
 
 
 def identity(variable: Any) -> int:

@@ -9,7 +9,6 @@ Horovod raises in this case.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections import OrderedDict
@@ -21,7 +20,7 @@ import tensorflow as tf
 
 from allranks import errors
 from allranks.collectives.calls.interrupts import ear
-from allranks.tensorflow.private_api import import_private, require
+from allranks.tensorflow.patches import import_private, replace
 
 _MOST_KEPT = 16
 _MARK = re.compile(r"\[allranks failure (\d+)\]")
@@ -108,22 +107,19 @@ def _fetch(message: str) -> BaseException | None:
 
 def install() -> None:
     """Replaces the functions by which TensorFlow raises the error of a graph."""
+    execute = import_private("tensorflow.python.eager.execute")
     for name in ("quick_execute", "execute", "execute_with_cancellation"):
-        _watch(import_private("tensorflow.python.eager.execute", name), name)
+        replace(execute, name, _raising_kept)
     # The iterators of datasets raise by this function.
-    name = "raise_from_not_ok_status"
-    _watch(import_private("tensorflow.python.framework.ops", name), name)
+    ops = import_private("tensorflow.python.framework.ops")
+    replace(ops, "raise_from_not_ok_status", _raising_kept)
     session = import_private("tensorflow.python.client.session", "BaseSession").BaseSession
-    require(session, "_do_call")
-    _watch(session, "_do_call")
+    replace(session, "_do_call", _raising_kept)
 
 
-def _watch(owner: Any, name: str) -> None:
-    function = getattr(owner, name)
-    if hasattr(function, "allranks"):
-        return
+def _raising_kept(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that raises kept exceptions in place of TensorFlow's errors."""
 
-    @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         try:
             return function(*args, **options)
@@ -138,8 +134,7 @@ def _watch(owner: Any, name: str) -> None:
             found = KeyboardInterrupt()
         raise found from None
 
-    call.allranks = True  # type: ignore[attr-defined]
-    setattr(owner, name, call)
+    return call
 
 
 def skip_autograph() -> None:

@@ -66,9 +66,9 @@ def DistributedOptimizer(
             optimizer, reduction, name, use_locking, backward_passes_per_step, summed
         )
     # Keras takes seconds to import, and scripts of TensorFlow 1 do not need it.
-    from allranks.tensorflow import keras3_optimizer
+    from allranks.tensorflow import keras_optimizer
 
-    return keras3_optimizer.DistributedOptimizer(
+    return keras_optimizer.DistributedOptimizer(
         optimizer,
         name,
         backward_passes_per_step=backward_passes_per_step,

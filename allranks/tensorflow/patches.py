@@ -1,4 +1,10 @@
-"""Replacements of functions of TensorFlow and Keras that fail with several ranks on a host.
+"""Replaces functions of TensorFlow and Keras, some of which are private. Runs in every rank.
+
+A new version may rename a private name. If Keras renames a method that is overridden here, it no
+longer calls the override, and each rank trains alone without an error. So every use of a private
+name first checks that it exists (`require`, `import_private`, `replace`).
+
+`install` replaces functions that fail with several ranks on a host:
 
 **GPUs.** ``set_visible_devices(gpus[hvd.local_rank()])`` and ``visible_device_list =
 str(hvd.local_rank())`` count the GPUs of the host, but a rank may see only its own GPU. If a rank
@@ -6,34 +12,100 @@ sees one GPU and there are several ranks on the host, the list contains that GPU
 
 **Downloads.** Keras downloads a data set into a file of the final name, so a rank that comes a
 second later reads an incomplete file. Here a file gets its name when it is complete.
-
-Runs in every rank.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import shutil
 import sys
 import uuid
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import tensorflow as tf
 
 from allranks import collectives
-from allranks.tensorflow.private_api import import_private, require
+from allranks.errors import MissingDependency
 
 _GPU = "GPU"
 _KERAS_FILES = "keras.src.utils.file_utils"
-_PATCHED = "_allranks_patched"
+_REPLACED = "_allranks_replaced"
+
+
+def require(owner: Any, *names: str) -> None:
+    """Checks that a module or class of TensorFlow or Keras has these names.
+
+    Raises:
+        MissingDependency: a name is missing.
+    """
+    for name in names:
+        if not hasattr(owner, name):
+            home = f"{owner.__module__}." if isinstance(owner, type) else ""
+            raise _missing(f"{home}{owner.__name__}.{name}")
+
+
+def import_private(module: str, *names: str) -> Any:
+    """Returns a module of TensorFlow or Keras that has these names.
+
+    Raises:
+        MissingDependency: the module or a name is missing.
+    """
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise _missing(module) from error
+    require(found, *names)
+    return found
+
+
+def _missing(name: str) -> MissingDependency:
+    package = name.partition(".")[0].replace("_", "-")
+    here = version(package)
+    return MissingDependency(
+        f"allranks needs {name}, and {package} {here} has none: it may be newer than this "
+        f'allranks. Install an older one, pip install "{package}<{here}", or a newer allranks.'
+    )
+
+
+def replace(owner: Any, name: str, wrapped: Callable[[Any], Any]) -> None:
+    """Replaces a function of a module or class once; a second call does nothing.
+
+    Args:
+        owner: the module or class.
+        name: the function's name in it.
+        wrapped: gets the function, and returns its replacement.
+
+    Raises:
+        MissingDependency: there is no such function.
+    """
+    require(owner, name)
+    function = getattr(owner, name)
+    if not hasattr(function, _REPLACED):
+        replacement = functools.wraps(function)(wrapped(function))
+        setattr(replacement, _REPLACED, True)
+        setattr(owner, name, replacement)
 
 
 def install() -> None:
-    """Replaces the functions; a second call does nothing."""
-    _patch_gpus()
-    _patch_downloads()
+    """Replaces the functions for several ranks on a host; a second call does nothing."""
+    see = tf.config.list_physical_devices
+    # Scripts use all of these names; they are separate modules with the same functions.
+    for config in (tf.config, tf.compat.v1.config):
+        replace(config.experimental, "set_memory_growth", lambda f: _repeatable(f, see))
+        for module in (config, config.experimental):
+            replace(module, "list_physical_devices", _listing)
+            replace(module, "set_visible_devices", lambda f: _repeatable(f, see))
+    session = import_private("tensorflow.python.client.session", "BaseSession").BaseSession
+    replace(session, "__init__", lambda f: _on_own_gpu(f, see))
+    # TensorFlow has imported Keras by now, unless TF_USE_LEGACY_KERAS makes it use Keras 2.
+    files: Any = sys.modules.get(_KERAS_FILES)
+    if files is not None:
+        replace(files, "urlretrieve", _whole_file)
+        replace(files, "extract_archive", _whole_archive)
 
 
 def repeated(gpus: Sequence[Any], local_size: int) -> list[Any]:
@@ -62,31 +134,14 @@ def with_own_gpu(config: Any, gpus: int) -> Any:
     return changed
 
 
-def _patch_gpus() -> None:
-    if hasattr(tf.config.list_physical_devices, _PATCHED):
-        return
-    see = tf.config.list_physical_devices
-    lists = _listing(see)
-    visible = _repeatable(tf.config.set_visible_devices, see)
-    growth = _repeatable(tf.config.experimental.set_memory_growth, see)
-    # Scripts use all of these names; they are separate modules with the same functions.
-    for config in (tf.config, tf.compat.v1.config):
-        config.experimental.set_memory_growth = growth
-        for module in (config, config.experimental):
-            module.list_physical_devices = lists
-            module.set_visible_devices = visible
-    session = import_private("tensorflow.python.client.session", "BaseSession").BaseSession
-    begin = session.__init__
-
-    @functools.wraps(begin)
+def _on_own_gpu(begin: Callable[..., None], see: Callable[..., list[Any]]) -> Callable[..., None]:
     def __init__(self: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
         begin(self, target, graph, with_own_gpu(config, len(see(_GPU))))
 
-    session.__init__ = __init__
+    return __init__
 
 
 def _listing(see: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    @functools.wraps(see)
     def list_physical_devices(device_type: str | None = None) -> list[Any]:
         found = see(device_type)
         # Scripts that choose a GPU by its place in the list pass the device type.
@@ -94,14 +149,12 @@ def _listing(see: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
             return found
         return repeated(found, collectives.local_size())
 
-    setattr(list_physical_devices, _PATCHED, True)
     return list_physical_devices
 
 
 def _repeatable(choose: Callable[..., Any], see: Callable[..., list[Any]]) -> Callable[..., Any]:
     """Allows a second choice of the only GPU after TensorFlow has begun to use it."""
 
-    @functools.wraps(choose)
     def chosen(device: Any, *args: Any, **options: Any) -> Any:
         try:
             return choose(device, *args, **options)
@@ -114,22 +167,7 @@ def _repeatable(choose: Callable[..., Any], see: Callable[..., list[Any]]) -> Ca
     return chosen
 
 
-def _patch_downloads() -> None:
-    # TensorFlow has imported Keras by now, unless TF_USE_LEGACY_KERAS makes it use Keras 2.
-    module: Any = sys.modules.get(_KERAS_FILES)
-    if module is None:
-        return
-    for name, whole in (("urlretrieve", _whole_file), ("extract_archive", _whole_archive)):
-        require(module, name)
-        found = getattr(module, name)
-        if not hasattr(found, _PATCHED):
-            made = whole(found)
-            setattr(made, _PATCHED, True)
-            setattr(module, name, made)
-
-
 def _whole_file(retrieve: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(retrieve)
     def urlretrieve(url: str, filename: str, *args: Any, **options: Any) -> Any:
         part = _beside(filename)
         try:
@@ -145,7 +183,6 @@ def _whole_file(retrieve: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _whole_archive(extract: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(extract)
     def extract_archive(file_path: str, path: str = ".", archive_format: Any = "auto") -> Any:
         part = _beside(path)
         try:

@@ -12,8 +12,8 @@ import tensorflow as tf
 from allranks.collectives import Sum
 from allranks.errors import UsageError
 from allranks.tensorflow.keras_version import LEGACY, keras
-from allranks.tensorflow.private_api import require
-from allranks.tensorflow.reduce_ops import allreduce
+from allranks.tensorflow.ops import allreduce
+from allranks.tensorflow.patches import require
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]

@@ -49,7 +49,7 @@ from allranks.tensorflow.keras.functions import (
     load_model,
     reducescatter,
 )
-from allranks.tensorflow.keras3_optimizer import DistributedOptimizer
+from allranks.tensorflow.keras_optimizer import DistributedOptimizer
 
 __all__ = [
     "Adasum",

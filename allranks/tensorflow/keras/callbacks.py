@@ -13,7 +13,7 @@ from allranks.errors import UsageError
 from allranks.records.ranks import label
 from allranks.tensorflow.graph_errors import CollectiveMismatch
 from allranks.tensorflow.keras_version import build, inner, keras, rate_of, state_of, stored_rate
-from allranks.tensorflow.private_api import require
+from allranks.tensorflow.patches import require
 from allranks.tensorflow.variables import broadcast_variables
 
 __all__ = [

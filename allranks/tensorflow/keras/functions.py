@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from allranks.collectives import Average, ReduceOp
 from allranks.errors import UsageError
-from allranks.tensorflow import gather_ops, reduce_ops
+from allranks.tensorflow import ops
 from allranks.tensorflow.compression import Compression
-from allranks.tensorflow.keras3_optimizer import DistributedOptimizer
+from allranks.tensorflow.keras_optimizer import DistributedOptimizer
 from allranks.tensorflow.keras_version import LEGACY, keras
 
 
@@ -33,7 +33,7 @@ def allreduce(
 
     Collective over all ranks.
     """
-    return reduce_ops.allreduce(
+    return ops.allreduce(
         tf.constant(value),
         average=average,
         op=op,
@@ -50,17 +50,17 @@ def allgather(value: Any, name: str | None = None) -> Any:
     Args:
         value: a list or an array; the first dimension may differ between ranks.
     """
-    return gather_ops.allgather(tf.constant(value), name=name)
+    return ops.allgather(tf.constant(value), name=name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Returns the root's value on every rank, as a tensor. Collective over all ranks."""
-    return gather_ops.broadcast(tf.constant(value), root_rank, name=name)
+    return ops.broadcast(tf.constant(value), root_rank, name=name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: ReduceOp = Average) -> Any:
     """Returns this rank's part of the reduction over all ranks. Collective over all ranks."""
-    return reduce_ops.reducescatter(tf.constant(value), op=op, name=name)
+    return ops.reducescatter(tf.constant(value), op=op, name=name)
 
 
 def load_model(

@@ -409,7 +409,7 @@ def private_names() -> list[tuple[Any, str, Callable[[], Any]]]:
         (file_utils, "urlretrieve", patches.install),
         (execute, "quick_execute", graph_errors.install),
         (config, "CONVERSION_RULES", graph_errors.skip_autograph),
-        (base, "_get_current_learning_rate", compat._mend_optimizers),
+        (base, "_get_current_learning_rate", compat._patch_optimizers),
     ]
 
 

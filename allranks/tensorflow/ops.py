@@ -1,4 +1,4 @@
-"""allreduce and reducescatter on tensors and ``tf.IndexedSlices``. Runs in every rank."""
+"""Collectives on tensors; reductions also take ``tf.IndexedSlices``. Runs in every rank."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from allranks import collectives
@@ -14,8 +15,14 @@ from allranks.collectives.ops.reducing import op_of
 from allranks.errors import UsageError
 from allranks.tensorflow import compression as compressions
 from allranks.tensorflow.compression import Compression
-from allranks.tensorflow.gather_ops import grouped_allgather
-from allranks.tensorflow.tf_bridge import HOST, Array, call_on_arrays, differentiable, spec_of
+from allranks.tensorflow.tf_bridge import (
+    ANYWHERE,
+    HOST,
+    Array,
+    call_on_arrays,
+    differentiable,
+    spec_of,
+)
 
 
 def allreduce(
@@ -59,12 +66,12 @@ def allreduce(
 
     Collective over the process set.
     """
-    kind = op_or_average(op, average)
     return grouped_allreduce(
         [tensor],
         device_dense=device_dense,
         device_sparse=device_sparse,
-        op=kind,
+        # Here, because its warning names the line of this function's caller.
+        op=op_or_average(op, average),
         compression=compression,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
@@ -106,21 +113,14 @@ def grouped_allreduce(
     slices = {i: t for i, t in enumerate(tensors) if i not in dense}
     if slices:
         check_slices(kind, prescale_factor, postscale_factor)
-    outs: list[Any] = list(tensors)
-    packed, contexts = [], []
-    for tensor in dense.values():
-        small, context = compression.compress(tf.convert_to_tensor(tensor))
-        packed.append(small)
-        contexts.append(context)
+    packed, contexts = compressions.compress_all(compression, dense.values())
     factors = prescale_factor, postscale_factor
-    made = _allreduce_dense(packed, kind, *factors, process_set, name, device_dense)
-    for index, tensor, context in zip(dense, made, contexts, strict=True):
-        outs[index] = compression.decompress(tensor, context)
+    reduced = _allreduce_dense(packed, kind, *factors, process_set, name, device_dense)
+    whole = compressions.decompress_all(compression, reduced, contexts)
     if slices:
-        whole = _allreduce_slices(list(slices.values()), kind, process_set, name, device_sparse)
-        for index, one in zip(slices, whole, strict=True):
-            outs[index] = one
-    return outs
+        whole += _allreduce_slices(list(slices.values()), kind, process_set, name, device_sparse)
+    by_index = dict(zip([*dense, *slices], whole, strict=True))
+    return [by_index[index] for index in range(len(tensors))]
 
 
 def _allreduce_dense(
@@ -212,8 +212,7 @@ def grouped_reducescatter(
         return []
     kind = _op(op)
     compressions.check(compression)
-    packed = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
-    sources = [tensor for tensor, _ in packed]
+    sources, contexts = compressions.compress_all(compression, tensors)
     options: dict[str, Any] = {"process_set": process_set, "name": name}
     factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     specs = [spec_of(source, open_rows=True) for source in sources]
@@ -235,9 +234,8 @@ def grouped_reducescatter(
         whole = grouped_allgather(scaled, name, process_set=process_set)
         return [tf.ensure_shape(g, source.shape) for g, source in zip(whole, sources, strict=True)]
 
-    made = differentiable(move, back, sources, specs, name, process_set, device_dense)
-    contexts = [context for _, context in packed]
-    return [compression.decompress(t, c) for t, c in zip(made, contexts, strict=True)]
+    reduced = differentiable(move, back, sources, specs, name, process_set, device_dense)
+    return compressions.decompress_all(compression, reduced, contexts)
 
 
 def op_or_average(op: ReduceOp | None, average: bool | None) -> Any:
@@ -266,17 +264,15 @@ def _allreduce_slices(
     slices: Sequence[Any], op: ReduceOp, process_set: ProcessSet, name: str | None, device: str
 ) -> list[Any]:
     """Returns slices with the rows of all ranks; TensorFlow adds rows of the same index."""
-    parts = [part for one in slices for part in (one.values, one.indices)]
-    shapes = dense_shapes(slices)
+    parts, shapes = parts_and_shapes(slices)
 
     def move(*arrays: Array) -> Sequence[Any]:
         return gather_rows(arrays[: len(parts)], arrays[len(parts) :], process_set, name)
 
     specs = [spec_of(part, open_rows=True) for part in parts]
     devices = [device] * len(parts) + [HOST] * len(shapes)
-    made = call_on_arrays(move, [*parts, *shapes], specs, name, process_set, devices)
-    pairs = zip(made[::2], made[1::2], strict=True)
-    return [whole_slices(s, *pair, op, process_set) for s, pair in zip(slices, pairs, strict=True)]
+    gathered = call_on_arrays(move, [*parts, *shapes], specs, name, process_set, devices)
+    return whole_slices(slices, gathered, op, process_set)
 
 
 def check_slices(op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
@@ -297,12 +293,14 @@ def check_slices(op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) ->
         )
 
 
-def dense_shapes(slices: Sequence[Any]) -> list[Any]:
-    """Returns the shape of each slices' dense tensor, empty if it is unknown."""
-    return [
+def parts_and_shapes(slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Returns the values and indices of all slices, and their dense shapes, empty if unknown."""
+    parts = [part for one in slices for part in (one.values, one.indices)]
+    shapes = [
         tf.zeros([0], tf.int64) if s.dense_shape is None else tf.cast(s.dense_shape, tf.int64)
         for s in slices
     ]
+    return parts, shapes
 
 
 def gather_rows(
@@ -318,8 +316,8 @@ def gather_rows(
     compare the dense shapes and the labels instead.
 
     Args:
-        parts: values and indices of each of the slices, one after the other.
-        shapes: the result of `dense_shapes`.
+        parts: values and indices of each of the slices, as `parts_and_shapes` returns them.
+        shapes: the dense shapes, from the same function.
         process_set: the ranks that take part.
         name: for the timeline.
         labels: distinguish slices of the same dense shape.
@@ -333,10 +331,187 @@ def gather_rows(
 
 
 def whole_slices(
-    slices: Any, values: Any, indices: Any, op: ReduceOp, process_set: ProcessSet
-) -> Any:
-    """Returns the slices with the gathered values and indices."""
+    slices: Sequence[Any], parts: Sequence[Any], op: ReduceOp, process_set: ProcessSet
+) -> list[Any]:
+    """Returns the slices with the values and indices that `gather_rows` has gathered."""
+    values, indices = parts[::2], parts[1::2]
     if op is Average:
         # For integers these are floats, as in Horovod, because rows are divided before the sum.
-        values = values / tf.cast(process_set.size(), values.dtype)
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
+        values = [v / tf.cast(process_set.size(), v.dtype) for v in values]
+    return [
+        tf.IndexedSlices(v, i, one.dense_shape)
+        for one, v, i in zip(slices, values, indices, strict=True)
+    ]
+
+
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Returns all ranks' tensors, concatenated along the first dimension.
+
+    Args:
+        tensor: (rows, ...): the number of rows may differ between ranks, the other dimensions and
+            the dtype may not.
+        name: for the timeline.
+        ignore_name_scope: ignored.
+        process_set: the ranks that take part.
+
+    Returns:
+        (sum of rows, ...), the same on every rank. Its gradient is this rank's rows of the
+        average of the ranks' gradients.
+
+    Collective over the process set.
+    """
+    return grouped_allgather([tensor], name, ignore_name_scope, process_set)[0]
+
+
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Returns the allgather of each tensor of a list, in one call that waits only once.
+
+    Collective over the process set.
+    """
+    sources = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    options: dict[str, Any] = {"process_set": process_set, "name": name}
+
+    def move(*arrays: Array) -> Sequence[Any]:
+        if len(arrays) == 1:
+            return [collectives.allgather(arrays[0], **options)]
+        return collectives.grouped_allgather(arrays, **options)
+
+    def own_rows(*arrays: Array) -> Sequence[Any]:
+        gradients, rows = arrays[: len(sources)], arrays[len(sources) :]
+        # In a graph the numbers of rows are not known earlier.
+        counts = collectives.allgather(np.array(rows, np.int64).reshape(1, -1), **options)
+        ends = np.cumsum(counts, axis=0)[process_set.rank()]
+        whole = collectives.grouped_allreduce(gradients, Average, **options)
+        return [
+            g[end - n : end] for g, end, n in zip(whole, ends.tolist(), map(int, rows), strict=True)
+        ]
+
+    def back(*gradients: Any) -> Any:
+        rows = [tf.shape(source)[0] for source in sources]
+        # The dtype of a gradient may differ from that of its source.
+        specs = [tf.TensorSpec(s.shape, g.dtype) for s, g in zip(sources, gradients, strict=True)]
+        return call_on_arrays(own_rows, [*gradients, *rows], specs, name, process_set)
+
+    specs = [spec_of(source, open_rows=True) for source in sources]
+    return differentiable(move, back, sources, specs, name, process_set) if sources else []
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Returns the root's tensor on every rank.
+
+    Args:
+        tensor: any shape and dtype, the same on every rank.
+        root_rank: a rank of the world, also for a process set; the same on every rank.
+        name: for the timeline.
+        ignore_name_scope: ignored.
+        process_set: the ranks that take part.
+
+    Returns:
+        A tensor of the input's shape and dtype. Its gradient is the average of the ranks' gradients
+        on the root, and zero elsewhere.
+
+    Collective over the process set.
+    """
+    source = tf.convert_to_tensor(tensor)
+    root = int(root_rank)
+    options: dict[str, Any] = {"process_set": process_set, "name": name}
+
+    def move(array: Array) -> Sequence[Any]:
+        return [collectives.broadcast(array, root, **options)]
+
+    def collect(gradient: Array) -> Sequence[Any]:
+        mean = collectives.allreduce(gradient, Average, **options)
+        return [mean if collectives.rank() == root else np.zeros_like(mean)]
+
+    def back(gradient: Any) -> Any:
+        return call_on_arrays(collect, [gradient], [spec_of(gradient)], name, process_set)
+
+    return differentiable(move, back, [source], [spec_of(source)], name, process_set)[0]
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends each rank a piece of this rank's tensor, and returns the pieces from all ranks.
+
+    Args:
+        tensor: (rows, ...): the number of rows may differ between ranks, the other dimensions and
+            the dtype may not.
+        splits: the number of rows for each rank, (size,) int32; None for equal pieces.
+        name: for the timeline.
+        ignore_name_scope: ignored.
+        process_set: the ranks that take part.
+
+    Returns:
+        The pieces in the order of their source ranks, (received rows, ...). With ``splits``, a pair
+        of the pieces and the number of rows from each rank, (size,) int32. The gradient sends the
+        gradient of every piece back to its source.
+
+    Collective over the process set.
+    """
+    source = tf.convert_to_tensor(tensor)
+    pieces, received = _exchange(source, splits, name, process_set)
+    return pieces if splits is None else (pieces, received)
+
+
+def _exchange(source: Any, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
+    options: dict[str, Any] = {"process_set": process_set, "name": name}
+    size = process_set.size()
+
+    def move(array: Array, *given: Array) -> Sequence[Any]:
+        rows = array.shape[0] if array.ndim else 0
+        if not given and (array.ndim == 0 or rows % size):
+            # The call raises on all ranks, because the rows cannot be divided.
+            return list(collectives.alltoall(array, **options))
+        # Equal splits are sent too, because the other ranks may send other numbers of rows.
+        splits = given[0] if given else np.full(size, rows // size)
+        pieces, received = collectives.alltoall(array, splits, **options)
+        return [pieces, np.asarray(received, np.int32)]
+
+    specs = [spec_of(source, open_rows=True), tf.TensorSpec([size], tf.int32)]
+    cuts = [] if splits is None else [tf.convert_to_tensor(splits, tf.int32)]
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def run(tensor: Any) -> Any:
+        devices = [ANYWHERE, *(HOST for _ in cuts)]
+        pieces, received = call_on_arrays(move, [tensor, *cuts], specs, name, process_set, devices)
+
+        def back(gradient: Any, _received: Any = None) -> Any:
+            returned = _exchange(gradient, received, name, process_set)[0]
+            return tf.ensure_shape(returned, source.shape)
+
+        return (pieces, received), back
+
+    return run(source)
+
+
+def join() -> Any:
+    """Joins allreduces of the other ranks with zeros, until all ranks have called this.
+
+    Returns:
+        The rank that joined last, an int32 tensor.
+
+    Collective over all ranks.
+    """
+    outputs = [tf.TensorSpec([], tf.int32)]
+    return call_on_arrays(lambda: [np.int32(collectives.join())], [], outputs, "join")[0]

@@ -1,0 +1,393 @@
+"""A Keras optimizer that applies the same gradients on every rank. Runs in every rank.
+
+The optimizer itself becomes distributed: its class is replaced by a subclass of the same name. So
+it keeps its state, and a saved model refers to a class of Keras and loads without allranks.
+
+Keras 2 has two kinds of optimizers, and each kind has one method that combines gradients before
+they are clipped. Keras 3 has one kind; its ``apply`` clips gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from allranks import collectives
+from allranks.collectives import Average, Min, ProcessSet, ReduceOp, Sum, global_process_set
+from allranks.collectives.world.process_sets import group_of
+from allranks.errors import UsageError
+from allranks.tensorflow.compression import Compression
+from allranks.tensorflow.gradients import GradientReduction
+from allranks.tensorflow.keras_version import build, inner, is_legacy
+from allranks.tensorflow.patches import import_private, replace, require
+from allranks.tensorflow.tf_bridge import Array, call_on_arrays
+
+Pairs = list[tuple[Any, Any]]
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: ReduceOp = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Makes a Keras optimizer reduce gradients over the ranks before it applies them.
+
+    The same optimizer is changed and returned. It keeps its state, and a model that has been
+    compiled with it trains distributed from now on.
+
+    Args:
+        optimizer: an optimizer of Keras 3 or Keras 2.
+        name: for the timeline.
+        device_dense: as in `allreduce`.
+        device_sparse: as in `allreduce`.
+        compression: as in `allreduce`.
+        sparse_as_dense: whether ``tf.IndexedSlices`` are reduced as dense tensors.
+        gradient_predivide_factor: with Average, divides before the sum and multiplies after it.
+        op: Average or Sum.
+        backward_passes_per_step: each rank adds up the gradients of this number of steps; then
+            they are reduced and applied once.
+        average_aggregated_gradients: whether accumulated gradients are averaged; else summed.
+        num_groups: ignored, because all gradients move together.
+        groups: ignored, like num_groups.
+        process_set: the ranks that take part.
+        scale_local_gradients: whether gradients of local variables are divided by the number of
+            ranks.
+
+    Raises:
+        ValueError: a predivide factor with Sum.
+        UsageError: ``optimizer`` is not an optimizer of Keras, or ``op`` is another one.
+    """
+    if op not in (Average, Sum):
+        found = getattr(op, "name", None) or repr(op)
+        raise UsageError(
+            f"DistributedOptimizer needs op=Average or op=Sum: found {found:.60}. "
+            "DistributedGradientTape takes the others."
+        )
+    if not hasattr(backward_passes_per_step, "__index__") or backward_passes_per_step < 1:
+        raise UsageError(
+            "backward_passes_per_step needs a whole number, 1 or more: found "
+            f"{backward_passes_per_step!r:.60}. Leave it out to reduce in every step."
+        )
+    reduction = GradientReduction(
+        op=op,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        name=name or f"Distributed{type(optimizer).__name__}",
+    )
+    summed = backward_passes_per_step > 1 and not average_aggregated_gradients
+    return distribute(optimizer, reduction, backward_passes_per_step, summed)
+
+
+def distribute(optimizer: Any, reduction: GradientReduction, passes: int, summed: bool) -> Any:
+    """Makes a Keras optimizer distributed, and returns it.
+
+    Args:
+        optimizer: of Keras 3 or Keras 2; it may be built and have state.
+        reduction: the settings.
+        passes: the number of accumulated steps before gradients are reduced and applied.
+        summed: whether to use the sum of accumulated gradients, not their average.
+
+    Raises:
+        UsageError: ``optimizer`` is not an optimizer of Keras, or accumulates another number of
+            steps.
+        MissingDependency: this Keras applies gradients by other methods.
+    """
+    if is_legacy(optimizer):
+        _distribute_keras_2(inner(optimizer), reduction, passes, summed)
+        return optimizer
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise UsageError(
+            "DistributedOptimizer needs an optimizer of Keras or of tf.compat.v1.train: found "
+            f"{type(optimizer).__name__}. Pass for instance keras.optimizers.Adam()."
+        )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        distribute(optimizer.inner_optimizer, reduction, passes, summed)
+        return optimizer
+    require(keras.optimizers.Optimizer, "apply", "_clip_gradients", "_backend_apply_gradients")
+    if passes > 1:
+        _accumulate(optimizer, passes)
+    if not isinstance(optimizer, Keras3Distributed):
+        optimizer.__class__ = _subclass(type(optimizer), Keras3Distributed)
+    _set(optimizer, _allranks=reduction, _allranks_factor=float(passes) if summed else 1.0)
+    replace(keras.optimizers.LossScaleOptimizer, "check_finite", _on_all_ranks)
+    _switch_off_xla()
+    return optimizer
+
+
+def _distribute_keras_2(
+    optimizer: Any, reduction: GradientReduction, passes: int, summed: bool
+) -> None:
+    if not isinstance(optimizer, Keras2Distributed):
+        older = hasattr(optimizer, "_create_all_weights")
+        require(type(optimizer), "_aggregate_gradients" if older else "aggregate_gradients")
+        optimizer.__class__ = _subclass(type(optimizer), Keras2Distributed)
+    sums = GradientSums(passes, summed) if passes > 1 else None
+    _set(optimizer, _allranks=reduction, _allranks_sums=sums)
+
+
+def _set(optimizer: Any, **attributes: Any) -> None:
+    # Not by setattr, because Keras tracks variables that are assigned to an optimizer.
+    for name, value in attributes.items():
+        object.__setattr__(optimizer, name, value)
+
+
+_subclasses: dict[type, type] = {}
+
+
+def _subclass(kind: type, methods: type) -> type:
+    made = _subclasses.get(kind)
+    if made is None:
+        # A saved model contains the name and the module of its optimizer's class.
+        ours = kind.__module__.startswith("keras.")
+        module = "keras.optimizers" if ours else kind.__module__
+        names = {"__module__": module, "__doc__": kind.__doc__, "__qualname__": kind.__qualname__}
+        made = _subclasses[kind] = type(kind.__name__, (methods, kind), names)
+        package = keras.saving.get_registered_name(kind)
+        if package != kind.__name__:
+            # A class that the user has registered is saved under its registered name.
+            keras.saving.get_custom_objects()  # creates the registry
+            registry = import_private("keras.src.saving.object_registration", "GLOBAL_CUSTOM_NAMES")
+            registry.GLOBAL_CUSTOM_NAMES[made] = package
+    return made
+
+
+class _Distributed:
+    """Methods and attributes that are added to the class of an optimizer."""
+
+    _allranks: GradientReduction
+
+    def register_local_var(self, var: Any) -> None:
+        """Excludes the gradient of a variable from the reduction."""
+        self._allranks.register_local([var])
+
+
+class Keras3Distributed(_Distributed):
+    """An optimizer of Keras 3.
+
+    ``apply`` reduces gradients before Keras clips them. With gradient accumulation,
+    ``_clip_gradients`` reduces them once for all passes.
+    """
+
+    # Of the class of Keras that follows in the order of the bases.
+    gradient_accumulation_steps: int | None
+    _trainable_variables: list[Any]
+
+    _allranks_factor: float
+    _allranks_filtered: Sequence[Any] = ()
+    _allranks_state: list[Any] | None = None
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """Updates the variables with the gradients of all ranks."""
+        # fit(), apply_gradients() and the user's own loops all call this.
+        grads = list(grads)
+        if not self.gradient_accumulation_steps and grads:
+            if trainable_variables is not None:
+                trainable_variables = list(trainable_variables)  # it may be an iterator
+            given = trainable_variables is not None
+            variables = trainable_variables if given else self._trainable_variables
+            grads = self._allranks_reduced(grads, variables)
+        return super().apply(grads, trainable_variables)  # type: ignore[misc]
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        if self.gradient_accumulation_steps:
+            # Keras calls this once, after the last pass, with the average of all passes.
+            grads = self._allranks_reduced(list(grads), self._allranks_filtered)
+            if self._allranks_factor != 1.0:
+                grads = [
+                    g if g is None else g * tf.cast(self._allranks_factor, g.dtype) for g in grads
+                ]
+        return super()._clip_gradients(grads)  # type: ignore[misc]
+
+    def _allranks_reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
+        # Raises on a rank outside the process set. In Horovod such a rank trains alone, unnoticed.
+        group_of(self._allranks.process_set, self._allranks.name or "DistributedOptimizer")
+        return self._allranks.reduce(grads, variables)
+
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
+        _set(self, _allranks_filtered=list(trainable_variables))
+        return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+
+    def build(self, variables: Any) -> Any:
+        """Creates the state for these variables, or restores the state that was pickled."""
+        super().build(variables)  # type: ignore[misc]
+        if self._allranks_state is not None:
+            with tf.init_scope():  # Keras calls build while it traces the first step
+                self.set_weights(self._allranks_state)  # type: ignore[attr-defined]
+            _set(self, _allranks_state=None)
+
+    def __reduce__(self) -> Any:
+        mine: Any = self
+        plain = type(self).__bases__[1]  # the class of Keras, after Keras3Distributed
+        state = [variable.numpy() for variable in mine.variables] if mine.built else None
+        settings = self._allranks, self._allranks_factor
+        return _unpickled, (plain, mine.get_config(), state, *settings)
+
+
+def _unpickled(
+    kind: Any, config: Any, state: Any, reduction: GradientReduction, factor: float
+) -> Any:
+    # The config contains the number of accumulated steps.
+    made = distribute(kind.from_config(config), reduction, 1, False)
+    _set(made, _allranks_factor=factor, _allranks_state=state)
+    return made
+
+
+def _accumulate(optimizer: Any, passes: int) -> None:
+    before = optimizer.gradient_accumulation_steps
+    if before and before != passes:
+        raise UsageError(
+            f"backward_passes_per_step={passes} and gradient_accumulation_steps={before} "
+            "contradict each other. Pass one of them."
+        )
+    if before:
+        return
+    optimizer.gradient_accumulation_steps = passes
+    if optimizer.built:
+        # Keras creates these when it builds the optimizer.
+        optimizer._accumulated_gradients = [
+            optimizer.add_variable_from_reference(
+                reference_variable=variable, name="gradient_accumulator"
+            )
+            for variable in optimizer._trainable_variables
+        ]
+
+
+def _on_all_ranks(check: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces a method of ``LossScaleOptimizer``: a step with an overflow is skipped on all ranks.
+
+    Otherwise only the rank with the overflow skips it, and the others wait for its gradients.
+    """
+
+    def check_finite(self: Any, grads: Any) -> Any:
+        mine, one = check(self, grads), inner(self)
+        if not isinstance(one, Keras3Distributed) or one._allranks.process_set.size() == 1:
+            return mine
+        process_set = one._allranks.process_set
+
+        # The minimum of booleans: True only if the gradients of all ranks are finite.
+        def agree(flag: Array) -> list[Any]:
+            options: dict[str, Any] = {"process_set": process_set, "name": "check_finite"}
+            return [collectives.allreduce(np.asarray(flag), Min, **options)]
+
+        outputs = [tf.TensorSpec([], tf.bool)]
+        return call_on_arrays(agree, [mine], outputs, "check_finite", process_set)[0]
+
+    return check_finite
+
+
+def _switch_off_xla() -> None:
+    """Ignores ``jit_compile`` in models with a distributed optimizer.
+
+    XLA cannot compile calls of Python functions, which the collectives are.
+    """
+    require(keras.Model, "jit_compile")
+    # A base class of keras.Model defines the property, and other models inherit it from there.
+    trainer = next(kind for kind in keras.Model.__mro__ if "jit_compile" in vars(kind))
+    asked: property = vars(trainer)["jit_compile"]
+    if getattr(asked.fget, "__module__", "") == __name__:
+        return  # replaced already
+
+    def jit_compile(self: Any) -> Any:
+        one = inner(getattr(self, "optimizer", None))
+        return False if isinstance(one, Keras3Distributed) else asked.fget(self)  # type: ignore[misc]
+
+    setattr(trainer, "jit_compile", property(jit_compile, asked.fset, doc=asked.__doc__))  # noqa: B010
+
+
+class Keras2Distributed(_Distributed):
+    """An optimizer of Keras 2."""
+
+    _allranks_sums: GradientSums | None
+
+    def aggregate_gradients(self, grads_and_vars: Any) -> Pairs:
+        """Returns the reduced gradients. Optimizers since Keras 2.11 call this."""
+        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
+        variables = [variable for _, variable in pairs]
+        reduced = self._allranks.reduce([gradient for gradient, _ in pairs], variables)
+        return list(zip(reduced, variables, strict=True))
+
+    def _aggregate_gradients(self, grads_and_vars: Any) -> Pairs:
+        """Returns the reduced gradients. ``keras.optimizers.legacy`` calls this."""
+        return self.aggregate_gradients(grads_and_vars)
+
+    def apply_gradients(self, grads_and_vars: Any, name: Any = None, **options: Any) -> Any:
+        """Updates the variables with the reduced gradients, after the last step of a series."""
+        apply: Any = super().apply_gradients  # type: ignore[misc]
+        if self._allranks_sums is None:
+            return apply(grads_and_vars, name=name, **options)
+        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
+        variables = [variable for _, variable in pairs]
+        with tf.init_scope():
+            build(self, variables)
+        sums: GradientSums = self._allranks_sums
+        sums.add([gradient for gradient, _ in pairs], variables)
+
+        def due() -> Any:
+            apply(zip(sums.take(), variables, strict=True), name=name, **options)
+            return tf.constant(True)
+
+        def wait() -> Any:
+            self.iterations.assign_add(1)  # type: ignore[attr-defined]
+            return tf.constant(False)
+
+        # All ranks count the same steps, so all take the branch with the collective.
+        tf.cond(sums.are_due(), due, wait)
+        return self.iterations  # type: ignore[attr-defined]
+
+
+class GradientSums:
+    """The sums of this rank's gradients over several steps.
+
+    Args:
+        passes: the number of steps.
+        summed: whether to use the sum of the gradients, not their average.
+    """
+
+    def __init__(self, passes: int, summed: bool) -> None:
+        self._passes, self._factor = passes, 1.0 if summed else 1.0 / passes
+        self._sums: list[Any] = []
+        self._count: Any = None
+
+    def add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Adds the gradients of one step."""
+        with tf.init_scope():
+            if not self._sums:
+                self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
+                self._sums = [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables]
+        for total, gradient in zip(self._sums, gradients, strict=True):
+            total.assign_add(tf.convert_to_tensor(gradient))
+        self._count.assign_add(1)
+
+    def are_due(self) -> Any:
+        """Returns whether the gradients of the last step have been added."""
+        return tf.equal(self._count % self._passes, 0)
+
+    def take(self) -> list[Any]:
+        """Returns the accumulated gradients, and sets the sums to zero."""
+        made = [total * tf.cast(self._factor, total.dtype) for total in self._sums]
+        with tf.control_dependencies(made):
+            for total in self._sums:
+                total.assign(tf.zeros_like(total))
+        return made
