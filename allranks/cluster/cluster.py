@@ -26,7 +26,6 @@ from allranks.cluster.wire import Answers
 from allranks.errors import AllranksError, CellFailed, ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.config import EVERY_GPU
-from allranks.records.lessons import Explained
 from allranks.records.ranks import among, label
 from allranks.records.requests import end_of
 from allranks.records.wire import Answer, Hello, RunCell
@@ -501,7 +500,7 @@ class Cluster:
                 return count
             self.catch_up()
 
-    def explain(self, algorithm: str, values: Sequence[Sequence[float]]) -> Explained:
+    def explain(self, algorithm: str, values: Sequence[Sequence[float]]) -> Any:
         """Runs an allreduce (sum) that tells its steps, and times it, on the first ranks.
 
         Args:

@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from allranks.cluster import notebook_session
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import plain
 from allranks.cluster.options import check_timeout
@@ -28,7 +29,6 @@ from allranks.errors import (
 from allranks.records.ranks import label
 from allranks.records.script import Script, ScriptExited
 from allranks.records.wire import Hello
-from allranks.widgets import offered
 from allranks.widgets.dashboard.saved_panel import page
 from allranks.widgets.dashboard.view import TerminalDashboard
 
@@ -96,7 +96,7 @@ def run(
     _check_options(options)
     size = _chosen_size(num_proc, np, hosts)
     call = (func, tuple(args), dict(kwargs or {}))
-    shared = offered.session.running if offered.session is not None else None
+    shared = notebook_session.session.running if notebook_session.session is not None else None
     if isinstance(shared, Cluster) and shared.size == size and shared.is_up() and not shared.busy:
         return shared.call(*call, timeout=timeout)
     started = Cluster(size)

@@ -14,7 +14,6 @@ import cloudpickle
 
 from allranks.cluster.wire import Answers
 from allranks.errors import UsageError
-from allranks.records.lessons import Explained
 from allranks.records.wire import Output
 
 _MPI = "mpi4py.MPI"
@@ -170,8 +169,8 @@ def explain(
     algorithm: str,
     values: Sequence[Sequence[float]],
     keep: Callable[[Output], object],
-) -> Explained:
-    """Has the first ranks do what ``Cluster.explain`` says.
+) -> Any:
+    """Runs and records an allreduce on the first ranks, as ``Cluster.explain`` says.
 
     Args:
         keep: takes in what ranks write meanwhile.
@@ -184,7 +183,7 @@ def explain(
             f"{len(values)}, and {cluster.size} {'is' if cluster.size == 1 else 'are'} running. "
             f"Type for example: %distributed restart -n {max(2, len(values))}"
         )
-    told, *_ = cluster.run(
+    first, *_ = cluster.run(
         explain_here,
         algorithm,
         values,
@@ -192,4 +191,4 @@ def explain(
         timeout=_EXPLAIN_SECONDS,
         view=HiddenView(keep),
     )
-    return Explained.from_dict(told)
+    return first

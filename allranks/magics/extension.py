@@ -7,6 +7,7 @@ import os
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics
 
+from allranks.cluster.notebook_session import set_session
 from allranks.horovod import alias
 from allranks.magics.distributed import DistributedMagics
 from allranks.magics.ensemble import EnsembleMagics
@@ -14,7 +15,6 @@ from allranks.magics.options import parse_command
 from allranks.magics.px import PxMagics
 from allranks.magics.session import RANKS, RanksProxy
 from allranks.records.settings import START_WITH
-from allranks.widgets.offered import offer
 
 #: The cell magics of `PxMagics`.
 _PX_CELLS = ("px", "rank")
@@ -32,7 +32,7 @@ def load(shell: InteractiveShell, *, px: bool = False) -> None:
     if magics is None:
         magics = DistributedMagics(shell)
         shell.register_magics(magics, EnsembleMagics(shell, magics.session))
-        offer(magics.session)
+        set_session(magics.session)
         alias.install(in_notebook=True)
         # A variable of that name, if there is one, is the user's.
         shell.user_ns.setdefault(RANKS, RanksProxy(magics.session))
@@ -59,7 +59,7 @@ def unload(shell: InteractiveShell) -> None:
     if magics is None:
         return
     unload_px(shell)
-    offer(None)
+    set_session(None)
     magics.close()
     alias.uninstall()
     if isinstance(shell.user_ns.get(RANKS), RanksProxy):

@@ -91,8 +91,10 @@ def test_an_interrupt_reaches_the_ranks_of_all_hosts(notebook):
 
 
 def test_ipyparallel_reaches_the_ranks_of_all_hosts(notebook):
-    notebook.run("import allranks, socket\nfrom allranks.widgets import offered")
-    asked = "sorted(set(offered.session.running.client()[:].apply_sync(socket.gethostname)))"
+    notebook.run("import allranks, socket\nfrom allranks.cluster import notebook_session")
+    asked = (
+        "sorted(set(notebook_session.session.running.client()[:].apply_sync(socket.gethostname)))"
+    )
     assert notebook.value(asked) == "['h1', 'h2']"
 
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.lessons.model import HGX_H100, P100_25GBE, predict, predict_step
-from allranks.lessons.model.costs import terms
-from allranks.lessons.model.fabrics import Fabric, Latency, Protocol, Share
+from allranks.lessons.model.costs import Fabric, Latency, Protocol, Share, terms
 from allranks.lessons.ring import explain
 
 FORMULAS = Fabric(

@@ -10,8 +10,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from allranks.lessons.model.costs import terms
-from allranks.lessons.model.fabrics import Fabric, Latency, Protocol, Share
+from allranks.lessons.model.costs import Fabric, Latency, Protocol, Share, terms
 
 FITTED = ("ring", "recursive doubling", "tree")
 

@@ -3,16 +3,17 @@
 The algorithms use only numpy. `MpiLink` runs them over MPI, `LoopbackLinks` in one process.
 """
 
+from allranks.lessons.records import AllreduceRun, RankSteps, Step, Values
 from allranks.lessons.ring.algorithms import (
     ALGORITHMS,
+    Recorder,
+    collect,
     explain,
     recursive_doubling_allreduce,
     ring_allreduce,
     tree_allreduce,
 )
 from allranks.lessons.ring.links import Link, LoopbackLinks, MpiLink
-from allranks.lessons.ring.recording import Recorder, collect
-from allranks.records.lessons import AllreduceRun, RankSteps, Step, Values
 
 __all__ = [
     "ALGORITHMS",

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
 from allranks.collectives import world
 from allranks.collectives.start import runtime
 from allranks.lessons.model import Measurement, fit, predict
-from allranks.lessons.ring.algorithms import Algorithm, find, tree_allreduce
+from allranks.lessons.records import Explained
+from allranks.lessons.ring.algorithms import Algorithm, Recorder, collect, find, tree_allreduce
 from allranks.lessons.ring.links import Array
-from allranks.lessons.ring.recording import Recorder, collect
-from allranks.records.lessons import Explained
 
 # Sizes that the model is fitted to. The explained array is not one of them, so that its prediction
 # can be wrong.
@@ -59,8 +57,8 @@ class CellLink:
         return received
 
 
-def explain_here(algorithm: str, values: Sequence[Sequence[float]]) -> dict[str, Any] | None:
-    """Returns an `Explained` as a dictionary for JSON on rank 0; None on the other ranks.
+def explain_here(algorithm: str, values: Sequence[Sequence[float]]) -> Explained | None:
+    """Returns the run, its time and its prediction on rank 0; None on the other ranks.
 
     Args:
         algorithm: a key of `ALGORITHMS`.
@@ -85,7 +83,7 @@ def explain_here(algorithm: str, values: Sequence[Sequence[float]]) -> dict[str,
         return None
     fabric = fit(measured, name="these ranks")
     prediction = predict(array.nbytes, link.size, hosts, algorithm, fabric)
-    return Explained(run, seconds, repeats, prediction).to_dict()
+    return Explained(run, seconds, repeats, prediction)
 
 
 def _time(allreduce: Algorithm, arrays: Sequence[Array], link: CellLink) -> tuple[list[float], int]:

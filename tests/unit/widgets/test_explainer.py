@@ -12,16 +12,15 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from allranks.cluster import notebook_session
 from allranks.cluster.variables import explain_here
 from allranks.errors import UsageError
+from allranks.lessons.explainer.explainer import ALGORITHMS as OFFERED
+from allranks.lessons.explainer.explainer import bundle, example_arrays
+from allranks.lessons.explainer.frames import chunks, frames, listed, questions, shown, steps, text
+from allranks.lessons.records import Explained, Prediction
 from allranks.lessons.ring import ALGORITHMS, explain, on_ranks
-from allranks.records.lessons import Explained, Prediction
-from allranks.widgets import offered, ring
-from allranks.widgets.explainer.explainer import ALGORITHMS as OFFERED
-from allranks.widgets.explainer.explainer import example_arrays
-from allranks.widgets.explainer.frames import chunks, frames, listed, shown, steps, text
-from allranks.widgets.explainer.quiz import questions
-from allranks.widgets.explainer.still import bundle
+from allranks.widgets import ring
 
 PREDICTION = Prediction("ring", "measured", 64, 4, 1, 3e-3, 1e-6, "these ranks, fitted")
 
@@ -204,6 +203,6 @@ def test_what_cannot_be_shown_is_refused_before_anything_runs(arguments, said):
 
 
 def test_without_ranks_it_says_how_to_get_some(monkeypatch):
-    monkeypatch.setattr(offered, "session", None)
+    monkeypatch.setattr(notebook_session, "session", None)
     with pytest.raises(UsageError, match="%load_ext allranks"):
         ring()

@@ -317,19 +317,3 @@ class Explained:
     """How many were timed."""
     prediction: Prediction
     """Of the model, fitted to allreduces of other sizes by the same ranks."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The record as dictionaries, lists, numbers and text, ready for JSON."""
-        return {
-            "run": self.run.to_dict(),
-            "seconds": self.seconds,
-            "repeats": self.repeats,
-            "prediction": asdict(self.prediction),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Explained:
-        """The record that ``to_dict`` turned into ``data``, also after a trip through JSON."""
-        fields = {key: value for key, value in data["prediction"].items() if key != "simulated"}
-        run, prediction = AllreduceRun.from_dict(data["run"]), Prediction(**fields)
-        return cls(run, data["seconds"], data["repeats"], prediction)

@@ -9,11 +9,12 @@ from typing import Any
 import anywidget
 import traitlets
 
+from allranks.widgets.page_widgets import FRONT as SHARED_FRONT
+
 _FRONT = Path(__file__).parent / "front"
-_SHARED = Path(__file__).parent.parent / "front"
 _NAMES = ("circle.js", "quiz.js", "saving.js", "player.js")
-_PARTS = (_SHARED / "format.js", *(_FRONT / name for name in _NAMES))
-_STYLES = (_SHARED / "front.css", _FRONT / "front.css")
+_PARTS = (SHARED_FRONT / "format.js", *(_FRONT / name for name in _NAMES))
+_STYLES = (SHARED_FRONT / "front.css", _FRONT / "front.css")
 
 
 class ExplainerWidget(anywidget.AnyWidget):
