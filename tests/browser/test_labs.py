@@ -39,10 +39,8 @@ def test_a_lab_runs_in_the_browser(lab, server, name):
 
     saved = nbformat.read(lab.save(), as_version=4)
     labs.note_run(name, saved)
+    # What the cells say is compared in tests/notebook/test_labs.py, on this run.
     assert labs.failed(saved) == labs.tagged(solved, FAILS)
-    ran = {cell.id: cell for cell in saved.cells}
-    for cell in labs.code_cells(labs.read(name)):
-        assert (cell.id, labs.steady_lines(cell)) == (cell.id, labs.steady_lines(ran[cell.id]))
     assert lab.page.evaluate("() => window.panels.size") > 0
     assert lab.page.locator(".ar-dashboard, .allranks-still img").count() > 0
     for index, cell in enumerate(solved.cells):

@@ -6,19 +6,15 @@ import pytest
 
 KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
 START = "from mpi4py import MPI\nimport numpy as np\nworld = MPI.COMM_WORLD\n"
-#: What one rank does, or all but one, and the line that is blamed.
+#: What one rank does, or all but one, and the line that is blamed. More of mpi4py's calls, without
+#: cells: MISSED in tests/mpi/ranks/communicator_suite.py, and WAITING in misuse_suite.py.
 HANGS = {
     "recv": "if rank == 0: world.recv(source=1)",
-    "Recv": "if rank == 0: world.Recv(np.empty(3), source=1)",
     "a large Send": "if rank == 0: world.Send(np.ones(10**6), dest=1)",
     "Ssend": "if rank == 0: world.Ssend(np.ones(1), dest=1)",
-    "Probe": "if rank == 0: world.Probe(source=1)",
     "Wait": "if rank == 0: world.Irecv(np.empty(3), source=1).Wait()",
-    "wait": "if rank == 0: world.irecv(source=1).wait()",
-    "Waitall": "if rank == 0: MPI.Request.Waitall([world.Irecv(np.empty(3), source=1)])",
     "Bcast": "if rank != 1: world.Bcast(np.empty(3), root=1)",
     "the Barrier of a subset": "half = world.Split(rank % 2)\nif rank == 0: half.Barrier()",
-    "a grid": "if rank: world.Create_cart([2, 2])",
     "Allreduce on a duplicate": (
         "twin = world.Dup()\nif rank: twin.Allreduce(np.ones(2), np.empty(2))"
     ),

@@ -63,12 +63,6 @@ def one_error(errors: list[str]) -> float:
     return float(errors[0])
 
 
-def two_errors(errors: list[str]) -> list[float]:
-    """Returns the errors of two models."""
-    assert len(set(errors)) == 2
-    return [float(error) for error in errors]
-
-
 def test_ranks_and_their_gpus_are_listed(two):
     cell = run_script(two, "list_gpus")
     for rank in range(2):
@@ -105,10 +99,6 @@ def test_kerass_eight_changes_train_one_model(two):
 
 def test_a_pinn_on_two_halves_is_exact_everywhere(two):
     assert one_error(said(run_script(two, "pinn_data_parallel"), ERROR)) < 0.02
-
-
-def test_two_pinns_learn_two_equations(two):
-    assert max(two_errors(said(run_script(two, "pinn_ensemble"), ERROR))) < 0.02
 
 
 def test_models_learn_from_their_shares(two):
@@ -167,10 +157,6 @@ def test_a_monitored_session_trains_one_model_and_keeps_one_checkpoint(version1)
 
 def test_a_function_on_two_halves_is_one_model(version1):
     assert one_error(said(run_script(version1, "function_data_parallel"), ERROR)) < 0.02
-
-
-def test_a_function_on_two_halves_is_two_models(version1):
-    assert max(two_errors(said(run_script(version1, "function_ensemble"), ERROR))) < 0.02
 
 
 SERVE = """

@@ -1,19 +1,27 @@
-"""The labs, each run once for all tests that look at it."""
+"""A notebook with ranks for each file, and each lab, run once for all tests that look at it."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 from tests import labs
-from tests.kernel import spec_of
+from tests.kernel import Kernel, spec_of
 from tests.labs import NEED_TORCH
 from tests.torch.conftest import MISSING, python_with_torch
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel with two ranks, for all tests of a file."""
+    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        kernel.run("%load_ext allranks\n%distributed start -n 2")
+        yield kernel
 
 
 def python_for(name: str) -> str:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
-import pexpect
 import pytest
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook
-
-from tests.kernel import Kernel
 
 LOGGING = """
 import time
@@ -23,14 +19,6 @@ for i in range(100):
     log(step=i, loss=1 / (i + 1))
 """
 WIDGET = "application/vnd.jupyter.widget-view+json"
-
-
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """A kernel with two ranks, for all tests of this file."""
-    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
-        kernel.run("%load_ext allranks\n%distributed start -n 2")
-        yield kernel
 
 
 def test_a_cell_that_only_prints_shows_only_its_output(notebook):
@@ -221,30 +209,3 @@ def test_papermill_runs_it_too(tmp_path: Path):
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
     shown = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells[1].outputs[-1].data
     assert "text/html" in shown
-
-
-def test_a_terminal_prints_the_tables(tmp_path: Path):
-    command = f"{sys.executable} -m IPython --simple-prompt --no-banner --colors=NoColor"
-    with pexpect.spawn(command, cwd=str(tmp_path), encoding="utf-8", timeout=60) as shell:
-        shell.setwinsize(50, 200)
-        shell.expect(r"In \[1\]: ")
-        shell.sendline("%load_ext allranks")
-        shell.expect(r"In \[2\]: ")
-        shell.sendline("%distributed start -n 2")
-        shell.expect(r"In \[3\]: ")
-        shell.sendline("get_ipython().run_cell_magic('distributed', '', 'log(loss=0.5)\\n1')")
-        shell.expect(r"ranks 0–1 → 1\r\n")
-        shell.expect(r"loss +0 +0\.5 +0\.5 +0\.5 +0\.5 +0\.5\r\n")
-        shell.sendline(
-            "get_ipython().run_cell_magic('distributed', '--view plain', 'log(x=1)\\n2')"
-        )
-        shell.expect(r"ranks 0–1 → 2\r\n(.*)In \[5\]: ")
-        assert "last value" not in shell.match.group(1)
-        shell.sendline("from allranks.widgets import ring")
-        shell.expect(r"In \[6\]: ")
-        shell.sendline("ring(values=[[1, 2], [10, 20]])")
-        shell.expect(r"ring allreduce of 2 int64 over 2 ranks\r\nmeasured: .* simulated: ")
-        shell.expect(r"reduce-scatter  rank 0 → 1  0      10 \+ 1 = 11\r\n")
-        shell.expect(r"every rank has \(11, 22\)\r\n")
-        shell.sendline("exit")
-        shell.expect(pexpect.EOF)

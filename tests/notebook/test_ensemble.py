@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import pexpect
 import pytest
 
 from tests.kernel import Kernel
@@ -335,22 +334,3 @@ def test_a_live_panel_is_told_its_members_and_leaves_a_table(notebook):
     picture, script, _ = html.partition("<script>")
     assert script
     assert not re.search("<script|<style|widget", picture)
-
-
-def test_a_terminal_prints_a_line_a_member_and_the_table(tmp_path):
-    import sys
-
-    command = f"{sys.executable} -m IPython --simple-prompt --no-banner --colors=NoColor"
-    with pexpect.spawn(command, cwd=str(tmp_path), encoding="utf-8", timeout=60) as shell:
-        shell.setwinsize(50, 200)
-        shell.expect(r"In \[1\]: ")
-        shell.sendline("%load_ext allranks")
-        shell.expect(r"In \[2\]: ")
-        shell.sendline("%distributed start -n 2")
-        shell.expect(r"In \[3\]: ")
-        shell.sendline("get_ipython().run_cell_magic('ensemble', 'x=0:3', 'result = x * x')")
-        shell.expect(r"· member 0 \(x=0\) finished on rank \d in .*: result 0")
-        shell.expect(r"3 of 3 finished, ")
-        shell.expect(r"2 +2 +finished +\d +4 ★")
-        shell.sendline("exit")
-        shell.expect(pexpect.EOF)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pexpect
@@ -15,14 +14,6 @@ from tests.kernel import ANSI, Kernel, lines_of_two
 
 LAB = {"cellId": "5e1a"}
 PNG = "iVBORw0KGgo="
-
-
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """A kernel with two ranks, for all tests of this file."""
-    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
-        kernel.run("%load_ext allranks\n%distributed start -n 2")
-        yield kernel
 
 
 def in_console(kernel: Kernel, source: str, options: str = "") -> str:
@@ -166,19 +157,40 @@ def debug_on_rank_1(shell: pexpect.spawn, number: int) -> None:
     shell.expect(rf"In \[{number + 1}\]: ")
 
 
-def test_a_terminals_ipython_asks_in_the_terminal(tmp_path: Path):
+def test_a_terminals_ipython_shows_tables_and_members_and_asks_in_the_terminal(tmp_path: Path):
     command = f"{sys.executable} -m IPython --simple-prompt --no-banner --colors=NoColor"
     with pexpect.spawn(command, cwd=str(tmp_path), encoding="utf-8", timeout=120) as shell:
         shell.setwinsize(50, 200)
-        for number, line in enumerate(["%load_ext allranks", "%distributed start -n 2"], 1):
+        for number, line in enumerate(
+            [
+                "%load_ext allranks",
+                "%distributed start -n 2",
+                "run = get_ipython().run_cell_magic",
+                "run('distributed', '', 'log(loss=0.5)\\n1')",
+            ],
+            1,
+        ):
             shell.expect(rf"In \[{number}\]: ")
             shell.sendline(line)
-        shell.expect(r"In \[3\]: ")
-        debug_on_rank_1(shell, 3)
-        shell.sendline("get_ipython().run_cell_magic('distributed', '', 'input()')")
+        shell.expect(r"ranks 0–1 → 1\r\n")
+        shell.expect(r"loss +0 +0\.5 +0\.5 +0\.5 +0\.5 +0\.5\r\n")
+        shell.sendline("run('distributed', '--view plain', 'log(x=1)\\n2')")
+        shell.expect(r"ranks 0–1 → 2\r\n(.*)In \[6\]: ")
+        assert "last value" not in shell.match.group(1)
+        shell.sendline("run('ensemble', 'x=0:3', 'result = x * x')")
+        shell.expect(r"· member 0 \(x=0\) finished on rank \d in .*: result 0")
+        shell.expect(r"3 of 3 finished, ")
+        shell.expect(r"2 +2 +finished +\d +4 ★")
+        shell.sendline("from allranks.widgets import ring; print(ring(values=[[1, 2], [10, 20]]))")
+        shell.expect(r"ring allreduce of 2 int64 over 2 ranks\r\nmeasured: .* simulated: ")
+        shell.expect(r"reduce-scatter  rank 0 → 1  0      10 \+ 1 = 11\r\n")
+        shell.expect(r"every rank has \(11, 22\)\r\n")
+        shell.expect(r"In \[8\]: ")
+        debug_on_rank_1(shell, 8)
+        shell.sendline("run('distributed', '', 'input()')")
         shell.expect("rank [01] │ ")
         shell.sendintr()
         shell.expect("raised KeyboardInterrupt")
-        shell.expect(r"In \[5\]: ")
+        shell.expect(r"In \[10\]: ")
         shell.sendline("exit")
         shell.expect(pexpect.EOF)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
-
-from tests.kernel import Kernel
 
 SLOW = """
 import time
@@ -27,14 +24,6 @@ barrier()
 import slow_module
 log(loss=1.0)
 """
-
-
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """A kernel with two ranks, for all tests of this file."""
-    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
-        kernel.run("%load_ext allranks\n%distributed start -n 2")
-        yield kernel
 
 
 def seconds(row: str) -> list[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,12 +13,9 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """A kernel with two ranks, for all tests of this file."""
-    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
-        kernel.run("%load_ext allranks\n%distributed start -n 2")
-        kernel.run("%%distributed\nimport time\nimport ipywidgets as w")
-        yield kernel
+def notebook(notebook: Kernel) -> Kernel:
+    notebook.run("%%distributed\nimport time\nimport ipywidgets as w")
+    return notebook
 
 
 def on_ranks(kernel: Kernel, source: str, options: str = "") -> Cell:
