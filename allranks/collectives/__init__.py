@@ -5,17 +5,17 @@ Importing this imports numpy and nothing heavier; MPI starts with `init`.
 
 from typing import TYPE_CHECKING, Any
 
-from allranks.collectives.arrays.compression import Compression
 from allranks.collectives.arrays.reductions import (
     Adasum,
     Average,
+    Compression,
     Max,
     Min,
     Product,
     ReduceOp,
     Sum,
 )
-from allranks.collectives.ops.handles import Handle, poll, synchronize
+from allranks.collectives.ops.inputs import Handle, poll, synchronize
 from allranks.collectives.ops.joining import join
 from allranks.collectives.ops.keeping import keep
 from allranks.collectives.ops.operations import (

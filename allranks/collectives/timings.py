@@ -17,8 +17,8 @@ from typing import Any
 
 from allranks.collectives import world
 from allranks.collectives.calls.journal import Journal, named
-from allranks.collectives.ops import moving, objects
-from allranks.collectives.ops.handles import run
+from allranks.collectives.ops import operations
+from allranks.collectives.ops.inputs import run
 from allranks.records.telemetry import CallRecord, CallTotals
 
 BINS = 256
@@ -244,10 +244,10 @@ def timeline(path: str | Path) -> None:
     """
     this = world.current()
     mine = this.journal.records
-    every = run(objects.gather(this.groups[0], "timeline", mine, root=0))
+    every = run(operations.begin_object_gather(this.groups[0], "timeline", mine, root=0))
     if this.rank == 0:
         Path(path).write_text(json.dumps(trace(every, this.hosts)))
-    run(moving.begin_barrier(name="timeline"))
+    run(operations.begin_barrier(name="timeline"))
 
 
 def trace(every: list[list[CallRecord]], hosts: tuple[int, ...]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
-from allranks.collectives.calls.callsite import LIBRARY, OURS, kind_of
+from allranks.collectives.calls.guard import LIBRARY, OURS, kind_of
 from allranks.engine.features import RankHooks
 from allranks.engine.interrupts import MAIN_THREAD, Interrupts, ignore_interrupt
 from allranks.engine.telemetry import CELL_FILE

@@ -18,7 +18,7 @@ import psutil
 from allranks import collectives
 from allranks.collectives import world
 from allranks.collectives.calls import frames
-from allranks.collectives.calls.callsite import USER, kind_of
+from allranks.collectives.calls.guard import USER, kind_of
 from allranks.collectives.timings import BINS, Totals
 from allranks.errors import UsageError
 from allranks.records.telemetry import Points, Pulse, Strip, Telemetry, Timings

@@ -83,7 +83,7 @@ class State:
     def commit(self) -> None:
         """Saves the state, and checks whether hosts have changed. Collective over all ranks."""
         self.save()
-        kept = world.current().keeps
+        kept = world.current().variable_store
         if kept is not None and self._training and self._saved() is not None:
             found = {"training": self._training, "saved": self._saved()}
             keep_in(kept.of_training, lambda: found, copy=False)
@@ -337,10 +337,10 @@ def _resumed(state: State, name: str) -> Iterator[None]:
     Collective over all ranks.
     """
     this = world.current()
-    if this.keeps is None:
+    if this.variable_store is None:
         yield
         return
-    series = this.keeps.of_training
+    series = this.variable_store.of_training
     series.settle()  # a commit of an earlier training may not be written completely yet
     _begin(this, state, name)
     state._training = name
@@ -350,7 +350,7 @@ def _resumed(state: State, name: str) -> Iterator[None]:
         collectives.barrier()
     except RankLeft:
         # The commits stay, because the cell may run again after a dead rank is replaced.
-        this.keeps.cut_off()
+        this.variable_store.cut_off()
         raise
     except BaseException:
         series.drop()
@@ -363,8 +363,8 @@ def _resumed(state: State, name: str) -> Iterator[None]:
 
 def _begin(this: world.World, state: State, name: str) -> None:
     """Loads the commit of an interrupted training on all ranks or on none, and reports it."""
-    assert this.keeps is not None
-    series = this.keeps.of_training
+    assert this.variable_store is not None
+    series = this.variable_store.of_training
     found, problem = None, ""
     try:
         found = series.load()

@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from allranks import errors
-from allranks.collectives.calls.interrupts import ear
+from allranks.collectives.calls.rank_state import interrupt_pipe
 from allranks.tensorflow.patches import import_private, replace
 
 _MOST_KEPT = 16
@@ -81,7 +81,7 @@ def carried(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function for use in a graph, whose exceptions leave the graph unchanged."""
 
     def call(*arrays: Any) -> Any:
-        ear.heard()  # the main thread handles an interrupt from before this call
+        interrupt_pipe.received()  # the main thread handles an interrupt from before this call
         try:
             return function(*arrays)
         except BaseException as error:

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from allranks import collectives
 from allranks.collectives import ProcessSet
-from allranks.collectives.calls.interrupts import ear
+from allranks.collectives.calls.rank_state import interrupt_pipe
 from allranks.collectives.world.world import World, current
 from allranks.errors import CollectiveMismatch
 from allranks.tensorflow.graph_errors import carried
@@ -188,7 +188,7 @@ class CallOrder:
         while name not in self._ready:
             if self._arrived.wait(_POLL_SECONDS):
                 continue
-            if ear.heard():
+            if interrupt_pipe.received():
                 raise KeyboardInterrupt
             waited = time.monotonic() - began
             if waited > _PATIENCE_SECONDS:

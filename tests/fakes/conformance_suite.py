@@ -27,7 +27,7 @@ import allranks.collectives as c
 from allranks.cluster import devices
 from allranks.collectives import loopback
 from allranks.collectives.arrays.reductions import Arithmetic, ReduceOp, check, is_half
-from allranks.collectives.gpu import cupy_api, device, dlpack, nccl_communicator
+from allranks.collectives.gpu import cupy_api, device, dlpack
 from allranks.collectives.gpu import nccl as nccl_transport
 from allranks.collectives.gpu.nccl import cut
 from allranks.errors import MissingDependency
@@ -239,15 +239,15 @@ def test_errors_of_the_driver_are_named_as_the_fakes():
 def test_a_communicators_id_goes_from_one_rank_to_another():
     """As bytes, of which the other rank makes a communicator: on a GPU, which is missing here."""
     unique = nccl.get_unique_id()
-    assert len(unique) == nccl_communicator._ID_NBYTES
+    assert len(unique) == nccl_transport._ID_NBYTES
     crossed = np.frombuffer(unique, np.uint8).tobytes()
     with pytest.raises(nccl.NcclError, match="CUDA"):
         nccl.NcclCommunicator(1, crossed, 0)
-    assert isinstance(nccl_communicator.last_error(), str)
+    assert isinstance(nccl_transport.last_error(), str)
 
 
 def test_a_call_that_is_in_progress_is_no_error_to_cupy():
-    """What `nccl_communicator.is_in_progress` takes for it is that alone."""
+    """What `nccl_transport.is_in_progress` takes for it is that alone."""
     for status in range(1, 7):
         assert isinstance(nccl.NcclError(status), RuntimeError)
     for status in (cupy_api.IN_PROGRESS, 8):
@@ -283,7 +283,7 @@ def test_arrays_are_cut_and_seen_as_numpys(dtype):
     array = on_the_host(host)
     assert dlpack.library_of(array) == "cupy"
     assert dlpack.is_on_gpu(array)
-    assert dlpack.take(array)[0] is array
+    assert dlpack.to_cupy(array)[0] is array
     assert (array.dtype, array.nbytes, array.itemsize) == (dtype, host.nbytes, dtype.itemsize)
     assert array.data.ptr == host.ctypes.data
     assert array.device.id == 0

@@ -5,30 +5,55 @@ None of the libraries is imported unless an array of it was passed.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from allranks.collectives.arrays.reductions import Array, name_of
 from allranks.errors import MissingDependency
 
+# Made here, because a cell may replace what json holds.
+_dumps = json.JSONEncoder().encode
+_loads = json.JSONDecoder().decode
+
+
+class ArrayHeader(NamedTuple):
+    """An array's dtype, shape and place, sent before its bytes."""
+
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    device: str = ""
+
+    def pack(self, width: int = 0) -> NDArray[np.uint8]:
+        """The header as bytes, padded to ``width``."""
+        return np.frombuffer(_dumps(self).encode().ljust(width), np.uint8)
+
+    @classmethod
+    def unpack(cls, data: NDArray[np.uint8]) -> ArrayHeader:
+        dtype, shape, device = _loads(data.tobytes().decode())
+        return cls(dtype, tuple(shape), device)
+
+
 Restore = Callable[[Array], Any]
 _DLPACK_CUDA = 2
+HOST_TYPES = (np.ndarray, np.generic, bool, int, float, complex, list, tuple)
+"""Types of values that are always in host memory."""
 
 
 def to_numpy(value: Any) -> tuple[Array, Restore]:
-    """A value as a C-contiguous numpy array in native byte order, and the way back.
+    """A value as a C-contiguous numpy array in native byte order, and the conversion of results.
 
-    The way back makes, of a result, the kind that the value was: library, device and, where the
-    value was a Python number, a number; a list comes back as numpy's. It takes the result over:
-    the memory may become the new array's. CPU arrays are not copied on their way here.
+    The conversion returns the kind of the value: library, device and, for a Python number, a
+    number; for a list a numpy array. It takes over the result's memory. CPU arrays are not copied.
 
     Raises:
-        TypeError: it is no array of numbers.
-        MissingDependency: it needs a package that is not here.
+        TypeError: it is not an array of numbers.
+        MissingDependency: a package for it is missing.
     """
     if type(value) is np.ndarray:
         return _plain(value), _same
@@ -55,7 +80,7 @@ def to_numpy(value: Any) -> tuple[Array, Restore]:
 
 
 def library_of(value: Any) -> str:
-    """The library that an array is of, a class of one's own that is built on it included."""
+    """The library of an array, also if its class is derived from the library's."""
     for base in type(value).__mro__:
         name = base.__module__.partition(".")[0]
         if name in _LIBRARIES:
@@ -64,7 +89,7 @@ def library_of(value: Any) -> str:
 
 
 def to_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of a name, bfloat16 included."""
+    """The dtype of a name, including bfloat16."""
     return np.dtype(bfloat16() if name == "bfloat16" else name)
 
 
@@ -134,7 +159,7 @@ def _tensorflow(value: Any) -> tuple[Array, Restore]:
         with tensorflow.device(value.device):
             return tensorflow.convert_to_tensor(out)
 
-    # A bfloat16 without dimensions is a number to numpy() and no array to __array__().
+    # For a bfloat16 without dimensions numpy() returns a number, and __array__() fails.
     lone = value.dtype == tensorflow.bfloat16 and value.shape.rank == 0
     # Not by DLPack: a tensor of strings aborts the process there.
     return _plain(np.asarray(value.numpy() if lone else value), value), restore
@@ -158,7 +183,7 @@ def _jax(value: Any) -> tuple[Array, Restore]:
         try:
             sharding.shard_shape(out.shape)
         except ValueError:
-            # A result of another shape, which does not divide among the devices.
+            # A result whose shape does not divide among the devices.
             return jax.device_put(out, min(sharding.device_set, key=lambda device: device.id))
         return jax.device_put(out, sharding)
 
@@ -166,7 +191,7 @@ def _jax(value: Any) -> tuple[Array, Restore]:
 
 
 def bfloat16() -> Any:
-    """The dtype that ml_dtypes has and numpy has not."""
+    """The dtype of ml_dtypes; numpy has none."""
     return _import("ml_dtypes").bfloat16
 
 

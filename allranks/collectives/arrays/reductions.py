@@ -48,7 +48,7 @@ _names: dict[np.dtype[Any], str] = {}
 
 
 def name_of(dtype: np.dtype[Any]) -> str:
-    """A dtype's name, which numpy composes anew, and slowly, each time it is asked."""
+    """A dtype's name, cached: numpy composes it anew each time, and slowly."""
     known = _names.get(dtype)
     if known is None:
         known = _names[dtype] = dtype.name
@@ -66,7 +66,7 @@ def is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def check(op: ReduceOp, dtype: np.dtype[Any]) -> None:
-    """Says whether a reduction is defined for a dtype.
+    """Checks that a reduction is defined for a dtype.
 
     Raises:
         TypeError: it is not.
@@ -93,7 +93,7 @@ def check(op: ReduceOp, dtype: np.dtype[Any]) -> None:
 
 
 def accumulator(op: ReduceOp, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which the values of a dtype are added up."""
+    """The dtype in which values of a dtype are accumulated."""
     if is_half(dtype):
         return np.dtype(np.float32)
     if op is Average and dtype.kind in "iu" and dtype.itemsize < 8:
@@ -123,29 +123,30 @@ class Arithmetic:
         self.total = accumulator(op, dtype)
         self.wider = self.total != dtype
         self.copies = self.half or prescale == 1.0
-        """True where a rank's values are laid out as they are."""
+        """True if a rank's values are published unchanged."""
         self.plain = not self.half and prescale == 1.0
-        """True where the ranks' values can be combined as they lie."""
+        """True if the ranks' values can be combined in place."""
         self.bare = not self.wider and self.divisor == 1 and postscale == 1.0
-        """True where ``ufunc`` is all there is to do with two of them."""
+        """True if ``ufunc`` alone reduces two of them."""
         self.scaled = self.divisor != 1 or postscale != 1.0
         divides = self.divisor != 1 and postscale == 1.0 and is_float(dtype) and not self.half
         self.by = np.array(self.divisor, dtype) if divides else None
-        """Where dividing is all that is left to do: by what, as numpy divides by it fastest."""
+        """The divisor in the form in which numpy divides fastest, if division is the only last
+        step."""
 
     def unscaled(self) -> Arithmetic:
-        """The same for values that have been prescaled before."""
+        """The same for values that are prescaled already."""
         return Arithmetic(self.op, self.dtype, self.ranks, 1.0, self.postscale)
 
     def staged(self, values: Array, out: Array) -> None:
-        """Writes this rank's values where the others read them: prescaled, but half precision."""
+        """Writes this rank's values for the other ranks: prescaled, except half precision."""
         if self.copies:
             np.copyto(out, values)
         else:
             scale(values, self.prescale, 1, out)
 
     def prescaled(self, values: Array) -> Array:
-        """What `staged` writes: these values themselves where it would only copy them."""
+        """The values that `staged` writes; the same array if it would only copy them."""
         if self.copies:
             return values
         out = np.empty_like(values)
@@ -154,7 +155,8 @@ class Arithmetic:
 
     def combine(self, parts: list[Array], out: Array | None = None) -> Array:
         """The reduction of ``parts``, in their order, postscaled; in ``out``, or in a new array."""
-        # numpy makes a result faster than it fills one, but for arrays without dimensions a number.
+        # numpy allocates a result faster than it fills a given one. For arrays without dimensions
+        # it would return a number.
         if out is None and (self.wider or len(parts) == 1 or not parts[0].ndim):
             out = np.empty_like(parts[0])
         if self.wider:
@@ -175,7 +177,7 @@ class Arithmetic:
         return out
 
     def merged(self, parts: list[Array], out: Array | None = None) -> Array:
-        """What staged values, or totals of some, add up to in `total`, to be finished once."""
+        """The sum, in `total`, of staged values or of such sums, for a later `finish`."""
         if out is None:
             out = np.empty(parts[0].shape, self.total)
         if parts[0].dtype != self.total:
@@ -192,10 +194,10 @@ class Arithmetic:
         return out
 
     def finish(self, total: Array, out: Array) -> None:
-        """Writes what has been accumulated, postscaled, into ``out``.
+        """Writes accumulated values, postscaled, to ``out``.
 
         Args:
-            total: in `total`, or in another dtype for a transport's sake: it is cut first.
+            total: in `total`, or in another dtype that a transport needs: it is cut first.
             out: the result; may be ``total`` itself.
         """
         if self.by is not None and type(total) is np.ndarray:
@@ -210,7 +212,7 @@ class Arithmetic:
             np.copyto(out, total, casting="unsafe")
 
     def wide(self, part: Array) -> Array:
-        """Staged values to accumulate: half precision is prescaled here, where it has room."""
+        """Staged values for accumulation: half precision is prescaled here, in float32."""
         wide: Array = part.astype(self.total)
         if self.half and self.prescale != 1.0:
             scale(wide, self.prescale, 1, wide)
@@ -218,7 +220,7 @@ class Arithmetic:
 
 
 def scale(values: Array, factor: float, divisor: int, out: Array) -> None:
-    """Writes values × factor / divisor, for integers cut towards zero."""
+    """Writes values × factor / divisor; integers are truncated towards zero."""
     if is_float(values.dtype) and not is_half(values.dtype):
         if divisor != 1:
             np.divide(values, divisor, out=out)
@@ -230,3 +232,68 @@ def scale(values: Array, factor: float, divisor: int, out: Array) -> None:
         return
     wide: Array = values.astype(np.float32 if is_float(values.dtype) else np.float64)
     np.copyto(out, wide / divisor * factor, casting="unsafe")
+
+
+def adasum(
+    parts: list[NDArray[Any]], prescale: float = 1.0, postscale: float = 1.0
+) -> NDArray[Any]:
+    """The combination of all parts, a power of two of shape (n,), pairwise in a tree, in float64.
+
+    Every rank holds all parts, so this takes as many times an array's memory as there are ranks.
+    """
+    level = [part.astype(np.float64) * prescale for part in parts]
+    while len(level) > 1:
+        level = [_pair(level[i], level[i + 1]) for i in range(0, len(level), 2)]
+    return (level[0] * postscale).astype(parts[0].dtype)
+
+
+def _pair(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    dot, squared_a, squared_b = np.dot(a, b), np.dot(a, a), np.dot(b, b)
+    keep_a = 1.0 - dot / (2.0 * squared_a) if squared_a else 1.0
+    keep_b = 1.0 - dot / (2.0 * squared_b) if squared_b else 1.0
+    result: NDArray[Any] = keep_a * a + keep_b * b
+    return result
+
+
+class NoneCompressor:
+    """Sends what it is given."""
+
+    name = ""
+
+    @staticmethod
+    def compress(array: Array) -> tuple[Array, Any]:
+        """The array, and nothing to remember."""
+        return array, None
+
+    @staticmethod
+    def decompress(array: Array, context: Any) -> Array:
+        """The array."""
+        return array
+
+
+class FP16Compressor:
+    """Sends floating point as float16, and gives back the dtype it was; integers stay as they are.
+
+    Values beyond 65,504 become infinite.
+    """
+
+    name = "fp16"
+
+    @staticmethod
+    def compress(array: Array) -> tuple[Array, Any]:
+        """The array as float16, and its dtype."""
+        if array.dtype.kind == "f" and array.dtype.itemsize > 2:
+            return array.astype(np.float16), array.dtype
+        return array, None
+
+    @staticmethod
+    def decompress(array: Array, context: Any) -> Array:
+        """The array in the dtype that it had."""
+        return array if context is None else array.astype(context)
+
+
+class Compression:
+    """The compressions that allreduce and reducescatter take, by Horovod's names."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor

@@ -1,59 +1,171 @@
-"""What a rank brings to a collective, and what is said when ranks bring different things."""
+"""A call's arguments as the ranks compare them, its line in the user's source, and the mismatch
+text.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import linecache
+import os
+import sysconfig
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
+from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
-from allranks.collectives.calls.callsite import Site
+from allranks.collectives.calls import frames
 from allranks.records.ranks import label
 
+_PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+OURS, LIBRARY, USER = range(3)
+_kinds: dict[str, int] = {}
+_WIDTH = 100
+_REMEMBERED = 4096
+SITES: dict[int, tuple[Site, CodeType]] = {}
+"""The user's lines by the address of their instruction. The code object is kept, so that the
+address is not used again."""
+
+
+class Site(NamedTuple):
+    """One line of source."""
+
+    filename: str
+    lineno: int
+
+    def __str__(self) -> str:
+        source = linecache.getline(self.filename, self.lineno).strip()
+        if len(source) > _WIDTH:
+            source = source[: _WIDTH - 1] + "…"
+        # A name short enough to be read in a message: relative to the working directory.
+        name = self.filename
+        with suppress(OSError):  # a cell may have removed that directory
+            name = name.removeprefix(os.getcwd() + os.sep)
+        where = f"{name}:{self.lineno}"
+        return f"{where}: {source}" if source else where
+
+
+def kind_of(name: str) -> int:
+    """Whether a source file is ours, a library's, or the user's."""
+    known = _kinds.get(name)
+    if known is not None:
+        return known
+    if name.startswith(_PACKAGE) or name.startswith("<frozen"):
+        kind = OURS
+    elif name.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in name:
+        kind = LIBRARY
+    else:
+        kind = USER
+    _kinds[name] = kind
+    return kind
+
+
+def of_frame(frame: FrameType | None) -> Site:
+    """The innermost line of the user at or above ``frame``.
+
+    A line in a library (Keras calls us from deep within ``fit``) is used only if the user has none.
+    """
+    user, library = _found(frame)
+    return user or library or Site("<unknown>", 0)
+
+
+def _found(frame: FrameType | None) -> tuple[Site | None, Site | None]:
+    """The innermost line of the user, and the innermost line of a library below it."""
+    library: Site | None = None
+    while frame is not None:
+        name = frame.f_code.co_filename
+        kind = kind_of(name)
+        if kind == USER:
+            return Site(name, frame.f_lineno), library
+        if kind == LIBRARY and library is None:
+            library = Site(name, frame.f_lineno)
+        frame = frame.f_back
+    return None, library
+
+
+def of_traceback(traceback: TracebackType | None) -> Site:
+    """The user's line that raised an exception, or led to it."""
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return of_frame(traceback.tb_frame if traceback is not None else None)
+
+
+def find(frame: FrameType | None) -> Site:
+    """The user's line at or above ``frame``; it is cached.
+
+    TensorFlow calls us from its own threads, above which the user has no line: then it is the line
+    at which the main thread waits.
+    """
+    above = frame
+    while above is not None:
+        code = above.f_code
+        at = id(code) + above.f_lasti
+        known = SITES.get(at)
+        if known is not None:
+            return known[0]
+        kind = kind_of(code.co_filename)
+        if kind == USER:
+            if len(SITES) >= _REMEMBERED:
+                SITES.clear()
+            site = Site(code.co_filename, above.f_lineno)
+            SITES[at] = site, code
+            return site
+        if kind == LIBRARY:
+            break
+        above = above.f_back
+    user, library = _found(frame)
+    if user is None and threading.current_thread() is not threading.main_thread():
+        user, _ = _found(frames.of_main_thread())
+    return user or library or Site("<unknown>", 0)
+
+
 _SHOWN = 4
-# Made here, because a cell may replace what json holds. A root that is numpy's integer is the same
-# as Python's.
+# Made here, because a cell may replace the functions of json. A root may be numpy's integer.
 _dumps = json.JSONEncoder(separators=(",", ":"), default=int).encode
 _loads = json.JSONDecoder().decode
 
 
 class Spec(NamedTuple):
-    """The fingerprint of a call in the clear: what must be the same on every rank."""
+    """The arguments of a call that must be the same on every rank."""
 
     op: str
     reduction: str = ""
     dtype: str = ""
     shape: tuple[object, ...] = ()
-    """One shape, or for a grouped call one a tensor; None where a dimension may differ."""
+    """One shape, or for a grouped call one for each array; None for a dimension that may differ."""
     root: int = -1
     prescale: float = 1.0
     postscale: float = 1.0
     compression: str = ""
     elements: int = 0
-    """How many in all, for ranks that have joined and bring zeros."""
+    """The number of all elements, for ranks that have joined and contribute zeros."""
     transport: str = ""
     device: str = ""
 
     @property
     def title(self) -> str:
-        """The call as a reader knows it: allreduce(Sum)."""
+        """The call in messages: allreduce(Sum)."""
         return f"{self.op}({self.reduction})" if self.reduction else self.op
 
 
 JOIN = Spec("join")
-"""What a rank brings that has run out of data."""
+"""The call of a rank that has joined."""
 _WITH_JOINED = ("allreduce", "grouped_allreduce")
 
 
 def goes_with_joined(spec: Spec) -> bool:
-    """Whether a call can go on while some ranks bring zeros."""
+    """Whether zeros of ranks that have joined can complete a call."""
     return (
         spec.op in _WITH_JOINED and spec.reduction in ("Sum", "Average") and "+" not in spec.dtype
     )
 
 
 class Shapes(tuple[object, ...]):
-    """What several arrays look like, in their order, as a key that is hashed once."""
+    """The shapes of several arrays, in their order; the hash is computed once."""
 
     def __hash__(self) -> int:
         known: int | None = self.__dict__.get("known")
@@ -65,10 +177,10 @@ class Shapes(tuple[object, ...]):
 def describe_group(
     dtypes: Sequence[str], shapes: Sequence[tuple[object, ...]], labels: Sequence[str] = ()
 ) -> tuple[str, Shapes]:
-    """The dtype and the shape of a `Spec` of several arrays.
+    """The dtype and the shapes in a `Spec` of several arrays.
 
-    Each shape begins with what tells the array from another one of its shape: its dtype where
-    they are mixed, and its label where the caller has given one.
+    A shape is preceded by its dtype if dtypes are mixed, and by its label if the caller has given
+    one.
     """
     kinds = dict.fromkeys(dtypes)
     if len(kinds) > 1:
@@ -79,7 +191,7 @@ def describe_group(
 
 
 class Packed:
-    """A spec as it is laid out: a 64-bit fingerprint, the same in every process, and its text."""
+    """A spec as published: a 64-bit fingerprint, the same in every process, and its text."""
 
     __slots__ = ("fingerprint", "spec", "text")
 
@@ -91,13 +203,12 @@ _packed: dict[Spec, Packed] = {}
 
 
 def pack(spec: Spec) -> Packed:
-    """A spec as it is laid out."""
     known = _packed.get(spec)
     if known is None:
         whole = _dumps(spec).encode()
         number = int.from_bytes(hashlib.blake2b(whole, digest_size=8).digest(), "little")
         if len(spec.shape) > 2 * _SHOWN and isinstance(spec.shape[0], tuple):
-            # Two lists that begin alike differ in their checksums, so that the text tells of it.
+            # A checksum shows in the text that two long lists differ.
             checksum = hashlib.blake2b(repr(spec.shape).encode(), digest_size=4).hexdigest()
             more = f"and {len(spec.shape) - _SHOWN} more, checksum {checksum}"
             whole = _dumps(spec._replace(shape=(*spec.shape[:_SHOWN], more))).encode()
@@ -108,12 +219,11 @@ def pack(spec: Spec) -> Packed:
 
 
 def _tuples(value: Any) -> Any:
-    """What JSON has made a list of was a tuple."""
+    """Turns JSON's lists back into tuples."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def unpack(text: bytes) -> Spec:
-    """The spec that a rank laid out."""
     try:
         return Spec(*map(_tuples, _loads(text.decode())))
     except (ValueError, TypeError):
@@ -125,7 +235,7 @@ _SPEC_BYTES = 700
 
 
 def pack_text(text: bytes, site: Site) -> bytes:
-    """A spec's text together with a line of source, to be laid out for the other ranks."""
+    """A spec's text together with a line of source, for the other ranks."""
     known = _texts.get((text, site))
     if known is None:
         where = f"{site.lineno}\0{site.filename}".encode("utf-8", "surrogateescape")
@@ -137,7 +247,7 @@ def pack_text(text: bytes, site: Site) -> bytes:
 
 
 def unpack_text(data: bytes) -> tuple[Spec, Site]:
-    """The spec and the line that a rank laid out."""
+    """The spec and the line that a rank published."""
     text, _, rest = data.partition(b"\1")
     lineno, _, filename = (
         rest.partition(b"\1")[0].decode("utf-8", "surrogateescape").partition("\0")
@@ -172,7 +282,7 @@ _ADVICE = {
 
 
 def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
-    """What `CollectiveMismatch` says: the first thing that differs, who brought it, from where."""
+    """The text of `CollectiveMismatch`: the first difference, its ranks and their lines."""
     specs = [spec for spec, _ in brought.values()]
     field = next((f for f in Spec._fields if len({getattr(s, f) for s in specs}) > 1), "op")
     title = specs[0].title if field != "op" else "a collective"
@@ -219,7 +329,7 @@ def _value(spec: Spec, field: str) -> str:
 
 
 def _group(values: dict[int, str]) -> list[tuple[str, list[int]]]:
-    """Ranks with the same value together; the fewest ranks first, as they are the odd ones."""
+    """Ranks by value, the fewest ranks first: they are the likely cause."""
     found: dict[str, list[int]] = {}
     for rank, value in sorted(values.items()):
         found.setdefault(value, []).append(rank)

@@ -1,47 +1,96 @@
-"""Every call's record, the last hundred thousand of them."""
+"""The records of a rank's calls, and the time that it spent in posted calls.
+
+A posted call progresses only while its rank polls, synchronizes or makes another call; computation
+in between is neither waiting nor transfer. So `Presence` counts time on a clock that stops while
+the rank computes, and counts no moment for two calls that overlap.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 
 from allranks.collectives.calls.call import EPOCH_SHIFT, Call
-from allranks.collectives.calls.callsite import Site
-from allranks.collectives.calls.standing import Standing
+from allranks.collectives.calls.guard import Site
+from allranks.collectives.calls.rank_state import RankState
 from allranks.records.telemetry import CallRecord
+
+
+class Presence:
+    """The time in overlapping calls; entered while the rank is in them."""
+
+    def __init__(self) -> None:
+        self._away = 0.0
+        self._came = 0.0
+        self._left: float | None = None
+        self._counted = 0.0
+        self._ended = 0.0
+
+    def __enter__(self) -> None:
+        self._came = perf_counter()
+        if self._left is not None:
+            self._away += self._came - self._left
+            self._left = None
+
+    def __exit__(self, *_: object) -> None:
+        self._left = perf_counter()
+
+    def begin(self, call: Call) -> None:
+        """Reads the clock when a call is posted."""
+        began = call.started - self._away
+        call.began, call.uncounted = began, began - self._counted
+
+    def note(self, call: Call) -> None:
+        """Records, after all ranks have arrived, when this rank could notice it."""
+        if call.moving and call.ready_at < 0:
+            call.ready_at = max(call.last, self._came) - self._away
+
+    def end(self, call: Call) -> None:
+        """Counts the time that no other call has counted: waiting, and transfer."""
+        now = call.ended - self._away
+        self.note(call)
+        fresh = max(now - self._counted - call.uncounted, now - max(call.began, self._ended))
+        transfer = now - max(call.began, call.ready_at, self._ended)
+        transfer = max(0.0, min(fresh, transfer))
+        wait = max(0.0, min(fresh - transfer, call.ready_at - call.began))
+        call.attended = wait, transfer
+        self._counted += wait + transfer
+        self._ended = now
+
 
 KEPT = 100_000
 
 
 class Journal:
-    """Keeps the calls that have ended, and passes their records on."""
+    """Keeps the last 100,000 calls that have ended, and passes their records on."""
 
-    def __init__(self, own: Standing | None = None) -> None:
+    def __init__(self, own: RankState | None = None) -> None:
         self._own = own
         self.fresh: deque[Call | CallRecord] = deque(maxlen=KEPT)
-        """What has ended and was not taken yet. A call that holds no arrays is kept as it is:
-        making its record takes as long as all the rest of it, and is done when somebody asks."""
+        """Calls that have ended and were not taken yet. A call without arrays is kept as it is: to
+        make its record takes as long as the call, and is done on request."""
         self._taken: deque[Call | CallRecord] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
         self.keep: Callable[[Call], None] = self.fresh.append
-        """Notes a call that has ended, and holds no arrays any more."""
+        """Records the end of a call that holds no arrays any more."""
         self._callback: Callable[[CallRecord], None] | None = None
 
-    def tell(self, callback: Callable[[CallRecord], None] | None) -> None:
-        """Passes every record to ``callback`` as soon as the call has ended."""
+    def set_callback(self, callback: Callable[[CallRecord], None] | None) -> None:
+        """Passes every record to ``callback`` at the end of its call."""
         self._callback = callback
         self.keep = self.fresh.append if callback is None else self.add
 
     def add(self, call: Call) -> None:
-        """Notes a call that has ended as a record."""
+        """Records the end of a call, as a `CallRecord`."""
         record = self._record(call)
         self.fresh.append(record)
         if self._callback is not None:
             self._callback(record)
 
     def take(self) -> list[Call | CallRecord]:
-        """What has ended since the last time; may be asked from another thread."""
+        """The calls that have ended since the last call of this; safe in any thread."""
         with self._lock:
             found = [self.fresh.popleft() for _ in range(len(self.fresh))]
             self._taken += found
@@ -49,7 +98,7 @@ class Journal:
 
     @property
     def records(self) -> list[CallRecord]:
-        """All that is kept, oldest first."""
+        """All calls that are kept, oldest first."""
         with self._lock:
             every = [*self._taken, *self.fresh][-KEPT:]
         return [it if isinstance(it, CallRecord) else self._record(it) for it in every]
@@ -79,5 +128,5 @@ class Journal:
 
 
 def named(site: Site) -> str:
-    """The name of a call that was given none: file and line."""
+    """The default name of a call: file and line."""
     return f"{site.filename.rpartition('/')[2]}:{site.lineno}"

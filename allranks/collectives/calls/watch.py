@@ -1,31 +1,66 @@
-"""What a rank does while it waits: hear who left, say who is late, see deadlocks."""
+"""What a rank does while it waits: it finds ranks that have left, late ranks, and deadlocks."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
-from allranks.collectives.calls import board as fields
+from allranks.collectives.calls import frames
+from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.guard import list_sites
-from allranks.collectives.calls.interrupts import ear
-from allranks.collectives.calls.standing import Standing
+from allranks.collectives.calls.guard import list_sites, of_frame
+from allranks.collectives.calls.rank_state import Board, RankState, interrupt_pipe
 from allranks.errors import WAITING, CollectiveMismatch, RankLeft, RankLost
 from allranks.records.ranks import label
+
+_PERIOD_SECONDS = 0.25
+
+
+class LineReporter(threading.Thread):
+    """Publishes the line of the rank's main thread when another rank asks for it.
+
+    It looks at the board four times a second, and never calls MPI.
+    """
+
+    def __init__(self, board: Board, rank: int, thread: int) -> None:
+        super().__init__(name="allranks-whereabouts", daemon=True)
+        self.board, self.rank, self.thread = board, rank, thread
+        self.also: list[Callable[[], object]] = []
+        """Further functions to call while the main thread is busy."""
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.wait(_PERIOD_SECONDS):
+            self.answer()
+            for function in self.also:
+                function()
+
+    def answer(self) -> None:
+        asked = self.board.get(self.rank, fields.ASKED)
+        if asked == self.board.get(self.rank, fields.ANSWERED):
+            return
+        frame = frames.of_threads().get(self.thread)
+        self.board.write(fields.LINE, str(of_frame(frame)))
+        self.board.put(fields.ANSWERED, asked or time.time_ns())
+
+    def stop(self) -> None:
+        self._stopped.set()
+
 
 _ASK_BEFORE_SECONDS = 0.6
 _ASKED_AT_ONCE = 8
 _ARRIVING_SECONDS = 0.3
 _ANYBODY = 1 << 63
-"""On the board, who waits for a message of any rank; else it is one rank's number + 1."""
+"""The edge of a rank that waits for a message of any rank; otherwise a rank's number + 1."""
 INTERRUPTED = "was interrupted"
-"""Why a rank has left a cell: most likely this one is about to hear of the interrupt too."""
+"""The reason of an interrupted rank: most likely this rank receives the interrupt soon, too."""
 
 
 class Watch:
-    """Looks after the waits of one rank."""
+    """Observes the waits of one rank."""
 
-    def __init__(self, own: Standing) -> None:
+    def __init__(self, own: RankState) -> None:
         self.own = own
         self._call: Call | None = None
         self._edge = (0, 0)
@@ -34,53 +69,53 @@ class Watch:
         self._asked = 0
         self._suspects: dict[int, tuple[int, int]] = {}
         self._due: dict[int, int] = {}
-        """The look of each of them that makes a ring of suspects real."""
-        #: The ranks that were last told of as asking a person.
-        self._told_asking: tuple[int, ...] = ()
+        """The snapshot of each suspect that confirms the cycle."""
+        # The ranks that were last reported as waiting for input.
+        self._reported_asking: tuple[int, ...] = ()
 
     def attend(self, call: Call, waited: float) -> None:
         """Called every 20 ms of a wait.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed, and this is not the thread that hears it.
-            RankLeft: a missing rank will never come.
+            KeyboardInterrupt: Ctrl-C was pressed, and this is not the main thread.
+            RankLeft: a missing rank will never arrive.
             CollectiveMismatch: this rank and others wait for each other.
         """
         own = self.own
-        if threading.get_ident() != own.main_thread and ear.heard():
+        if threading.get_ident() != own.main_thread and interrupt_pipe.received():
             raise KeyboardInterrupt
         if own.nudge is not None:
             own.nudge()
-        look = own.look()
+        snapshot = own.snapshot_number()
         missing = call.missing()
-        self._publish(call, missing, waited, look)
+        self._publish(call, missing, waited, snapshot)
         wanted = missing or (call.unfinished() if call.moving else ())
         left = self._left(call, wanted)
-        # Where any rank may send, one that is still there is enough.
+        # If any rank may send, one that is still there is enough.
         if left and (call.every or len(left) == len(wanted)):
             if call.left_at < 0:
                 call.left_at = waited
-            # Others may be about to arrive, or to leave: then the report names them all.
+            # Others may be about to arrive or to leave: after a moment the report names them all.
             settled = len(left) == len(wanted) and not any(INTERRUPTED in why for *_, why in left)
             arriving = 0.0 if settled else _ARRIVING_SECONDS
-            call.looked += 1
-            if waited - call.left_at >= max(call.grace, arriving) and call.looked >= call.looks:
+            call.polls += 1
+            if waited - call.left_at >= max(call.grace, arriving) and call.polls >= call.min_polls:
                 _, rank, why = min(left)
                 kind = RankLost if own.peers.lost(rank) else RankLeft
                 raise kind(self._left_text(call, rank, why))
         if missing:
-            self._look_for_deadlock(call, look)
-            self._tell_late(call, missing, waited)
+            self._look_for_deadlock(call, snapshot)
+            self._report_late(call, missing, waited)
         elif wanted and not own.shared_by_all:
-            # Between hosts data may stand still for as long as nobody gives a host up.
-            self._tell_late(call, wanted, waited)
+            # Between hosts, data may stop until a host is declared lost.
+            self._report_late(call, wanted, waited)
 
     def _left(self, call: Call, missing: tuple[int, ...]) -> list[tuple[int, int, str]]:
-        """The missing ranks that will never come: how telling it is, who, why."""
+        """The missing ranks that will never arrive: order of the reason, rank, reason."""
         own, found = self.own, []
         for rank in missing:
             why = own.peers.departure(rank, own.scope, own.epoch)
-            # Asked last: a rank that leaves over a deadlock tells of the deadlock first.
+            # Read last: a rank that leaves because of a deadlock publishes the deadlock first.
             verdict = own.peers.deadlocked(rank, own.epoch)
             if verdict is not None:
                 call.deadlock = verdict
@@ -98,15 +133,15 @@ class Watch:
             self.own.doing = ""
             self.own.waits = None
             self.own.board.put(fields.TICKET, 0)
-            self._call = None  # last: a rest that an interrupt ends is taken again
+            self._call = None  # last: an interrupted `rest` is repeated
 
-    def _publish(self, call: Call, missing: tuple[int, ...], waited: float, look: int) -> None:
+    def _publish(self, call: Call, missing: tuple[int, ...], waited: float, snapshot: int) -> None:
         board = self.own.board
         edge = self._needed(call, missing) if waited >= call.patience() else 0
         if call is not self._call:
             self._call, self._edge = call, (0, 0)
             self._notice_after, self._asked = self.own.late_seconds, 0
-            self._told_asking = ()
+            self._reported_asking = ()
             board.write(fields.WAITING, f"{call.spec.title} at {call.site}")
         if missing:
             self.own.doing = f"waiting in {call.spec.title} for {label(missing)}"
@@ -118,7 +153,7 @@ class Watch:
             board.put(fields.TICKET, 0)
             board.put(fields.EDGE, edge)
             board.put(fields.TICKET, self._ticket)
-        board.put(fields.BEAT, look)
+        board.put(fields.BEAT, snapshot)
 
     def _left_text(self, call: Call, rank: int, why: str) -> str:
         sites, lost = call.sites(), self.own.peers.lost
@@ -142,16 +177,16 @@ class Watch:
         return "\n".join(lines)
 
     def _needed(self, call: Call, missing: tuple[int, ...]) -> int:
-        """Whom a call cannot go on without, as it stands on the board; 0 where that is open."""
+        """The edge of the wait-for graph for the board; 0 if another thread may end the wait."""
         if not missing or (not call.ordered and self.own.threaded):
-            return 0  # another thread may be about to send
+            return 0  # another thread may send soon
         return missing[0] + 1 if call.ordered or len(missing) == 1 else _ANYBODY
 
-    def _look_for_deadlock(self, call: Call, look: int) -> None:
-        """Follows who waits for whom, as far as it goes.
+    def _look_for_deadlock(self, call: Call, snapshot: int) -> None:
+        """Follows the wait-for graph.
 
-        Where that leads to nobody who can go on, and back to this rank, it is real once all have
-        looked again.
+        A cycle through this rank is a deadlock if all ranks in it confirm it with a second
+        snapshot.
         """
         board, ring = self.own.board, set[int]()
         ahead, returns = [board.rank], False
@@ -175,7 +210,7 @@ class Watch:
         seen = {r: (board.get(r, fields.TICKET), board.get(r, fields.EDGE)) for r in ring}
         if seen != self._suspects:
             self._suspects = seen
-            self._due = {r: self.own.seen_at(look, beat) for r, beat in beats.items()}
+            self._due = {r: self.own.seen_by(snapshot, beat) for r, beat in beats.items()}
         elif all(beats[r] >= self._due[r] for r in ring):
             lines = [
                 f"{label(sorted(ring))} wait for each other, and none can go on. "
@@ -194,10 +229,10 @@ class Watch:
             if rank == own.rank or own.peers.departure(rank, own.scope, own.epoch) is None
         ]
 
-    def _tell_late(self, call: Call, missing: tuple[int, ...], waited: float) -> None:
+    def _report_late(self, call: Call, missing: tuple[int, ...], waited: float) -> None:
         own = self.own
         if waited > self._notice_after - _ASK_BEFORE_SECONDS and not self._asked:
-            # By a clock that ranks of other hosts have as well.
+            # Wall-clock time: ranks of other hosts compare it.
             self._asked = time.time_ns()
             for rank in missing[:_ASKED_AT_ONCE]:
                 own.board.ask(rank, self._asked)
@@ -210,36 +245,36 @@ class Watch:
             what = (
                 f"has moved no data for {waited:.0f} s; {label(missing)} {have} not finished either"
             )
-        if all(self._asks_a_person(rank) for rank in missing):
-            # Who thinks before typing is not late: that is told once.
+        if all(self._awaits_input(rank) for rank in missing):
+            # A rank at an input prompt is not late: it is reported once.
             self._notice_after = waited + own.late_seconds
-            if missing == self._told_asking:
+            if missing == self._reported_asking:
                 return
-            self._told_asking = missing
+            self._reported_asking = missing
             are = "is" if len(missing) == 1 else "are"
             what = f"waits for {label(missing)}, which {are} waiting for input"
         else:
             self._notice_after *= 2
-        if not self._speaks(call, missing):
+        if not self._reports_late(call, missing):
             return
         lines = [f"{call.spec.title} at {call.site} {what}:"]
         for rank in missing[:_ASKED_AT_ONCE]:
-            lines.append(f"  rank {rank} {self._whereabouts(rank, asked)}")
+            lines.append(f"  rank {rank} {self._location(rank, asked)}")
         if len(missing) > _ASKED_AT_ONCE:
             lines.append(f"  and {len(missing) - _ASKED_AT_ONCE} more")
         own.notice("\n".join(lines))
 
-    def _speaks(self, call: Call, missing: tuple[int, ...]) -> bool:
-        """True on the one rank that tells; while data moves on the first of those that wait."""
+    def _reports_late(self, call: Call, missing: tuple[int, ...]) -> bool:
+        """True on one rank; while data moves, on the first rank that waits."""
         if not call.moving:
-            return call.speaks()
+            return call.reports_late()
         waits = [rank for rank in missing if self.own.board.get(rank, fields.TICKET)]
         return self.own.rank < min(waits, default=self.own.size)
 
-    def _asks_a_person(self, rank: int) -> bool:
+    def _awaits_input(self, rank: int) -> bool:
         return bool(self.own.board.get(rank, fields.ASKING))
 
-    def _whereabouts(self, rank: int, asked: int) -> str:
+    def _location(self, rank: int, asked: int) -> str:
         own = self.own
         state = own.peers.state(rank)
         if state.entered <= own.scope.number:

@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from allranks.collectives.arrays.reductions import Array
-from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.wait import Awaited, Pause, Steps
+from allranks.collectives.calls.call import Awaited, Call, Pause, Steps
 from allranks.collectives.gpu.cupy_api import Event, Stream, load, load_nccl
 from allranks.collectives.gpu.nccl_order import Aborts, NcclCallOrder
 from allranks.collectives.gpu.placement import MULTI_RANK, SHARES_FROM, RankDevice

@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from allranks.collectives.arrays.libraries import Restore, bfloat16, library_of
+from allranks.collectives.arrays.libraries import HOST_TYPES, Restore, bfloat16, library_of
 from allranks.collectives.arrays.reductions import Array, name_of
-from allranks.collectives.calls.wait import Pause
+from allranks.collectives.calls.call import Pause
 from allranks.collectives.gpu import cupy_api
 from allranks.errors import MissingDependency
 
@@ -130,7 +130,7 @@ def is_on_gpu(value: Any) -> bool:
     False for JAX arrays of several devices, and for dtypes that DLPack cannot carry (TensorFlow's
     bool and complex): these go through the host.
     """
-    if isinstance(value, (np.ndarray, np.generic, bool, int, float, complex, list, tuple)):
+    if isinstance(value, HOST_TYPES):
         return False
     name = library_of(value)
     if name:
@@ -140,7 +140,7 @@ def is_on_gpu(value: Any) -> bool:
     return _dlpack_on_gpu(value)
 
 
-def take(value: Any) -> tuple[Array, Restore]:
+def to_cupy(value: Any) -> tuple[Array, Restore]:
     """A GPU array as a C-contiguous cupy array, and the function that converts results back.
 
     That function takes over the memory of its argument. It copies only if the memory is not aligned

@@ -10,6 +10,10 @@ ncclDataType_t and ncclRedOp_t.
 
 from __future__ import annotations
 
+import ctypes
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -25,13 +29,222 @@ from allranks.collectives.arrays.reductions import (
     is_half,
     name_of,
 )
-from allranks.collectives.calls.call import Call, Members
-from allranks.collectives.calls.transport import Transport, as_bytes, cut
-from allranks.collectives.calls.wait import Steps
-from allranks.collectives.gpu.cupy_api import BYTES, Communicator, Event, Stream, load_nccl
+from allranks.collectives.calls.call import Call, Members, Pause, Steps, Transport, as_bytes, cut
+from allranks.collectives.gpu.cupy_api import (
+    BYTES,
+    IN_PROGRESS,
+    Communicator,
+    Event,
+    NcclModule,
+    Stream,
+    load_nccl,
+)
 from allranks.collectives.gpu.device import Device
-from allranks.collectives.gpu.nccl_communicator import NcclConnection
+from allranks.collectives.gpu.nccl_order import start_thread
+from allranks.errors import TransportFailed
 from allranks.records.deferred import deferred
+from allranks.records.ranks import label
+
+_ID_NBYTES = 128
+_ENDING_SECONDS = 10.0
+"""How long a new communicator waits for the aborts of former ones."""
+_TOLD_SECONDS, _LIMIT_SECONDS = 30.0, 300.0
+"""Connecting takes 0.7 to 4 s; after these times a rank reports what to check, and gives up."""
+_ADVICE = "NCCL_DEBUG=WARN in the ranks' environment makes NCCL print more."
+
+
+class NcclConnection:
+    """A group's communicator of this epoch, made when it is first needed."""
+
+    def __init__(self, members: Members, device: Device, host: Transport) -> None:
+        self.members, self.device, self.host = members, device, host
+        self._comm: Communicator | None = None
+        self._making: _Making | None = None
+
+    def comm(self, call: Call) -> Steps[Communicator]:
+        """The communicator. Collective over the group, whose members have all arrived."""
+        if self._comm is None:
+            unique = yield from self._unique(call)
+            making = self._making = _Making(self.device, self.members.size, unique, self.members.me)
+            try:
+                start_thread(making)
+            except RuntimeError as error:
+                raise TransportFailed(
+                    f"NCCL needs a thread to connect {label(self.members.ranks)}: {error}. "
+                    "ulimit -u shows how many this user may have; in a container --pids-limit=-1."
+                ) from error
+            call.stage += 1
+            began, warned = time.monotonic(), False
+            while making.is_alive():
+                yield call
+                waited = time.monotonic() - began
+                if waited > _TOLD_SECONDS and not warned:
+                    warned = True
+                    self.device.notice(f"{self._late(waited)} It keeps waiting.")
+                if waited > _LIMIT_SECONDS:
+                    raise TransportFailed(self._late(waited))
+            if making.problem is not None:
+                ranks = label(self.members.ranks)
+                raise TransportFailed(
+                    f"NCCL could not connect {ranks}: {making.problem}. {_ADVICE}"
+                ) from making.problem
+            self._comm, self._making = making.comm, None
+        assert self._comm is not None
+        return self._comm
+
+    def _late(self, waited: float) -> str:
+        return (
+            f"NCCL has not connected {label(self.members.ranks)} within {waited:.0f} s: it needs a "
+            "network interface that all of them reach (NCCL_SOCKET_IFNAME=eth0 names it) and room "
+            f"in /dev/shm (df -h /dev/shm; in a container --shm-size=1g). {_ADVICE}"
+        )
+
+    def _unique(self, call: Call) -> Steps[bytes]:
+        """The first member's unique id, on all members; the byte before it is 1 if there is one."""
+        word = np.zeros(1 + _ID_NBYTES, np.uint8)
+        problem: Exception | None = None
+        if self.members.me == 0:
+            try:
+                word[1:] = np.frombuffer(load_nccl().get_unique_id(), np.uint8)
+                word[0] = 1
+            except Exception as error:
+                problem = error
+        yield from call.moved(self.host.broadcast, word, 0)
+        if not word[0]:
+            why = str(problem) if problem is not None else "see its own error"
+            raise TransportFailed(
+                f"NCCL could not start on rank {self.members.ranks[0]}: {why}. {_ADVICE}"
+            ) from problem
+        return word[1:].tobytes()
+
+    def check(self) -> None:
+        """Raises `TransportFailed` if launched work has failed since."""
+        if self._comm is not None:
+            try:
+                is_in_progress(self._comm)
+            except RuntimeError as error:
+                raise _failed(error) from error
+
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """Raises `TransportFailed` if NCCL refuses a launch within."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise _failed(error) from error
+
+    def abandon(self) -> None:
+        """Parks the communicator to be aborted: freeing one that hangs would hang."""
+        making, comm = self._making, self._comm
+        self._making = self._comm = None
+        if making is not None:
+            making.leave()
+        if comm is not None:
+            self.device.aborts.park(comm)
+
+
+class _Making(threading.Thread):
+    """Creates a communicator; aborts it itself if the call was left meanwhile."""
+
+    def __init__(self, device: Device, members: int, unique: bytes, me: int) -> None:
+        super().__init__(name="allranks-nccl", daemon=True)
+        self._members, self._unique, self._me = members, unique, me
+        self._device = device
+        self._lock = threading.Lock()
+        self._left = False
+        self.comm: Communicator | None = None
+        self.problem: Exception | None = None
+
+    def run(self) -> None:
+        """Creates it, and makes all connections that a first call would otherwise make."""
+        # With it calls return at once, with a result that cupy takes for an unknown error.
+        os.environ.pop("NCCL_COMM_BLOCKING", None)
+        # Connect for all algorithms now: otherwise the first use of one blocks within a call.
+        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+        try:
+            self._device.aborts.wait(_ENDING_SECONDS)
+            self._device.use()
+            nccl = load_nccl()
+            comm = nccl.NcclCommunicator(self._members, self._unique, self._me)
+            with self._lock:
+                self.comm, left = comm, self._left
+            if left:
+                self.leave()
+                self._device.aborts.abort()
+                return
+            settle(comm, lambda: self._left)
+            if self._members > 1 and not self._left:
+                self._connect_pairs(nccl, comm)
+        except Exception as error:
+            self.problem = error
+
+    def _connect_pairs(self, nccl: NcclModule, comm: Communicator) -> None:
+        """Sends a byte between all pairs, as no variable makes NCCL connect these beforehand."""
+        device, others = self._device, [i for i in range(self._members) if i != self._me]
+        stream = device.new_stream()
+        with stream:
+            room = device.cupy.empty((2 * self._members,), np.uint8)
+        nccl.groupStart()
+        try:
+            for i in others:
+                comm.send(room.data.ptr + i, 1, BYTES, i, stream.ptr)
+                comm.recv(room.data.ptr + self._members + i, 1, BYTES, i, stream.ptr)
+        finally:
+            nccl.groupEnd()
+        settle(comm, lambda: self._left)
+        done, pause = device.event(stream), Pause()
+        while not self._left and not device.happened(done):
+            pause()
+
+    def leave(self) -> None:
+        """No call waits for it any more; its NCCL call ends when the communicator is aborted."""
+        with self._lock:
+            self._left = True
+            comm, self.comm = self.comm, None
+        if comm is not None:
+            self._device.aborts.park(comm, self)
+
+
+def settle(comm: Communicator, left: Callable[[], bool]) -> None:
+    """Returns once nothing is being launched, or ``left()`` is true."""
+    pause = Pause()
+    while not left() and is_in_progress(comm):
+        pause()
+
+
+def is_in_progress(comm: Communicator) -> bool:
+    """Whether a launch is in progress; raises RuntimeError if one has failed.
+
+    Source: cupy 14, cupy_backends/cuda/libs/nccl.pyx: the KeyError of a result it has no text for.
+    """
+    try:
+        comm.check_async_error()
+    except KeyError as error:
+        if error.args != (IN_PROGRESS,):
+            raise RuntimeError(f"NCCL returned the result {error}") from error
+        return True
+    return False
+
+
+def _failed(error: RuntimeError) -> TransportFailed:
+    more = last_error()
+    return TransportFailed(
+        f"NCCL has failed: {error}{f' ({more})' if more else ''}. The other ranks hear of it, and "
+        f"the next cell starts a fresh communicator. {_ADVICE}"
+    )
+
+
+def last_error() -> str:
+    """NCCL's text about its last error; "" if it is not available."""
+    try:
+        library = ctypes.CDLL("libnccl.so.2")
+        library.ncclGetLastError.restype = ctypes.c_char_p
+        library.ncclGetLastError.argtypes = [ctypes.c_void_p]
+        text = library.ncclGetLastError(None)
+    except (OSError, AttributeError):
+        return ""
+    return text.decode("utf-8", "replace").strip() if text else ""
+
 
 CODES = {
     "int8": 0,
@@ -118,28 +331,30 @@ class NcclTransport:
         """Ends work under way on the GPU; no other member needs to take part."""
         self.connection.abandon()
 
-    def allreduce(self, call: Call, source: Array, out: Array, how: Arithmetic) -> Steps[None]:
+    def allreduce(
+        self, call: Call, source: Array, out: Array, reduction: Arithmetic
+    ) -> Steps[None]:
         """ncclAllReduce, if NCCL has the dtype's arithmetic; else `_by_pieces`."""
         comm = yield from self.connection.comm(call)
-        form = nccl_form(how.op, how.dtype)
+        form = nccl_form(reduction.op, reduction.dtype)
         if form is None:
-            yield from self._by_pieces(call, comm, source, out, how)
+            yield from self._by_pieces(call, comm, source, out, reduction)
             return
 
         def launch(view: Array, into: Array, form: NcclForm, stream: Stream) -> None:
             send, recv = view.data.ptr, into.data.ptr
             comm.allReduce(send, recv, view.size, form.code, form.op, stream.ptr)
 
-        yield from self._reduce(call, source, out, how, form, launch)
+        yield from self._reduce(call, source, out, reduction, form, launch)
 
     def reducescatter(
-        self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
+        self, call: Call, source: Array, bounds: Sequence[int], out: Array, reduction: Arithmetic
     ) -> Steps[None]:
         """ncclReduceScatter, or one ncclReduce for each part if the parts differ in size."""
         comm = yield from self.connection.comm(call)
-        form = nccl_form(how.op, how.dtype)
+        form = nccl_form(reduction.op, reduction.dtype)
         if form is None:
-            yield from self._collect(call, comm, source, bounds, out, how)
+            yield from self._collect(call, comm, source, bounds, out, reduction)
             return
 
         def launch(view: Array, into: Array, form: NcclForm, stream: Stream) -> None:
@@ -156,7 +371,7 @@ class NcclTransport:
                         recv = (into if root == self.members.me else piece).data.ptr
                         comm.reduce(piece.data.ptr, recv, piece.size, code, op, root, stream.ptr)
 
-        yield from self._reduce(call, source, out, how, form, launch)
+        yield from self._reduce(call, source, out, reduction, form, launch)
 
     def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
         """ncclBroadcast of bytes, in place."""
@@ -200,7 +415,7 @@ class NcclTransport:
         return pieces
 
     def _by_pieces(
-        self, call: Call, comm: Communicator, source: Array, out: Array, how: Arithmetic
+        self, call: Call, comm: Communicator, source: Array, out: Array, reduction: Arithmetic
     ) -> Steps[None]:
         """For arithmetic that NCCL lacks: sums of half precision in float32, products of complex
         numbers, and minima and maxima with NaNs.
@@ -211,7 +426,7 @@ class NcclTransport:
         size, me = self.members.size, self.members.me
         bounds = [source.size * i // size for i in range(size + 1)]
         parts = [out[low:high] for low, high in pairwise(bounds)]
-        yield from self._collect(call, comm, source, bounds, parts[me], how)
+        yield from self._collect(call, comm, source, bounds, parts[me], reduction)
         to = [(i, parts[me]) for i in range(size) if i != me]
         yield from self._exchange(
             call, comm, to, [(i, part) for i, part in enumerate(parts) if i != me]
@@ -224,12 +439,12 @@ class NcclTransport:
         source: Array,
         bounds: Sequence[int],
         out: Array,
-        how: Arithmetic,
+        reduction: Arithmetic,
     ) -> Steps[None]:
         """Writes this member's part of the reduction to ``out``."""
         size, me = self.members.size, self.members.me
         with self.device.behind_caller(call, self.stream):
-            ready = how.prescaled(source)
+            ready = reduction.prescaled(source)
             count = bounds[me + 1] - bounds[me]
             whole = np.empty_like(source, shape=(size * count,))
         theirs = [whole[i * count : (i + 1) * count] for i in range(size)]
@@ -237,7 +452,7 @@ class NcclTransport:
         yield from self._exchange(call, comm, list(enumerate(mine)), list(enumerate(theirs)))
         if count:
             with self.device.behind_caller(call, self.stream) as stream:
-                how.combine(theirs, out)
+                reduction.combine(theirs, out)
                 done = self._event(stream)
             yield from self.device.wait(done, call, self.connection.check)
             self.device.events.give_back(done, timed=True)
@@ -267,14 +482,14 @@ class NcclTransport:
         call: Call,
         source: Array,
         out: Array,
-        how: Arithmetic,
+        reduction: Arithmetic,
         form: NcclForm,
         launch: Callable[[Array, Array, NcclForm, Stream], None],
     ) -> Steps[None]:
         """Writes NCCL's reduction of ``source``, passed in the form ``form``, to ``out``."""
         if source.size:
             with self.device.behind_caller(call, self.stream) as stream:
-                ready, total = how.prescaled(source), out
+                ready, total = reduction.prescaled(source), out
                 if form.wider is not None:
                     ready, total = ready.astype(form.wider), np.empty_like(out, dtype=form.wider)
                 call.held = [call.held, ready, total]
@@ -283,7 +498,7 @@ class NcclTransport:
                     launch(form.view(ready), form.view(total), form, stream)
             with self.device.on(self.stream) as stream:
                 ended = self._event(stream)
-                how.finish(total, out)
+                reduction.finish(total, out)
                 done = self._event(stream)
             yield from self._wait(call, began, ended, done)
 

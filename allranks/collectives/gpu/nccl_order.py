@@ -25,9 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.transport import Transport
-from allranks.collectives.calls.wait import Steps
+from allranks.collectives.calls.call import Call, Steps, Transport
 from allranks.collectives.gpu.cupy_api import Communicator, load_nccl
 
 

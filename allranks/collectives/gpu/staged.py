@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import NOWHERE, Call, Members, Offer
-from allranks.collectives.calls.transport import Transport, cut
-from allranks.collectives.calls.wait import Steps
+from allranks.collectives.calls.call import NOWHERE, Call, Members, Offer, Steps, Transport, cut
 from allranks.collectives.gpu.cupy_api import Event
 from allranks.collectives.gpu.device import Device
 from allranks.collectives.host.memory import place
@@ -157,7 +155,7 @@ class StagedTransport:
         """Does nothing: no work on the GPU waits for others. `GpuTransport` keeps the arrays."""
 
     def allreduce(
-        self, call: Call, source: GpuArray, out: GpuArray, how: Arithmetic
+        self, call: Call, source: GpuArray, out: GpuArray, reduction: Arithmetic
     ) -> Steps[None]:
         """Reduces block by block."""
         blocks = yield from self.pipeline.blocks(call)
@@ -168,8 +166,10 @@ class StagedTransport:
 
         def move(index: int, down: Host, up: Host) -> Steps[None]:
             count = min(step, source.size - index * step)
-            mine, into = (each[: count * source.itemsize].view(how.dtype) for each in (down, up))
-            yield from self._reduce(call, blocks, index, mine, into, how)
+            mine, into = (
+                each[: count * source.itemsize].view(reduction.dtype) for each in (down, up)
+            )
+            yield from self._reduce(call, blocks, index, mine, into, reduction)
 
         def drain(index: int, host: Host) -> None:
             self.device.copy_up(out[index * step : (index + 1) * step], host)
@@ -177,21 +177,26 @@ class StagedTransport:
         yield from self.pipeline.run(call, blocks, _count(source.size, step), fill, move, drain)
 
     def _reduce(
-        self, call: Call, blocks: Blocks, index: int, mine: Host, out: Host, how: Arithmetic
+        self, call: Call, blocks: Blocks, index: int, mine: Host, out: Host, reduction: Arithmetic
     ) -> Steps[None]:
         """One block's reduction on the host."""
         host = self.host
         if not blocks.offers or not isinstance(host, SharedMemoryTransport):
-            yield from call.moved(host.allreduce, mine, how, out)
+            yield from call.moved(host.allreduce, mine, reduction, out)
             return
-        if how.prescale != 1.0:
-            how.staged(mine, mine)
-        yield from call.agreement.meet(call)
+        if reduction.prescale != 1.0:
+            reduction.staged(mine, mine)
+        yield from call.agreement.barrier(call)
         offers = blocks.offers[index % 2]
-        yield from host.reduce_in_place(call, offers, mine, out, how, copied=False)
+        yield from host.reduce_in_place(call, offers, mine, out, reduction, copied=False)
 
     def reducescatter(
-        self, call: Call, source: GpuArray, bounds: Sequence[int], out: GpuArray, how: Arithmetic
+        self,
+        call: Call,
+        source: GpuArray,
+        bounds: Sequence[int],
+        out: GpuArray,
+        reduction: Arithmetic,
     ) -> Steps[None]:
         """Reduces block by block; each member keeps its own part of each."""
         blocks = yield from self.pipeline.blocks(call)
@@ -210,10 +215,10 @@ class StagedTransport:
             start = index * step
             count = min(step, source.size - start)
             low, high = own(index)
-            mine = down[: count * width].view(how.dtype)
-            into = up[: (high - low) * width].view(how.dtype)
+            mine = down[: count * width].view(reduction.dtype)
+            into = up[: (high - low) * width].view(reduction.dtype)
             inside = [min(max(bound - start, 0), count) for bound in bounds]
-            yield from call.moved(self.host.reducescatter, mine, inside, into, how)
+            yield from call.moved(self.host.reducescatter, mine, inside, into, reduction)
 
         def drain(index: int, host: Host) -> None:
             low, high = own(index)

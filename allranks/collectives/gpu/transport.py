@@ -8,9 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array
-from allranks.collectives.calls.call import Call, Members, Move, Offer, prepared
-from allranks.collectives.calls.transport import Transport
-from allranks.collectives.calls.wait import Steps
+from allranks.collectives.calls.call import Call, Members, Move, Offer, Steps, Transport, prepared
 from allranks.collectives.gpu import placement
 from allranks.collectives.gpu.device import Device
 from allranks.collectives.gpu.nccl import NcclTransport
@@ -82,7 +80,7 @@ class GpuTransport:
 
     @prepared
     def allreduce(
-        self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
+        self, call: Call, source: Array, reduction: Arithmetic, out: Array | None = None
     ) -> Move[Array]:
         """As `Transport.allreduce`."""
         found = self.empty(source.shape, source.dtype) if out is None else out
@@ -90,17 +88,17 @@ class GpuTransport:
         way = yield from self._way(call, source, found)
         into = found.reshape(-1)
         flat = into if source is found else source.reshape(-1)
-        yield from self._in_turn(call, way.allreduce(call, flat, into, how))
+        yield from self._in_turn(call, way.allreduce(call, flat, into, reduction))
         return found
 
     @prepared
     def reducescatter(
-        self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
+        self, call: Call, source: Array, bounds: Sequence[int], out: Array, reduction: Arithmetic
     ) -> Move[None]:
         """As `Transport.reducescatter`."""
         yield Offer(source.nbytes)
         way = yield from self._way(call, source, out)
-        yield from self._in_turn(call, way.reducescatter(call, source, bounds, out, how))
+        yield from self._in_turn(call, way.reducescatter(call, source, bounds, out, reduction))
 
     @prepared
     def broadcast(self, call: Call, array: Array, root: int) -> Move[None]:

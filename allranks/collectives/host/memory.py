@@ -24,8 +24,8 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
-from allranks.collectives.calls.board import Board
 from allranks.collectives.calls.call import NOWHERE, Place
+from allranks.collectives.calls.rank_state import Board
 from allranks.records.deferred import deferred
 
 LINE = 64

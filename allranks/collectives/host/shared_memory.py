@@ -1,19 +1,24 @@
-"""The transport of one host: data through memory that its ranks share.
+"""The transport of one host: its ranks agree, and move data, through memory that they share.
+
+Each member of a group has a page of counters (its arrivals, its call) and two blocks for data. A
+rank may overwrite what it wrote two arrivals ago: every other rank has arrived once since then, so
+it has read it.
 
 Large arrays are reduced in place: each member reduces its slice over all members' windows and
-writes the result to all of them, so that the memory is read once and written once. Arrays outside
-the window are copied there, chunk by chunk, into what becomes the result; a chunk is reduced while
-it is in the caches.
+writes the result to all of them, so the memory is read once and written once. Arrays outside the
+window are copied there, chunk by chunk, into the result; a chunk is reduced while it is in the
+caches.
 
-Everything else streams through the channel's blocks, which stay in the caches: each member writes a
-block, arrives, and reads what it needs of the other members' blocks while the next ones are filled.
-The first block is written while a call is prepared, so that the arrival at which all agree is the
-one after which it may be read.
+All other data streams through the blocks, which stay in the caches: each member writes a block,
+arrives, and reads its part of the other members' blocks while the next ones are filled. The first
+block is written before the ranks agree, so it can be read as soon as they have agreed.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
+import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -22,7 +27,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array
+from allranks.collectives.calls import guard
 from allranks.collectives.calls.call import (
+    EPOCH_SHIFT,
     NOTHING,
     NOWHERE,
     Call,
@@ -31,15 +38,226 @@ from allranks.collectives.calls.call import (
     Offer,
     Place,
     Prepared,
+    Steps,
     prepared,
+    yield_core,
 )
-from allranks.collectives.calls.wait import Steps
-from allranks.collectives.host.channel import Channel
-from allranks.collectives.host.memory import WARM_BYTES, Window, place
+from allranks.collectives.calls.guard import Packed, Site, Spec
+from allranks.collectives.calls.rank_state import RankState
+from allranks.collectives.host.memory import ORDERED, WARM_BYTES, Window, fence, place
+from allranks.errors import CollectiveMismatch
+
+PAGE = 4096
+_WORDS = PAGE // 8
+_DONE = 8
+_HEAD = struct.Struct("=Qd")
+_OFFER = struct.Struct("=QQQQQQ")
+OFFER_AT, _TEXT_AT = _HEAD.size, _HEAD.size + _OFFER.size
+_TURN = 512, 512 + 1792
+TEXT_BYTES = 1792 - _TEXT_AT
+
+YIELDS = 200
+
+_NOTHING: tuple[Packed | None, Site | None, Offer | None] = (None, None, None)
+
+
+class Channel:
+    """`Agreement` of ranks that share memory, and the blocks for their data."""
+
+    most_block_bytes, most_bytes = 256 << 10, 32 << 20
+    """The largest block, which stays in the caches, and the most memory for all blocks."""
+
+    def __init__(self, own: RankState, members: Members, memory: mmap.mmap) -> None:
+        self.own, self.members, self.memory = own, members, memory
+        self.words = memoryview(memory).cast("Q")
+        self.times = memoryview(memory).cast("d")
+        self._pages = [index * _WORDS for index in range(members.size)]
+        self._mine = self._pages[members.me]
+        self._heads = [[page + start // 8 for page in self._pages] for start in _TURN]
+        self._others = [
+            (rank, page, heads)
+            for rank, page, *heads in zip(members.ranks, self._pages, *self._heads, strict=True)
+            if rank != members.rank
+        ]
+        starts = [[8 * head + OFFER_AT for head in heads] for heads in self._heads]
+        self._offers_at = [[slice(at, at + _OFFER.size) for at in turn] for turn in starts]
+        self._laid_out = [_NOTHING, _NOTHING]
+        """The spec, the line and the offer that are written for each turn."""
+        self.block = self.block_bytes(members.size)
+        data = np.frombuffer(memory, np.uint8, 2 * members.size * self.block, members.size * PAGE)
+        self.blocks = [list(pair) for pair in data.reshape(members.size, 2, self.block)]
+        self.renew()
+
+    @classmethod
+    def block_bytes(cls, members: int) -> int:
+        """Bytes of one block: fewer if many ranks share the memory."""
+        share = cls.most_bytes // (2 * members) // PAGE * PAGE
+        return min(cls.most_block_bytes, max(16 << 10, share))
+
+    @classmethod
+    def nbytes(cls, members: int) -> int:
+        return members * (PAGE + 2 * cls.block_bytes(members))
+
+    def renew(self) -> None:
+        """Begins a new epoch: every member starts counting again before any of them arrives."""
+        self.count = self.number = self.own.epoch << EPOCH_SHIFT
+        self.turn = 0
+        """Which of its two blocks each member filled last; the same on all. A call takes its turn
+        when it is posted: a rank that left a call before that has taken none."""
+
+    def arrive(self, call: Call, offer: Offer) -> bool:
+        number = self.number + 1
+        turn = number & 1
+        packed, site, offered = self._laid_out[turn]
+        if call.packed is not packed or call.site is not site or offer is not offered:
+            self._lay_out(turn, call, offer)
+        self.times[self._heads[turn][self.members.me] + 1] = call.started
+        if not ORDERED:
+            fence()
+        # No function call until the count is set: an interrupt would come in between.
+        self.number = call.number = number
+        call.posted = True
+        count = self.count = self.count + 1
+        self.words[self._mine] = count
+        return self._compare(call)
+
+    def _lay_out(self, turn: int, call: Call, offer: Offer) -> None:
+        head = self._heads[turn][self.members.me]
+        start = 8 * head
+        before = self._laid_out[turn]
+        self._laid_out[turn] = _NOTHING  # an interrupt may leave it half written
+        nbytes, place, copied, answered = offer
+        _OFFER.pack_into(self.memory, start + OFFER_AT, nbytes, *place, copied, answered)
+        if call.packed is not before[0] or call.site is not before[1]:
+            self.words[head] = call.packed.fingerprint
+            if self.own.checks:
+                text = guard.pack_text(call.packed.text, call.site)[:TEXT_BYTES]
+                self.memory[start + _TEXT_AT : start + _TEXT_AT + len(text)] = text
+        self._laid_out[turn] = call.packed, call.site, offer
+
+    def wait(self, call: Call, offer: Offer) -> Steps[None]:
+        yield from self.wait_for_all(call)
+        self._compare(call)
+
+    def _compare(self, call: Call) -> bool:
+        """Compares the members' calls; False while one of them has not arrived."""
+        count, words, times = self.count, self.words, self.times
+        fingerprint, turn = call.packed.fingerprint, call.number & 1
+        same, last, last_rank = True, call.started, self.members.rank
+        for rank, page, heads in self._others:
+            if words[page] < count and not self._arrives_soon(page):
+                return False
+            head = heads[turn]
+            if words[head] != fingerprint:
+                same = False
+            arrived = times[head + 1]
+            if arrived > last:
+                last, last_rank = arrived, rank
+        if not same and self.own.checks:
+            self._check_mismatch(call)
+        call.last, call.last_rank = last, last_rank
+        return True
+
+    def _check_mismatch(self, call: Call) -> None:
+        """Raises `CollectiveMismatch`, unless the calls that differ are those of `join`."""
+        brought = self.brought(call)
+        specs = {spec for spec, _ in brought.values()} - {guard.JOIN}
+        # The texts may be cut, so fingerprints decide.
+        prints = {self.words[head] for head in self._heads[call.number & 1]}
+        others = prints - {guard.pack(guard.JOIN).fingerprint}
+        if len(others) > 1 or not guard.goes_with_joined(*specs):
+            # Only some members have filled a block: all continue from the same turn.
+            self.turn = self.count & 1
+            raise CollectiveMismatch(guard.mismatch_text(brought))
+
+    def _arrives_soon(self, page: int) -> bool:
+        """Whether a member arrives as often as this one within the spin time."""
+        own, words, count = self.own, self.words, self.count
+        # While posted calls are under way, the loop that drives them waits.
+        spins = -1 if own.pending else own.spins
+        tries = 0
+        while words[page] < count:
+            tries += 1
+            if tries > spins:
+                if spins < 0 or tries > spins + YIELDS:
+                    return False
+                yield_core()
+        if not ORDERED:
+            fence()
+        return True
+
+    def wait_for_all(self, call: Call) -> Steps[None]:
+        """Ends when every member has arrived as often as this one."""
+        call.stage = self.count
+        for _, page, _ in self._others:
+            while self.words[page] < self.count:
+                yield call
+        fence()
+
+    def try_barrier(self) -> bool:
+        """Arrives once more; True if all others do within microseconds."""
+        fence()
+        count = self.count = self.count + 1
+        self.words[self._mine] = count
+        for _, page, _ in self._others:
+            if self.words[page] < count and not self._arrives_soon(page):
+                return False
+        fence()
+        return True
+
+    def barrier(self, call: Call) -> Steps[None]:
+        """Arrives once more, and ends when every member has."""
+        if not self.try_barrier():
+            yield from self.wait_for_all(call)
+
+    def offered(self, call: Call) -> list[bytes]:
+        """`offers` in packed form, as they are in the memory."""
+        memory = self.memory
+        return [memory[where] for where in self._offers_at[call.number & 1]]
+
+    def offers(self, call: Call) -> list[Offer]:
+        """What each member has offered, until this rank arrives at the next call."""
+        found = []
+        for packed in self.offered(call):
+            nbytes, segments, source, out, copied, answered = _OFFER.unpack(packed)
+            found.append(Offer(nbytes, (segments, source, out), bool(copied), answered))
+        return found
+
+    def brought(self, call: Call) -> dict[int, tuple[Spec, Site]]:
+        """The call of every member, and its line."""
+        texts = map(guard.unpack_text, self.texts(call))
+        return dict(zip(self.members.ranks, texts, strict=True))
+
+    def texts(self, call: Call) -> list[bytes]:
+        """`brought` in packed form, as it is in the memory."""
+        starts = [8 * head + _TEXT_AT for head in self._heads[call.number & 1]]
+        return [self.memory[start : start + TEXT_BYTES] for start in starts]
+
+    def missing(self, call: Call) -> tuple[int, ...]:
+        return self._behind(0, self.count)
+
+    def unfinished(self, call: Call) -> tuple[int, ...]:
+        return () if call.transport == "shared" else self._behind(_DONE, call.number)
+
+    def _behind(self, word: int, count: int) -> tuple[int, ...]:
+        pages = zip(self.members.ranks, self._pages, strict=True)
+        return tuple(
+            rank for rank, page in pages if self.words[page + word] < count and page != self._mine
+        )
+
+    def sites(self, call: Call) -> dict[int, Site]:
+        if not self.own.checks or not call.posted:
+            return {self.own.rank: call.site}
+        missing = self.missing(call)
+        return {rank: site for rank, (_, site) in self.brought(call).items() if rank not in missing}
+
+    def finish(self, call: Call) -> None:
+        self.words[self._mine + _DONE] = call.number
+
 
 CHUNK_BYTES = 2 << 20
 BLOCK_BYTES = 256 << 10
-"""What one numpy call works on, so that sums stay in the caches until they are written."""
+"""One numpy call works on this many bytes, so that sums stay in the caches."""
 
 
 class ReductionBlock(NamedTuple):
@@ -82,7 +300,7 @@ def _slice(
     for at in range(low, high, step):
         here = slice(at, min(high, at + step))
         others = [out[here] for index, out in enumerate(outs) if index != me]
-        # This rank's own input comes first: where it is the output too, the first sum replaces it.
+        # This rank's own input is first: if it is the output too, the first sum replaces it.
         order = [me, *(index for index in range(len(outs)) if index != me)]
         found.append(
             ReductionBlock([sources[index][here] for index in order], outs[me][here], others)
@@ -90,24 +308,23 @@ def _slice(
     return found
 
 
-def reduce_blocks(found: list[ReductionBlock], how: Arithmetic) -> None:
-    """Reduces one chunk's blocks and writes them to every member's output."""
+def reduce_blocks(found: list[ReductionBlock], reduction: Arithmetic) -> None:
     for parts, mine, others in found:
-        how.combine(parts, mine)
+        reduction.combine(parts, mine)
         for other in others:
             other[...] = mine
 
 
 def chunk(dtype: np.dtype[Any]) -> int:
-    """Elements that are copied at a time before they are reduced."""
+    """The number of elements that are copied before they are reduced."""
     return CHUNK_BYTES // dtype.itemsize
 
 
 def one_block_bytes(members: int, block: int) -> int:
     """The largest array that every member reduces as a whole, through blocks.
 
-    That takes one arrival instead of two, for members − 1 times the arithmetic. Larger results
-    are in the windows, where every member can write them.
+    That takes one arrival instead of two, for members − 1 times the arithmetic. Larger results are
+    in the windows, where every member can write them.
     """
     return min(block, WARM_BYTES, CHUNK_BYTES // 2 // max(1, members - 1))
 
@@ -116,15 +333,15 @@ T = TypeVar("T")
 OneBlock = tuple[int, Array, Callable[..., Array]]
 """Bytes, this rank's block of one turn, and the function that makes the result of all blocks."""
 InPlace = tuple[bool, list[list[ReductionBlock]] | None]
-"""Whether only some members copy, and the blocks to reduce; None where an array is outside."""
+"""Whether only some members copy, and the blocks to reduce; None if one is outside a window."""
 _KEPT = 1024
-"""Kinds of calls whose views of the shared memory are kept: they cost more to make than to use."""
+"""The number of cached views of the shared memory: it takes longer to make one than to use it."""
 _SLICE_FROM = 4
-"""From this number of members on each reduces its slice only; below, one arrival less is faster."""
+"""From this many members each reduces only its slice; for fewer, one arrival less is faster."""
 
 
 class SharedMemoryTransport:
-    """Transport over one channel, and over the members' windows where they have some."""
+    """`Transport` over one channel, and over the members' windows, if they have some."""
 
     name = "shared"
 
@@ -137,7 +354,7 @@ class SharedMemoryTransport:
         self._places: dict[tuple[object, ...], InPlace] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An uninitialised array, in the window if it is large enough to gain by that."""
+        """An uninitialised array, in the window if it is large enough to profit."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > WARM_BYTES and self.window is not None:
             out = self.window.empty(shape, dtype, nbytes)
@@ -146,57 +363,57 @@ class SharedMemoryTransport:
         return np.empty(shape, dtype)
 
     def renew(self) -> None:
-        """Does nothing: this transport keeps no state of an epoch."""
+        """This transport keeps no state of an epoch."""
 
     def allreduce(
-        self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
+        self, call: Call, source: Array, reduction: Arithmetic, out: Array | None = None
     ) -> Prepared[Array]:
-        """Reduces small arrays through the blocks, and the others in place."""
+        """Reduces small arrays through the blocks, and others in place."""
         nbytes = source.nbytes
         if nbytes <= self._one_block_bytes:
             turn = self.channel.turn ^ 1
-            known = self._one_block[turn].get(how)
+            known = self._one_block[turn].get(reduction)
             if known is None or known[0] != nbytes:
-                known = self._begin_one_block(source, how, turn)
+                known = self._begin_one_block(source, reduction, turn)
             _, block, rest = known
-            if how.copies:
+            if reduction.copies:
                 block[...] = source
             else:
-                how.staged(source, block)
+                reduction.staged(source, block)
             return NOTHING, rest if out is None else partial(rest, out)
         found = self.empty(source.shape, source.dtype) if out is None else out
         source = source.reshape(-1)
         window = self.window
         if window is None or call.posted:
-            turn = self._stage(source[: self._step(source)], how)
-            return NOTHING, self._through_blocks(source, found, how, call, turn)
+            turn = self._stage(source[: self._step(source)], reduction)
+            return NOTHING, self._through_blocks(source, found, reduction, call, turn)
         at, source_at = window.place_of(found), window.place_of(source)
-        copied = not source_at[0] or not how.plain
+        copied = not source_at[0] or not reduction.plain
         call.held = source, found
         if copied and at[0]:
             step = chunk(source.dtype)
-            how.staged(source[:step], found.reshape(-1)[:step])
+            reduction.staged(source[:step], found.reshape(-1)[:step])
         key = source_at, at, copied
         offer = self._offers.get(key)
         if offer is None:
             offer = Offer(0, place(at if copied else source_at, at), copied)
             keep(self._offers, key, offer)
-        return offer, self.reduce_in_place(call, None, source, found, how, copied=copied)
+        return offer, self.reduce_in_place(call, None, source, found, reduction, copied=copied)
 
-    def _begin_one_block(self, source: Array, how: Arithmetic, turn: int) -> OneBlock:
-        """An array that fits in one block takes a single arrival, the one at which all agree."""
+    def _begin_one_block(self, source: Array, reduction: Arithmetic, turn: int) -> OneBlock:
+        """An array of at most one block needs only the arrival at which all agree."""
         channel = self.channel
         parts = self._blocks(source.dtype, source.shape, turn)
-        sum_of_two = how.ufunc if how.bare and len(parts) == 2 and source.ndim else None
+        sum_of_two = reduction.ufunc if reduction.bare and len(parts) == 2 and source.ndim else None
 
         def rest(out: Array | None = None) -> Array:
             channel.turn = turn
             if sum_of_two and out is None:
                 return sum_of_two(*parts)  # type: ignore[no-any-return]
-            return how.combine(parts, out)
+            return reduction.combine(parts, out)
 
         known = source.nbytes, parts[self.members.me], rest
-        return keep(self._one_block[turn], how, known)
+        return keep(self._one_block[turn], reduction, known)
 
     def reduce_in_place(
         self,
@@ -204,49 +421,49 @@ class SharedMemoryTransport:
         offers: list[Offer] | None,
         source: Array,
         out: Array,
-        how: Arithmetic,
+        reduction: Arithmetic,
         *,
         copied: bool,
     ) -> Steps[Array]:
-        """Reduces in place, if all arrays are in a window; all members have agreed.
+        """Reduces in place, if all arrays are in a window. All members have agreed.
 
-        Where ``offers`` is None they are those that the members agreed with.
+        If ``offers`` is None, they are those of the agreement.
         """
         known = offers or self.channel.offered(call)
-        key = how, source.size, copied, *known
+        key = reduction, source.size, copied, *known
         mixed, todo = self._places.get(key) or self._find_places(call, offers, key)
         if todo is None:
-            return (yield from self._through_blocks(source, out, how, call))
-        channel, step, flat = self.channel, chunk(how.dtype), out.reshape(-1)
+            return (yield from self._through_blocks(source, out, reduction, call))
+        channel, step, flat = self.channel, chunk(reduction.dtype), out.reshape(-1)
         if mixed:
-            # Some members have copied their first chunk, and some had nothing to copy.
+            # Only some members have copied their first chunk.
             if not copied:
-                how.staged(source[:step], flat[:step])
+                reduction.staged(source[:step], flat[:step])
             copied = True
-            yield from channel.meet(call)
+            yield from channel.barrier(call)
         for index, found in enumerate(todo):
             if index and copied:
                 start = index * step
-                how.staged(source[start : start + step], flat[start : start + step])
-                yield from channel.meet(call)
-            reduce_blocks(found, how)
-        if not channel.arrive():
-            yield from channel.wait(call)
+                reduction.staged(source[start : start + step], flat[start : start + step])
+                yield from channel.barrier(call)
+            reduce_blocks(found, reduction)
+        if not channel.try_barrier():
+            yield from channel.wait_for_all(call)
         return out
 
     def _find_places(self, call: Call, offers: list[Offer] | None, key: tuple[Any, ...]) -> InPlace:
-        how, size, copied, *_ = key
+        reduction, size, copied, *_ = key
         offers = offers or self.channel.offers(call)
         places = [offer.place for offer in offers]
         mixed, todo = any(offer.copied is not copied for offer in offers), None
         if self.window is not None and NOWHERE not in places:
             todo = blocks(
-                self.window, self.members, places, size, how.dtype, copied=copied or mixed
+                self.window, self.members, places, size, reduction.dtype, copied=copied or mixed
             )
         return keep(self._places, key, (mixed, todo))
 
     def _through_blocks(
-        self, source: Array, out: Array, how: Arithmetic, call: Call, turn: int | None = None
+        self, source: Array, out: Array, reduction: Arithmetic, call: Call, turn: int | None = None
     ) -> Steps[Array]:
         """Reduces block by block.
 
@@ -257,18 +474,18 @@ class SharedMemoryTransport:
         for start in range(0, max(1, source.size), step):
             part, into = source[start : start + step], flat[start : start + step]
             if start or turn is None:
-                turn = self._stage(part, how)
-                yield from channel.meet(call)
+                turn = self._stage(part, reduction)
+                yield from channel.barrier(call)
             channel.turn = turn
             parts = self._blocks(part.dtype, part.shape, turn)
             if not by_slice:
-                how.combine(parts, into)
+                reduction.combine(parts, into)
                 continue
             slices = [slice(*bounds) for bounds in pairwise(split(part.size, self.members.size))]
             mine = slices[self.members.me]
-            how.combine([p[mine] for p in parts], into[mine])
+            reduction.combine([p[mine] for p in parts], into[mine])
             np.copyto(parts[self.members.me][mine], into[mine])
-            yield from channel.meet(call)
+            yield from channel.barrier(call)
             for index, theirs in enumerate(slices):
                 if index != self.members.me:
                     np.copyto(into[theirs], parts[index][theirs])
@@ -276,16 +493,16 @@ class SharedMemoryTransport:
 
     @prepared
     def reducescatter(
-        self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
+        self, call: Call, source: Array, bounds: Sequence[int], out: Array, reduction: Arithmetic
     ) -> Move[None]:
-        """Every member reduces the part of each block that is its own."""
+        """Every member reduces its own part of each block."""
         channel, step = self.channel, self._step(source)
         first, last = bounds[self.members.me], bounds[self.members.me + 1]
         for start in range(0, max(1, source.size), step):
             part = source[start : start + step]
-            turn = self._stage(part, how)
+            turn = self._stage(part, reduction)
             if start:
-                yield from channel.meet(call)
+                yield from channel.barrier(call)
             else:
                 yield Offer(source.nbytes)
             channel.turn = turn
@@ -293,11 +510,10 @@ class SharedMemoryTransport:
             if low < high:
                 here = slice(low - start, high - start)
                 parts = self._blocks(part.dtype, part.shape, turn)
-                how.combine([p[here] for p in parts], out[low - first : high - first])
+                reduction.combine([p[here] for p in parts], out[low - first : high - first])
 
     @prepared
     def broadcast(self, call: Call, array: Array, root: int) -> Move[None]:
-        """Streams the root's bytes to everyone."""
         source = array if root == self.members.me else array[:0]
 
         def read(member: int, start: int, block: Array) -> None:
@@ -313,7 +529,6 @@ class SharedMemoryTransport:
     def allgather(
         self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
     ) -> Move[list[Array]]:
-        """Streams every member's bytes to every member, or to the root."""
         turn = self._fill(source, 0)
         yield Offer(source.nbytes)
         return (yield from self._gather(call, source, lengths, root, turn))
@@ -336,7 +551,6 @@ class SharedMemoryTransport:
     def alltoall(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
     ) -> Move[list[Array]]:
-        """Streams every member's bytes; each member keeps the piece that was cut for it."""
         me, members = self.members.me, self.members.size
         head = np.array(lengths, np.int64).view(np.uint8)
         turn = self._fill(head, 0)
@@ -366,16 +580,16 @@ class SharedMemoryTransport:
         read: Callable[[int, int, Array], None],
         turn: int | None = None,
     ) -> Steps[None]:
-        """Every member's bytes pass by every member, block by block.
+        """Passes every member's bytes to ``read``, block by block.
 
         ``turn`` is that of the first block, if it has been filled and all have arrived since.
         """
         channel = self.channel
-        # A block has its turn even if all members are empty.
+        # One block takes its turn even if all members are empty.
         for start in range(0, max(1, *lengths), channel.block):
             if start or turn is None:
                 turn = self._fill(source, start)
-                yield from channel.meet(call)
+                yield from channel.barrier(call)
             channel.turn = turn
             for member, length in enumerate(lengths):
                 size = min(channel.block, length - start)
@@ -383,17 +597,17 @@ class SharedMemoryTransport:
                     read(member, start, channel.blocks[member][turn][:size])
 
     def _step(self, array: Array) -> int:
-        """How many elements a block holds."""
+        """The number of elements of a block."""
         return max(1, self.channel.block // array.dtype.itemsize)
 
-    def _stage(self, part: Array, how: Arithmetic) -> int:
+    def _stage(self, part: Array, reduction: Arithmetic) -> int:
         """Fills the next block with values, and returns its turn."""
         turn = self.channel.turn ^ 1
-        how.staged(part, self._blocks(part.dtype, part.shape, turn)[self.members.me])
+        reduction.staged(part, self._blocks(part.dtype, part.shape, turn)[self.members.me])
         return turn
 
     def _blocks(self, dtype: np.dtype[Any], shape: tuple[int, ...], turn: int) -> list[Array]:
-        """Every member's block of one turn, seen as an array."""
+        """Every member's block of one turn, as an array."""
         key = dtype, shape, turn
         parts = self._parts.get(key)
         if parts is None:
@@ -411,7 +625,7 @@ class SharedMemoryTransport:
 
 
 def keep(known: dict[Any, T], key: object, made: T) -> T:
-    """Keeps a value that will be used again; forgets all others once there are too many."""
+    """Caches a value; empties a full cache."""
     if len(known) >= _KEPT:
         known.clear()
     known[key] = made

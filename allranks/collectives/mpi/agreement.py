@@ -20,23 +20,20 @@ from mpi4py import MPI
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array
 from allranks.collectives.calls import guard
-from allranks.collectives.calls.board import WAITING
-from allranks.collectives.calls.call import Call, Members, Offer
-from allranks.collectives.calls.callsite import Site
-from allranks.collectives.calls.standing import Standing
-from allranks.collectives.calls.transport import cut
-from allranks.collectives.calls.wait import Steps
-from allranks.collectives.host.channel import (
+from allranks.collectives.calls.call import Call, Members, Offer, Steps, cut
+from allranks.collectives.calls.guard import Site
+from allranks.collectives.calls.rank_state import WAITING, RankState
+from allranks.collectives.host.host_channel import (
     AGREED,
     LAST,
     LAST_RANK,
     LENGTH,
-    TEXT_BYTES,
     TEXT_MOST,
     HostChannel,
     LeaderBuffer,
 )
 from allranks.collectives.host.memory import fence
+from allranks.collectives.host.shared_memory import TEXT_BYTES
 from allranks.collectives.mpi.transport import complete
 from allranks.errors import CollectiveMismatch
 
@@ -62,7 +59,7 @@ class HostLeaders:
 
     def __init__(
         self,
-        own: Standing,
+        own: RankState,
         ranks: tuple[int, ...],
         number: int,
         user: MPI.Intracomm,
@@ -93,7 +90,7 @@ class HostLeaders:
         """Begins to send the first bytes of this leader's row, and to receive the others' rows."""
         comm, coming, going = self.comm, list[MPI.Request](), list[MPI.Request]()
         held = self._exchange = [coming, going, self._whole]
-        self.own.kept[id(held)] = held
+        self.own.held_requests[id(held)] = held
         length = self._lengths[self.me][0] = _LENGTH_BYTES + nbytes
         for index, begin in self._begins:
             coming.append(comm.Irecv(begin, index, _TAG))
@@ -117,7 +114,7 @@ class HostLeaders:
         if not (MPI.Request.Testall(coming) and MPI.Request.Testall(going)):
             return False
         self._exchange = []
-        del self.own.kept[id(held)]
+        del self.own.held_requests[id(held)]
         return True
 
     def gather(self, call: Call, mine: Array, counts: Sequence[int], turn: int = 0) -> Steps[Array]:
@@ -139,9 +136,9 @@ class HostLeaders:
 
     def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
         """``array`` (bytes) becomes the root's on all leaders."""
-        yield from complete(self.own.kept, call, self.comm.Ibcast, [array, MPI.BYTE], root)
+        yield from complete(self.own.held_requests, call, self.comm.Ibcast, [array, MPI.BYTE], root)
 
-    def reduce(self, call: Call, total: Array, how: Arithmetic, turn: int) -> Steps[Array]:
+    def reduce(self, call: Call, total: Array, reduction: Arithmetic, turn: int) -> Steps[Array]:
         """The reduction of all leaders' totals, the same bits on each; it may be in ``total``.
 
         Two leaders swap their totals. More reduce a part each, and swap the results: MPI's own
@@ -153,7 +150,7 @@ class HostLeaders:
         _, brought = self._room("brought", turn, total.dtype, [mine.size] * many)
         yield from self._swap(call, parts, brought, turn)
         brought[self.me] = mine
-        merged = how.merged(brought, brought[0])
+        merged = reduction.merged(brought, brought[0])
         if many == 2:
             return merged
         mine[...] = merged
@@ -170,7 +167,7 @@ class HostLeaders:
         """Sends each of the other leaders its array, and ends when theirs have been received."""
         comm, tag, requests = self.comm, _DATA_TAG + turn, list[MPI.Request]()
         held: list[Any] = [requests, out, into]
-        self.own.kept[id(held)] = held
+        self.own.held_requests[id(held)] = held
         for index in self._others:
             for piece in _pieces(into[index], 0, into[index].nbytes):
                 requests.append(comm.Irecv(piece, index, tag))
@@ -180,7 +177,7 @@ class HostLeaders:
         call.stage += 1
         while not MPI.Request.Testall(requests):
             yield call
-        del self.own.kept[id(held)]
+        del self.own.held_requests[id(held)]
 
     def scratch(self, turn: int, dtype: np.dtype[Any], count: int) -> Array:
         """Memory of this epoch that MPI reads or writes; used again at every second turn."""
@@ -247,7 +244,7 @@ class MultiHostAgreement:
     """
 
     def __init__(
-        self, own: Standing, members: Members, hosts: Hosts, memory: mmap.mmap, user: Any
+        self, own: RankState, members: Members, hosts: Hosts, memory: mmap.mmap, user: Any
     ) -> None:
         self.own, self.members, self.hosts = own, members, hosts
         here = next(ranks for ranks in hosts if own.rank in ranks)
@@ -287,9 +284,9 @@ class MultiHostAgreement:
         self.leaders.renew()
         self._exchanging = None
 
-    def come(self, call: Call, offer: Offer) -> bool:
+    def arrive(self, call: Call, offer: Offer) -> bool:
         """Writes down this rank's call; True if all arrive and agree within microseconds."""
-        here = self.channel.come(call, offer)
+        here = self.channel.arrive(call, offer)
         self.own.board.note(self.members.number, call.number, self._finished)
         if not self.is_first:
             if not self.buffer.agreed_soon(call.number, self.own):
@@ -308,7 +305,7 @@ class MultiHostAgreement:
         self._conclude(call)
         return True
 
-    def agree(self, call: Call, offer: Offer) -> Steps[None]:
+    def wait(self, call: Call, offer: Offer) -> Steps[None]:
         """Ends when every member has arrived with the same fingerprint.
 
         Raises:
@@ -333,9 +330,9 @@ class MultiHostAgreement:
         call.last_rank = buffer.words[LAST_RANK]
 
     def _exchange(self, call: Call) -> Steps[None]:
-        """The leader's part between hosts, as far as `come` has not done it."""
+        """The leader's part between hosts, as far as `arrive` has not done it."""
         if self._exchanging is not call:
-            yield from self.channel.wait(call)
+            yield from self.channel.wait_for_all(call)
             self._begin_exchange(call)
         call.stage += 1
         while not self.leaders.exchanged():
@@ -401,9 +398,9 @@ class MultiHostAgreement:
         block: Array = self.channel.blocks[self.channel.members.me][chunk & 1].view(dtype)
         return block
 
-    def meet(self, call: Call) -> Steps[None]:
+    def barrier(self, call: Call) -> Steps[None]:
         """Ends when every member on this host has arrived once more."""
-        yield from self.channel.meet(call)
+        yield from self.channel.barrier(call)
 
     def missing(self, call: Call) -> tuple[int, ...]:
         """The members that have not arrived; then the leaders that left before the exchange."""

@@ -9,9 +9,8 @@ from typing import Any
 
 from mpi4py import MPI
 
-from allranks.collectives.calls.call import Members
-from allranks.collectives.calls.standing import Standing
-from allranks.collectives.calls.wait import LONGEST_SLEEP, Pause, Steps
+from allranks.collectives.calls.call import LONGEST_SLEEP, Members, Pause, Steps
+from allranks.collectives.calls.rank_state import RankState
 from allranks.collectives.mpi.agreement import Hosts, MultiHostAgreement
 from allranks.collectives.mpi.multi_host import MultiHostTransport
 from allranks.collectives.mpi.transport import MpiTransport, complete
@@ -44,7 +43,7 @@ class Epochs:
 
     def __init__(
         self,
-        own: Standing,
+        own: RankState,
         user: Any,
         alone: Any,
         pristine: MPI.Intracomm,
@@ -125,7 +124,7 @@ class Epochs:
                 raise
 
     def _renew_steps(self) -> Steps[MPI.Intracomm]:
-        kept, awaited = self.own.kept, _Renewal()
+        kept, awaited = self.own.held_requests, _Renewal()
         fresh, request = self.pristine.Idup()
         kept[id(request)] = [fresh, request]
         while not request.Test():

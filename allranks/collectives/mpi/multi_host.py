@@ -17,10 +17,19 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array
-from allranks.collectives.calls.call import NOTHING, Call, Move, Offer, Prepared, prepared
-from allranks.collectives.calls.transport import as_bytes
-from allranks.collectives.calls.wait import LONGEST_SLEEP, SHORTEST_SLEEP, Steps
-from allranks.collectives.host.channel import DONE
+from allranks.collectives.calls.call import (
+    LONGEST_SLEEP,
+    NOTHING,
+    SHORTEST_SLEEP,
+    Call,
+    Move,
+    Offer,
+    Prepared,
+    Steps,
+    as_bytes,
+    prepared,
+)
+from allranks.collectives.host.host_channel import DONE
 from allranks.collectives.host.memory import fence
 from allranks.collectives.host.shared_memory import keep
 from allranks.collectives.mpi.agreement import MultiHostAgreement
@@ -258,28 +267,28 @@ class MultiHostTransport:
         self._known.clear()
 
     def allreduce(
-        self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
+        self, call: Call, source: Array, reduction: Arithmetic, out: Array | None = None
     ) -> Prepared[Array]:
         """Leaders exchange their hosts' sums; that of a small array goes with the agreement."""
-        width = max(how.dtype.itemsize, how.total.itemsize)
+        width = max(reduction.dtype.itemsize, reduction.total.itemsize)
         if not call.posted and source.size * width <= self._carried:
-            rest = self._carry_reduced(call, source, how)
+            rest = self._carry_reduced(call, source, reduction)
             return NOTHING, rest if out is None else partial(rest, out)
         found = np.empty(source.shape, source.dtype) if out is None else out
         flat, into = source.reshape(-1), found.reshape(-1)
         step = self._bytes // width
-        slots = [slot.view(how.dtype) for slot in self.buffer.slots]
+        slots = [slot.view(reduction.dtype) for slot in self.buffer.slots]
 
         def fill(chunk: int) -> None:
             part = flat[chunk * step :][:step]
-            how.staged(part, self.agreement.mine(chunk, how.dtype)[: part.size])
+            reduction.staged(part, self.agreement.mine(chunk, reduction.dtype)[: part.size])
 
         def post(chunk: int) -> Steps[None]:
             size = min(step, flat.size - chunk * step)
-            parts = self.channel.blocks_as(how.dtype, size, chunk & 1)
-            mine = how.merged(parts, self.leaders.scratch(chunk & 1, how.total, size))
-            whole = yield from self.leaders.reduce(call, mine, how, chunk & 1)
-            how.finish(whole, slots[chunk & 1][:size])
+            parts = self.channel.blocks_as(reduction.dtype, size, chunk & 1)
+            mine = reduction.merged(parts, self.leaders.scratch(chunk & 1, reduction.total, size))
+            whole = yield from self.leaders.reduce(call, mine, reduction, chunk & 1)
+            reduction.finish(whole, slots[chunk & 1][:size])
 
         def take(chunk: int) -> None:
             part = into[chunk * step :][:step]
@@ -290,30 +299,36 @@ class MultiHostTransport:
         chunks = Chunks(-(-flat.size // step), fill, post, take)
         return NOTHING, move_chunks(self.agreement, call, chunks, found)
 
-    def _carry_reduced(self, call: Call, source: Array, how: Arithmetic) -> Callable[..., Any]:
+    def _carry_reduced(
+        self, call: Call, source: Array, reduction: Arithmetic
+    ) -> Callable[..., Any]:
         """Sends the reduction with the agreement; returns the function that makes the result."""
-        key = how, source.shape
+        key = reduction, source.shape
         mine, call.carry, rest = self._known.get(key) or self._begin_carried(key)
-        how.staged(source, mine)
+        reduction.staged(source, mine)
         return rest
 
     def _begin_carried(self, key: tuple[Arithmetic, tuple[int, ...]]) -> Carried:
-        how, shape = key
+        reduction, shape = key
         count = math.prod(shape)
-        parts = [part.reshape(shape) for part in self.channel.blocks_as(how.dtype, count, 0)]
-        slot = self.buffer.slots[0][: count * how.dtype.itemsize].view(how.dtype).reshape(shape)
-        nbytes, totals = count * how.total.itemsize, list[Array]()
+        parts = [part.reshape(shape) for part in self.channel.blocks_as(reduction.dtype, count, 0)]
+        slot = (
+            self.buffer.slots[0][: count * reduction.dtype.itemsize]
+            .view(reduction.dtype)
+            .reshape(shape)
+        )
+        nbytes, totals = count * reduction.total.itemsize, list[Array]()
         if self.agreement.is_first:
             rows = zip(self.leaders.rows, self.agreement.carried_at, strict=True)
-            whole = [np.frombuffer(row, how.total, count, at) for row, at in rows]
+            whole = [np.frombuffer(row, reduction.total, count, at) for row, at in rows]
             totals = [total.reshape(shape) for total in whole]
 
         def pack() -> int:
-            how.merged(parts, totals[self.agreement.host])
+            reduction.merged(parts, totals[self.agreement.host])
             return nbytes
 
         def unpack() -> None:
-            how.finish(how.merged(totals, totals[0]), slot)
+            reduction.finish(reduction.merged(totals, totals[0]), slot)
 
         def rest(out: Array | None = None, part: Any = ...) -> Array:
             if out is None:
@@ -324,17 +339,17 @@ class MultiHostTransport:
         return keep(self._known, key, (parts[self._here], Carry(pack, unpack), rest))
 
     def reducescatter(
-        self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
+        self, call: Call, source: Array, bounds: Sequence[int], out: Array, reduction: Arithmetic
     ) -> Prepared[None]:
         """Each host receives the other hosts' sums of its part; small arrays as in `allreduce`."""
-        me, width = self.members.me, max(how.dtype.itemsize, how.total.itemsize)
+        me, width = self.members.me, max(reduction.dtype.itemsize, reduction.total.itemsize)
         if not call.posted and source.size * width <= self.agreement.carried_by_part:
-            rest = self._carry_reduced(call, source, how)
+            rest = self._carry_reduced(call, source, reduction)
             return NOTHING, partial(rest, out, slice(bounds[me], bounds[me + 1]))
         places, host = self.agreement.places, self.agreement.host
         spans = [[bounds[i + 1] - bounds[i] for i in ranks] for ranks in places]
         step = self._bytes // width // len(places)
-        slots = [slot.view(how.dtype) for slot in self.buffer.slots]
+        slots = [slot.view(reduction.dtype) for slot in self.buffer.slots]
 
         def sizes(chunk: int) -> list[int]:
             return [min(step, max(0, sum(span) - chunk * step)) for span in spans]
@@ -343,24 +358,26 @@ class MultiHostTransport:
             return overlaps(spans[of], chunk * step, (chunk + 1) * step)
 
         def fill(chunk: int) -> None:
-            block = self.agreement.mine(chunk, how.dtype)
+            block = self.agreement.mine(chunk, reduction.dtype)
             for of, size in enumerate(sizes(chunk)):
                 for index, piece, where in within(of, chunk):
                     start = bounds[places[of][index]]
-                    how.staged(source[start:][piece], block[where])
+                    reduction.staged(source[start:][piece], block[where])
                 block = block[size:]
 
         def post(chunk: int) -> Steps[None]:
             lengths = sizes(chunk)
-            parts = self.channel.blocks_as(how.dtype, sum(lengths), chunk & 1)
-            mine = how.merged(parts, self.leaders.scratch(chunk & 1, how.total, sum(lengths)))
-            counts = [size * how.total.itemsize for size in lengths]
+            parts = self.channel.blocks_as(reduction.dtype, sum(lengths), chunk & 1)
+            mine = reduction.merged(
+                parts, self.leaders.scratch(chunk & 1, reduction.total, sum(lengths))
+            )
+            counts = [size * reduction.total.itemsize for size in lengths]
             coming = [counts[host]] * len(lengths)
             whole = yield from self.leaders.alltoall(
                 call, as_bytes(mine), counts, coming, chunk & 1
             )
-            totals = whole.view(how.total).reshape(len(lengths), lengths[host])
-            how.finish(how.merged(list(totals)), slots[chunk & 1][: lengths[host]])
+            totals = whole.view(reduction.total).reshape(len(lengths), lengths[host])
+            reduction.finish(reduction.merged(list(totals)), slots[chunk & 1][: lengths[host]])
 
         def take(chunk: int) -> None:
             for index, piece, where in within(host, chunk):

@@ -26,15 +26,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from allranks.collectives.calls import board as fields
-from allranks.collectives.calls.board import TEXTS_OF_LINES, Board, text_of, with_text
-from allranks.collectives.calls.callsite import Site
+from allranks.collectives.calls import rank_state as fields
+from allranks.collectives.calls.guard import Site
+from allranks.collectives.calls.rank_state import TEXTS_OF_LINES, Board, text_of, with_text
 from allranks.errors import ClusterError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from allranks.collectives.calls.standing import Standing
+    from allranks.collectives.calls.rank_state import RankState
 
 _WITH_SOURCE = re.compile(r"(?m)(:\d+): .*?( \(\w+\))?$")
 """A place with its source line, and perhaps the kind of an exception after it."""
@@ -298,7 +298,7 @@ _TRY_SECONDS, _ALL_SECONDS = 2.0, 30.0
 _TOKEN_BYTES = 16
 
 
-def connect_hosts(own: Standing, base: MPI.Intracomm) -> None:
+def connect_hosts(own: RankState, base: MPI.Intracomm) -> None:
     """Connects the first ranks of all hosts, and starts a `StatusExchange` on each.
 
     Rank 0 listens only until all have connected. Each connection has to present a random number
@@ -335,7 +335,7 @@ def connect_hosts(own: Standing, base: MPI.Intracomm) -> None:
     own.peers.host_names = tuple(base.allgather(socket.gethostname()))
     if rank in firsts:
         exchange = StatusExchange(own.board, rank, near, links)
-        own.tell = exchange.wake
+        own.wake_exchange = exchange.wake
         exchange.start()
 
 

@@ -14,10 +14,17 @@ import numpy as np
 from mpi4py import MPI
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array, ReduceOp
-from allranks.collectives.calls.call import Call, Members, Move, Offer, prepared
-from allranks.collectives.calls.standing import Standing
-from allranks.collectives.calls.transport import cut
-from allranks.collectives.calls.wait import Awaited, Steps
+from allranks.collectives.calls.call import (
+    Awaited,
+    Call,
+    Members,
+    Move,
+    Offer,
+    Steps,
+    cut,
+    prepared,
+)
+from allranks.collectives.calls.rank_state import RankState
 from allranks.records.deferred import deferred
 
 _OPS = {
@@ -36,43 +43,43 @@ _BOOL_OPS = {
 }
 
 
-def prepare(source: Array, out: Array, how: Arithmetic) -> tuple[Array, Array, MPI.Op]:
+def prepare(source: Array, out: Array, reduction: Arithmetic) -> tuple[Array, Array, MPI.Op]:
     """What MPI reads, where it writes, and its operation."""
-    ready = how.wide(source) if how.half else how.prescaled(source)
+    ready = reduction.wide(source) if reduction.half else reduction.prescaled(source)
     if ready is out:
         # Not MPI_IN_PLACE: all members have to pass that, and one that has joined does not.
         ready = out.copy()
-    if how.dtype.kind == "b":
-        return ready.view(np.uint8), out.view(np.uint8), _BOOL_OPS[how.op]
-    kind = how.total
-    if how.op is ReduceOp.Sum and kind.kind in "iu" and kind.itemsize < 4:
+    if reduction.dtype.kind == "b":
+        return ready.view(np.uint8), out.view(np.uint8), _BOOL_OPS[reduction.op]
+    kind = reduction.total
+    if reduction.op is ReduceOp.Sum and kind.kind in "iu" and kind.itemsize < 4:
         # Open MPI saturates sums of 8 and 16 bits on some processors. Wider ones wrap when cut.
         kind = np.dtype(np.int32)
     total = out if kind == out.dtype else np.empty(out.shape, kind)
-    if _is_ordered(how):
-        return _to_order(ready, how.op), total.view(_order_of(total)), _OPS[how.op]
-    return ready.astype(kind, copy=False), total, _OPS[how.op]
+    if _is_ordered(reduction):
+        return _to_order(ready, reduction.op), total.view(_order_of(total)), _OPS[reduction.op]
+    return ready.astype(kind, copy=False), total, _OPS[reduction.op]
 
 
-def finish(total: Array, out: Array, how: Arithmetic) -> None:
+def finish(total: Array, out: Array, reduction: Arithmetic) -> None:
     """Writes what MPI has written to ``total`` as the result."""
-    if _is_ordered(how):
+    if _is_ordered(reduction):
         total = _from_order(total)
-    how.finish(total, out)
+    reduction.finish(total, out)
 
 
-def mpi_lacks(how: Arithmetic) -> bool:
+def mpi_lacks(reduction: Arithmetic) -> bool:
     """Whether MPI's own reduction may lose a NaN: products of complex numbers, long doubles."""
-    if how.dtype.kind == "c":
-        return how.op is ReduceOp.Product
-    long = how.dtype.kind == "f" and how.dtype.itemsize > 8
-    return long and how.op in (ReduceOp.Min, ReduceOp.Max)
+    if reduction.dtype.kind == "c":
+        return reduction.op is ReduceOp.Product
+    long = reduction.dtype.kind == "f" and reduction.dtype.itemsize > 8
+    return long and reduction.op in (ReduceOp.Min, ReduceOp.Max)
 
 
-def _is_ordered(how: Arithmetic) -> bool:
+def _is_ordered(reduction: Arithmetic) -> bool:
     """Whether MPI gets integers instead of floats: its Min and Max of floats may lose a NaN."""
-    floats = how.half or how.dtype in (np.float32, np.float64)
-    return floats and how.op in (ReduceOp.Min, ReduceOp.Max)
+    floats = reduction.half or reduction.dtype in (np.float32, np.float64)
+    return floats and reduction.op in (ReduceOp.Min, ReduceOp.Max)
 
 
 def _order_of(values: Array) -> np.dtype[Any]:
@@ -142,7 +149,7 @@ class MpiTransport:
 
     name = "mpi"
 
-    def __init__(self, own: Standing, members: Members, user: MPI.Intracomm, *, now: bool) -> None:
+    def __init__(self, own: RankState, members: Members, user: MPI.Intracomm, *, now: bool) -> None:
         self.own, self.members = own, members
         self._user, self._now = user, now
         self._is_world = members.ranks == tuple(range(own.size))
@@ -174,11 +181,11 @@ class MpiTransport:
         return self._comm
 
     def _do(self, call: Call, post: Callable[..., MPI.Request], *arguments: object) -> Steps[None]:
-        yield from complete(self.own.kept, call, post, *arguments)
+        yield from complete(self.own.held_requests, call, post, *arguments)
 
     @prepared
     def allreduce(
-        self, call: Call, source: Array, how: Arithmetic, out: Array | None = None
+        self, call: Call, source: Array, reduction: Arithmetic, out: Array | None = None
     ) -> Move[Array]:
         """MPI_Iallreduce, or an allgather if MPI lacks the arithmetic."""
         found = np.empty(source.shape, source.dtype) if out is None else out
@@ -186,37 +193,37 @@ class MpiTransport:
         flat = into if source is found else source.reshape(-1)
         yield Offer(source.nbytes)
         comm = yield from self.comm(call)
-        if mpi_lacks(how):
-            yield from self._by_all(call, flat, slice(None), into, how)
+        if mpi_lacks(reduction):
+            yield from self._by_all(call, flat, slice(None), into, reduction)
         else:
-            ready, total, op = prepare(flat, into, how)
+            ready, total, op = prepare(flat, into, reduction)
             yield from self._do(call, comm.Iallreduce, ready, total, op)
-            finish(total, into, how)
+            finish(total, into, reduction)
         return found
 
     def _by_all(
-        self, call: Call, source: Array, mine: slice, out: Array, how: Arithmetic
+        self, call: Call, source: Array, mine: slice, out: Array, reduction: Arithmetic
     ) -> Steps[None]:
         """Gathers all members' values and reduces this rank's part of them here."""
-        data = how.prescaled(source).view(np.uint8)
+        data = reduction.prescaled(source).view(np.uint8)
         parts = yield from self.gather(call, data, [data.nbytes] * self.members.size)
-        how.combine([part.view(how.dtype)[mine] for part in parts], out)
+        reduction.combine([part.view(reduction.dtype)[mine] for part in parts], out)
 
     @prepared
     def reducescatter(
-        self, call: Call, source: Array, bounds: Sequence[int], out: Array, how: Arithmetic
+        self, call: Call, source: Array, bounds: Sequence[int], out: Array, reduction: Arithmetic
     ) -> Move[None]:
         """MPI_Ireduce_scatter."""
         yield Offer(source.nbytes)
         comm = yield from self.comm(call)
-        if mpi_lacks(how):
+        if mpi_lacks(reduction):
             mine = slice(bounds[self.members.me], bounds[self.members.me + 1])
-            yield from self._by_all(call, source, mine, out, how)
+            yield from self._by_all(call, source, mine, out, reduction)
             return
-        ready, total, op = prepare(source, out, how)
+        ready, total, op = prepare(source, out, reduction)
         counts = [high - low for low, high in pairwise(bounds)]
         yield from self._do(call, comm.Ireduce_scatter, ready, total, counts, op)
-        finish(total, out, how)
+        finish(total, out, reduction)
 
     @prepared
     def broadcast(self, call: Call, array: Array, root: int) -> Move[None]:

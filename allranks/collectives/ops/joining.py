@@ -1,7 +1,7 @@
-"""join: ranks that have run out of data take part with zeros.
+"""join: ranks without data take part with zeros.
 
-A rank that has joined answers the others' allreduces until all have joined. It learns what they
-reduce from what they have laid out for the guard.
+A rank that has joined answers the others' allreduces until all have joined. It reads their
+arguments where they are published for comparison.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import numpy as np
 from allranks.collectives import world
 from allranks.collectives.arrays.libraries import to_dtype
 from allranks.collectives.arrays.reductions import Arithmetic, ReduceOp
-from allranks.collectives.calls.call import Call, Offer
+from allranks.collectives.calls.call import Call, Offer, Steps
 from allranks.collectives.calls.guard import JOIN, Spec
-from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host.shared_memory import one_block_bytes
-from allranks.collectives.ops.taking import take
-from allranks.collectives.world.group import Group
+from allranks.collectives.ops.inputs import read_inputs
+from allranks.collectives.world.world import Group
 from allranks.errors import UsageError
 
 
@@ -53,12 +52,12 @@ def join() -> int:
 
 
 def _steps(group: Group, call: Call, answered: int) -> Steps[int | None]:
-    """One call of the others; ends with the last rank to join, once all have."""
+    """One call of the others; its result is the last rank to join, once all have."""
     channel = group.channel
     assert channel is not None
     before = channel.turn
     turn = before ^ 1
-    # Zero in every dtype: whatever the others have laid out beside it.
+    # These bytes are zero in every dtype.
     channel.blocks[group.me][turn][:] = 0
     call.transport = "shared"
     yield from call.agreed(Offer(answered=answered))
@@ -66,7 +65,7 @@ def _steps(group: Group, call: Call, answered: int) -> Steps[int | None]:
     brought = channel.brought(call).values()
     theirs = next((spec for spec, _ in brought if spec != JOIN), None)
     if theirs is None:
-        # Who joined last has answered least.
+        # The rank that joined last has answered the fewest calls.
         answers = [offer.answered for offer in call.agreement.offers(call)]
         return max(r for r, n in zip(group.ranks, answers, strict=True) if n == min(answers))
     yield from _contribute(group, call, theirs, before)
@@ -79,18 +78,20 @@ def _contribute(group: Group, call: Call, spec: Spec, before: int) -> Steps[None
     zeros = np.zeros(spec.elements, dtype)
     device = None
     if spec.device:
-        taken = take("join", [zeros], None, "/gpu:0")
-        (zeros,), device = taken.sources, taken.gpu
+        inputs = read_inputs("join", [zeros], None, "/gpu:0")
+        (zeros,), device = inputs.sources, inputs.gpu
     transport = group.choose(call, spec.transport, device)
     nbytes = spec.elements * dtype.itemsize
     if transport.name == "shared" and nbytes <= one_block_bytes(group.size, channel.block):
         return
     channel.turn = before
-    how = Arithmetic(ReduceOp[spec.reduction], dtype, group.size, spec.prescale, spec.postscale)
+    reduction = Arithmetic(
+        ReduceOp[spec.reduction], dtype, group.size, spec.prescale, spec.postscale
+    )
     if transport.name == "shared":
-        # The others, who have found no place for these zeros, begin again with blocks.
-        yield from call.moved(transport.allreduce, zeros, how)
+        # These zeros are in no window, so the other ranks reduce through blocks too.
+        yield from call.moved(transport.allreduce, zeros, reduction)
     else:
-        _, rest = transport.allreduce(call, zeros, how)
+        _, rest = transport.allreduce(call, zeros, reduction)
         assert not callable(rest)
         yield from rest

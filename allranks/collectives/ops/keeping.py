@@ -1,4 +1,4 @@
-"""keep: what a process that takes a rank's place begins with."""
+"""keep: the variables that a process which replaces this rank starts with."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.ops import objects
-from allranks.collectives.world.kept import Series, snapshot
+from allranks.collectives.ops import operations
+from allranks.collectives.world.variable_store import VersionedFiles, snapshot
 from allranks.errors import UsageError
 from allranks.records.ranks import label
 
@@ -26,20 +26,20 @@ def keep(*names: str, **values: Any) -> None:
 
     Raises:
         UsageError: a variable is not there or cannot be pickled, ranks name others, what was kept
-            by the call before could not be written, or nobody could take a rank's place here. It
-            comes on all ranks.
+            by the call before could not be written, or ranks are not replaced here. It is raised
+            on all ranks.
 
     Collective over all ranks.
     """
     this = world.current()
-    kept = this.keeps
+    kept = this.variable_store
     if kept is None:
         raise UsageError(
             "keep() needs all ranks of a notebook, on one host: elsewhere dead ranks are not "
             "replaced. Save what you must not lose to a file."
         )
 
-    def take() -> dict[str, Any]:
+    def collect() -> dict[str, Any]:
         given: tuple[object, ...] = names
         for other in given:
             if isinstance(other, str):
@@ -59,13 +59,15 @@ def keep(*names: str, **values: Any) -> None:
             raise UsageError("keep() needs variables, found none. Type for example: keep('step')")
         return found
 
-    keep_in(kept.of_cells, take)
+    keep_in(kept.of_cells, collect)
 
 
-def keep_in(series: Series, take: Callable[[], dict[str, Any]], *, copy: bool = True) -> None:
-    """What ``take`` returns is the next version of a series. Collective over all ranks.
+def keep_in(
+    series: VersionedFiles, collect: Callable[[], dict[str, Any]], *, copy: bool = True
+) -> None:
+    """Makes the result of ``collect`` the next version of a series. Collective over all ranks.
 
-    Without ``copy`` nobody may change it before the next call.
+    Without ``copy`` the values must not change before the next call.
     """
     this = world.current()
     problem, values, parts = series.settle(), {}, []
@@ -73,12 +75,12 @@ def keep_in(series: Series, take: Callable[[], dict[str, Any]], *, copy: bool = 
         problem = f"the last keep() kept nothing: rank {this.rank}: {problem}"
     else:
         try:
-            values = take()
+            values = collect()
             parts = snapshot(values, this.rank, copy=copy)
         except UsageError as error:
             problem = str(error)
     own = (problem, tuple(sorted(values)), series.number)
-    told = this.run(objects.gather(this.groups[0], "keep", own))
+    told = this.run(operations.begin_object_gather(this.groups[0], "keep", own))
     for said, _, _ in told:
         if said:
             raise UsageError(said)

@@ -1,4 +1,9 @@
-"""mpi4py's own collectives, of arrays and of objects, whose waits can be interrupted."""
+"""Collectives of `comm`, MPI.Win and MPI.File, whose waits can be interrupted.
+
+MPI has no non-blocking form of most calls for windows and files, so all ranks agree first: then
+MPI's call is certain to end. Calls that concern one rank, as `Win.Lock`, are MPI's own and cannot
+be interrupted.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +14,20 @@ from typing import Any
 
 from mpi4py import MPI
 
-from allranks.collectives.calls.call import Call, nbytes_of
+from allranks.collectives.calls.call import Call, Steps, nbytes_of
 from allranks.collectives.calls.guard import Spec
-from allranks.collectives.calls.wait import Steps
 from allranks.collectives.mpi.transport import complete
-from allranks.collectives.ops import objects
-from allranks.collectives.ops.operators import Op, raised
-from allranks.collectives.ops.point_to_point import Raw
-from allranks.collectives.ops.requests import NonBlocking
+from allranks.collectives.ops import operations
+from allranks.collectives.ops.point_to_point import NonBlocking, Op, Raw, StandIn, raised
 from allranks.errors import RankLeft, UsageError
+from allranks.records.deferred import deferred
 
 _ARGUMENTS = TypeError, ValueError, LookupError, BufferError
-"""What mpi4py raises of arguments that it cannot pass to MPI."""
+"""Exceptions of mpi4py for arguments that it cannot pass to MPI."""
 
 
 class WrongRoot(UsageError, MPI.Exception):
-    """A root that is no rank; what mpi4py raises as well."""
+    """A root that is not a rank; also the exception that mpi4py raises."""
 
     def __new__(cls, message: str) -> WrongRoot:  # MPI keeps its code there
         return MPI.Exception.__new__(cls, MPI.ERR_ROOT)
@@ -38,10 +41,10 @@ class WrongRoot(UsageError, MPI.Exception):
 
 
 class Collectives(NonBlocking):
-    """The part of `Comm` that concerns all of its ranks.
+    """The collectives of `Comm`.
 
-    A collective that not every rank calls, or with another root, raises `CollectiveMismatch`
-    before any data moves. Buffers are not compared: mpi4py allows them to differ.
+    A collective that not all ranks call, or with another root, raises `CollectiveMismatch` before
+    data moves. Buffers are not compared: mpi4py allows them to differ.
     """
 
     def _collective(
@@ -53,7 +56,7 @@ class Collectives(NonBlocking):
         def steps(call: Call) -> Steps[None]:
             yield from self._agreed(call)
             try:
-                yield from complete(self._world.kept, call, post, self, *arguments)
+                yield from complete(self._world.held_requests, call, post, self, *arguments)
             except _ARGUMENTS:
                 self._world.refuse(call)
                 raise
@@ -67,7 +70,9 @@ class Collectives(NonBlocking):
         """Raises on every rank if the function of an op has raised on one."""
         error = raised()
         told = "" if error is None else "".join(format_exception_only(error)).strip()
-        every = self._world.run(objects.gather(self._group(), f"comm.{op} op", told))
+        every = self._world.run(
+            operations.begin_object_gather(self._group(), f"comm.{op} op", told)
+        )
         if error is not None:
             raise error
         for rank, text in zip(self._group().ranks, every, strict=True):
@@ -78,64 +83,59 @@ class Collectives(NonBlocking):
                 )
 
     def agree(self, title: str) -> None:
-        """Ends when all ranks have come to the same call, as one of a window or a file."""
+        """Ends when all ranks have arrived at the same call of a window or a file."""
         self._world.run(self._group().call(Spec(title), title, steps=self._agreed))
 
     def _agreed(self, call: Call) -> Steps[None]:
-        """Ends when all have come; meanwhile MPI goes on with what others need to come at all."""
+        """Ends when all have arrived; meanwhile MPI progresses, as late ranks may need it."""
         call.transport = "mpi"
         for awaited in call.agreed():
             Raw.Iprobe(self)
             yield awaited
 
     def Barrier(self) -> None:
-        """MPI_Barrier."""
         self._collective("Barrier", Raw.Ibarrier)
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
-        """MPI_Bcast."""
         self._collective("Bcast", Raw.Ibcast, buf, root, root=root)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> None:
-        """MPI_Reduce."""
         self._collective("Reduce", Raw.Ireduce, sendbuf, recvbuf, op, root, root=root)
 
     def Reduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM
     ) -> None:
-        """MPI_Reduce_scatter."""
         self._collective("Reduce_scatter", Raw.Ireduce_scatter, sendbuf, recvbuf, recvcounts, op)
 
     barrier = Barrier
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        """Broadcasts a picklable object."""
         index = self._rooted("bcast", root)
-        return self._world.run(objects.broadcast(self._group(), "comm.bcast", obj, "bcast", index))
+        return self._world.run(
+            operations.begin_object_broadcast(self._group(), "comm.bcast", obj, "bcast", index)
+        )
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        """Gathers picklable objects on the root."""
         found: list[Any] | None = self._objects("gather", sendobj, root)
         return found
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        """Gathers picklable objects on every rank."""
         found: list[Any] = self._objects("allgather", sendobj)
         return found
 
     def scatter(self, sendobj: Any, root: int = 0) -> Any:
-        """Scatters a sequence of picklable objects from the root."""
         values = list(sendobj) if self.Get_rank() == self._rooted("scatter", root) else []
         self._as_many(values if self.Get_rank() == root else None, "scatter")
-        call = objects.alltoall(self._group(), "comm.scatter", values, "scatter", root)
+        call = operations.begin_object_alltoall(
+            self._group(), "comm.scatter", values, "scatter", root
+        )
         return self._world.run(call)[root]
 
     def alltoall(self, sendobj: Any) -> list[Any]:
-        """Exchanges picklable objects, one for each rank."""
         values = list(sendobj)
         self._as_many(values, "alltoall")
         result: list[Any] = self._world.run(
-            objects.alltoall(self._group(), "comm.alltoall", values, "alltoall")
+            operations.begin_object_alltoall(self._group(), "comm.alltoall", values, "alltoall")
         )
         return result
 
@@ -153,12 +153,11 @@ class Collectives(NonBlocking):
         return _fold(self._objects("scan", sendobj)[: self.Get_rank() + 1], op)
 
     def exscan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        """Reduces the objects of the ranks before this one; None on the first."""
+        """Reduces the objects of the ranks before this one; None on the first rank."""
         before = self._objects("exscan", sendobj)[: self.Get_rank()]
         return _fold(before, op) if before else None
 
     def _rooted(self, op: str, root: int) -> int:
-        """The root, which is one of this communicator's ranks."""
         last = self._group().size - 1
         if not 0 <= root <= last:
             raise WrongRoot(
@@ -167,9 +166,11 @@ class Collectives(NonBlocking):
         return root
 
     def _objects(self, op: str, value: Any, root: int | None = None) -> Any:
-        """All ranks' objects; None where another rank is the root."""
+        """All ranks' objects; None if another rank is the root."""
         index = -1 if root is None else self._rooted(op, root)
-        return self._world.run(objects.gather(self._group(), f"comm.{op}", value, op, index))
+        return self._world.run(
+            operations.begin_object_gather(self._group(), f"comm.{op}", value, op, index)
+        )
 
     def _as_many(self, values: list[Any] | None, op: str) -> None:
         if values is not None and len(values) != self.Get_size():
@@ -179,7 +180,7 @@ class Collectives(NonBlocking):
 
 
 def blocking(kind: type[MPI.Comm], name: str, last: str = "") -> Callable[..., None]:
-    """Guards the call of that name: of two buffers and, as ``last``, of an op or a root."""
+    """Guards the call of that name: two buffers and, as ``last``, an op or a root."""
     post = getattr(kind, f"I{name.lower()}")
 
     def plain(self: Collectives, sendbuf: Any, recvbuf: Any) -> None:
@@ -209,3 +210,76 @@ def _fold(values: list[Any], op: Any) -> Any:
     for value in values[1:]:
         total = op(total, value)
     return total
+
+
+class Win(MPI.Win, metaclass=StandIn):
+    """MPI.Win with the same methods; ranks agree on the collective ones first."""
+
+    plain = MPI.Win
+    comm: MPI.Comm | None = None
+    """The communicator of its ranks."""
+
+
+class File(MPI.File, metaclass=StandIn):
+    """MPI.File with the same methods; ranks agree on the collective ones first."""
+
+    plain = MPI.File
+    comm: MPI.Comm | None = None
+    """The communicator of its ranks."""
+
+
+def _agree(comm: object, title: str) -> None:
+    # A communicator of an earlier epoch cannot agree: then this is MPI's own call.
+    if isinstance(comm, Collectives) and comm != MPI.COMM_NULL and not comm.stale:
+        comm.agree(title)
+
+
+def _making(kind: type[Any], name: str, place: int) -> Any:
+    """A class method that makes a window or a file of the ranks of ``comm``."""
+
+    @wraps(getattr(kind.plain, name))
+    def make(cls: type[Any], *arguments: Any, **options: Any) -> Any:
+        comm = options.get("comm", arguments[place] if len(arguments) > place else None)
+        _agree(comm, f"{kind.__name__}.{name}")
+        with deferred():
+            made = getattr(super(kind, cls), name)(*arguments, **options)
+        made.comm = comm
+        return made
+
+    return classmethod(make)
+
+
+def _together(kind: type[Any], name: str) -> Callable[..., Any]:
+    """A collective method of a window or a file."""
+    plain = getattr(kind.plain, name)
+
+    @wraps(plain)
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        _agree(self.comm, f"{kind.__name__}.{name}")
+        with deferred():
+            return plain(self, *arguments, **options)
+
+    return call
+
+
+_MAKING = {
+    Win: {"Create": 3, "Allocate": 3, "Allocate_shared": 3, "Create_dynamic": 1},
+    File: {"Open": 0},
+}
+"""The position of the communicator among the arguments."""
+_TOGETHER: dict[type[Any], tuple[str, ...]] = {
+    Win: ("Fence", "Free"),
+    File: (
+        *("Close", "Set_size", "Preallocate", "Set_info", "Set_view", "Set_atomicity", "Sync"),
+        *("Read_all", "Write_all", "Read_at_all", "Write_at_all", "Read_ordered", "Write_ordered"),
+        *("Seek_shared", "Read_all_begin", "Read_all_end", "Write_all_begin", "Write_all_end"),
+        *("Read_at_all_begin", "Read_at_all_end", "Write_at_all_begin", "Write_at_all_end"),
+        *("Read_ordered_begin", "Read_ordered_end", "Write_ordered_begin", "Write_ordered_end"),
+    ),
+}
+
+for _kind, _makers in _MAKING.items():
+    for _name, _place in _makers.items():
+        setattr(_kind, _name, _making(_kind, _name, _place))
+    for _name in _TOGETHER[_kind]:
+        setattr(_kind, _name, _together(_kind, _name))

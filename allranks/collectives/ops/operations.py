@@ -1,18 +1,78 @@
-"""The public functions that move arrays and objects without reducing them."""
+"""The operations that move arrays and objects without reducing them.
+
+Each operation is a function that makes its call, ready to be driven, and its public forms: one
+that waits, and an ``_async`` one, which returns a handle.
+"""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from allranks.collectives.ops import moving, objects
-from allranks.collectives.ops.handles import Handle, first, run
+import numpy as np
+from numpy.typing import NDArray
+
+from allranks.collectives import world
+from allranks.collectives.arrays.libraries import ArrayHeader, to_dtype, to_numpy
+from allranks.collectives.arrays.reductions import Array, ReduceOp, check, name_of
+from allranks.collectives.calls.call import Call, Cut, Steps, Transport, as_bytes
+from allranks.collectives.calls.guard import Spec, describe_group
+from allranks.collectives.ops.inputs import CollectiveInputs, Handle, no_inputs, read_inputs, run
 from allranks.collectives.world.process_sets import ProcessSet, group_of
+from allranks.collectives.world.world import Group
+from allranks.errors import UsageError
+
+Bytes = NDArray[np.uint8]
+
+
+def _open(
+    kind: str,
+    arrays: Sequence[Any] | None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    transport: str | None = None,
+    device: str = "",
+) -> tuple[Group, CollectiveInputs, str | None]:
+    """The group of a call, its arrays (None if this rank contributes none) and its name."""
+    group = group_of(process_set, kind)
+    if arrays is None:
+        return group, no_inputs(kind, transport, device), name
+    return group, read_inputs(kind, arrays, transport, device), name
+
+
+def begin_barrier(process_set: ProcessSet | None = None, name: str | None = None) -> Call:
+    group = group_of(process_set, "barrier")
+
+    def steps(call: Call) -> Steps[None]:
+        group.choose(call)
+        yield from call.agreed()
+
+    return group.call(Spec("barrier"), name, 0, steps)
 
 
 def barrier(process_set: ProcessSet | None = None, name: str | None = None) -> None:
     """Returns on every rank once every rank has called it. Collective over the process set."""
-    run(moving.begin_barrier(process_set, name))
+    run(begin_barrier(process_set, name))
+
+
+def begin_broadcast(array: Any, root: int, **options: Any) -> Call:
+    group, inputs, name = _open("broadcast", [array], **options)
+    source = inputs.sources[0]
+    check(ReduceOp.Sum, source.dtype)
+    index = group.index(root, "broadcast")
+    spec = inputs.spec("broadcast", name_of(source.dtype), source.shape, root)
+
+    def steps(call: Call) -> Steps[Any]:
+        transport = group.choose(call, inputs.transport, inputs.gpu)
+        out = transport.empty(source.shape, source.dtype)
+        if group.me == index:
+            with inputs.copying(call):
+                np.copyto(out, source)
+        yield from call.moved(transport.broadcast, as_bytes(out), index)
+        return inputs.restored_alone(out)
+
+    return inputs.marked(group.call(spec, name, source.nbytes, steps))
 
 
 def broadcast(array: Any, root: int = 0, **options: Any) -> Any:
@@ -28,12 +88,106 @@ def broadcast(array: Any, root: int = 0, **options: Any) -> Any:
 
     Collective over the process set.
     """
-    return run(moving.begin_broadcast(array, root, **options))
+    return run(begin_broadcast(array, root, **options))
 
 
 def broadcast_async(array: Any, root: int = 0, **options: Any) -> Handle:
     """Posts a `broadcast`; `synchronize` returns its result."""
-    return Handle(moving.begin_broadcast(array, root, **options))
+    return Handle(begin_broadcast(array, root, **options))
+
+
+def begin_allgather(
+    arrays: Sequence[Any],
+    *,
+    kind: str = "allgather",
+    root: int = -1,
+    labels: Sequence[str] = (),
+    **options: Any,
+) -> Call:
+    """An allgather or gather of one array, or of several, whose result is a list."""
+    group, inputs, name = _open(kind, arrays, **options)
+    sources = inputs.sources
+    for source in sources:
+        _check_rows(source, kind)
+    index = group.index(root, kind) if kind == "gather" else -1
+    reads = index in (-1, group.me)
+    looks = [(None, *source.shape[1:]) for source in sources]
+    grouped = kind.startswith("grouped")
+    dtypes, shapes = describe_group([name_of(source.dtype) for source in sources], looks, labels)
+    spec = inputs.spec(kind, dtypes, shapes if grouped else looks[0], root)
+    # The number of rows without bytes cannot be computed from the size, so it is sent, too.
+    tabled = grouped or 0 in looks[0]
+
+    def steps(call: Call) -> Steps[Any]:
+        transport = group.choose(call, inputs.transport, inputs.gpu)
+        if inputs.device:
+            wholes = yield from _gather_on_gpu(group, call, transport, sources, index)
+        else:
+            data = _tabled(sources) if tabled else as_bytes(sources[0])
+            parts = yield from call.moved(transport.allgather, data, root=index)
+            if not reads:
+                wholes = []
+            elif tabled:
+                cut = [_cut(part, sources) for part in parts]
+                wholes = [np.concatenate(pieces) for pieces in zip(*cut, strict=True)]
+            else:
+                wholes = [_join(parts, sources[0])]
+        if not reads:
+            return None
+        return inputs.restored(wholes) if grouped else inputs.restored_alone(wholes[0])
+
+    nbytes = sum(source.nbytes for source in sources) * group.size
+    return inputs.marked(group.call(spec, name, nbytes, steps))
+
+
+def _gather_on_gpu(
+    group: Group, call: Call, transport: Transport, sources: list[Array], root: int
+) -> Steps[list[Array]]:
+    """All members' rows of each array; their numbers are exchanged through the host."""
+    assert group.gpu is not None
+    yield from call.agreed()
+    mine = np.array([len(source) for source in sources], np.int64).tobytes()
+    told = yield from group.gpu.share(call, mine)
+    counts = np.array([np.frombuffer(one, np.int64) for one in told])
+    wholes = []
+    for source, rows in zip(sources, counts.T.tolist(), strict=True):
+        width = int(np.prod(source.shape[1:])) * source.itemsize
+        lengths = [count * width for count in rows]
+        parts = yield from call.moved(transport.allgather, as_bytes(source), lengths, root)
+        if root in (-1, group.me):
+            wholes.append(_join(parts, source, sum(rows)))
+    return wholes
+
+
+def _check_rows(array: Array, op: str) -> None:
+    check(ReduceOp.Sum, array.dtype)
+    if array.ndim == 0:
+        raise UsageError(f"{op} needs a first dimension: found a scalar. Pass x.reshape(1).")
+
+
+def _tabled(sources: Sequence[Array]) -> Array:
+    table = np.array([len(source) for source in sources], np.int64)
+    return np.concatenate([table.view(np.uint8), *map(as_bytes, sources)])
+
+
+def _join(parts: Sequence[Array], like: Array, rows: int = -1) -> Array:
+    whole: Array
+    if isinstance(parts, Cut):
+        whole = parts.whole
+    else:
+        whole = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    return whole.view(like.dtype).reshape(rows, *like.shape[1:])
+
+
+def _cut(part: Array, sources: Sequence[Array]) -> list[Array]:
+    start = 8 * len(sources)
+    pieces = []
+    for count, source in zip(part[:start].view(np.int64).tolist(), sources, strict=True):
+        shape = (count, *source.shape[1:])
+        size = int(np.prod(shape)) * source.itemsize
+        pieces.append(part[start : start + size].copy().view(source.dtype).reshape(shape))
+        start += size
+    return pieces
 
 
 def allgather(array: Any, **options: Any) -> Any:
@@ -48,12 +202,12 @@ def allgather(array: Any, **options: Any) -> Any:
 
     Collective over the process set.
     """
-    return run(moving.begin_allgather([array], **options))[0]
+    return run(begin_allgather([array], **options))
 
 
 def allgather_async(array: Any, **options: Any) -> Handle:
     """Posts an `allgather`; `synchronize` returns its result."""
-    return Handle(moving.begin_allgather([array], **options), first)
+    return Handle(begin_allgather([array], **options))
 
 
 def grouped_allgather(arrays: Sequence[Any], **options: Any) -> list[Any]:
@@ -63,13 +217,13 @@ def grouped_allgather(arrays: Sequence[Any], **options: Any) -> list[Any]:
     """
     if not arrays:
         return []
-    result: list[Any] = run(moving.begin_allgather(arrays, kind="grouped_allgather", **options))
+    result: list[Any] = run(begin_allgather(arrays, kind="grouped_allgather", **options))
     return result
 
 
 def grouped_allgather_async(arrays: Sequence[Any], **options: Any) -> Handle:
     """Posts a `grouped_allgather` of at least one array; `synchronize` returns its results."""
-    return Handle(moving.begin_allgather(arrays, kind="grouped_allgather", **options))
+    return Handle(begin_allgather(arrays, kind="grouped_allgather", **options))
 
 
 def gather(array: Any, root: int = 0, **options: Any) -> Any:
@@ -77,12 +231,51 @@ def gather(array: Any, root: int = 0, **options: Any) -> Any:
 
     Collective over the process set.
     """
-    return run(moving.begin_allgather([array], kind="gather", root=root, **options))[0]
+    return run(begin_allgather([array], kind="gather", root=root, **options))
 
 
 def gather_async(array: Any, root: int = 0, **options: Any) -> Handle:
     """Posts a `gather`; `synchronize` returns its result."""
-    return Handle(moving.begin_allgather([array], kind="gather", root=root, **options), first)
+    return Handle(begin_allgather([array], kind="gather", root=root, **options))
+
+
+def begin_scatter(array: Any, root: int, splits: Any = None, **options: Any) -> Call:
+    """A scatter; only the root's array is used."""
+    mine = world.current().rank == root
+    group, inputs, name = _open(
+        "scatter", [array] if mine or array is not None else None, **options
+    )
+    index = group.index(root, "scatter")
+    source = inputs.sources[0]
+    rows: list[int] = []
+    if mine:
+        _check_rows(source, "scatter")
+        rows = _splits("scatter", source, splits, group.size)
+    else:
+        source = source.reshape(-1)[:0].view(np.uint8)
+
+    def steps(call: Call) -> Steps[Any]:
+        data, back = source, inputs
+        transport = group.choose(call, "" if inputs.device else inputs.transport)
+        # The dtype and shape are sent first: the other ranks do not know them.
+        mine = ArrayHeader(name_of(source.dtype), source.shape[1:]) if rows else ArrayHeader()
+        told = mine._replace(device=inputs.device).pack()
+        heads = list(map(ArrayHeader.unpack, (yield from call.moved(transport.allgather, told))))
+        head = heads[index]
+        like = np.empty((0, *head.shape), to_dtype(head.dtype))
+        if inputs.gpu is not None and all(head.device for head in heads):
+            transport = group.choose(call, inputs.transport, inputs.gpu)
+            like = inputs.gpu.empty(like.shape, like.dtype)
+        elif inputs.device:
+            # A rank has no array on a GPU: the data goes through the host.
+            brought, restore = to_numpy(array)
+            data = brought if rows else brought.reshape(-1)[:0].view(np.uint8)
+            back = CollectiveInputs([brought], [restore])
+        parts, received = yield from _exchanged(call, transport, data, rows, like, index)
+        return back.restored_alone(_join([parts[index]], like, received[index]))
+
+    spec = Spec("scatter", root=root, transport=inputs.transport)
+    return inputs.marked(group.call(spec, name, source.nbytes, steps))
 
 
 def scatter(array: Any = None, root: int = 0, splits: Any = None, **options: Any) -> Any:
@@ -97,12 +290,29 @@ def scatter(array: Any = None, root: int = 0, splits: Any = None, **options: Any
 
     Collective over the process set.
     """
-    return run(moving.begin_scatter(array, root, splits, **options))
+    return run(begin_scatter(array, root, splits, **options))
 
 
 def scatter_async(array: Any = None, root: int = 0, splits: Any = None, **options: Any) -> Handle:
     """Posts a `scatter`; `synchronize` returns its result."""
-    return Handle(moving.begin_scatter(array, root, splits, **options))
+    return Handle(begin_scatter(array, root, splits, **options))
+
+
+def begin_alltoall(array: Any, splits: Any = None, **options: Any) -> Call:
+    """An alltoall; its result is an array, with ``splits`` a pair with the received splits."""
+    group, inputs, name = _open("alltoall", [array], **options)
+    source = inputs.sources[0]
+    _check_rows(source, "alltoall")
+    rows = _splits("alltoall", source, splits, group.size)
+    spec = inputs.spec("alltoall", name_of(source.dtype), (None, *source.shape[1:]))
+
+    def steps(call: Call) -> Steps[Any]:
+        transport = group.choose(call, inputs.transport, inputs.gpu)
+        parts, received = yield from _exchanged(call, transport, source, rows, source)
+        pieces = inputs.restored_alone(_join(parts, source, sum(received)))
+        return pieces if splits is None else (pieces, received)
+
+    return inputs.marked(group.call(spec, name, source.nbytes, steps))
 
 
 def alltoall(array: Any, splits: Any = None, **options: Any) -> Any:
@@ -119,14 +329,74 @@ def alltoall(array: Any, splits: Any = None, **options: Any) -> Any:
 
     Collective over the process set.
     """
-    pieces, received = run(moving.begin_alltoall(array, splits, **options))
-    return pieces if splits is None else (pieces, received)
+    return run(begin_alltoall(array, splits, **options))
 
 
 def alltoall_async(array: Any, splits: Any = None, **options: Any) -> Handle:
     """Posts an `alltoall`; `synchronize` returns its result."""
-    call = moving.begin_alltoall(array, splits, **options)
-    return Handle(call, first if splits is None else None)
+    return Handle(begin_alltoall(array, splits, **options))
+
+
+def _exchanged(
+    call: Call, transport: Transport, source: Array, rows: list[int], like: Array, root: int = -1
+) -> Steps[tuple[list[Array], list[int]]]:
+    """The rows from each member, and their numbers; ``like`` has their shape and dtype."""
+    row = int(np.prod(like.shape[1:])) * like.itemsize
+    # A byte stands for each row without bytes.
+    flat = as_bytes(source) if row else np.empty_like(source, np.uint8, shape=(sum(rows),))
+    lengths = [count * (row or 1) for count in rows]
+    parts = yield from call.moved(transport.alltoall, flat, lengths, root)
+    received = [part.nbytes // (row or 1) for part in parts]
+    if row:
+        return parts, received
+    return [np.empty_like(like, np.uint8, shape=(0,))] * len(parts), received
+
+
+def _splits(kind: str, source: Array, splits: Any, size: int) -> list[int]:
+    rows = source.shape[0]
+    if splits is None:
+        if rows % size:
+            raise UsageError(
+                f"{kind} without splits needs a first dimension that is a multiple of {size}: "
+                f"found {rows}. Pass splits=, one number of rows a rank."
+            )
+        return [rows // size] * size
+    chosen = [int(count) for count in to_numpy(splits)[0].reshape(-1)]
+    if len(chosen) != size or min(chosen) < 0 or sum(chosen) != rows:
+        raise UsageError(
+            f"{kind} needs {size} splits that add up to the first dimension, {rows}: "
+            f"found {chosen}. Pass one number of rows a rank."
+        )
+    return chosen
+
+
+def dumps(value: object) -> Bytes:
+    """An object as bytes, by cloudpickle if it is installed: it pickles lambdas and a notebook's
+    classes.
+    """
+    try:
+        from cloudpickle import dumps as pickled
+    except ImportError:
+        from pickle import dumps as pickled
+    return np.frombuffer(pickled(value, protocol=pickle.HIGHEST_PROTOCOL), np.uint8)
+
+
+def loads(data: Bytes) -> Any:
+    return pickle.loads(data.tobytes())
+
+
+def begin_object_broadcast(
+    group: Group, op: str, value: object, name: str | None = None, root: int = 0
+) -> Call:
+    """A call whose result is the root's object; ``root`` is a member's index."""
+    data = dumps(value) if group.me == root else np.empty(0, np.uint8)
+
+    def steps(call: Call) -> Steps[Any]:
+        parts = yield from call.moved(group.choose(call).allgather, data)
+        call.nbytes = parts[root].nbytes  # other members learn the size here
+        return value if group.me == root else loads(parts[root])
+
+    return group.call(Spec(op, root=_rank(group, root)), name, data.nbytes, steps)
 
 
 def broadcast_object(
@@ -142,7 +412,29 @@ def broadcast_object(
     """
     group = group_of(process_set, "broadcast_object")
     index = group.index(root, "broadcast_object")
-    return run(objects.broadcast(group, "broadcast_object", value, name, index))
+    return run(begin_object_broadcast(group, "broadcast_object", value, name, index))
+
+
+def begin_object_gather(
+    group: Group,
+    op: str,
+    value: object,
+    name: str | None = None,
+    root: int = -1,
+    alike: tuple[Any, ...] = (),
+) -> Call:
+    """A call whose result is the list of all members' objects, on all or on ``root`` (an index).
+
+    ``alike``: values that must be the same on every member.
+    """
+    data = dumps(value)
+
+    def steps(call: Call) -> Steps[list[Any] | None]:
+        parts = yield from call.moved(group.choose(call).allgather, data, root=root)
+        return [loads(part) for part in parts] if root in (-1, group.me) else None
+
+    spec = Spec(op, root=_rank(group, root), shape=alike)
+    return group.call(spec, name, data.nbytes * group.size, steps)
 
 
 def allgather_object(
@@ -153,5 +445,25 @@ def allgather_object(
     Collective over the process set.
     """
     group = group_of(process_set, "allgather_object")
-    result: list[Any] = run(objects.gather(group, "allgather_object", value, name))
+    result: list[Any] = run(begin_object_gather(group, "allgather_object", value, name))
     return result
+
+
+def begin_object_alltoall(
+    group: Group, op: str, values: list[Any], name: str | None = None, root: int = -1
+) -> Call:
+    """A call whose result is the objects for this member, from all or from ``root`` only."""
+    pieces = [dumps(value) for value in values]
+    data = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+
+    def steps(call: Call) -> Steps[list[Any]]:
+        lengths = [piece.nbytes for piece in pieces]
+        parts = yield from call.moved(group.choose(call).alltoall, data, lengths, root)
+        call.nbytes = max(data.nbytes, sum(part.nbytes for part in parts))
+        return [loads(part) if part.size else None for part in parts]
+
+    return group.call(Spec(op, root=_rank(group, root)), name, data.nbytes, steps)
+
+
+def _rank(group: Group, root: int) -> int:
+    return group.ranks[root] if root >= 0 else -1

@@ -1,47 +1,109 @@
-"""Sends and receives between two ranks whose wait can be left."""
+"""Sends and receives of `comm`, and its requests and operations, whose waits can be interrupted.
+
+MPI.Request, MPI.Prequest and MPI.Op have stand-ins here. A function of an MPI.Op may raise:
+mpi4py would end the process, and MPI the other ranks.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import starmap
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from mpi4py import MPI
 
-from allranks.collectives.calls.call import PointCall
+from allranks.collectives.calls.call import PointCall, Steps
 from allranks.collectives.calls.guard import Spec
-from allranks.collectives.calls.wait import Steps
 from allranks.collectives.mpi.transport import complete
 from allranks.collectives.world import World
-from allranks.collectives.world.group import Group
+from allranks.collectives.world.world import Group
 from allranks.errors import StaleHandle
+
+
+class StandIn(type):
+    """The metaclass of classes that replace mpi4py's own under their names.
+
+    Objects that mpi4py or another library has made are instances of the class, too. A class names
+    in ``plain`` the class that it replaces; its subclasses name none.
+    """
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        plain = cls.__dict__.get("plain")
+        return isinstance(instance, plain) if plain else super().__instancecheck__(instance)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        plain = cls.__dict__.get("plain")
+        return issubclass(subclass, plain) if plain else super().__subclasscheck__(subclass)
+
+
+_raised: list[BaseException] = []
+
+
+class Op(MPI.Op, metaclass=StandIn):
+    """MPI.Op with the same methods."""
+
+    plain = MPI.Op
+
+    @classmethod
+    def Create(cls, function: Callable[..., Any], commute: bool = False) -> Self:
+        """MPI_Op_create. The call that reduces raises the exception of ``function``."""
+
+        @wraps(function)
+        def kept(first: Any, second: Any, datatype: Any = None) -> Any:
+            if datatype is None:  # called for two objects, not by MPI
+                return function(first, second, datatype)
+            try:
+                return function(first, second, datatype)
+            except BaseException as error:
+                _raised.append(error)
+
+        return super().Create(kept, commute)
+
+    def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
+        """MPI_Reduce_local; raises the exception of the function."""
+        super().Reduce_local(inbuf, inoutbuf)
+        raise_kept()
+
+
+def raised() -> BaseException | None:
+    """The exception of an `Op`'s function, once."""
+    found = _raised[0] if _raised else None
+    _raised.clear()
+    return found
+
+
+def raise_kept() -> None:
+    """Raises the exception of an `Op`'s function, once."""
+    if (error := raised()) is not None:
+        raise error
+
 
 T = TypeVar("T")
 Status = MPI.Status | None
 Raw = MPI.Intracomm
-"""MPI's own calls: where they are posted, what a subclass has put in their place is passed by."""
+"""MPI's own calls, without the overrides of our subclasses."""
 
 
 class PointToPoint(Raw):
-    """The part of `Comm` that concerns two ranks."""
+    """The methods of `Comm` for two ranks."""
 
     _world: World
     _number: int
     _epoch: int | None = None
 
     def bind(self, world: World, number: int, epoch: int | None = None) -> None:
-        """Says which group of which world this communicator stands for, and until when."""
+        """Sets the world, the group and the epoch of this communicator."""
         self._world, self._number, self._epoch = world, number, epoch
 
     @property
     def stale(self) -> bool:
-        """Whether its epoch is over; the communicators of all ranks and of one last for good."""
+        """Whether its epoch is over; the communicators of all ranks and of one rank stay."""
         return self._epoch is not None and self._epoch != self._world.epoch
 
     def _group(self) -> Group:
-        """The group that it stands for.
+        """Its group.
 
         Raises:
             StaleHandle: its epoch is over.
@@ -59,7 +121,7 @@ class PointToPoint(Raw):
         return found
 
     def peers(self, peer: int) -> tuple[int, ...]:
-        """The rank of the world that is meant; all others where it may be any, or is none."""
+        """A peer as ranks of the world; all other ranks for MPI.ANY_SOURCE or PROC_NULL."""
         return self._peers(self._group(), peer)
 
     def _peers(self, group: Group, peer: int) -> tuple[int, ...]:
@@ -69,7 +131,7 @@ class PointToPoint(Raw):
         return tuple(rank for rank in ranks if rank != self._world.rank)
 
     def point(self, op: str, peer: int, steps: Callable[[PointCall], Steps[T]]) -> T:
-        """Runs a call that waits for one rank, or for any, from the user's line."""
+        """Runs a call that waits for one rank, or for any."""
         group = self._group()
         peers = self._peers(group, peer)
         call = PointCall(group.agreement, Spec(f"comm.{op}"), op, peers)
@@ -80,12 +142,11 @@ class PointToPoint(Raw):
         return result
 
     def keep(self, requests: list[MPI.Request]) -> None:
-        """Keeps requests, and with them their buffers, for as long as MPI may write to them."""
-        self._world.kept[id(requests)] = requests
+        """Keeps requests and their buffers while MPI may write to them."""
+        self._world.held_requests[id(requests)] = requests
 
     def release(self, requests: list[MPI.Request]) -> None:
-        """They have completed."""
-        del self._world.kept[id(requests)]
+        del self._world.held_requests[id(requests)]
 
     def _post(
         self,
@@ -97,33 +158,29 @@ class PointToPoint(Raw):
     ) -> None:
         def steps(call: PointCall) -> Steps[None]:
             call.moves(*arguments)
-            waiting = complete(self._world.kept, call, post, *arguments, status=status)
+            waiting = complete(self._world.held_requests, call, post, *arguments, status=status)
             try:
                 for awaited in waiting:
                     call.posted = True
                     yield awaited
             except MPI.Exception:
-                call.posted = False  # MPI itself has ended it: nothing of it is under way
+                call.posted = False  # MPI has ended it: no transfer is under way
                 raise
 
         self.point(op, peer, steps)
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """MPI_Send."""
         self._post("Send", dest, Raw.Isend, self, buf, dest, tag)
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """MPI_Ssend."""
         self._post("Ssend", dest, Raw.Issend, self, buf, dest, tag)
 
     def Rsend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """MPI_Rsend."""
         self._post("Rsend", dest, Raw.Irsend, self, buf, dest, tag)
 
     def Recv(
         self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Status = None
     ) -> None:
-        """MPI_Recv."""
         self._post("Recv", source, Raw.Irecv, self, buf, source, tag, status=status)
 
     def Sendrecv(
@@ -136,13 +193,12 @@ class PointToPoint(Raw):
         recvtag: int = MPI.ANY_TAG,
         status: Status = None,
     ) -> None:
-        """MPI_Sendrecv."""
 
         def steps(call: PointCall) -> Steps[None]:
             call.moves(sendbuf, recvbuf)
             both: list[MPI.Request] = []
             self.keep(both)
-            # The receive first: where its buffer is none, nothing has been sent.
+            # The receive first: if its buffer is invalid, no data has been sent.
             both.extend(starmap(Raw.Irecv, ((self, recvbuf, source, recvtag),)))
             try:
                 both.extend(starmap(Raw.Isend, ((self, sendbuf, dest, sendtag),)))
@@ -169,16 +225,13 @@ class PointToPoint(Raw):
         recvtag: int = MPI.ANY_TAG,
         status: Status = None,
     ) -> None:
-        """MPI_Sendrecv_replace."""
         post, op = Raw.Isendrecv_replace, "Sendrecv_replace"
         self._post(op, source, post, self, buf, dest, sendtag, source, recvtag, status=status)
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Sends a picklable object."""
         self._post("send", dest, Raw.Isend, self, [_pickled(obj, dest), MPI.BYTE], dest, tag)
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Sends a picklable object; ends when the receiver has begun to receive it."""
         self._post("ssend", dest, Raw.Issend, self, [_pickled(obj, dest), MPI.BYTE], dest, tag)
 
     def recv(
@@ -188,7 +241,7 @@ class PointToPoint(Raw):
         tag: int = MPI.ANY_TAG,
         status: Status = None,
     ) -> Any:
-        """Receives a picklable object, of any size: ``buf`` is not needed."""
+        """Receives a picklable object of any size; ``buf`` is not used."""
         if buf is not None:
             warnings.warn("the 'buf' argument is deprecated", stacklevel=2)
         return self._receive("recv", source, tag, status)
@@ -203,10 +256,9 @@ class PointToPoint(Raw):
         recvtag: int = MPI.ANY_TAG,
         status: Status = None,
     ) -> Any:
-        """Sends one picklable object and receives another."""
         data = [_pickled(sendobj, dest), MPI.BYTE]
         posted = PointCall(self._group().agreement, Spec("comm.send"), "", ())
-        sent = complete(self._world.kept, posted, Raw.Isend, self, data, dest, sendtag)
+        sent = complete(self._world.held_requests, posted, Raw.Isend, self, data, dest, sendtag)
         next(sent, None)
         received = self._receive("sendrecv", source, recvtag, status)
 
@@ -227,14 +279,14 @@ class PointToPoint(Raw):
             data = bytearray(about.Get_count(MPI.BYTE))
             call.posted = True
             call.moves(data)
-            yield from complete(self._world.kept, call, message.Irecv, [data, MPI.BYTE])
+            yield from complete(self._world.held_requests, call, message.Irecv, [data, MPI.BYTE])
             return MPI.pickle.loads(data) if data else None
 
         return self.point(op, source, steps)
 
 
 def _probing(name: str, look: Callable[..., Any]) -> Callable[..., Any]:
-    """MPI's probe of that name, which looks again and again."""
+    """MPI's probe of that name, which polls."""
 
     @wraps(getattr(Raw, name))
     def probe(self: PointToPoint, source: int = MPI.ANY_SOURCE, *rest: Any, **named: Any) -> Any:
@@ -257,3 +309,181 @@ for _name, _look in {
 
 def _pickled(value: object, dest: int) -> bytes:
     return MPI.pickle.dumps(value) if dest != MPI.PROC_NULL else b""
+
+
+class Waiting:
+    """The methods of a request that wait: they poll, and can be interrupted.
+
+    Attributes:
+        comm: the communicator of the call; None if it is unknown.
+        op: the call's name.
+        peer: the rank at the other end, or any.
+        every: whether the call needs all ranks of the communicator.
+        buffers: buffers that MPI may read or write.
+    """
+
+    comm: PointToPoint | None = None
+    op = "request"
+    peer = MPI.ANY_SOURCE
+    every = False
+    buffers: tuple[Any, ...] = ()
+
+
+def _waiting(name: str) -> Callable[..., Any]:
+    """MPI's wait of that name; all requests that it needs have completed before MPI is called."""
+    plain = getattr(MPI.Request, name)
+    one, any_will_do = name in ("Wait", "wait"), name.lower() in ("waitany", "waitsome")
+
+    @wraps(plain)
+    def wait(requests: Any, *arguments: Any, **options: Any) -> Any:
+        _settle((requests,) if one else requests, name, one_will_do=any_will_do)
+        found = plain(requests, *arguments, **options)
+        raise_kept()
+        return found
+
+    return wait
+
+
+# For each test of MPI: whether its result means that a request has completed.
+_COMPLETED: dict[str, Callable[[Any], bool]] = {
+    "Test": bool,
+    "test": lambda found: bool(found[0]),
+    "Testall": bool,
+    "testall": lambda found: bool(found[0]),
+    "Testany": lambda found: bool(found[1]),
+    "testany": lambda found: bool(found[1]),
+    "Testsome": bool,
+    "testsome": lambda found: bool(found[0]),
+}
+
+
+def _testing(name: str) -> Callable[..., Any]:
+    """MPI's test of that name, which raises the exception of an op's function.
+
+    It raises only after the request has completed: until then MPI calls the op's function, and a
+    caller that has caught the exception may free the op, which ends the process.
+    """
+    plain, completed = getattr(MPI.Request, name), _COMPLETED[name]
+
+    @wraps(plain)
+    def test(*arguments: Any, **options: Any) -> Any:
+        found = plain(*arguments, **options)
+        if completed(found):
+            raise_kept()
+        return found
+
+    return test
+
+
+for _one in ("Wait", "wait"):
+    setattr(Waiting, _one, _waiting(_one))
+for _many in ("Waitall", "waitall", "Waitany", "waitany", "Waitsome", "waitsome"):
+    setattr(Waiting, _many, staticmethod(_waiting(_many)))
+for _one in ("Test", "test"):
+    setattr(Waiting, _one, _testing(_one))
+for _many in ("Testall", "testall", "Testany", "testany", "Testsome", "testsome"):
+    setattr(Waiting, _many, staticmethod(_testing(_many)))
+
+
+class Request(Waiting, MPI.Request, metaclass=StandIn):
+    """MPI.Request with the same methods."""
+
+    plain = MPI.Request
+
+
+class Prequest(Waiting, MPI.Prequest, metaclass=StandIn):
+    """MPI.Prequest with the same methods."""
+
+    plain = MPI.Prequest
+
+
+def _pending(requests: Sequence[MPI.Request]) -> list[MPI.Request]:
+    return [request for request in requests if not request.Get_status()]
+
+
+def _settle(requests: Sequence[MPI.Request], name: str, *, one_will_do: bool = False) -> None:
+    """Ends when MPI's own wait would not block: all requests have completed, or one has.
+
+    If none of the pending requests is from a guarded communicator, MPI waits.
+    """
+    pending = _pending(requests)
+    ours = [request for request in pending if getattr(request, "comm", None) is not None]
+    if not ours or (one_will_do and len(pending) < len(requests)):
+        return
+    first: Any = ours[0]
+    comm: PointToPoint = first.comm
+
+    def steps(call: PointCall) -> Steps[None]:
+        left = pending
+        call.posted = True
+        call.every = first.every and not one_will_do
+        call.moves(*(buffer for one in ours for buffer in getattr(one, "buffers", ())))
+        if one_will_do:
+            call.peers = tuple(sorted({rank for one in ours for rank in _peers(one)}))
+        # If this wait is left, MPI may still write to the buffers.
+        comm.keep(pending)
+        while left and (not one_will_do or len(left) == len(pending)):
+            yield call
+            left = _pending(left)
+            if not one_will_do and left and left[0] is not first:
+                _await(call, left[0])
+        comm.release(pending)
+
+    title = first.op if len(requests) == 1 else f"{first.op}, {name}"
+    comm.point(title, first.peer, steps)
+
+
+def _peers(request: Any) -> tuple[int, ...]:
+    comm = getattr(request, "comm", None)
+    return comm.peers(request.peer) if comm is not None else ()
+
+
+def _await(call: PointCall, request: MPI.Request) -> None:
+    """The call now waits for another request."""
+    if isinstance(request, Waiting) and request.comm is not None:
+        call.peers, call.every = request.comm.peers(request.peer), request.every
+
+
+_ONE_PEER = {
+    **dict.fromkeys(("Isend", "Issend", "Irsend", "isend", "issend"), ("dest", 1)),
+    **dict.fromkeys(("Irecv", "irecv", "Recv_init"), ("source", 1)),
+    **dict.fromkeys(("Send_init", "Ssend_init", "Rsend_init"), ("dest", 1)),
+    "Psend_init": ("dest", 2),
+    "Precv_init": ("source", 2),
+    "Isendrecv": ("source", 4),
+    "Isendrecv_replace": ("source", 3),
+}
+"""Calls of two ranks: the name of the argument for the peer, and its position."""
+_ALL_PEERS = tuple(
+    f"I{name.lower()}" if form == "I" else f"{name}_init"
+    for form in ("I", "init")
+    for name in ("Barrier", "Bcast", "Gather", "Gatherv", "Scatter", "Scatterv", "Allgather",
+                 "Allgatherv", "Alltoall", "Alltoallv", "Alltoallw", "Reduce", "Allreduce",
+                 "Reduce_scatter_block", "Reduce_scatter", "Scan", "Exscan")
+)  # fmt: skip
+
+
+class NonBlocking(PointToPoint):
+    """The calls that return a `Request`."""
+
+
+def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request | Prequest]:
+    plain = getattr(Raw, name)
+
+    @wraps(plain)
+    def post(self: NonBlocking, *arguments: Any, **options: Any) -> Request | Prequest:
+        made = plain(self, *arguments, **options)
+        request = (Prequest if isinstance(made, MPI.Prequest) else Request)(made)
+        request.comm, request.op, request.every = self, name, peer is None
+        request.buffers = arguments
+        if peer is not None:
+            word, place = peer
+            given = arguments[place] if len(arguments) > place else MPI.ANY_SOURCE
+            request.peer = options.get(word, given)
+        return request
+
+    return post
+
+
+for _name in (*_ONE_PEER, *_ALL_PEERS):
+    setattr(NonBlocking, _name, _returning(_name, _ONE_PEER.get(_name)))

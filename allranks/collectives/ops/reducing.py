@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,30 +10,172 @@ from typing import Any
 import numpy as np
 
 from allranks.collectives import world
-from allranks.collectives.arrays.adasum import adasum
-from allranks.collectives.arrays.compression import Compression
-from allranks.collectives.arrays.reductions import Adasum, Array, Average, ReduceOp
-from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.transport import Transport
-from allranks.collectives.calls.wait import Steps
+from allranks.collectives.arrays.reductions import (
+    Adasum,
+    Arithmetic,
+    Array,
+    Average,
+    Compression,
+    ReduceOp,
+    adasum,
+    check,
+    name_of,
+)
+from allranks.collectives.calls.call import Call, Steps, Transport
+from allranks.collectives.calls.guard import Spec, describe_group, pack
+from allranks.collectives.gpu.dlpack import ALIGNED
 from allranks.collectives.host.shared_memory import keep, split
-from allranks.collectives.ops.handles import Handle, first, run
-from allranks.collectives.ops.plans import Plan, plan_of
-from allranks.collectives.ops.taking import Taken, take
+from allranks.collectives.ops.inputs import CollectiveInputs, Handle, read_inputs, run
 from allranks.collectives.world import world as worlds
-from allranks.collectives.world.group import Group
 from allranks.collectives.world.process_sets import ProcessSet, group_of
+from allranks.collectives.world.world import Group
 from allranks.errors import UsageError
 
-_MEANT = {
+ArraySpecs = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
+"""The dtype and the shape of each array."""
+_LINE = 64
+"""Bytes: TensorFlow can use the memory of arrays that begin at multiples of this."""
+_SINGLE_COPIES = 8
+"""The most arrays on a GPU that are copied one by one, as in cupy's ``concatenate``."""
+_TRUNCATION_HINT = (
+    "{} averages by default, and the average of integers is truncated towards zero. For the "
+    "sum, pass op=Sum; for the exact average, pass floats."
+)
+
+
+class ReductionPlan:
+    """The common properties of a group's reductions with the same arguments, dtypes and shapes."""
+
+    def __init__(
+        self,
+        group: Group,
+        kind: str,
+        op: ReduceOp,
+        specs: ArraySpecs,
+        factors: tuple[float, float],
+        root: int = -1,
+        compression: str = "",
+        labels: Sequence[str] = (),
+        transport: str = "",
+        device: str = "",
+    ) -> None:
+        dtypes, shapes = [dtype for dtype, _ in specs], [shape for _, shape in specs]
+        for dtype in dtypes:
+            check(op, dtype)
+        _check_shapes(kind, op, shapes, group.size)
+        # Here, because a plan is made once for many calls. One member reports it for all.
+        cut = op is Average and group.size > 1 and any(dtype.kind in "iu" for dtype in dtypes)
+        if cut and group.me == 0:
+            group.own.hint(_TRUNCATION_HINT.format(kind.removeprefix("grouped_")))
+        self.op, self.factors = op, factors
+        self.transport, self.move = group.through_host.name, group.through_host.allreduce
+        """How one array goes where nothing else is asked for, and it is not on a GPU."""
+        sizes = [math.prod(shape) for shape in shapes]
+        self.nbytes = sum(n * dtype.itemsize for n, dtype in zip(sizes, dtypes, strict=True))
+        self.reductions: list[Arithmetic] = []
+        found: dict[np.dtype[Any], list[int]] = {}
+        # Adasum has its own arithmetic, and moves one array after the other.
+        for index, dtype in enumerate(dtypes if op is not Adasum else ()):
+            found.setdefault(dtype, []).append(index)
+            self.reductions.append(Arithmetic(op, dtype, group.size, *factors))
+        self.batches = [
+            Batch(where, [shapes[index] for index in where], self.reductions[where[0]], device)
+            for where in found.values()
+        ]
+        """The arrays of each dtype, which move together."""
+        whole = kind == "grouped_allreduce" and op is not Adasum
+        names, shown = describe_group([name_of(dtype) for dtype in dtypes], shapes, labels)
+        shape = shown if kind.startswith("grouped") else shapes[0]
+        elements = sum(batch.size for batch in self.batches) if whole else sum(sizes)
+        self.packed = pack(
+            Spec(kind, op.name, names, shape, root, *factors, compression, elements,
+                 transport, device)
+        )  # fmt: skip
+
+
+class Batch:
+    """Arrays of one dtype, one after the other."""
+
+    def __init__(
+        self, where: list[int], shapes: list[tuple[int, ...]], reduction: Arithmetic, device: str
+    ) -> None:
+        self.where, self.shapes, self.dtype = where, shapes, reduction.dtype
+        self.in_one_copy = bool(device) and len(where) > _SINGLE_COPIES
+        # On a GPU it takes longer to fill gaps between few arrays than alignment saves.
+        line = _LINE if not device else ALIGNED if self.in_one_copy else 1
+        step = max(1, line // reduction.dtype.itemsize) if len(where) > 1 else 1
+        self.spans: list[tuple[int, int]] = []
+        self.size = 0
+        for shape in shapes:
+            end = self.size + math.prod(shape)
+            self.spans.append((self.size, end))
+            self.size = -(-end // step) * step
+        self.staging = self.reduction = reduction
+        if len(where) > 1 and not reduction.half:
+            # They are prescaled as they are copied here.
+            self.reduction = reduction.unscaled()
+
+    def parts(self, flat: Array) -> list[Array]:
+        return [
+            flat[start:end].reshape(shape)
+            for (start, end), shape in zip(self.spans, self.shapes, strict=True)
+        ]
+
+    def fill(self, flat: Array, parts: list[Array], sources: Sequence[Array]) -> None:
+        """Copies the arrays in; the gaps between them are reduced too, so they are set to 0."""
+        ends = [start for start, _ in self.spans[1:]] + [self.size]
+        for part, source, (_, end), after in zip(parts, sources, self.spans, ends, strict=True):
+            self.staging.staged(source, part)
+            if end < after:
+                flat[end:after] = 0
+
+    def fill_in_one_copy(self, flat: Array, sources: Sequence[Array]) -> None:
+        """The same for many arrays on a GPU, with one kernel.
+
+        Source: cupy, cupy/_core/_routines_manipulation.pyx, _concatenate: one kernel for more than
+        8 arrays of less than 2 MiB on average, otherwise a copy each.
+        """
+        ends = [start for start, _ in self.spans[1:]] + [self.size]
+        gaps = [after - end for (_, end), after in zip(self.spans, ends, strict=True)]
+        zeros = np.zeros_like(flat, shape=(max(gaps),))
+        pairs = zip(sources, gaps, strict=True)
+        pieces = [piece for source, gap in pairs for piece in (source.reshape(-1), zeros[:gap])]
+        np.concatenate([piece for piece in pieces if piece.size] or [zeros], out=flat)
+        if not self.staging.copies:
+            self.staging.staged(flat, flat)
+
+
+def plan_of(
+    group: Group, kind: str, op: ReduceOp, specs: ArraySpecs, *options: Any
+) -> ReductionPlan:
+    """The plan of a reduction, from the group's cache; ``options`` are those of `ReductionPlan`."""
+    key = (kind, op._value_, specs, *options)
+    plan: ReductionPlan | None = group.plans.get(key)
+    return plan or keep(group.plans, key, ReductionPlan(group, kind, op, specs, *options))
+
+
+def _check_shapes(kind: str, op: ReduceOp, shapes: list[tuple[int, ...]], size: int) -> None:
+    if op is Adasum and (size & (size - 1) or "reducescatter" in kind):
+        raise UsageError(
+            f"Adasum needs allreduce on a number of ranks that is a power of two: found {kind} "
+            f"on {size}. Use Average."
+        )
+    if "reducescatter" in kind and () in shapes:
+        raise UsageError(
+            "reducescatter needs a first dimension to cut: found a scalar. "
+            "Use allreduce, or reshape(1)."
+        )
+
+
+_SYNONYMS = {
     **{op.name.lower(): op.name for op in ReduceOp},
     **{"mean": "Average", "avg": "Average", "prod": "Product", "multiply": "Product"},
     **{"amin": "Min", "minimum": "Min", "amax": "Max", "maximum": "Max"},
 }
-"""The reductions by what other libraries call them."""
+"""The names of the reductions in other libraries."""
 
 
-def _begin(
+def _begin_reduction(
     kind: str,
     arrays: Sequence[Any],
     op: ReduceOp = Average,
@@ -47,40 +190,44 @@ def _begin(
     root: int = -1,
     labels: Sequence[str] = (),
 ) -> Call:
-    """A call of this module, ready to be driven; its result is a list."""
-    group = group_of(process_set, kind)
+    """A call of this module; its result is an array, or a list if it is grouped."""
+    group = world.current().groups[0] if process_set is None else group_of(process_set, kind)
     op = op_of(kind, op)
     if kind == "reduce":
         group.index(root, kind)
     factors = _factor(kind, prescale_factor), _factor(kind, postscale_factor)
     compress, compressed = _compressor(kind, compression)
-    taken = take(kind, arrays, transport, device, host=op is Adasum)
-    pairs = [compress(source) for source in taken.sources]
+    inputs = read_inputs(kind, arrays, transport, device, host=op is Adasum)
+    pairs = [compress(source) for source in inputs.sources]
     sources: list[Array] = [source for source, _ in pairs]
-    looks = tuple([(source.dtype, source.shape) for source in sources])
+    specs = tuple([(source.dtype, source.shape) for source in sources])
     plan = plan_of(
-        group, kind, op, looks, factors, root, compressed, labels,
-        taken.transport, taken.device,
+        group, kind, op, specs, factors, root, compressed, labels,
+        inputs.transport, inputs.device,
     )  # fmt: skip
     call = Call(group.agreement, plan.packed, name, plan.nbytes)
 
-    def steps() -> Steps[list[Any]]:
-        way = group.choose(call, taken.transport, taken.gpu)
+    def steps() -> Steps[Any]:
+        way = group.choose(call, inputs.transport, inputs.gpu)
         if not sources:
             yield from call.agreed()
         move = _scatter_steps if "reducescatter" in kind else _reduce_steps
-        outs = yield from move(group, call, way, taken, sources, plan)
+        outs = yield from move(group, call, way, inputs, sources, plan)
         if compression is not Compression.none:
             given = zip(outs, pairs, strict=True)
             outs = [compression.decompress(out, context) for out, (_, context) in given]
-        return taken.restored(outs)
+        if kind == "reduce" and group.ranks[group.me] != root:
+            return None
+        return (
+            inputs.restored(outs) if kind.startswith("grouped") else inputs.restored_alone(outs[0])
+        )
 
     call.steps = steps()
-    return taken.marked(call)
+    return inputs.marked(call)
 
 
 def op_of(kind: str, op: Any) -> ReduceOp:
-    """The reduction that is meant.
+    """The reduction for an argument ``op``.
 
     Raises:
         UsageError: it is none.
@@ -94,12 +241,12 @@ def op_of(kind: str, op: Any) -> ReduceOp:
         meant = str(op if isinstance(op, str) else getattr(op, "__name__", "")).lower()
         raise UsageError(
             f"{kind} expected op Sum, Average, Min, Max or Product, found {op!r:.60}. "
-            f"Type: {kind}(x, op={_MEANT.get(meant, 'Sum')})"
+            f"Type: {kind}(x, op={_SYNONYMS.get(meant, 'Sum')})"
         ) from None
 
 
 def _of_mpi(op: Any) -> ReduceOp | None:
-    """The reduction that an operation of mpi4py's stands for, as MPI.SUM; None for any other."""
+    """The reduction of an operation of mpi4py such as MPI.SUM, or None."""
     MPI = sys.modules.get("mpi4py.MPI")
     if MPI is None or not isinstance(op, MPI.Op):
         return None
@@ -118,7 +265,7 @@ def _factor(kind: str, factor: Any) -> float:
 
 
 def _compressor(kind: str, compression: Any) -> tuple[Callable[[Array], Any], str]:
-    """What compresses an array, and by which name the ranks compare it."""
+    """The function that compresses an array, and its name, which the ranks compare."""
     try:
         return compression.compress, compression.name
     except AttributeError:
@@ -129,7 +276,12 @@ def _compressor(kind: str, compression: Any) -> tuple[Callable[[Array], Any], st
 
 
 def _reduce_steps(
-    group: Group, call: Call, transport: Transport, taken: Taken, sources: list[Array], plan: Plan
+    group: Group,
+    call: Call,
+    transport: Transport,
+    inputs: CollectiveInputs,
+    sources: list[Array],
+    plan: ReductionPlan,
 ) -> Steps[list[Array]]:
     outs: list[Any] = [None] * len(sources)
     if plan.op is Adasum:
@@ -143,34 +295,41 @@ def _reduce_steps(
     for batch in plan.batches:
         if len(batch.where) == 1:
             index = batch.where[0]
-            outs[index] = yield from call.moved(transport.allreduce, sources[index], batch.how)
+            outs[index] = yield from call.moved(
+                transport.allreduce, sources[index], batch.reduction
+            )
             continue
         flat = transport.empty((batch.size,), batch.dtype)
         parts = batch.parts(flat)
         mine = [sources[index] for index in batch.where]
-        with taken.copying(call):
+        with inputs.copying(call):
             if batch.in_one_copy:
                 batch.fill_in_one_copy(flat, mine)
             else:
                 batch.fill(flat, parts, mine)
-        yield from call.moved(transport.allreduce, flat, batch.how, flat)
+        yield from call.moved(transport.allreduce, flat, batch.reduction, flat)
         for index, part in zip(batch.where, parts, strict=True):
             outs[index] = part
     return outs
 
 
 def _scatter_steps(
-    group: Group, call: Call, transport: Transport, taken: Taken, sources: list[Array], plan: Plan
+    group: Group,
+    call: Call,
+    transport: Transport,
+    inputs: CollectiveInputs,
+    sources: list[Array],
+    plan: ReductionPlan,
 ) -> Steps[list[Array]]:
     outs = []
-    for source, how in zip(sources, plan.hows, strict=True):
+    for source, reduction in zip(sources, plan.reductions, strict=True):
         rows = split(source.shape[0], group.size)
         row = source[0].size if source.shape[0] else 0
         shape = (rows[group.me + 1] - rows[group.me], *source.shape[1:])
         out = transport.empty(shape, source.dtype)
         bounds = [start * row for start in rows]
         flat, into = source.reshape(-1), out.reshape(-1)
-        yield from call.moved(transport.reducescatter, flat, bounds, into, how)
+        yield from call.moved(transport.reducescatter, flat, bounds, into, reduction)
         outs.append(out)
     return outs
 
@@ -226,39 +385,41 @@ def allreduce(
         and not device
         and compression is Compression.none
     ):
-        # numpy's arrays need no taking.
+        # A numpy array needs no conversion. This is the shortest path; keep it free of calls.
         this = worlds.process or world.current()
         group = this.groups[0] if process_set is None else group_of(process_set, "allreduce")
         key = op._value_, array.dtype, array.shape, prescale_factor, postscale_factor
-        plan: Plan | None = group.plans.get(key)
+        plan: ReductionPlan | None = group.plans.get(key)
         if plan is None:
             array, plan = _plan_of_one(group, key, op, array)
         call = Call(group.agreement, plan.packed, name, plan.nbytes)
         call.transport = plan.transport
-        return this.run(call, plan.move, array, plan.hows[0])
-    call = _begin(
+        return this.run(call, plan.move, array, plan.reductions[0])
+    call = _begin_reduction(
         "allreduce", [array], op, name, process_set, prescale_factor, postscale_factor,
         compression, transport, device,
     )  # fmt: skip
-    return run(call)[0]
+    return run(call)
 
 
 def _plan_of_one(
     group: Group, key: tuple[Any, ...], op: ReduceOp, array: Array
-) -> tuple[Array, Plan]:
+) -> tuple[Array, ReductionPlan]:
     """The array, in native byte order, and the plan of its allreduce."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
         key = (key[0], array.dtype, *key[2:])
-    looks = ((array.dtype, array.shape),)
+    specs = ((array.dtype, array.shape),)
     factors = _factor("allreduce", key[-2]), _factor("allreduce", key[-1])
-    plan: Plan | None = group.plans.get(key)
-    return array, plan or keep(group.plans, key, Plan(group, "allreduce", op, looks, factors))
+    plan: ReductionPlan | None = group.plans.get(key)
+    return array, plan or keep(
+        group.plans, key, ReductionPlan(group, "allreduce", op, specs, factors)
+    )
 
 
 def allreduce_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handle:
     """Posts an `allreduce`; `synchronize` returns its result. The array must not change before."""
-    return Handle(_begin("allreduce", [array], op, **options), first)
+    return Handle(_begin_reduction("allreduce", [array], op, **options))
 
 
 def grouped_allreduce(arrays: Sequence[Any], op: ReduceOp = Average, **options: Any) -> list[Any]:
@@ -271,7 +432,7 @@ def grouped_allreduce(arrays: Sequence[Any], op: ReduceOp = Average, **options: 
 
     Collective over the process set.
     """
-    result: list[Any] = run(_begin("grouped_allreduce", arrays, op, **options))
+    result: list[Any] = run(_begin_reduction("grouped_allreduce", arrays, op, **options))
     return result
 
 
@@ -279,7 +440,7 @@ def grouped_allreduce_async(
     arrays: Sequence[Any], op: ReduceOp = Average, **options: Any
 ) -> Handle:
     """Posts a `grouped_allreduce`; `synchronize` returns its results."""
-    return Handle(_begin("grouped_allreduce", arrays, op, **options))
+    return Handle(_begin_reduction("grouped_allreduce", arrays, op, **options))
 
 
 def reducescatter(array: Any, op: ReduceOp = Average, **options: Any) -> Any:
@@ -295,12 +456,12 @@ def reducescatter(array: Any, op: ReduceOp = Average, **options: Any) -> Any:
 
     Collective over the process set.
     """
-    return run(_begin("reducescatter", [array], op, **options))[0]
+    return run(_begin_reduction("reducescatter", [array], op, **options))
 
 
 def reducescatter_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handle:
     """Posts a `reducescatter`; `synchronize` returns its result."""
-    return Handle(_begin("reducescatter", [array], op, **options), first)
+    return Handle(_begin_reduction("reducescatter", [array], op, **options))
 
 
 def grouped_reducescatter(
@@ -310,7 +471,7 @@ def grouped_reducescatter(
 
     Collective over the process set.
     """
-    result: list[Any] = run(_begin("grouped_reducescatter", arrays, op, **options))
+    result: list[Any] = run(_begin_reduction("grouped_reducescatter", arrays, op, **options))
     return result
 
 
@@ -318,7 +479,7 @@ def grouped_reducescatter_async(
     arrays: Sequence[Any], op: ReduceOp = Average, **options: Any
 ) -> Handle:
     """Posts a `grouped_reducescatter`; `synchronize` returns its results."""
-    return Handle(_begin("grouped_reducescatter", arrays, op, **options))
+    return Handle(_begin_reduction("grouped_reducescatter", arrays, op, **options))
 
 
 def reduce(array: Any, root: int = 0, op: ReduceOp = Average, **options: Any) -> Any:
@@ -332,13 +493,9 @@ def reduce(array: Any, root: int = 0, op: ReduceOp = Average, **options: Any) ->
 
     Collective over the process set.
     """
-    result = run(_begin("reduce", [array], op, root=root, **options))[0]
-    return result if world.current().rank == root else None
+    return run(_begin_reduction("reduce", [array], op, root=root, **options))
 
 
 def reduce_async(array: Any, root: int = 0, op: ReduceOp = Average, **options: Any) -> Handle:
     """Posts a `reduce`; `synchronize` returns its result."""
-    mine = world.current().rank == root
-    return Handle(
-        _begin("reduce", [array], op, root=root, **options), first if mine else lambda results: None
-    )
+    return Handle(_begin_reduction("reduce", [array], op, root=root, **options))

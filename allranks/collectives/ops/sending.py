@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 
 from allranks.collectives import world
-from allranks.collectives.arrays.heads import Head
-from allranks.collectives.arrays.libraries import to_dtype, to_numpy
+from allranks.collectives.arrays.libraries import ArrayHeader, to_dtype, to_numpy
 from allranks.collectives.arrays.reductions import ReduceOp, check, name_of
-from allranks.collectives.calls.call import PointCall
+from allranks.collectives.calls.call import PointCall, Steps
 from allranks.collectives.calls.guard import Spec
-from allranks.collectives.calls.wait import Steps
 from allranks.collectives.world import World
 from allranks.errors import UsageError
 
 _TAGS = 1 << 14
-"""Added to the tags, so that receives of any tag on `comm` keep off these messages."""
+"""Added to the tags, so that receives of any tag on `comm` do not match these messages."""
 _HEAD_BYTES = 256
 
 
@@ -42,14 +40,14 @@ def send(array: Any, dest: int, tag: int = 0, *, name: str | None = None) -> Non
     this = _world(dest, tag)
     source, _ = to_numpy(array)
     check(ReduceOp.Sum, source.dtype)
-    head = Head(name_of(source.dtype), source.shape).pack(_HEAD_BYTES)
+    head = ArrayHeader(name_of(source.dtype), source.shape).pack(_HEAD_BYTES)
     data = np.concatenate([head, source.reshape(-1).view(np.uint8)])
     assert this.mpi is not None
     comm = this.mpi.user
 
     def steps() -> Steps[None]:
         call.posted = True
-        yield from complete(this.kept, call, Raw.Isend, comm, data, dest, _TAGS + tag)
+        yield from complete(this.held_requests, call, Raw.Isend, comm, data, dest, _TAGS + tag)
 
     spec = Spec("send", dtype=name_of(source.dtype), shape=source.shape)
     call = PointCall(this.groups[0].agreement, spec, name, (dest,))
@@ -83,8 +81,8 @@ def recv(source: int, tag: int = 0, *, like: Any = None, name: str | None = None
             yield call
         data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
         call.posted = True
-        yield from complete(this.kept, call, message.Irecv, data)
-        head = Head.unpack(data[:_HEAD_BYTES])
+        yield from complete(this.held_requests, call, message.Irecv, data)
+        head = ArrayHeader.unpack(data[:_HEAD_BYTES])
         call.nbytes = data.nbytes - _HEAD_BYTES
         return data[_HEAD_BYTES:].view(to_dtype(head.dtype)).reshape(head.shape)
 

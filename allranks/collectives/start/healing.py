@@ -20,10 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks.collectives import world as worlds
-from allranks.collectives.host import channel, memory
-from allranks.collectives.start import exit as ending
+from allranks.collectives.host import host_channel, memory
 from allranks.collectives.start.rendezvous import Rendezvous
-from allranks.collectives.start.under_mpi import find_hosts, load_mpi, required, share, start
+from allranks.collectives.start.under_mpi import (
+    find_hosts,
+    finish_at_exit,
+    load_mpi,
+    required,
+    share,
+    start,
+)
 from allranks.collectives.world.world import World
 from allranks.errors import UsageError
 
@@ -74,7 +80,7 @@ def heal(dead: Sequence[int], command: Sequence[str], epoch: int) -> None:
             block = required(layout.block)
             layout.node.Free()
             pristine, user = base.Dup(), base.Dup()
-            meeting = Rendezvous(base, layout.hosts)
+            rendezvous = Rendezvous(base, layout.hosts)
             info = _exchange_info(base, info)
             shared = _share_sets(base, info)
     # From here on nothing can fail: the rest concerns this process alone.
@@ -84,10 +90,10 @@ def heal(dead: Sequence[int], command: Sequence[str], epoch: int) -> None:
     this.mpi.take_over(pristine, user)
     this.sets = info.sets
     _open(this, layout.shares, block, shared)
-    if this.meeting is not None:
-        this.meeting.withdraw()
-    this.meeting = meeting
-    meeting.announce()
+    if this.rendezvous is not None:
+        this.rendezvous.withdraw()
+    this.rendezvous = rendezvous
+    rendezvous.announce()
     this.peers.died.clear()
     this.renewed(epoch)
 
@@ -114,9 +120,9 @@ def join(dead: Sequence[int]) -> None:
     for group, (ranks, block) in shared.items():
         this.open(group, ranks, block)
     worlds.set_process(this)
-    if this.meeting is not None:
-        this.meeting.announce()
-    ending.install(this)
+    if this.rendezvous is not None:
+        this.rendezvous.announce()
+    finish_at_exit(this)
     this.begin()
     this.renewed(info.epoch)
 
@@ -210,7 +216,7 @@ def _share_sets(base: MPI.Intracomm, info: ReplacementInfo) -> SetMemory:
         member = base.Get_rank() in ranks
         part = base.Split(0 if member else load_mpi().UNDEFINED, base.Get_rank())
         if member:
-            nbytes = memory.rounded(channel.group_nbytes(1, len(ranks), len(ranks)))
+            nbytes = memory.rounded(host_channel.group_nbytes(1, len(ranks), len(ranks)))
             sets[number] = ranks, required(share(load_mpi().Intracomm(part), nbytes))
             part.Free()
     return sets

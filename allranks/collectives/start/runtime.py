@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives import world
-from allranks.collectives.ops import objects
+from allranks.collectives.ops import operations
 from allranks.collectives.world import process_sets as sets
 from allranks.collectives.world.process_sets import ProcessSet
 from allranks.errors import UsageError
@@ -73,8 +73,7 @@ def _begin(
 ) -> None:
     checked = (checks or settings.chosen(_CHECKS, ("on", "off"), "on")) != "off"
     late = settings.seconds(_LATE, 5.0) if late_seconds is None else late_seconds
-    from allranks.collectives.start import exit as ending
-    from allranks.collectives.start.under_mpi import start
+    from allranks.collectives.start.under_mpi import finish_at_exit, start
 
     this = start(comm)
     this.checks, this.late_seconds = checked, late
@@ -82,15 +81,15 @@ def _begin(
     if this.size > 1:
         # Not for a single rank: another launcher, as torchrun, may have set the variables.
         announce()
-    ending.install(this)
+    finish_at_exit(this)
     this.begin()
 
 
 def announce() -> None:
     """Sets the environment variables by which torch, JAX and others find the ranks."""
-    meeting = world.current().meeting
-    if meeting is not None:
-        meeting.announce()
+    rendezvous = world.current().rendezvous
+    if rendezvous is not None:
+        rendezvous.announce()
 
 
 def _register(process_sets: Sequence[ProcessSet | Sequence[int] | MPI.Comm]) -> None:
@@ -102,7 +101,7 @@ def _register(process_sets: Sequence[ProcessSet | Sequence[int] | MPI.Comm]) -> 
     this = world.current()
     chosen = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets]
     mine = [tuple(one.ranks) for one in chosen]
-    by_rank = this.run(objects.gather(this.groups[0], "process sets", mine))
+    by_rank = this.run(operations.begin_object_gather(this.groups[0], "process sets", mine))
     counts = [len(known) for known in by_rank]
     if len(set(counts)) > 1:
         raise UsageError(
@@ -133,8 +132,8 @@ def shutdown() -> None:
     if world.exists() and not world.current().notebook:
         this = world.current()
         this.depart("it called shutdown()", False, "")
-        if this.whereabouts is not None:
-            this.whereabouts.stop()
+        if this.line_reporter is not None:
+            this.line_reporter.stop()
         world.set_process(None)
         sets.global_process_set.mpi_comm = None
 
@@ -268,7 +267,7 @@ def on_notice(callback: Callable[[str], None]) -> None:
 
 def on_record(callback: Callable[[CallRecord], None] | None) -> None:
     """Passes every call's record to ``callback`` as soon as the call has ended."""
-    world.current().journal.tell(callback)
+    world.current().journal.set_callback(callback)
 
 
 def records() -> list[CallRecord]:

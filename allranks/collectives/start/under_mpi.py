@@ -9,6 +9,8 @@ From then on mpi4py's own names, such as MPI.COMM_WORLD, are the guarded communi
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
 import inspect
 import mmap
 import os
@@ -18,23 +20,114 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from itertools import accumulate
+from pathlib import Path
 from time import perf_counter
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allranks import launched
 from allranks.collectives import world
-from allranks.collectives.calls.board import Board
-from allranks.collectives.calls.interrupts import ear
-from allranks.collectives.calls.whereabouts import Whereabouts
+from allranks.collectives.calls import rank_state as fields
+from allranks.collectives.calls.call import Pause
+from allranks.collectives.calls.guard import of_traceback
+from allranks.collectives.calls.rank_state import Board, PeerState, interrupt_pipe
+from allranks.collectives.calls.watch import LineReporter
 from allranks.collectives.host import memory
-from allranks.collectives.host.channel import Channel, group_nbytes
+from allranks.collectives.host.host_channel import group_nbytes
 from allranks.collectives.host.memory import Window
+from allranks.collectives.host.shared_memory import Channel
 from allranks.collectives.start.rendezvous import Rendezvous
 from allranks.collectives.world.world import ALONE, World
 from allranks.errors import MissingDependency, UsageError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+_AFTER_FAILURE_SECONDS = 10.0
+_NOTEBOOK_SECONDS = 2.0
+_FINALIZE_SECONDS = 5.0
+_FINALIZE_SCRIPT_SECONDS = 30.0
+"""Longer under mpiexec, which reports a failed job if a rank ends without MPI_Finalize."""
+_installed: list[World] = []
+
+
+def finish_at_exit(world: World) -> None:
+    """Makes the process the scope: its end, by an exception or not, leaves the scope."""
+    _installed.append(world)
+    if len(_installed) > 1:
+        return
+    hook = sys.excepthook
+
+    def failed(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        where = str(of_traceback(tb))
+        _installed[-1].depart(f"raised {kind.__name__}: {error}", True, where)
+        hook(kind, error, tb)
+
+    sys.excepthook = failed
+    atexit.register(finish)
+
+
+def finish() -> None:
+    """Finalizes MPI if the other ranks can take part; otherwise ends the process without it."""
+    world = _installed[-1]
+    from mpi4py import MPI
+
+    if MPI.Is_finalized() or world.mpi is None:
+        return
+    world.depart("it ended", False, "")
+    code = 1 if world.failed else 0
+    if not _wait_for_all(world):
+        _flush()
+        if world.notebook:
+            os._exit(code)
+        MPI.COMM_WORLD.Abort(code or 1)
+    # Only after the barrier: data that this rank has sent may still be on its way.
+    for group in list(world.groups.values()):
+        group.abandon()
+    if world.gpu is not None:
+        world.gpu.end()
+        world.gpu.aborts.wait(_FINALIZE_SECONDS)
+    _flush()
+    patience = _FINALIZE_SECONDS if world.notebook else _FINALIZE_SCRIPT_SECONDS
+    # Not a thread of Python's: MPI.Finalize lets none run until it returns, and from Python 3.12 on
+    # none can be started now. faulthandler prints where the rank was, and ends it with code 1:
+    # mpiexec reports a failed job if a rank ends without MPI_Finalize, whatever its code.
+    faulthandler.dump_traceback_later(patience, exit=True, file=2)
+    left = memory.of_open_mpi() if MPI.COMM_WORLD.Get_size() == 1 else []
+    inspect.unwrap(MPI.Finalize)()  # without the guard of `guard_mpi4py`
+    for path in left:
+        Path(path).unlink(missing_ok=True)
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _wait_for_all(world: World) -> bool:
+    """Waits for the other ranks to end: without limit while they work, briefly after a failure."""
+    assert world.mpi is not None
+    request = world.mpi.pristine.Ibarrier()
+    pause = Pause()
+    while not request.Test():
+        waited = pause()
+        if world.notebook and waited > _NOTEBOOK_SECONDS:
+            return False
+        states = map(world.peers.state, range(world.size))
+        if waited > _AFTER_FAILURE_SECONDS and (world.failed or any(map(_will_not_end, states))):
+            return False
+    return True
+
+
+def _will_not_end(state: PeerState) -> bool:
+    """Whether a rank has failed for good, or its host cannot be reached."""
+    return bool(state.lost) or (state.failed and state.left >= fields.GONE)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+
 
 _PER_HOST = "ALLRANKS_RANKS_PER_HOST"
 """For tests: the ranks of each pretended host, as 2,1, where the last number holds for all others;
@@ -108,8 +201,7 @@ def start(comm: MPI.Intracomm | Sequence[int] | None, *, sharing: bool = False) 
     """
     from allranks.collectives.mpi.epochs import NAME, Epochs
     from allranks.collectives.mpi.status_exchange import connect_hosts
-    from allranks.collectives.ops.communicator import KINDS, Comm
-    from allranks.collectives.ops.topologies import TOPOLOGIES
+    from allranks.collectives.ops.communicator import KINDS, TOPOLOGIES, Comm
 
     mpi = load_mpi()
     base: MPI.Intracomm = mpi.COMM_WORLD
@@ -140,16 +232,16 @@ def start(comm: MPI.Intracomm | Sequence[int] | None, *, sharing: bool = False) 
     world.open(0, everybody, block, now=False)
     own = mmap.mmap(-1, memory.rounded(Channel.nbytes(1)))
     world.open(ALONE, (rank,), own, now=False)
-    world.meeting = Rendezvous(base, layout.hosts)
+    world.rendezvous = Rendezvous(base, layout.hosts)
     if len(set(layout.hosts)) > 1:
         world.offset_seconds = clock_offset(base, layout.node, layout.leaders)
     if not world.shared_by_all:
         connect_hosts(world, base)
         # A message from another host takes longer than spinning pays for.
         world.spins, world.spin_seconds = 0, 0.0
-    ear.open()
-    world.whereabouts = Whereabouts(world.board, rank, world.main_thread)
-    world.whereabouts.start()
+    interrupt_pipe.open()
+    world.line_reporter = LineReporter(world.board, rank, world.main_thread)
+    world.line_reporter.start()
     layout.node.Free()
     return world
 
@@ -259,9 +351,8 @@ def guard_mpi4py(world: World) -> None:
     """
     from mpi4py import MPI
 
-    from allranks.collectives.ops.operators import Op
-    from allranks.collectives.ops.requests import Prequest, Request
-    from allranks.collectives.ops.windows_and_files import File, Win
+    from allranks.collectives.ops.mpi_collectives import File, Win
+    from allranks.collectives.ops.point_to_point import Op, Prequest, Request
 
     assert world.mpi is not None
     names = {
@@ -322,7 +413,7 @@ def inside(part: World) -> Iterator[None]:
     world.set_process(part)
     guard_mpi4py(part)
     try:
-        with part.meeting.held() if part.meeting is not None else nullcontext():
+        with part.rendezvous.held() if part.rendezvous is not None else nullcontext():
             yield
     finally:
         # Process sets registered within end here. Their NCCL communicators do not: other ranks of

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from allranks.collectives import world
-from allranks.collectives.calls.call import Call
+from allranks.collectives.calls.call import Call, Steps
 from allranks.collectives.calls.guard import Spec
-from allranks.collectives.calls.wait import Steps
 from allranks.collectives.host import memory
-from allranks.collectives.host.channel import group_nbytes
-from allranks.collectives.world.group import Group
-from allranks.collectives.world.world import World
+from allranks.collectives.host.host_channel import group_nbytes
+from allranks.collectives.world.world import Group, World
 from allranks.errors import UsageError
 from allranks.records.deferred import deferred
 
@@ -81,7 +79,7 @@ global_process_set = ProcessSet(None)
 
 
 def group_of(process_set: ProcessSet | None, op: str) -> Group:
-    """The group behind a process set.
+    """The group of a process set.
 
     Raises:
         UsageError: the set is not registered, or this rank is not a member.
@@ -113,8 +111,8 @@ def takes_part(process_set: ProcessSet, op: str) -> bool:
             "registered. Register it on every rank first: add_process_set(process_set)."
         )
     this, ranks = world.current(), process_set.ranks
-    # Numbers are used again: a set that has been removed through another object of the same ranks
-    # may have the number of other ranks now.
+    # Numbers are reused: the set may have been removed through another object, and its number may
+    # belong to other ranks now.
     if this.sets.get(number) != tuple(ranks):
         raise UsageError(
             f"{op} needs a registered process set: {process_set} has been removed. "
@@ -124,11 +122,7 @@ def takes_part(process_set: ProcessSet, op: str) -> bool:
 
 
 def check(process_set: Any, op: str) -> None:
-    """Says that something is no process set.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Raises `UsageError` if the argument is not a process set."""
     if not isinstance(process_set, ProcessSet):
         raise UsageError(
             f"{op} needs a process set, or none for all ranks: found {process_set!r:.60}. Make one "
@@ -162,7 +156,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | MPI.Comm) -> Proce
         chosen.process_set_id = number
         return chosen
     number = next(n for n in range(1, len(this.sets) + 2) if n not in this.sets)
-    # Either all ranks have the set afterwards or none has.
+    # Afterwards either all ranks have the set, or none.
     with deferred():
         this.run(open_group(this.groups[0], spec, this, number, ranks))
         this.sets[number] = ranks
@@ -172,7 +166,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | MPI.Comm) -> Proce
 
 
 def number_of(ranks: tuple[int, ...]) -> int | None:
-    """The number of the registered process set that has these ranks."""
+    """The number of the registered process set with these ranks."""
     return next((n for n, members in ids_and_ranks().items() if members == list(ranks)), None)
 
 
@@ -211,9 +205,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def open_group(parent: Group, spec: Spec, this: World, number: int, ranks: tuple[int, ...]) -> Call:
-    """A call that gives the members of a new group their shared memory. Collective over ``parent``.
+    """A call that gives the members of a new group shared memory. Collective over ``parent``.
 
-    Several groups that have no rank in common can be opened at once: each rank names its own.
+    Several groups without common ranks can be opened at once: each rank names its own.
     """
     member = this.rank in ranks
     hosts = this.sharing(ranks)

@@ -11,17 +11,17 @@ def enter(name: str, ranks: tuple[int, ...] | None = None, number: int = 1) -> N
     """This rank starts a cell.
 
     Args:
-        name: as messages call it, for instance "this cell".
-        ranks: the ranks that run it, None for all; the same on each of them.
-        number: counts cells from 1 on every rank alike, those that it does not run included:
-            a rank that has not come to this number is late, one that has left it is gone.
+        name: for messages, for instance "this cell".
+        ranks: the ranks that run it, the same on each of them; None for all.
+        number: counts the cells of all ranks from 1. A rank that has not reached this number is
+            late, one that has left it is gone.
     """
     this = world.current()
-    this.notebook, this.told_of_strays = True, False
+    this.notebook, this.strays_reported = True, False
     this.left_behind = {
         thread
         for thread in threading.enumerate()
-        # Others, as TensorFlow's, are no cell's: they call for whichever cell waits for them.
+        # Threads of libraries, as TensorFlow's, call for the cell that waits for them.
         if not isinstance(thread, threading._DummyThread)
     }
     this.enter(name, ranks, number)
@@ -39,8 +39,5 @@ def leave(reason: str = "", failed: bool = False, where: str | None = None) -> N
 
 
 def asks(person: bool) -> None:
-    """This rank waits for what a person types, or does so no longer.
-
-    Ranks that wait for it meanwhile do not call it late.
-    """
+    """Publishes whether this rank waits for typed input: then it is not reported as late."""
     world.current().asks(person)

@@ -1,11 +1,13 @@
-"""One rank's world: who there is, what is under way, and how a call is driven to its end.
+"""The state of one rank: its groups, its calls under way, and the functions that drive a call to
+its end.
 
-There is one world a process, behind ``init()``; the loopback has one a thread.
+A process has one world, behind ``init()``; in the loopback each thread has one.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from mmap import mmap
@@ -13,94 +15,184 @@ from threading import get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from allranks.collectives.calls import board as fields
-from allranks.collectives.calls.board import Board
-from allranks.collectives.calls.call import Agreement, Call, Members, Prepared
-from allranks.collectives.calls.journal import Journal
-from allranks.collectives.calls.peers import PROCESS
-from allranks.collectives.calls.presence import Presence
-from allranks.collectives.calls.standing import Standing
-from allranks.collectives.calls.transport import Transport
-from allranks.collectives.calls.wait import Steps, drive
-from allranks.collectives.calls.watch import Watch
-from allranks.collectives.calls.whereabouts import Whereabouts
+from allranks.collectives.calls import rank_state as fields
+from allranks.collectives.calls.call import (
+    Agreement,
+    Call,
+    Members,
+    Prepared,
+    Steps,
+    Transport,
+    drive,
+)
+from allranks.collectives.calls.guard import Spec, pack
+from allranks.collectives.calls.journal import Journal, Presence
+from allranks.collectives.calls.rank_state import PROCESS, Board, RankState
+from allranks.collectives.calls.watch import LineReporter, Watch
 from allranks.collectives.gpu.device import Device
-from allranks.collectives.host.channel import Channel, group_nbytes
+from allranks.collectives.gpu.transport import GpuTransport
+from allranks.collectives.host.host_channel import group_nbytes
 from allranks.collectives.host.memory import Window
-from allranks.collectives.host.shared_memory import SharedMemoryTransport
-from allranks.collectives.world.group import Group
-from allranks.collectives.world.kept import Kept
+from allranks.collectives.host.shared_memory import Channel, SharedMemoryTransport
+from allranks.collectives.world.variable_store import VariableStore
 from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, UsageError
+from allranks.records.ranks import label
 
 if TYPE_CHECKING:
     from allranks.collectives.mpi.epochs import Epochs
 
+
+class Group:
+    """The ranks of one process set: how they agree, their queue of calls, and their transports."""
+
+    def __init__(
+        self, own: RankState, agreement: Agreement, transports: dict[str, Transport]
+    ) -> None:
+        self.own, self.agreement, self.transports = own, agreement, transports
+        self.members = agreement.members
+        self.number, self.ranks = self.members.number, self.members.ranks
+        self.me, self.size = self.members.me, self.members.size
+        self.through_host = transports["shared" if "shared" in transports else "mpi"]
+        """The fastest transport between the members' host memories."""
+        self.queue: deque[Call] = deque()
+        self.plans: dict[object, Any] = {}
+        """Cached properties of calls of the same kind."""
+        self.gpu: GpuTransport | None = None
+        """The transports of the members' GPUs; None before an epoch's first array on a GPU."""
+
+    @property
+    def channel(self) -> Channel | None:
+        """The memory that the members share, if they do."""
+        return self.agreement if isinstance(self.agreement, Channel) else None
+
+    def call(
+        self,
+        spec: Spec,
+        name: str | None = None,
+        nbytes: int = 0,
+        steps: Callable[[Call], Steps[Any]] = Call.agreed,
+    ) -> Call:
+        call = Call(self.agreement, pack(spec), name, nbytes)
+        call.steps = steps(call)
+        return call
+
+    def index(self, root: int, op: str) -> int:
+        """The root's place among the members.
+
+        Raises:
+            UsageError: it is not a member.
+        """
+        if root in self.ranks:
+            return self.ranks.index(root)
+        raise UsageError(
+            f"{op} needs a root that is in the process set: found {root}, and it has "
+            f"{label(self.ranks)}. The root is a rank of the world."
+        )
+
+    def renew(self) -> None:
+        """Starts a new epoch: the order of calls, counters and communicators."""
+        self.abandon()
+        self.queue.clear()
+        self.agreement.renew()
+        for transport in self.transports.values():
+            transport.renew()
+
+    def abandon(self) -> None:
+        """Leaves all transfers between GPUs."""
+        if self.gpu is not None:
+            self.gpu.abandon(self.queue)
+            self.gpu = None
+
+    def choose(self, call: Call, wanted: str = "", device: Device | None = None) -> Transport:
+        """The transport of a call: the fastest that reaches every member, or the ``wanted`` one.
+
+        ``device`` is this rank's GPU if the call's arrays are on it.
+
+        Raises:
+            UsageError: the wanted transport does not reach every member.
+        """
+        if device is not None:
+            if self.gpu is None:
+                host = self.own.hosts[self.own.rank]
+                self.gpu = GpuTransport(self.members, device, self.through_host, host)
+            # Without ``wanted``, the members choose one of its transports together.
+            call.transport = wanted or self.gpu.name
+            return self.gpu
+        name = wanted or self.through_host.name
+        if name not in self.transports:
+            raise UsageError(
+                f"transport={name!r} must reach every rank of the process set; here there is "
+                f"{', '.join(sorted(self.transports))}. Leave transport= out."
+            )
+        found = self.transports[name]
+        call.transport = found.name
+        return found
+
+
 ALONE = -1
-"""The number of the group that each rank is by itself."""
+"""The number of the group that contains only this rank."""
 _TURN_SECONDS = 1e-3
 FIRST_MADE = 1 << 20
-"""Numbers from here on belong to groups of communicators, those below to process sets."""
+"""Groups of communicators have numbers from here on, process sets lower ones."""
 
 
-class Meeting(Protocol):
-    """Where ranks meet that use another library's collectives."""
+class RendezvousVariables(Protocol):
+    """The environment variables by which torch, JAX and others find the ranks."""
 
-    def announce(self) -> None:
-        """From now on this process's environment says so."""
+    def announce(self) -> None: ...
 
-    def withdraw(self) -> None:
-        """It says so no longer."""
+    def withdraw(self) -> None: ...
 
     def held(self) -> AbstractContextManager[None]:
-        """Within, the environment tells of this world only."""
+        """Within, the variables describe this world only."""
 
 
-class World(Standing):
-    """Everything that one rank knows: how it stands, its groups, and what is under way."""
+class World(RankState):
+    """One rank: its state, its groups, and its calls under way."""
 
     def __init__(self, rank: int, hosts: tuple[int, ...], board: Board) -> None:
         super().__init__(rank, hosts, board)
         self.window: Window | None = None
         self.gpu: Device | None = None
-        """This rank's GPU, from the first array on one on."""
+        """This rank's GPU; None before the first array on a GPU."""
         self.mpi: Epochs | None = None
-        self.meeting: Meeting | None = None
-        self.keeps: Kept | None = None
-        """What this rank keeps, where another process may take its place."""
+        self.rendezvous: RendezvousVariables | None = None
+        self.variable_store: VariableStore | None = None
+        """The variables that a process which replaces this rank receives."""
         self.groups: dict[int, Group] = {}
         self.sets: dict[int, tuple[int, ...]] = {}
-        """The process sets by number, those that this rank is not in as well."""
+        """The ranks of the process sets by number, also of those without this rank."""
         self.made = FIRST_MADE
         """The number of the last group that a communicator has made."""
         self.dirty = False
         self.quarantine: list[Any] = []
-        """Arrays of calls that were left: a peer may still write to them in this epoch."""
+        """Arrays of calls that were left: a peer may write to them until the epoch ends."""
         self.lock = threading.RLock()
         self._turns = threading.Condition(self.lock)
         self._queued: list[Call] = []
-        """The calls of threads that wait for the lock, in calls that wait themselves included."""
+        """The calls of threads that wait for the lock, also within the wait of a call."""
         self.journal = Journal(self)
         self.presence = Presence()
         self.watch = Watch(self)
         self.within: Call | None = None
-        """The call that a thread of this rank makes, but for those that handles stand for."""
-        self._told_of_threads = -1
-        """The number of the cell that was told last that its threads call at once."""
-        self.whereabouts: Whereabouts | None = None
+        """The call that a thread of this rank makes, except those of handles."""
+        self._threads_reported = -1
+        """The last cell for which calls from several threads were reported."""
+        self.line_reporter: LineReporter | None = None
         self.notebook = False
-        """True once an engine has entered a cell: then the scope is not the process."""
+        """True after an engine has entered a cell: the program is not the only scope."""
         self.left_behind: set[threading.Thread] = set()
-        """The threads that were there when the cell began."""
-        self.told_of_strays = False
-        """Whether it has been said, since the cell began, that a call is not the cell's."""
+        """The threads that existed when the cell began."""
+        self.strays_reported = False
+        """Whether a call outside the cell was reported since the cell began."""
 
     def open(
         self, number: int, ranks: tuple[int, ...], memory: mmap | None, *, now: bool = True
     ) -> None:
-        """A group is there that this rank is in, with its way to agree and its transports.
+        """Adds a group that this rank is in, with its agreement and its transports.
 
-        ``memory`` is what those on this host share, as `group_nbytes` says; None where members can
-        share none. ``now`` is False while the world itself is made.
+        ``memory`` is shared by the members on this host (`group_nbytes`), or None. ``now`` is False
+        while the world itself is made.
         """
         members = Members(number, ranks, self.rank)
         hosts = self.sharing(ranks)
@@ -122,10 +214,10 @@ class World(Standing):
         self.groups[number] = Group(self, agreement, transports)
 
     def close(self, number: int) -> None:
-        """Forgets a group, if there is one of that number.
+        """Removes a group, if there is one of that number.
 
-        Its communicator of NCCL stays until `end_closed`, or the end of the epoch: other members
-        may still wait for what this rank sends.
+        Its NCCL communicator stays until `end_closed`, or the end of the epoch: other members may
+        still wait for data of this rank.
         """
         gone = self.groups.pop(number, None)
         if gone is not None:
@@ -134,9 +226,9 @@ class World(Standing):
                 self.gpu.forget(number)
 
     def end_closed(self) -> None:
-        """Ends the communicators of NCCL of groups that are closed, once all ranks have come.
+        """Ends the NCCL communicators of closed groups.
 
-        Whoever has come is through with the calls of the groups that it closed before.
+        All ranks have arrived at a call since: so they have completed their calls in these groups.
         """
         if self.gpu is not None:
             self.gpu.aborts.abort()
@@ -146,24 +238,24 @@ class World(Standing):
         call: Call,
         move: Callable[[Call, Any, Any], Prepared[Any]] | None = None,
         source: Any = None,
-        how: Any = None,
+        reduction: Any = None,
     ) -> Any:
         """Drives a call to its end and returns its result.
 
         Args:
-            call: with its steps, or without where it is one move of a transport and no more.
-            move: that move, which is given the call, ``source`` and ``how``.
+            call: with its steps, or without them if it is a single move of a transport.
+            move: that move, which is called with ``call``, ``source`` and ``reduction``.
         """
         if self.notebook and (self.scope is PROCESS or get_ident() != self.main_thread):
-            self._look_for_strays(call)
+            self._check_for_strays(call)
         if not self.lock.acquire(blocking=False):
-            return self._in_turn(call, move, source, how)
+            return self._in_turn(call, move, source, reduction)
         try:
             if self.dirty or self.pending:
                 self.check_clean(call)
                 self.within = call
                 if move is not None:
-                    call.steps = call.moved(move, source, how)
+                    call.steps = call.moved(move, source, reduction)
                 result = self._among_others(call, self._alongside(call))
                 self.within = None
                 return result
@@ -171,20 +263,20 @@ class World(Standing):
             try:
                 if move is None:
                     result = self._drive(call.steps)
-                    del call.steps  # and with them what they hold
+                    del call.steps  # they hold the arrays
                 else:
-                    offer, rest = move(call, source, how)
-                    if not call.agreement.come(call, offer):
+                    offer, rest = move(call, source, reduction)
+                    if not call.agreement.arrive(call, offer):
                         result = self._drive(call.waited(offer, rest))
                     else:
-                        # Where all were there at once nothing may have to be driven.
+                        # If all ranks arrived at once, the rest may need no wait.
                         result = rest() if callable(rest) else self._drive(rest)
             except BaseException as error:
                 self.fail(call, error)
                 raise
             call.ended = perf_counter()
             call.held = None
-            # Through shared memory it ends with an arrival, which says that this is done.
+            # A move through shared memory ends with an arrival, which reports that it is done.
             if call.ordered and call.transport != "shared":
                 call.agreement.finish(call)
             if move is not None or call.device_seconds is None:
@@ -198,7 +290,7 @@ class World(Standing):
 
     def _in_turn(self, call: Call, *arguments: Any) -> Any:
         """Runs a call while another thread of this rank is in one."""
-        self._look_at_threads(call)
+        self._check_threads(call)
         self._queued.append(call)
         with self.lock:
             self._queued.remove(call)
@@ -207,7 +299,7 @@ class World(Standing):
     def _attend(self, call: Call, waited: float) -> None:
         """Called every 20 ms of a wait: another thread may make the call that ends it.
 
-        Of two collectives the first one ends before the other one begins.
+        Collectives do not overlap: the first one ends before the second one begins.
         """
         if self._queued and sum(other.ordered for other in (call, *self._queued)) <= 1:
             self.watch.rest()
@@ -219,30 +311,30 @@ class World(Standing):
                 self.within = call
         self.watch.attend(call, waited)
 
-    def _look_at_threads(self, call: Call) -> None:
-        """Gives a notice, once a cell, where another thread is in a call of the same group."""
+    def _check_threads(self, call: Call) -> None:
+        """Gives a notice, once in a cell, if another thread is in a call of the same group."""
         other, cell = self.within, self.scope.number
         if (
             other is not None
             and other.ordered
             and call.ordered
             and other.members.number == call.members.number
-            and self._told_of_threads != cell
+            and self._threads_reported != cell
         ):
-            self._told_of_threads = cell
+            self._threads_reported = cell
             self.notice(
                 f"{call.spec.op} is called from several threads at once: ranks match calls by "
                 "their order, which threads do not keep, so that a result may be another call's. "
                 "Call collectives from one thread."
             )
 
-    def _look_for_strays(self, call: Call) -> None:
-        """Gives a notice, once after a cell's beginning, where a call is not that cell's."""
+    def _check_for_strays(self, call: Call) -> None:
+        """Gives a notice, once after the beginning of a cell, if a call is not that cell's."""
         between = self.scope is PROCESS
-        if self.told_of_strays or not call.ordered or call.members.size == 1:
+        if self.strays_reported or not call.ordered or call.members.size == 1:
             return
         if between or threading.current_thread() in self.left_behind:
-            self.told_of_strays = True
+            self.strays_reported = True
             who = "after its cell has ended" if between else "by a thread of an earlier cell"
             self.notice(
                 f"{call.spec.op} is called {who}: ranks match calls by their order, so that a call "
@@ -251,7 +343,7 @@ class World(Standing):
             )
 
     def join(self, call: Call) -> Any:
-        """Waits for a call that was submitted and returns its result."""
+        """Waits for a submitted call and returns its result."""
         with self.lock:
             if not call.done:
                 self.check_clean(call)
@@ -281,14 +373,14 @@ class World(Standing):
 
     @property
     def threaded(self) -> bool:
-        """Whether a thread that was started in this cell may call as well."""
+        """Whether a thread that was started in this cell may call collectives too."""
         known = self.left_behind | {threading.current_thread(), threading.main_thread()}
         return get_ident() != self.main_thread or not known.issuperset(threading.enumerate())
 
     def submit(self, call: Call) -> Call:
-        """Posts a call as far as it goes without waiting."""
+        """Posts a call, and advances it without waiting."""
         if self.notebook and (self.scope is PROCESS or get_ident() != self.main_thread):
-            self._look_for_strays(call)
+            self._check_for_strays(call)
         with self.lock:
             self.check_clean(call)
             with self.presence:
@@ -297,7 +389,7 @@ class World(Standing):
             return call
 
     def poll(self, call: Call) -> None:
-        """Takes everything under way as far as it goes without waiting."""
+        """Advances all calls under way without waiting."""
         with self.lock:
             self.check_clean(call)
             with self.presence:
@@ -305,12 +397,13 @@ class World(Standing):
 
     def _enqueue(self, call: Call) -> None:
         self.presence.begin(call)
-        # In this order: one too many ends the epoch with the cell, one too few mixes two cells.
+        # In this order: an interrupt in between leaves one pending call too many, which ends the
+        # epoch with the cell. One too few would mix the calls of two cells.
         self.pending += 1
         self.groups[call.members.number].queue.append(call)
 
     def progress(self) -> None:
-        """Takes every group's first call as far as it goes without waiting."""
+        """Advances the first call of every group without waiting."""
         for group in list(self.groups.values()):
             while group.queue:
                 call = group.queue[0]
@@ -318,7 +411,7 @@ class World(Standing):
                     if not self._advance(call):
                         break
                 except BaseException as error:
-                    # Its steps are over, and nobody can go on with it.
+                    # Its steps have ended, so no rank can continue it.
                     call.posted = True
                     self.fail(call, error)
                     raise
@@ -327,7 +420,7 @@ class World(Standing):
                 self.pending -= 1
 
     def _advance(self, call: Call) -> bool:
-        """Takes a call as far as it goes without waiting; True at its end."""
+        """Advances a call without waiting; True at its end."""
         try:
             next(call.steps)
         except StopIteration as end:
@@ -341,7 +434,7 @@ class World(Standing):
         return True
 
     def finish(self, call: Call) -> None:
-        """Notes the end of a call with which others may have been under way."""
+        """Records the end of a call that may have overlapped with others."""
         call.ended = perf_counter()
         self.presence.end(call)
         call.held = None
@@ -350,7 +443,7 @@ class World(Standing):
         self.journal.add(call)
 
     def _alongside(self, call: Call) -> Steps[Any]:
-        """Drives a call and everything under way: in its turn, if it takes part in the order."""
+        """Drives a call together with all others under way; ordered calls wait for their turn."""
         if call.ordered:
             self._enqueue(call)
             return (yield from self._until(call))
@@ -364,20 +457,20 @@ class World(Standing):
                 return end.value
 
     def _until(self, call: Call) -> Steps[Any]:
-        """Drives everything under way until one call is done."""
+        """Drives all calls under way until one is done."""
         while True:
             self.progress()
             if call.done:
                 break
             first = self.groups[call.members.number].queue[0]
-            # What holds it up may be a rank that its own group does not have.
+            # The rank that blocks it may be outside its group.
             yield first.behind or first
         if call.error is not None:
             raise call.error
         return call.result
 
     def check_clean(self, call: Call) -> None:
-        """Lets no call begin in an epoch that is over for this rank."""
+        """Raises `RankLeft` if this rank has left a collective of the epoch."""
         if self.dirty:
             raise RankLeft(
                 f"{call.spec.title} needs an intact epoch: this rank has left an earlier "
@@ -386,15 +479,15 @@ class World(Standing):
             )
 
     def fail(self, call: Call, error: BaseException) -> None:
-        """Says on the board that this rank has left a collective, if it has."""
+        """Publishes that this rank has left a collective, if it has."""
         self.within = None
-        # A usage error that comes after all have agreed comes on all: the epoch is whole.
+        # After the agreement a usage error is raised on all ranks: the epoch stays intact.
         if isinstance(error, (CollectiveMismatch, UsageError)) and not call.deadlock:
             return
         if call.deadlock:
             self.spoil(call.deadlock, call, deadlock=True)
         elif not call.posted or (call.ordered and call.members.size == 1):
-            return  # nobody else could wait for what it has left
+            return  # no other rank waits for it
         elif isinstance(error, RankLeft):
             self.spoil(f"has given up {call.spec.title} at {call.site}", call)
         else:
@@ -402,9 +495,9 @@ class World(Standing):
         self.quarantine.append(call.held)
 
     def refuse(self, call: Call) -> None:
-        """Says on the board that this rank cannot make a call to which all have come.
+        """Publishes that this rank cannot make a call at which all have arrived.
 
-        The epoch stays whole where all refuse; those that do not leave the call when they see it.
+        The epoch stays intact if all ranks refuse; ranks that do not refuse leave the call.
         """
         call.posted = False
         self.board.write(fields.BROKE, f"cannot make {call.spec.title} at {call.site}")
@@ -412,11 +505,11 @@ class World(Standing):
         self.board.put(fields.REFUSED_OF, call.members.number + 1)
 
     def spoil(self, why: str, call: Call | None = None, *, deadlock: bool = False) -> None:
-        """This rank can take part in no further collective of this epoch."""
+        """Ends this rank's part in the epoch: it can make no further collective."""
         if self.dirty:
             return
         self.dirty = True
-        # First: what is aborted ends only when the others have heard of it, and abort as well.
+        # First: an abort ends only after the other ranks have learned of it, and abort too.
         self.give_up(why, deadlock=deadlock)
         for group in list(self.groups.values()):
             group.abandon()
@@ -426,13 +519,12 @@ class World(Standing):
             self.gpu.end()
 
     def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
-        """This rank's scope has ended."""
         if self.pending:
             self.spoil(f"has left {self.scope.name} without synchronize() on a handle")
         super().leave(reason, failed, where, gone=gone)
 
     def renewed(self, epoch: int) -> None:
-        """A new epoch has begun: nothing of the old one counts any more."""
+        """Begins a new epoch, and drops the state of the old one."""
         self.start_over(epoch)
         self.dirty, self.pending = False, 0
         self.quarantine.clear()
@@ -440,14 +532,14 @@ class World(Standing):
             group.abandon()
         if self.gpu is not None:
             self.gpu.end()
-        # Groups that Split() and Dup() have made end with their epoch.
+        # Groups of Split() and Dup() end with their epoch.
         self.groups = {n: group for n, group in list(self.groups.items()) if n < FIRST_MADE}
         for _, group in sorted(self.groups.items()):
             group.renew()
 
 
 process: World | None = None
-"""This process's world, until a thread has one of its own: looking that up costs every call."""
+"""The world of this process, None if any thread has its own: a look-up for each call is slow."""
 _process: World | None = None
 _threads = threading.local()
 _threaded = False
@@ -469,14 +561,13 @@ def current() -> World:
 
 
 def set_process(world: World | None) -> None:
-    """Makes a world this process's."""
     global process, _process
     _process = world
     process = None if _threaded else world
 
 
 def set_thread(world: World | None) -> None:
-    """Makes a world this thread's: the loopback."""
+    """Gives this thread its own world, for the loopback."""
     global process, _threaded
     process, _threaded = None, True
     _threads.world = world

@@ -16,7 +16,7 @@ from allranks import collectives
 from allranks.collectives import world
 from allranks.collectives.host.memory import Segment
 from allranks.collectives.start import under_mpi
-from allranks.collectives.world.kept import Kept
+from allranks.collectives.world.variable_store import VariableStore
 from allranks.collectives.world.world import World
 from allranks.engine import namespace
 from allranks.engine.exceptions import text_of
@@ -41,7 +41,7 @@ class RankEnsemble(RankFeature):
     def __init__(self) -> None:
         self._worlds: dict[int, World] = {}
         self._left: Segment | None = None
-        self._kept: Kept | None = None
+        self._kept: VariableStore | None = None
 
     def started(self, rank: RankContext) -> None:
         """Members run from now on."""
@@ -72,7 +72,7 @@ class RankEnsemble(RankFeature):
         """
         self._forget()
         if not ranks_each:
-            whole = world.current().keeps
+            whole = world.current().variable_store
             if whole is not None:  # of members, too, whose rank has died after their end
                 whole.drop_others(_OF_MEMBERS)
             return {}
@@ -110,7 +110,7 @@ class RankEnsemble(RankFeature):
             names.update(self._found())
 
         part = self._worlds[member.ranks_each]
-        self._kept = part.keeps = self._keeps(member, part)
+        self._kept = part.variable_store = self._keeps(member, part)
         with under_mpi.inside(part), _restored(names):
             first = collectives.rank() == 0
             reply, _ = await self._context.execute(cell, [], prepare)
@@ -121,13 +121,13 @@ class RankEnsemble(RankFeature):
             gc.collect()
         return (result, parts), (reply, [])
 
-    def _keeps(self, member: RunMember, part: World) -> Kept | None:
+    def _keeps(self, member: RunMember, part: World) -> VariableStore | None:
         """Returns what this member keeps on this rank of its own; None where nothing can be."""
-        whole = world.current().keeps
+        whole = world.current().variable_store
         if whole is None:
             return None
         name = f"{_OF_MEMBERS}{member.ensemble}-{member.member}-"
-        return Kept(whole.folders, part.rank, part.size, whole.namespace, name)
+        return VariableStore(whole.folders, part.rank, part.size, whole.namespace, name)
 
     def _found(self) -> Mapping[str, Any]:
         """Returns the variables that the member had kept before its rank died."""

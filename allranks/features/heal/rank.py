@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.world.kept import Kept
+from allranks.collectives.world.variable_store import VariableStore
 from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.errors import UsageError
@@ -25,17 +25,17 @@ class RankHeal(RankFeature):
         folders = tuple(filter(os.path.isdir, rank.config.kept_dirs))
         if folders:
             namespace = rank.shell.user_ns
-            world.current().keeps = Kept(folders, rank.rank, rank.size, namespace)
+            world.current().variable_store = VariableStore(folders, rank.rank, rank.size, namespace)
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
         """Completes what is being stored, or restores what a dead rank had stored."""
         if name == requests.RESTORE:
             return self._restore(), []
-        kept = world.current().keeps
+        kept = world.current().variable_store
         return {"goes_on": kept.settled() if kept is not None else 0}, []
 
     def _restore(self) -> dict[str, Any]:
-        kept = world.current().keeps
+        kept = world.current().variable_store
         try:
             found = kept.of_cells.load() if kept is not None else None
         except Exception as error:  # an object's own way to be unpickled may do anything

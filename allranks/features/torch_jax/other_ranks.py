@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from allranks.collectives import world
-from allranks.collectives.calls import board as fields
+from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.start import rendezvous
 from allranks.errors import RankLeft
 from allranks.records.ranks import label

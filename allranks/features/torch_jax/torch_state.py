@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any, NamedTuple
 
-from allranks.collectives.calls.callsite import USER, Site, kind_of
+from allranks.collectives.calls.guard import USER, Site, kind_of
 from allranks.collectives.start import rendezvous
 from allranks.engine.exceptions import PACKAGE
 

@@ -20,9 +20,9 @@ from types import FrameType
 from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.calls import board as fields
 from allranks.collectives.calls import frames
-from allranks.collectives.calls.wait import Pause
+from allranks.collectives.calls import rank_state as fields
+from allranks.collectives.calls.call import Pause
 from allranks.collectives.start import rendezvous
 from allranks.engine.exceptions import is_a, text_of, traceback_of
 from allranks.engine.wire import give_up
@@ -75,9 +75,9 @@ class TorchWaits:
 
     def start(self) -> None:
         """From now on it looks, several times a second."""
-        whereabouts = world.current().whereabouts
-        if whereabouts is not None:
-            whereabouts.also.append(self._look_quietly)
+        line_reporter = world.current().line_reporter
+        if line_reporter is not None:
+            line_reporter.also.append(self._look_quietly)
 
     def begin(self) -> None:
         """A cell begins."""

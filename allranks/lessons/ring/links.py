@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.arrays.libraries import to_dtype
-from allranks.collectives.calls.wait import Pause
+from allranks.collectives.calls.call import Pause
 from allranks.collectives.loopback import together
 from allranks.errors import CollectiveError, RankLeft
 

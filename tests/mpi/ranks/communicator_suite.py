@@ -12,7 +12,7 @@ from conftest import in_a_cell, next_cell_works, odd
 from mpi4py import MPI
 
 import allranks.collectives as c
-from allranks.collectives.ops.operators import Op
+from allranks.collectives.ops.point_to_point import Op
 from allranks.collectives.world import current
 from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle, UsageError
 

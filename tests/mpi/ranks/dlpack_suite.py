@@ -149,7 +149,7 @@ def test_nothing_is_copied_on_the_way_in(case):
         pytest.skip("TensorFlow's bool is not carried by DLPack: it goes through the host")
     mine = kind.make(values(c.rank(), (64, 64), name))
     assert dlpack.is_on_gpu(mine)
-    source, _ = dlpack.take(mine)
+    source, _ = dlpack.to_cupy(mine)
     assert source.data.ptr == kind.pointer(mine)
 
 

@@ -23,7 +23,7 @@ from conftest import in_a_cell, interrupted_after, odd
 import allranks.collectives as c
 from allranks.collectives import world
 from allranks.collectives.gpu import dlpack
-from allranks.collectives.world.kept import Kept
+from allranks.collectives.world.variable_store import VariableStore
 from allranks.errors import CollectiveMismatch, RankLeft, TransportFailed, UsageError
 from allranks.features.gpu import memory as gpu_memory
 
@@ -742,15 +742,17 @@ def test_what_is_kept_of_a_gpu_is_as_it_is_when_its_work_is_done(tmp_path, monke
     folder = c.broadcast_object(str(tmp_path))
     weights = cupy.asarray(np.arange(3.0) + c.rank())
     names = {"weights": weights}
-    monkeypatch.setattr(this, "keeps", Kept((folder,), c.rank(), c.size(), names), raising=False)
+    monkeypatch.setattr(
+        this, "variable_store", VariableStore((folder,), c.rank(), c.size(), names), raising=False
+    )
     for _ in range(5):
         weights = weights * 2
     names["weights"] = weights
     c.keep("weights", model={"same": weights}, step=5)
     np.multiply(weights, 0, out=weights)  # what is kept is a copy
-    assert not this.keeps.of_cells.settle()
+    assert not this.variable_store.of_cells.settle()
     c.barrier()
-    _, values = this.keeps.of_cells.load()
+    _, values = this.variable_store.of_cells.load()
     assert values["model"]["same"] is values["weights"]
     assert (host(values["weights"]) == 32 * (np.arange(3) + c.rank())).all()
     assert (host(weights) == 0).all()

@@ -20,7 +20,6 @@ from conftest import PATIENCE_SECONDS, everybody, in_a_cell, interrupted_after, 
 import allranks.collectives as c
 from allranks.collectives import world
 from allranks.collectives.gpu import nccl as transport
-from allranks.collectives.gpu import nccl_communicator
 from allranks.collectives.gpu.nccl_order import NcclCallOrder
 from allranks.collectives.start import under_mpi
 from allranks.errors import RankLeft, TransportFailed, UsageError
@@ -351,7 +350,7 @@ def test_who_connects_for_long_says_so_where_warnings_are_errors(monkeypatch):
     c.renew()
     said: list[str] = []
     monkeypatch.setattr(world.current(), "notice", said.append)
-    monkeypatch.setattr(nccl_communicator, "_TOLD_SECONDS", 0.1)
+    monkeypatch.setattr(transport, "_TOLD_SECONDS", 0.1)
     if odd():
         nccl.slow_seconds.append(0.5)
     with warnings.catch_warnings():

@@ -15,16 +15,15 @@ import pytest
 import allranks.collectives as c
 from allranks.collectives import loopback
 from allranks.collectives import world as worlds
-from allranks.collectives.calls import board as fields
-from allranks.collectives.calls.board import Board
+from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import NOTHING, Call, Members
 from allranks.collectives.calls.guard import Packed
-from allranks.collectives.calls.standing import Standing
+from allranks.collectives.calls.rank_state import Board, RankState
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.gpu.nccl import _at_once
 from allranks.collectives.host import memory
-from allranks.collectives.host.channel import Channel
 from allranks.collectives.host.memory import Window
+from allranks.collectives.host.shared_memory import Channel
 from allranks.collectives.world.world import World
 from allranks.errors import RankLeft
 from allranks.records.deferred import deferred
@@ -78,13 +77,13 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_that_is_left_before_it_counts_changes_no_later_result(call, monkeypatch):
-    come, left = Channel.come, []
+    arrive, left = Channel.arrive, []
 
     def interrupted(agreement, *arguments, **options):
         if agreement.members.rank == 0 and not left:
             left.append(call)
             raise KeyboardInterrupt
-        return come(agreement, *arguments, **options)
+        return arrive(agreement, *arguments, **options)
 
     def body():
         if c.rank() == 0:
@@ -93,7 +92,7 @@ def test_a_call_that_is_left_before_it_counts_changes_no_later_result(call, monk
         assert not c.dirty()
         return [float(c.allreduce(np.array([10.0 * i + c.rank()]), c.Sum)[0]) for i in range(4)]
 
-    monkeypatch.setattr(Channel, "come", interrupted)
+    monkeypatch.setattr(Channel, "arrive", interrupted)
     assert loopback.run(2, body) == 2 * [[1.0, 21.0, 41.0, 61.0]]
     assert left == [call]
 
@@ -112,7 +111,7 @@ def test_a_posted_call_that_is_not_yet_counted_ends_the_epoch_with_its_cell(alon
     assert c.dirty()
 
 
-@pytest.mark.parametrize("where", [(Channel, "come"), (World, "finish")])
+@pytest.mark.parametrize("where", [(Channel, "arrive"), (World, "finish")])
 def test_a_posted_call_that_is_left_halfway_is_not_taken_for_done(where, monkeypatch):
     room, name = where
     real, left = getattr(room, name), []
@@ -130,7 +129,7 @@ def test_a_posted_call_that_is_left_halfway_is_not_taken_for_done(where, monkeyp
             assert c.dirty()
         else:
             handle = c.allreduce_async(np.ones(3), c.Sum)
-            if name == "come":
+            if name == "arrive":
                 with pytest.raises(RankLeft):
                     handle.synchronize()
         with pytest.raises(RankLeft):
@@ -232,19 +231,19 @@ def test_the_window_loses_no_memory_wherever_the_interrupt_comes(monkeypatch):
 def test_what_a_rank_said_last_is_written_again_where_that_was_interrupted():
     segment = memory.Segment(Channel.nbytes(1))
     own, members = (
-        Standing(0, (0,), Board(memory.Segment(Board.nbytes(1)).memory, (0,), 0)),
+        RankState(0, (0,), Board(memory.Segment(Board.nbytes(1)).memory, (0,), 0)),
         Members(0, (0,), 0),
     )
     first, other = (Call(None, Packed(None, n, text)) for n, text in ((7, b"one"), (8, b"two")))
     step, goes_on = 1, True
     while goes_on:
         channel = Channel(own, members, segment.memory)
-        channel.come(first, NOTHING)
+        channel.arrive(first, NOTHING)
         channel.renew()
-        goes_on = pressed_at(step, channel.come, other, NOTHING)
+        goes_on = pressed_at(step, channel.arrive, other, NOTHING)
         for call in (first, other):
             channel.renew()
-            channel.come(call, NOTHING)
+            channel.arrive(call, NOTHING)
             lies = segment.memory[2304:4096]
             assert lies.startswith(call.packed.fingerprint.to_bytes(8, "little"))
             assert call.packed.text in lies

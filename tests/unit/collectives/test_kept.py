@@ -5,17 +5,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from allranks.collectives.world import kept
-from allranks.collectives.world.kept import Series, snapshot
+from allranks.collectives.world import variable_store as kept
+from allranks.collectives.world.variable_store import VersionedFiles, snapshot
 
 
-def write(series: Series, version: int, **values: object) -> None:
+def write(series: VersionedFiles, version: int, **values: object) -> None:
     series.write(version, snapshot(values, 0, copy=True))
     series.wait()
 
 
-def two(folder: Path) -> tuple[Series, Series]:
-    return Series([str(folder)], "cells", 0, 2), Series([str(folder)], "cells", 1, 2)
+def two(folder: Path) -> tuple[VersionedFiles, VersionedFiles]:
+    return VersionedFiles([str(folder)], "cells", 0, 2), VersionedFiles(
+        [str(folder)], "cells", 1, 2
+    )
 
 
 def test_the_last_rank_makes_a_version_valid_and_removes_those_before(tmp_path: Path) -> None:
@@ -36,7 +38,7 @@ def test_the_last_rank_makes_a_version_valid_and_removes_those_before(tmp_path: 
 
 
 def test_arrays_come_back_as_they_were_and_can_be_written_to(tmp_path: Path) -> None:
-    series = Series([str(tmp_path)], "cells", 0, 1)
+    series = VersionedFiles([str(tmp_path)], "cells", 0, 1)
     array = np.arange(1000.0)
     parts = snapshot({"x": array, "y": array}, 0, copy=True)
     array[:] = 0
@@ -58,14 +60,14 @@ def test_where_one_folder_has_no_room_the_next_is_taken(
     folders = [tmp_path / "memory", tmp_path / "disk"]
     for folder in folders:
         folder.mkdir()
-    series = Series([str(folder) for folder in folders], "cells", 0, 1)
+    series = VersionedFiles([str(folder) for folder in folders], "cells", 0, 1)
     write(series, 1, x=1)
     assert [len(list(folder.iterdir())) for folder in folders] == [0, 1]
     assert series.newest() == 1
 
 
 def test_what_could_not_be_written_is_said_and_leaves_the_version_before(tmp_path: Path) -> None:
-    gone = Series([str(tmp_path / "gone")], "cells", 0, 1)
+    gone = VersionedFiles([str(tmp_path / "gone")], "cells", 0, 1)
     write(gone, 1, x=1)
     assert "No such file" in gone.settle()
     assert gone.settle() == ""

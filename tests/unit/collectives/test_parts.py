@@ -10,15 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from allranks.collectives.calls.board import Board
-from allranks.collectives.calls.callsite import Site
-from allranks.collectives.calls.guard import Spec, pack, pack_text, unpack_text
-from allranks.collectives.calls.peers import Peers, Scope, State
-from allranks.collectives.calls.transport import Cut, cut
+from allranks.collectives.calls.call import Cut, cut
+from allranks.collectives.calls.guard import Site, Spec, pack, pack_text, unpack_text
+from allranks.collectives.calls.rank_state import Board, Peers, PeerState, Scope
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.host import memory
 from allranks.collectives.host.memory import Window
-from allranks.collectives.ops import moving
+from allranks.collectives.ops import operations
 from allranks.collectives.timings import trace
 from allranks.errors import CollectiveMismatch
 from allranks.records.telemetry import CallRecord
@@ -151,7 +149,7 @@ def test_a_deadlock_told_while_a_rank_leaves_is_no_departure():
         def state(self, rank):
             self.looks += 1
             broke = "ranks 0–1 wait for each other"
-            return State() if self.looks < 2 else State(broken=3, broke=broke)
+            return PeerState() if self.looks < 2 else PeerState(broken=3, broke=broke)
 
     class Waiting:
         deadlock = ""
@@ -168,6 +166,6 @@ def test_pieces_of_one_array_are_joined_without_a_copy():
     whole = np.arange(24, dtype=np.uint8)
     like = np.empty((0, 2), np.int16)
     for parts in (cut(whole, [8, 0, 16]), cut(whole, [24]), [whole[:8], whole[8:]]):
-        found = moving._join(parts, like, 6)
+        found = operations._join(parts, like, 6)
         assert np.shares_memory(found, whole) == isinstance(parts, Cut)
         np.testing.assert_array_equal(found, whole.view(np.int16).reshape(6, 2))

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from allranks.collectives.calls import board as fields
-from allranks.collectives.calls.board import Board
-from allranks.collectives.calls.callsite import Site
+from allranks.collectives.calls import rank_state as fields
+from allranks.collectives.calls.guard import Site
+from allranks.collectives.calls.rank_state import Board
 from allranks.collectives.mpi.status_exchange import (
     HostLink,
     StatusExchange,

@@ -1,8 +1,8 @@
-"""What a rank has kept of its variables: files that outlive it, for whoever takes its place.
+"""The kept variables of a rank: files for the process that replaces it.
 
-A version is valid once every rank's file of it is there. Each is moved into place when it is whole,
-so that the last one makes the version valid for all ranks at once; a rank that dies before it has
-written its own leaves the version before, which is removed by no sooner.
+A version is valid once every rank's file of it exists. A file is moved into place when it is
+complete, so the last one makes the version valid for all ranks at once. The previous version is
+removed only then: if a rank dies before, it is still there.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from allranks.records import packing
 
 _MEMORY = "/dev/shm/"
 _SPARED_NBYTES = 64 << 20
-"""So much shared memory is left to others: a rank that finds none of it free ends by a signal."""
+"""Shared memory that is left free: a rank that writes to full shared memory ends by a signal."""
 _WAITED_FOR_NBYTES = 1 << 20
-"""What is written before the call returns: it takes less than a millisecond."""
+"""Up to this size the call waits for the file: that takes less than a millisecond."""
 _POLL_SECONDS = 0.1
 
 
-class Series:
-    """One rank's versions of one thing.
+class VersionedFiles:
+    """The versions of one rank's variables.
 
     Args:
-        folders: where, the first that has room.
-        name: what the series is called.
-        rank, size: whose files these are, and how many ranks make a version whole.
+        folders: where, in the order of preference.
+        name: of the files.
+        rank, size: the rank, and how many ranks' files make a version valid.
     """
 
     def __init__(self, folders: Sequence[str], name: str, rank: int, size: int) -> None:
@@ -45,13 +45,12 @@ class Series:
         """The last version that this rank has begun, or found."""
 
     def wait(self) -> None:
-        """Waits until nothing is being written."""
         while self._writer is not None and self._writer.is_alive():
             self._writer.join(_POLL_SECONDS)
         self._writer = None
 
     def settle(self) -> str:
-        """Waits until nothing is being written; returns why the last version was not, if so."""
+        """Waits for the file under way; returns why the last version failed, or an empty string."""
         self.wait()
         problem, self._problem = self._problem, ""
         return problem
@@ -67,15 +66,15 @@ class Series:
             self.wait()
 
     def newest(self) -> int:
-        """The newest version that is valid; 0 where there is none."""
+        """The newest valid version, or 0."""
         whole = (number for number, files in self._found().items() if len(files) == self._size)
         return max(whole, default=0)
 
     def load(self) -> tuple[float, Any] | None:
-        """When this rank's part of the newest version was kept, and its value; None without one.
+        """The time and the value of this rank's part of the newest version; None without one.
 
         Raises:
-            Exception: what unpickling it raises.
+            Exception: any exception of unpickling.
         """
         version = self.newest()
         if not version:
@@ -88,7 +87,7 @@ class Series:
         return kept
 
     def drop(self) -> None:
-        """Forgets this rank's part of all versions, and with it the versions."""
+        """Removes this rank's part of all versions, and so the versions."""
         self.settle()
         for files in self._found().values():
             if self._rank in files:
@@ -117,7 +116,7 @@ class Series:
                 _remove(path)
 
     def _with_room(self, nbytes: int) -> Iterator[str]:
-        """The folders to try, those in memory only where all ranks' files would fit."""
+        """The folders to try; those in memory only if all ranks' files fit."""
         for folder in self._folders:
             if folder.startswith(_MEMORY):
                 found = os.statvfs(folder)
@@ -126,7 +125,7 @@ class Series:
             yield folder
 
     def _found(self) -> dict[int, dict[int, str]]:
-        """The files that are there, by version and rank."""
+        """The files by version and rank."""
         found: dict[int, dict[int, str]] = {}
         for folder in self._folders:
             for name in _names(folder):
@@ -136,14 +135,14 @@ class Series:
         return found
 
 
-class Kept:
-    """What one rank keeps: variables of its cells, and the state of a training that goes on.
+class VariableStore:
+    """The kept variables of one rank: those of its cells, and the state of a training.
 
     Args:
-        folders: where.
-        rank, size: of how many ranks it is which.
+        folders: for the files.
+        rank, size: the rank, and the number of ranks.
         namespace: the cells' variables.
-        name: whose cells they are, where they are not the notebook's.
+        name: a prefix for the files of an ensemble's members.
     """
 
     def __init__(
@@ -155,31 +154,30 @@ class Kept:
         name: str = "",
     ) -> None:
         self.rank, self.namespace, self.folders = rank, namespace, folders
-        self.of_cells = Series(folders, f"{name}cells", rank, size)
-        self.of_training = Series(folders, f"{name}training", rank, size)
+        self.of_cells = VersionedFiles(folders, f"{name}cells", rank, size)
+        self.of_training = VersionedFiles(folders, f"{name}training", rank, size)
         self._cut_off = False
 
     def drop(self) -> None:
-        """Forgets all that this rank has kept."""
         self.of_cells.drop()
         self.of_training.drop()
 
     def drop_others(self, prefix: str) -> None:
-        """Removes what others have kept, of any rank, under names that begin so."""
+        """Removes the files of any rank whose names begin with ``prefix``."""
         for folder in self.folders:
             for name in _names(folder):
                 if name.startswith(prefix):
                     _remove(os.path.join(folder, name))
 
     def cut_off(self) -> None:
-        """A training has ended because a rank has left it: who starts it again goes on with it."""
+        """A training has ended because a rank has left it; its next start continues it."""
         self._cut_off = True
 
     def settled(self) -> int:
-        """Waits until nothing is being written.
+        """Waits for the files under way.
 
         Returns:
-            The version that a training which was cut off goes on from, told once; else 0.
+            The version from which an interrupted training continues, once; else 0.
         """
         self.of_cells.wait()
         self.of_training.wait()
@@ -188,7 +186,7 @@ class Kept:
 
 
 def snapshot(values: dict[str, Any], rank: int, *, copy: bool) -> list[memoryview | bytes]:
-    """Values as they are now, with the time, as `Series.write` takes them; arrays may be copied.
+    """The time and the values, pickled for `VersionedFiles.write`; ``copy`` copies arrays too.
 
     Raises:
         UsageError: one of them cannot be pickled.
@@ -227,11 +225,11 @@ def _names(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
     except FileNotFoundError:
-        return []  # somebody has removed it
+        return []  # removed by another process
 
 
 def _remove(path: str) -> None:
     try:
         os.unlink(path)
     except FileNotFoundError:
-        pass  # another rank has done so
+        pass  # removed by another rank

@@ -1,0 +1,457 @@
+"""The state of a rank, and what it knows of the other ranks.
+
+Ranks publish their state on a board in shared memory: a page for each rank, written by its owner
+(except for `ASKED` to `ROUND`) and read by all. A read needs no action of the owner, so it works
+for ranks that compute, that are in a C call, and that have left. Pages of ranks on other hosts are
+copies.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from allranks.records.ranks import compact
+
+if TYPE_CHECKING:
+    from allranks.collectives.calls.call import Call
+
+
+PAGE = 12288
+# `REFUSED` is the number of a call, `REFUSED_OF` its group's number + 1.
+ENTERED, LEFT, FAILED, BROKEN, REFUSED, REFUSED_OF = 0, 1, 2, 3, 4, 5
+ASKED, ASKED_ELSE, LOST, ROUND = 8, 9, 10, 11
+"""Written by other ranks: a question, that the host cannot be reached, and on the page of a host's
+first rank the number of complete exchanges between all hosts."""
+SILENT, ENDED = 1, 2
+"""How a host was lost: it does not answer, or its first rank has ended."""
+ANSWERED, TICKET, EDGE, BEAT, PID, CLOSED, TOLD, ASKING, IDLE = 16, 17, 18, 19, 20, 21, 22, 23, 24
+PORTS = 25
+"""The ports on which the rank's MPI listens, 16 bits each."""
+REASON, WHERE, LINE, WAITING, BROKE = range(5)
+TEXTS_OF_LINES = WHERE, LINE, WAITING, BROKE
+"""Texts that show lines of source."""
+_DIRECTORY = 512
+_PROGRESS, _GROUPS = 1024, 170
+"""Three words for each of this many groups: its number + 1, and this rank's progress in it."""
+GONE = 1 << 62
+"""A scope number above all others: the rank has left for good."""
+
+_TEXTS, _TEXT = 512, 712
+_OTHERS = 8 * ASKED, 8 * ANSWERED
+_FIRST = 8 * EDGE
+
+
+class Board:
+    """The pages of all ranks. Pages of other hosts are written by this host's first rank."""
+
+    SEGMENTS = 256
+    """The most window segments that a rank can publish."""
+
+    def __init__(self, memory: mmap.mmap, ranks: tuple[int, ...], rank: int) -> None:
+        self.memory = memory
+        self.words = memoryview(memory).cast("Q")
+        self.ranks = ranks
+        self._page = {other: index * PAGE for index, other in enumerate(ranks)}
+        self._word = {other: index * PAGE // 8 for index, other in enumerate(ranks)}
+        self.rank = rank
+        self._places: dict[int, int] = {}
+        self._mine = self._word[rank]
+        self.put(PID, os.getpid())
+
+    @staticmethod
+    def nbytes(ranks: int) -> int:
+        return PAGE * ranks
+
+    def move(self, memory: mmap.mmap) -> None:
+        """Moves the board to other memory, where this rank's page is empty."""
+        self.memory, self.words = memory, memoryview(memory).cast("Q")
+        self._places = {}
+        self.put(PID, os.getpid())
+
+    def __contains__(self, rank: int) -> bool:
+        return rank in self._page
+
+    def get(self, rank: int, word: int) -> int:
+        return self.words[self._word[rank] + word]
+
+    def put(self, word: int, value: int) -> None:
+        self.words[self._mine + word] = value
+
+    def ask(self, rank: int, ticket: int, what: int = ASKED) -> None:
+        """Asks a rank for its line, or for its position in another library's collectives."""
+        self.words[self._word[rank] + what] = ticket
+
+    def text(self, rank: int, kind: int) -> str:
+        return text_of(self.memory, kind, self._page[rank])
+
+    def write(self, kind: int, text: str) -> None:
+        """Sets one of this rank's texts, cut to its space."""
+        start, data = self._page[self.rank] + _TEXTS + kind * _TEXT, _packed(text)
+        self.memory[start : start + len(data)] = data
+
+    def note(self, group: int, agreed: int, finished: int) -> None:
+        """Publishes this rank's progress in a group that has no memory of its own.
+
+        It is written before the rank publishes that it has left, and read after that: so a reader
+        sees all calls that the rank has made.
+        """
+        places = self._places
+        place = places.pop(group, -1)
+        if place < 0:
+            # Where there are too many, the place of the group that has been quiet longest.
+            place = len(places) if len(places) < _GROUPS else places.pop(next(iter(places)))
+        places[group] = place
+        at = self._mine + _PROGRESS + 3 * place
+        self.words[at] = 0
+        self.words[at + 1], self.words[at + 2] = agreed, finished
+        self.words[at] = group + 1
+
+    def progress(self, rank: int, group: int) -> tuple[int, int]:
+        """The last call that a rank has agreed on in a group, and the last that it finished."""
+        start = self._word[rank] + _PROGRESS
+        for at in range(start, start + 3 * _GROUPS, 3):
+            if self.words[at] == group + 1:
+                return self.words[at + 1], self.words[at + 2]
+        return 0, 0
+
+    def publish(self, index: int, fd: int, nbytes: int) -> None:
+        """Publishes a segment of this rank's window."""
+        at = self._mine + _DIRECTORY + 2 * index
+        self.words[at + 1] = nbytes
+        self.words[at] = fd
+
+    def segment(self, rank: int, index: int) -> tuple[str, int]:
+        """Path and size of a segment of a rank's window."""
+        at = self._word[rank] + _DIRECTORY + 2 * index
+        return f"/proc/{self.get(rank, PID)}/fd/{self.words[at]}", self.words[at + 1]
+
+    def page(self, rank: int) -> bytes:
+        """A rank's page, for other hosts.
+
+        The numbers are read first: a rank writes everything else before it publishes that it has
+        left.
+        """
+        start = self._page[rank]
+        head = bytearray(self.memory[start : start + _TEXTS])
+        head[slice(*_OTHERS)] = bytes(_OTHERS[1] - _OTHERS[0])
+        texts = self.memory[start + _TEXTS : start + 8 * _DIRECTORY]
+        return bytes(head) + texts + self.memory[start + 8 * _PROGRESS : start + PAGE]
+
+    def show(self, rank: int, page: bytes) -> None:
+        """Writes the page of a rank of another host, in the order in which that rank wrote it."""
+        start, texts = self._page[rank], 8 * _DIRECTORY
+        self.memory[start + 8 * _PROGRESS : start + PAGE] = page[texts:]
+        self.memory[start + _TEXTS : start + texts] = page[_TEXTS:texts]
+        for low, high in ((_FIRST, _TEXTS), (_OTHERS[1], _FIRST), (0, _OTHERS[0])):
+            self.memory[start + low : start + high] = page[low:high]
+
+
+def text_of(memory: mmap.mmap | bytes, kind: int, page: int = 0) -> str:
+    """One of the texts of the page that begins at ``page``."""
+    start = page + _TEXTS + kind * _TEXT
+    length = min(int.from_bytes(memory[start : start + 2], "little"), _TEXT - 2)
+    return memory[start + 2 : start + 2 + length].decode("utf-8", "replace")
+
+
+def with_text(page: bytes, kind: int, text: str) -> bytes:
+    """A copy of a page with another text."""
+    start = _TEXTS + kind * _TEXT
+    return page[:start] + _packed(text).ljust(_TEXT, b"\0") + page[start + _TEXT :]
+
+
+def _packed(text: str) -> bytes:
+    data = text.encode("utf-8", "replace")[: _TEXT - 2]
+    return len(data).to_bytes(2, "little") + data
+
+
+NEWLINE = "\n"
+FINISHED = "finished the cell"
+"""The reason of a rank that left its cell without an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The cell or program that this rank runs, and the ranks that run it too."""
+
+    name: str
+    number: int
+    ranks: frozenset[int] | None
+
+
+_LOST = {
+    SILENT: "its host {} does not answer",
+    ENDED: "the first rank of its host {} has ended",
+}
+PROCESS = Scope("the program", 0, None)
+
+
+@dataclass(slots=True)
+class PeerState:
+    """The state of a rank, as read from the board."""
+
+    entered: int = 0
+    left: int = 0
+    failed: bool = False
+    broken: int = 0
+    reason: str = ""
+    where: str = ""
+    broke: str = ""
+    lost: int = 0
+    """`SILENT` or `ENDED` if its host cannot be reached any more."""
+
+
+class Peers:
+    """Which ranks are in the scope, and why others have left it."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.host_names: tuple[str, ...] = ()
+        """The host name of every rank, if there are several hosts."""
+        self.died: dict[int, str] = {}
+        """How ranks died that have not been replaced, as text that follows the name."""
+
+    def state(self, rank: int) -> PeerState:
+        board = self.board
+        left, broken = board.get(rank, LEFT), board.get(rank, BROKEN)
+        return PeerState(
+            entered=board.get(rank, ENTERED),
+            left=left,
+            failed=bool(board.get(rank, FAILED)),
+            broken=broken,
+            reason=board.text(rank, REASON) if left else "",
+            where=board.text(rank, WHERE) if left else "",
+            broke=board.text(rank, BROKE) if broken else "",
+            lost=board.get(rank, LOST),
+        )
+
+    def progress(self, rank: int, group: int) -> tuple[int, int]:
+        return self.board.progress(rank, group)
+
+    def lost(self, rank: int) -> bool:
+        return rank in self.died or bool(self.board.get(rank, LOST))
+
+    def departure(self, rank: int, scope: Scope, epoch: int) -> tuple[int, str] | None:
+        """Why a rank will never arrive, as text that follows its name; None while it may.
+
+        The number orders reasons: an exception explains more than a later departure because of it.
+        """
+        if rank in self.died:
+            return -1, self.died[rank]
+        if scope.ranks is not None and rank not in scope.ranks:
+            return 1, f"does not run {scope.name} (-r {compact(scope.ranks, '-').replace(' ', '')})"
+        state = self.state(rank)
+        # Numbers on the board are one higher than the scope's: 0 means "never".
+        here = scope.number + 1
+        if state.left >= (here if scope.number else GONE):
+            if state.reason == FINISHED:
+                cell = scope.name.removeprefix("cell ")
+                return 1, FINISHED if cell == "cell" else f"finished {cell}"
+            reason = f" ({state.reason.partition(NEWLINE)[0]})" if state.reason else ""
+            where = f" at {state.where}" if state.where else ""
+            return 0 if state.failed else 1, f"has left {scope.name}{where}{reason}"
+        if scope.number > 0 and state.entered > here:
+            return 1, f"has left {scope.name}"
+        if state.lost:
+            return 0, "cannot be reached: " + _LOST[state.lost].format(self.host_names[rank])
+        if state.broken >> 1 == epoch + 1:
+            return 2, state.broke
+        return None
+
+    def refusal(self, rank: int, call: Call) -> tuple[int, str] | None:
+        """Why a rank will not do its part of a call at which it has arrived, as `departure`."""
+        board = self.board
+        of, number = board.get(rank, REFUSED_OF), board.get(rank, REFUSED)
+        refused = of == call.members.number + 1 and number == call.number
+        return (0, board.text(rank, BROKE)) if refused else None
+
+    def deadlocked(self, rank: int, epoch: int) -> str | None:
+        """The text of a deadlock that this rank has found."""
+        state = self.state(rank)
+        return state.broke if state.broken == (epoch + 1) * 2 + 1 else None
+
+
+class InterruptPipe:
+    """Makes Ctrl-C visible outside the main thread.
+
+    Python runs signal handlers only in the main thread, between two of its steps. While TensorFlow
+    runs a graph there is no such step until the graph ends, and the graph may wait for another rank
+    in a thread of TensorFlow. Python writes signal numbers to a file descriptor at once, if there
+    is one.
+    """
+
+    def __init__(self) -> None:
+        self._read = -1
+
+    def open(self) -> None:
+        """Listens from now on, unless another library does, or this is not the main thread."""
+        if self._read >= 0 or threading.current_thread() is not threading.main_thread():
+            return
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        os.set_blocking(write, False)
+        before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        if before >= 0:
+            signal.set_wakeup_fd(before)
+            os.close(read)
+            os.close(write)
+            return
+        self._read = read
+
+    def received(self) -> bool:
+        """Whether Ctrl-C was pressed since the last call."""
+        try:
+            return self._read >= 0 and signal.SIGINT in os.read(self._read, 4096)
+        except BlockingIOError:
+            return False
+
+
+interrupt_pipe = InterruptPipe()
+
+
+_SPIN_SECONDS = 50e-6
+_SPINS = 300
+"""Polls of a peer's counter that take about `_SPIN_SECONDS`."""
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(f"[allranks] {text}\n")
+
+
+class RankState:
+    """One rank's number, hosts, scope and epoch, and what it publishes on the board."""
+
+    def __init__(self, rank: int, hosts: tuple[int, ...], board: Board) -> None:
+        self.rank, self.size = rank, len(hosts)
+        self.hosts = hosts
+        """The number of each rank's host, counted in the order of the ranks."""
+        self.board = board
+        self.peers = Peers(board)
+        self.shares: tuple[int, ...] = (0,) * len(hosts)
+        """For every rank the first rank with which it shares memory."""
+        self.scope: Scope = PROCESS
+        self.epoch = 0
+        self.checks = True
+        self.late_seconds = 5.0
+        self.doing = ""
+        self.waits: tuple[float, int] | None = None
+        """The start of this rank's wait, by `perf_counter`, and a missing rank."""
+        self.failed = False
+        self.offset_seconds = 0.0
+        """The first rank's host's clock minus this host's."""
+        self.held_requests: dict[int, list[Any]] = {}
+        """Requests of MPI with their buffers: under way, or left by an interrupt."""
+        self.notice: Callable[[str], None] = _to_stderr
+        self._hinted: set[str] = set()
+        self.wake_exchange: Callable[[], None] | None = None
+        """Sends this rank's new state to other hosts at once."""
+        self.nudge: Callable[[], object] | None = None
+        """Lets MPI progress transfers between other ranks: it does so only within its calls."""
+        self.main_thread = threading.get_ident()
+        self._gone = False
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        # With more ranks than cores, a spinning rank takes the core from the rank it waits for.
+        self.spin_seconds = _SPIN_SECONDS if self.local_size <= cores else 0.0
+        self.pending = 0
+        """The number of posted calls that have not ended."""
+        self.spins = _SPINS if self.local_size <= cores else 0
+
+    @property
+    def threaded(self) -> bool:
+        """Whether another thread of this rank may call collectives too."""
+        return False
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        here = self.hosts[self.rank]
+        return tuple(rank for rank, host in enumerate(self.hosts) if host == here)
+
+    @property
+    def local_size(self) -> int:
+        return len(self.local_ranks)
+
+    def hint(self, text: str) -> None:
+        """Gives a notice, the first time only."""
+        if text not in self._hinted:
+            self._hinted.add(text)
+            self.notice(text)
+
+    @property
+    def shared_by_all(self) -> bool:
+        """Whether all ranks share one memory."""
+        return not any(self.shares)
+
+    def sharing(self, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """These ranks, grouped by the memory that they share."""
+        found: dict[int, list[int]] = {}
+        for rank in ranks:
+            found.setdefault(self.shares[rank], []).append(rank)
+        return tuple(map(tuple, found.values()))
+
+    def snapshot_number(self) -> int:
+        """The number of the snapshot of the board that this rank begins now.
+
+        On several hosts it is the number of the last complete exchange between all hosts: a rank
+        whose snapshot has a number has seen everything published before that exchange.
+        """
+        if self.shared_by_all:
+            return self.board.get(self.rank, BEAT) + 1
+        return self.board.get(self.shares[self.rank], ROUND)
+
+    def seen_by(self, snapshot: int, beat: int) -> int:
+        """The number of another rank's snapshot that contains all of this rank's ``snapshot``.
+
+        ``beat`` is the number of that rank's last snapshot.
+        """
+        return beat + 2 if self.shared_by_all else snapshot + 3
+
+    def enter(self, name: str, ranks: tuple[int, ...] | None, number: int) -> None:
+        interrupt_pipe.received()  # drop earlier ones
+        self.scope = Scope(name, number, None if ranks is None else frozenset(ranks))
+        self.board.put(FAILED, 0)
+        self.board.put(ENTERED, number + 1)
+
+    def begin(self) -> None:
+        """Makes the process the scope."""
+        self.enter(PROCESS.name, None, PROCESS.number)
+
+    def asks(self, person: bool) -> None:
+        """Publishes whether this rank waits for typed input."""
+        self.doing = "waiting for what is typed" if person else ""
+        self.board.put(ASKING, int(person))
+
+    def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
+        """Publishes that this rank has left its scope."""
+        self._gone = gone
+        self.board.write(REASON, reason)
+        self.board.write(WHERE, where)
+        self.board.put(FAILED, int(failed))
+        self.board.put(LEFT, GONE if gone else self.scope.number + 1)
+        self.scope = PROCESS
+        if self.wake_exchange is not None:
+            self.wake_exchange()
+
+    def depart(self, reason: str, failed: bool, where: str) -> None:
+        """Leaves for good; the first reason counts."""
+        if self._gone:
+            return
+        self.failed = failed
+        self.leave(reason, failed, where, gone=True)
+
+    def give_up(self, why: str, *, deadlock: bool) -> None:
+        """Publishes that this rank takes no further part in this epoch."""
+        self.board.write(BROKE, why)
+        self.board.put(BROKEN, (self.epoch + 1) * 2 + int(deadlock))
+        if self.wake_exchange is not None:
+            self.wake_exchange()
+
+    def start_over(self, epoch: int) -> None:
+        """Begins a new epoch, in which this rank takes part again."""
+        self.epoch = epoch
+        self.board.put(BROKEN, 0)
