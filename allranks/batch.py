@@ -17,7 +17,7 @@ from allranks import collectives, launched
 from allranks.collectives import world
 from allranks.collectives.start.under_mpi import guard_mpi4py
 from allranks.engine import namespace, pinning, processes
-from allranks.horovod import alias, tensorflow1
+from allranks.horovod import alias
 
 
 def _device() -> str:
@@ -45,7 +45,7 @@ def _begin() -> dict[str, Any]:
         # Without line buffering, ranks write into each other's lines, and long after the print.
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
     alias.install()
-    tensorflow1.install()
+    alias.install_tensorflow()
     if not collectives.is_initialized():
         collectives.init()
         guard_mpi4py(world.current())

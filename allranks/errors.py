@@ -5,22 +5,22 @@ AllranksError
 │   └── InvalidCell           the cell is not valid Python: it was not run on any rank
 ├── MissingDependency         a package or program is missing: the message has the install command
 ├── ClusterError
-│   ├── StartFailed           the ranks did not come up: the message has the launcher's last lines
-│   ├── ClusterLost           ranks died and took the cluster with them
+│   ├── StartFailed           the ranks did not start: the message has the launcher's last lines
+│   ├── ClusterLost           ranks died, and the cluster ended with them
 │   └── WireError             a message between notebook and ranks cannot be read or written
 ├── CellFailed                a cell raised on at least one rank (carries one report per rank)
 │   ├── RankDied              a rank died while it ran the cell; the others keep their variables
 │   ├── CellInterrupted       the cell was interrupted
 │   ├── CellTimeout           the cell exceeded its ``--timeout``
-│   └── MapFailed             items of ``map`` failed (carries what the others returned)
-│       └── MapInterrupted    it was interrupted (a CellInterrupted as well)
+│   └── MapFailed             items of ``map`` failed (carries the results of the others)
+│       └── MapInterrupted    ``map`` was interrupted (a CellInterrupted as well)
 ├── FeatureFailed             a feature failed: its cell fails, the ranks and their variables stay
 └── CollectiveError
     ├── CollectiveMismatch    the ranks passed different arguments to a collective
     ├── RankLeft              a collective can never complete: a rank it needs has left the cell
     │   └── RankLost          a rank it needs has died, or its host cannot be reached
-    ├── StaleHandle           an asynchronous handle outlived its epoch
-    ├── TransportFailed       what moves the data has failed: NCCL, or the GPU itself
+    ├── StaleHandle           an asynchronous handle belongs to an epoch that has ended
+    ├── TransportFailed       NCCL has failed, or the GPU itself
     └── NotInitialized        a collective was called before ``init()``
 
 A message says what was expected, what was found, and what to type next.
@@ -38,7 +38,7 @@ WAITING = "Waiting for it:"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Why a cell ended early on one rank, as a person reads it."""
+    """The reason why a cell ended early on one rank, as text for the notebook."""
 
     rank: int
     host: str
@@ -80,11 +80,11 @@ class ClusterError(_WithoutTraceback):
 
 
 class StartFailed(ClusterError):
-    """The ranks did not come up; the message ends with the launcher's last lines."""
+    """The ranks did not start; the message ends with the launcher's last lines."""
 
 
 class ClusterLost(ClusterError):
-    """One or more ranks died and took the cluster with them."""
+    """One or more ranks died, and the cluster ended with them."""
 
 
 class WireError(ClusterError):
@@ -96,7 +96,7 @@ class CellFailed(AllranksError):
 
     Attributes:
         reports: one :class:`Report` for each rank that did not finish.
-        text: the whole report as a person reads it, with colour codes.
+        text: the whole report as the notebook shows it, with colour codes.
     """
 
     def __init__(self, message: str, text: str = "", reports: Sequence[Report] = ()) -> None:
@@ -125,7 +125,7 @@ class MapFailed(CellFailed):
     """Items of ``Cluster.map`` failed; all others have run.
 
     Attributes:
-        results: what was returned for each item, in their order; None where nothing was.
+        results: the result of each item, in the order of the items; None for an item without one.
         failed: the report of each item that failed, by its number.
     """
 
@@ -142,7 +142,7 @@ class MapFailed(CellFailed):
 
 
 class MapInterrupted(MapFailed, CellInterrupted):
-    """``Cluster.map`` was interrupted; what had finished is in ``results``."""
+    """``Cluster.map`` was interrupted; ``results`` has the items that had finished."""
 
 
 class FeatureFailed(AllranksError):
@@ -170,7 +170,7 @@ class StaleHandle(CollectiveError):
 
 
 class TransportFailed(CollectiveError):
-    """What moves a collective's data has failed: NCCL, or the GPU itself."""
+    """NCCL, which moves a collective's data, has failed, or the GPU itself."""
 
 
 class NotInitialized(CollectiveError, ValueError):

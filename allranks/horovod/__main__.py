@@ -7,7 +7,7 @@ import runpy
 import sys
 
 from allranks.errors import UsageError
-from allranks.horovod import tensorflow1
+from allranks.horovod import alias
 
 _USAGE = "mpiexec -n 4 python -m allranks.horovod train.py"
 
@@ -22,7 +22,7 @@ def main() -> None:
     if not arguments or not os.path.isfile(arguments[0]):
         found = f"found {arguments[0]!r}" if arguments else "found none"
         raise UsageError(f"expected a script, {found}. Type for example: {_USAGE}")
-    tensorflow1.install()
+    alias.install_tensorflow()
     sys.argv = arguments
     sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
     runpy.run_path(arguments[0], run_name="__main__")

@@ -1,17 +1,27 @@
-"""``import horovod`` finds allranks where Horovod itself is not installed. Standard library only.
+"""The modules that ``import horovod`` and ``import tensorflow`` find. Standard library only.
 
-An installed Horovod has priority: this finder handles ``horovod`` only if no other finder finds it.
-The modules below it are found here first, because another finder would load a second copy of a
-module that is already loaded under its name in allranks.
+**horovod.** An installed Horovod has priority: this finder handles ``horovod`` only if no other
+finder finds it. The modules below it are found here first, because another finder would load a
+second copy of a module that is already loaded under its name in allranks.
+
+**tensorflow.** With ``ALLRANKS_TENSORFLOW=1``, ``import tensorflow`` means version 1 in cells and
+scripts. TensorFlow 2 contains version 1 as ``tensorflow.compat.v1``, but a script for version 1 has
+the line ``import tensorflow as tf``. Packages, TensorFlow's own and Keras among them, still get
+version 2.
 """
 
 from __future__ import annotations
 
+import builtins
+import functools
 import importlib
 import importlib.abc
 import importlib.util
+import os
+import site
 import sys
-from collections.abc import Sequence
+import sysconfig
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -23,6 +33,8 @@ from allranks.records import settings
 
 # `on`; `name`: lines for older versions of TensorFlow and Keras do not work; or `off`.
 SETTING = "ALLRANKS_HOROVOD"
+# `1` or `2`: the version that `import tensorflow` means outside of packages.
+TENSORFLOW_SETTING = "ALLRANKS_TENSORFLOW"
 
 _PACKAGE = __name__.rpartition(".")[0]
 _COMMON = "allranks.horovod.common"
@@ -72,6 +84,8 @@ _KERAS_MODULES = (
     "keras.preprocessing.image",
     "keras.preprocessing.sequence",
 )
+_V1 = "tensorflow.compat.v1"
+_import = builtins.__import__
 
 
 def _look_up_in_tensorflow(module: ModuleType) -> None:
@@ -213,3 +227,72 @@ def uninstall() -> None:
         return
     for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:
         del sys.modules[name]
+
+
+def install_tensorflow() -> bool:
+    """Makes ``import tensorflow`` import the version that the environment asks for.
+
+    Returns:
+        Whether that is version 1.
+
+    Raises:
+        UsageError: ``ALLRANKS_TENSORFLOW`` is neither 1 nor 2.
+    """
+    version = settings.chosen(TENSORFLOW_SETTING, ("1", "2"), "2")
+    # Not by sys.modules["tensorflow"], because packages find version 2 there.
+    if version == "1":
+        builtins.__import__ = _import_version_1
+    return version == "1"
+
+
+def _import_version_1(
+    name: str,
+    globals: Mapping[str, object] | None = None,
+    locals: Mapping[str, object] | None = None,
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> ModuleType:
+    if level or name.partition(".")[0] != "tensorflow" or name.startswith(_V1):
+        return _import(name, globals, locals, fromlist or (), level)
+    # TensorFlow's own files call `__import__(name)` without globals: use those of the caller.
+    if _is_in_package(sys._getframe(1).f_globals if globals is None else globals):
+        return _import(name, globals, locals, fromlist or (), level)
+    module = _version_1()
+    if name == "tensorflow":
+        return module
+    # ``import tensorflow.x.y`` binds ``tensorflow``; ``from tensorflow.x import z`` wants ``x``.
+    inner: Any = module
+    for part in name.split(".")[1:]:
+        inner = getattr(inner, part, None)
+    if inner is None:
+        return _import(name, globals, locals, fromlist or (), level)
+    return inner if fromlist else module
+
+
+def _version_1() -> ModuleType:
+    first = _V1 not in sys.modules
+    module = importlib.import_module(_V1)
+    if first or module.executing_eagerly():
+        logger = module.get_logger()
+        level = logger.level
+        # TensorFlow warns here that version 1 is old, and the user has not called this function.
+        logger.setLevel("ERROR")
+        module.disable_v2_behavior()
+        logger.setLevel(level)
+    return module
+
+
+def _is_in_package(globals: Mapping[str, object]) -> bool:
+    """Returns whether the importing code is in an installed package, or has no file."""
+    if globals.get("__name__") == "__main__":
+        return False
+    file = globals.get("__file__")
+    return not isinstance(file, str) or file.startswith(_package_folders())
+
+
+@functools.cache  # not at import, because sysconfig takes milliseconds
+def _package_folders() -> tuple[str, ...]:
+    here = os.path.abspath(__file__)
+    folders = {*site.getsitepackages(), site.getusersitepackages()}
+    folders |= {sysconfig.get_path("stdlib"), sysconfig.get_path("platlib")}
+    return (*folders, os.path.dirname(os.path.dirname(here)))

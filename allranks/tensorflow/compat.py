@@ -2,7 +2,7 @@
 
 Scripts that import Horovod by its own name get this automatically; ``ALLRANKS_HOROVOD=name`` leaves
 TensorFlow and Keras unchanged. Eager execution stays on, as Keras 3 needs it: a script that builds
-graphs of TensorFlow 1 needs ``ALLRANKS_TENSORFLOW=1`` (see `allranks.horovod.tensorflow1`). Runs in
+graphs of TensorFlow 1 needs ``ALLRANKS_TENSORFLOW=1`` (see `allranks.horovod.alias`). Runs in
 every rank.
 """
 

@@ -303,7 +303,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 "elastic.run needs a function whose first argument is its state: found "
                 f"{state!r:.60}. Pass for instance KerasState(model, batch=0)"
             )
-        with _resumed(state, getattr(func, "__qualname__", "run")):
+        with _keeping_commits(state, getattr(func, "__qualname__", "run")):
             return attempt(state, *args, **kwargs)
 
     def attempt(state: State, *args: Any, **kwargs: Any) -> Any:
@@ -330,7 +330,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 
 
 @contextmanager
-def _resumed(state: State, name: str) -> Iterator[None]:
+def _keeping_commits(state: State, name: str) -> Iterator[None]:
     """Keeps the state's commits outside the ranks, for the training of this name.
 
     If a rank's death has ended a training of this name, the state becomes its last commit.
@@ -342,7 +342,7 @@ def _resumed(state: State, name: str) -> Iterator[None]:
         return
     series = this.variable_store.of_training
     series.settle()  # a commit of an earlier training may not be written completely yet
-    _begin(this, state, name)
+    _load_last_commit(this, state, name)
     state._training = name
     try:
         yield
@@ -361,7 +361,7 @@ def _resumed(state: State, name: str) -> Iterator[None]:
         state._training = ""
 
 
-def _begin(this: world.World, state: State, name: str) -> None:
+def _load_last_commit(this: world.World, state: State, name: str) -> None:
     """Loads the commit of an interrupted training on all ranks or on none, and reports it."""
     assert this.variable_store is not None
     series = this.variable_store.of_training

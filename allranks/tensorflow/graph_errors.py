@@ -29,11 +29,11 @@ _numbers = itertools.count(1)
 _kept: OrderedDict[int, BaseException] = OrderedDict()
 
 
-def _with_tensorflows(error: type[Exception], tensorflows: type[Exception]) -> Any:
+def _with_tensorflow_error(error: type[Exception], tensorflow_error: type[Exception]) -> Any:
     """Returns a subclass of both errors with the name of the first."""
 
     def __init__(self: Any, message: str) -> None:
-        tensorflows.__init__(self, None, None, message)
+        tensorflow_error.__init__(self, None, None, message)
 
     def __reduce__(self: Any) -> Any:
         return type(self), (self.message,)
@@ -44,12 +44,14 @@ def _with_tensorflows(error: type[Exception], tensorflows: type[Exception]) -> A
         "__init__": __init__,
         "__reduce__": __reduce__,
     }
-    return type(error.__name__, (error, tensorflows), members)
+    return type(error.__name__, (error, tensorflow_error), members)
 
 
-CollectiveMismatch = _with_tensorflows(errors.CollectiveMismatch, tf.errors.FailedPreconditionError)
-RankLeft = _with_tensorflows(errors.RankLeft, tf.errors.UnknownError)
-UsageError = _with_tensorflows(errors.UsageError, tf.errors.InvalidArgumentError)
+CollectiveMismatch = _with_tensorflow_error(
+    errors.CollectiveMismatch, tf.errors.FailedPreconditionError
+)
+RankLeft = _with_tensorflow_error(errors.RankLeft, tf.errors.UnknownError)
+UsageError = _with_tensorflow_error(errors.UsageError, tf.errors.InvalidArgumentError)
 
 _PUBLIC: dict[type[BaseException], Any] = {
     kind.__mro__[1]: kind for kind in (CollectiveMismatch, RankLeft, UsageError)

@@ -59,10 +59,10 @@ def call_on_arrays(
     Returns:
         A tensor for each output; an eager one is on the device of the first tensor.
     """
-    meet = devices or [HOST] * len(tensors)
+    places = devices or [HOST] * len(tensors)
 
     def call(*eager: Any) -> list[Any]:
-        made = function(*map(_array_or_tensor, eager, meet))
+        made = function(*map(_array_or_tensor, eager, places))
         device = eager[0].device if eager else ""
         return [_to_tensor(each, device) for each in made]
 
@@ -77,10 +77,10 @@ def call_on_arrays(
     # Both kinds of function are stateful, so tf.function keeps the order of their calls. A
     # numpy_function gets copies in host memory. A py_function costs more, but gets the tensors on
     # their devices.
-    stays = not version_1 and any(map(_may_stay_on_gpu, meet))
-    in_graph, act = (tf.py_function, call) if stays else (tf.numpy_function, function)
-    results = in_graph(
-        graph_errors.carried(act), list(tensors), [spec.dtype for spec in outputs], name=valid
+    stays = not version_1 and any(map(_may_stay_on_gpu, places))
+    operation, called = (tf.py_function, call) if stays else (tf.numpy_function, function)
+    results = operation(
+        graph_errors.carried(called), list(tensors), [spec.dtype for spec in outputs], name=valid
     )
     # The result of a Python function has no static shape in a graph.
     for result, spec in zip(results, outputs, strict=True):

@@ -88,7 +88,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
 
     Args:
         root_rank: a rank of the world, the same on every rank.
-        device: accepted.
+        device: ignored.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -235,19 +235,19 @@ def _check_alike(described: list[Any], process_set: ProcessSet) -> None:
     """Checks that all ranks have variables of the same shapes and dtypes. Collective."""
     every = collectives.allgather_object(described, process_set=process_set)
     counts = {len(one) for one in every}
-    brought: dict[str, list[int]] = {}
+    ranks_by_text: dict[str, list[int]] = {}
     for rank, one in zip(process_set.ranks, every, strict=True):
         if len(counts) > 1:
-            what = f"{len(one)} variables"
+            text = f"{len(one)} variables"
         else:
             at = next((i for i in range(len(one)) if len({e[i][1:] for e in every}) > 1), None)
             if at is None:
                 return
             name, shape, dtype = one[at]
-            what = f"{name} of shape {shape} and dtype {dtype} at place {at}"
-        brought.setdefault(what, []).append(rank)
-    if len(brought) > 1:
-        found = ", ".join(f"{label(ranks)} {what}" for what, ranks in brought.items())
+            text = f"{name} of shape {shape} and dtype {dtype} at place {at}"
+        ranks_by_text.setdefault(text, []).append(rank)
+    if len(ranks_by_text) > 1:
+        found = ", ".join(f"{label(ranks)} {text}" for text, ranks in ranks_by_text.items())
         raise CollectiveMismatch(
             f"broadcast_variables needs the same variables on every rank: found {found}. "
             "Build the model and its optimizer on every rank before the broadcast."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allranks.engine.features import RankFeature
-from allranks.horovod import alias, tensorflow1
+from allranks.horovod import alias
 
 
 class HorovodAlias(RankFeature):
@@ -12,7 +12,7 @@ class HorovodAlias(RankFeature):
     def starting(self) -> None:
         """Installs both names."""
         alias.install()
-        tensorflow1.install()
+        alias.install_tensorflow()
 
 
 FEATURE = HorovodAlias
