@@ -6,8 +6,8 @@ import tempfile
 
 import pytest
 
+from allranks import Cluster
 from allranks.cluster import devices, folders, launchers
-from allranks.cluster.cluster import Cluster
 from allranks.cluster.launchers import addresses, lsf, pbs, registry, slurm
 from allranks.cluster.launchers.batch import parse_batch
 from allranks.cluster.launchers.launcher import Host

@@ -13,7 +13,6 @@ from mpi4py import MPI
 
 import allranks.collectives as c
 from allranks.collectives.ops.point_to_point import Op
-from allranks.collectives.world import current
 from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle, UsageError
 
 RANKS = range(c.size())
@@ -277,7 +276,7 @@ def test_the_communicator_of_all_ranks_looks_like_mpis_own():
 
 
 def test_a_rank_by_itself_has_a_communicator_of_its_own():
-    alone = current().mpi.alone
+    alone = c.world.current().mpi.alone
     assert alone.allgather(c.rank()) == [c.rank()]
     request = alone.isend("to myself", 0)
     assert alone.recv(source=0) == "to myself"

@@ -16,7 +16,6 @@ import pytest
 from mpi4py import MPI
 
 import allranks.collectives as c
-from allranks.collectives.world import current
 
 pytest.register_assert_rewrite("libraries")
 
@@ -49,7 +48,7 @@ def pytest_exception_interact(node: pytest.Item, report: pytest.TestReport) -> N
 def everybody(flag: bool, seconds: float = 60) -> bool:
     """True where the flag is set on any rank; what an engine does between two cells."""
     mine, total = np.array([flag], np.uint8), np.zeros(1, np.uint8)
-    communicators = current().mpi
+    communicators = c.world.current().mpi
     assert communicators is not None
     request = communicators.pristine.Iallreduce(mine, total, MPI.MAX)
     end = time.monotonic() + seconds

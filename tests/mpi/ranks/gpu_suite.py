@@ -21,7 +21,6 @@ import pytest
 from conftest import in_a_cell, interrupted_after, odd
 
 import allranks.collectives as c
-from allranks.collectives import world
 from allranks.collectives.gpu import dlpack
 from allranks.collectives.world.variable_store import VariableStore
 from allranks.errors import CollectiveMismatch, RankLeft, TransportFailed, UsageError
@@ -306,12 +305,12 @@ def test_every_epoch_has_a_communicator_of_its_own():
         pytest.skip("NCCL needs a GPU for each rank")
 
     c.allreduce(ones())
-    first = world.current().groups[0].gpu
+    first = c.world.current().groups[0].gpu
     c.allreduce(ones())
-    assert world.current().groups[0].gpu is first
+    assert c.world.current().groups[0].gpu is first
     c.renew()
     c.allreduce(ones())
-    assert world.current().groups[0].gpu is not first
+    assert c.world.current().groups[0].gpu is not first
 
 
 @fake_only
@@ -514,7 +513,7 @@ def test_connecting_can_be_left(slow):
 def forget_blocks() -> Any:
     """This rank's GPU, without pinned blocks."""
     c.allreduce(ones())
-    gpu = world.current().gpu
+    gpu = c.world.current().gpu
     assert gpu is not None
     c.renew()
     for number in list(gpu.blocks):
@@ -530,7 +529,7 @@ def test_memory_that_cannot_be_pinned_is_replaced_and_it_is_said(monkeypatch):
     if without:
         monkeypatch.setenv("ALLRANKS_FAKE_PIN", "no")
     said: list[str] = []
-    monkeypatch.setattr(world.current(), "notice", said.append)
+    monkeypatch.setattr(c.world.current(), "notice", said.append)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = c.allreduce(ones(3_000_000), c.Sum, transport="staged")
@@ -548,7 +547,7 @@ def test_groups_pin_pages_of_their_own_and_give_them_back(sets, monkeypatch):
     gpu = forget_blocks()
     before = list(runtime.registered)
     said: list[str] = []
-    monkeypatch.setattr(world.current(), "notice", said.append)
+    monkeypatch.setattr(c.world.current(), "notice", said.append)
     for chosen in sets.values():
         c.allreduce(ones(), transport="staged", process_set=chosen)
     assert said == []
@@ -640,7 +639,7 @@ def test_calls_use_events_that_are_there(transport):
 @pytest.mark.parametrize("transport", [None, "staged"])
 def test_events_of_a_call_that_was_left_mark_nothing_else(transport, monkeypatch):
     next_cell_works()
-    gpu, gate = world.current().gpu, cupy.cuda.Event()
+    gpu, gate = c.world.current().gpu, cupy.cuda.Event()
     assert gpu is not None
     awaited: list[tuple[Any, Any]] = []
     wait = gpu.wait
@@ -738,7 +737,7 @@ def test_the_fake_refuses_to_become_numpys():
 
 @one_host
 def test_what_is_kept_of_a_gpu_is_as_it_is_when_its_work_is_done(tmp_path, monkeypatch):
-    this = world.current()
+    this = c.world.current()
     folder = c.broadcast_object(str(tmp_path))
     weights = cupy.asarray(np.arange(3.0) + c.rank())
     names = {"weights": weights}

@@ -18,7 +18,6 @@ import pytest
 from conftest import PATIENCE_SECONDS, everybody, in_a_cell, interrupted_after, odd, until
 
 import allranks.collectives as c
-from allranks.collectives import world
 from allranks.collectives.gpu import nccl as transport
 from allranks.collectives.gpu.nccl_order import NcclCallOrder
 from allranks.collectives.start import under_mpi
@@ -110,7 +109,7 @@ def test_an_interrupt_between_agreeing_and_launching_frees_the_others(dtype, mon
 
 def test_a_rank_leaves_while_another_computes_and_aborts_nothing():
     next_cell_works()
-    this = world.current()
+    this = c.world.current()
 
     def cell() -> None:
         if odd():
@@ -233,13 +232,13 @@ def test_a_rank_that_leaves_a_set_frees_those_that_wait_behind_its_call(pair, ta
             monkeypatch.undo()
             raise ValueError("before synchronize")
         if odd():
-            posted, order = post(), world.current().gpu.call_order
+            posted, order = post(), c.world.current().gpu.call_order
             until(lambda: posted.poll() or tail.process_set_id in order._calls)
             monkeypatch.setattr(NcclCallOrder, "enter", telling)
         if pair.included():
             summed(process_set=pair)
 
-    raw = world.current().mpi.pristine
+    raw = c.world.current().mpi.pristine
     error = in_a_cell(cell)
     for sent in told:
         sent.Wait()
@@ -265,7 +264,7 @@ def test_a_group_that_is_dropped_after_a_broadcast_has_served_the_others(request
         mine = ones(1_000_000) * float(c.rank() + 1)
         found = c.broadcast(mine, 0, transport="nccl")
         if c.rank() == 0:
-            world.current().groups[0].abandon()
+            c.world.current().groups[0].abandon()
         assert (host(found) == 1).all()
 
     assert in_a_cell(cell) is None
@@ -283,7 +282,7 @@ def test_a_set_that_is_removed_leaves_no_communicator(tail):
             summed(process_set=tail)
         before = len(nccl.aborted)
         c.remove_process_set(tail)
-        world.current().gpu.aborts.wait(PATIENCE_SECONDS)
+        c.world.current().gpu.aborts.wait(PATIENCE_SECONDS)
         assert len(nccl.aborted) == before + (c.rank() in (1, 2))
         summed()
 
@@ -349,7 +348,7 @@ def test_who_connects_for_long_says_so_where_warnings_are_errors(monkeypatch):
 
     c.renew()
     said: list[str] = []
-    monkeypatch.setattr(world.current(), "notice", said.append)
+    monkeypatch.setattr(c.world.current(), "notice", said.append)
     monkeypatch.setattr(transport, "_TOLD_SECONDS", 0.1)
     if odd():
         nccl.slow_seconds.append(0.5)
@@ -375,7 +374,7 @@ def test_without_room_for_a_thread_calls_fail_and_aborts_wait(monkeypatch):
     assert "can't start new thread" in str(error)
     monkeypatch.undo()
     c.renew()
-    gpu = world.current().gpu
+    gpu = c.world.current().gpu
     assert gpu is not None
     gpu.aborts.wait(PATIENCE_SECONDS)
     assert len(nccl.aborted) == before + 1
@@ -404,7 +403,7 @@ def test_a_launch_that_is_refused_says_so():
 
 def test_aborts_leave_no_thread():
     c.renew()
-    gpu = world.current().gpu
+    gpu = c.world.current().gpu
     assert gpu is not None
     gpu.aborts.wait(PATIENCE_SECONDS)
     until(lambda: "allranks-nccl-abort" not in [t.name for t in threading.enumerate()])

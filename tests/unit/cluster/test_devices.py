@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from allranks import Cluster
 from allranks.cluster import devices
-from allranks.cluster.cluster import Cluster
 from allranks.errors import UsageError
 
 FAKE = str(Path(__file__).resolve().parents[2] / "fakes" / "nvml")
