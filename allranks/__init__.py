@@ -21,6 +21,10 @@ __all__ = ["Cluster", "load_ipython_extension", "run", "unload_ipython_extension
 
 def __getattr__(name: str) -> Any:
     # Imported at the first use, so that `import allranks` stays fast.
+    if name in ("Cluster", "run"):
+        from allranks.notebook import load_features
+
+        load_features()
     if name == "Cluster":
         from allranks.ensemble.mapping import Cluster
 
@@ -37,7 +41,9 @@ def __getattr__(name: str) -> Any:
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Adds ``%%distributed``, ``%distributed`` and ``%%ensemble`` to IPython."""
     from allranks.magics.extension import load
+    from allranks.notebook import load_features
 
+    load_features()
     load(shell)
 
 

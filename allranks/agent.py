@@ -1,7 +1,7 @@
 """The host agent's entry: one process on each host, which starts and ends the ranks there.
 
-It runs in no rank, but ranks are forked from it, with the features that it has loaded. No
-other module imports both the core and the features.
+It runs in no rank, but ranks are forked from it, with the features that it has loaded.
+`allranks.notebook` is the same for the notebook.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A feature is an object whose class overrides some hooks of a base class: of
 `allranks.engine.features.RankFeature` on a rank, of `allranks.engine.features.HostFeature` in the
-agent of a host. `allranks.features` lists them; `allranks.engine.features` says when each hook is
-called.
+agent of a host, of `allranks.cluster.features.NotebookFeature` in the notebook. `allranks.features`
+lists them; the modules of the base classes say when each hook is called.
 """
 
 from __future__ import annotations

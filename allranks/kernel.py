@@ -15,5 +15,7 @@ if TYPE_CHECKING:
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Loads the extension allranks, and sends every cell to the ranks."""
     from allranks.magics.extension import load_kernel
+    from allranks.notebook import load_features
 
+    load_features()
     load_kernel(shell)

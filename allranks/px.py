@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Adds the magics of allranks, and ``%%px`` and the other magics of `allranks.magics.px`."""
     from allranks.magics.extension import load
+    from allranks.notebook import load_features
 
+    load_features()
     load(shell, px=True)
 
 

@@ -22,12 +22,10 @@ from allranks.records.ranks import label
 from allranks.records.wire import (
     Interrupt,
     Output,
-    Prompt,
     Reply,
     Result,
     RunCell,
     RunMember,
-    Typed,
 )
 
 
@@ -276,9 +274,6 @@ def _problem(got: AnswersSoFar) -> str:
 
 
 _rank_of = attrgetter("rank")
-_IN_AN_ENSEMBLE = (
-    "cannot ask for input in an ensemble: run the member's cell with %%distributed -r 0"
-)
 _DETACHED_SECONDS = 10.0
 """How long the next cell waits for one that was interrupted and left."""
 _REPLY_SECONDS = 1.0
@@ -405,6 +400,7 @@ class Cells:
             yield
         except BaseException:
             self._running, self._left = None, run
+            self._ranks.hooks.cell_abandoned()
             if not self._ranks.closed:
                 run.interrupt()
             raise
@@ -448,9 +444,6 @@ class Cells:
 
     def take(self, record: CellRecord, payloads: list[bytes]) -> None:
         """Takes in what a rank tells of a cell."""
-        if isinstance(record, Prompt) and self._crew is not None:
-            self._ranks.send((record.rank,), Typed(record.cell, record.number, "", _IN_AN_ENSEMBLE))
-            return
         if self._crew is not None and self._crew.take(record, payloads):
             return
         if self._running is not None and record.cell == self._running.cell:

@@ -14,10 +14,10 @@ from allranks.cluster import devices, launchers, variables
 from allranks.cluster.cells import Cells, MemberSlots
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import RankStatus, plain, read_status
+from allranks.cluster.features import NotebookHooks
 from allranks.cluster.kept import AfterCells, KeptFolders, keep_here, listed, restored
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.options import check_preload, check_source, check_timeout, choose_size
-from allranks.cluster.profiling import Profiling
 from allranks.cluster.run import CellRun, View
 from allranks.cluster.sessions import AttachedHostAgent
 from allranks.cluster.sharing import DetachedCell
@@ -31,7 +31,6 @@ from allranks.records.requests import end_of
 from allranks.records.wire import Answer, Hello, RunCell
 from allranks.widgets.dashboard.view import text_view
 from allranks.widgets.displays import ProgressLine
-from allranks.widgets.text import NOTEBOOK, front_end
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -46,9 +45,9 @@ _RESTORE_SECONDS = 120.0
 _OF_THE_PACKAGE = {
     "ask", "ask_soon", "attach", "catch_up", "connection_information", "count", "crew",
     "failed_first", "follow", "goes_on",
-    "gpu_notices", "hellos", "is_profiled", "is_up", "keeping", "lend", "lends", "let_go",
+    "gpu_notices", "hellos", "hooks", "is_up", "keeping", "lend", "lends", "let_go",
     "log_end", "news",
-    "profile", "session_dir", "show_late", "stay", "stays", "submit", "take_over", "wait",
+    "session_dir", "show_late", "stay", "stays", "submit", "take_over", "wait",
     "wait_awaited",
 }  # fmt: skip
 
@@ -117,7 +116,8 @@ class Cluster:
         self._kept: KeptFolders | None = None
         self._connection: Connection | None = None
         self._cells = Cells()
-        self._profiling: Profiling | None = None
+        self.hooks = NotebookHooks()
+        """Those of the features; a notebook's clusters share one object."""
 
     @property
     def gpu_notices(self) -> list[str]:
@@ -152,6 +152,7 @@ class Cluster:
             self.launcher,
             self.preload,
             self._cells.take,
+            self.hooks,
             self._kept.paths if self._kept is not None else (),
         )
         self._cells.begin(self._connection)
@@ -260,7 +261,13 @@ class Cluster:
         """
         config = taken.config
         self._connection = Connection(
-            self.size, self._pins, self.launcher, self.preload, self._cells.take, taken=taken
+            self.size,
+            self._pins,
+            self.launcher,
+            self.preload,
+            self._cells.take,
+            self.hooks,
+            taken=taken,
         )
         self._connection.healing = self.healing
         left = DetachedCell.of(self._connection.attach())
@@ -281,7 +288,6 @@ class Cluster:
 
     def follow(self, left: DetachedCell, view: View) -> CellRun:
         """Returns the cell that the ranks were left with, in flight and from its beginning."""
-        self._ranks.widget_proxies.drawn = front_end() == NOTEBOOK
         run = CellRun(left.cell, left.ranks, self._ranks, view, None)
         self._ranks.sharing.follow(left)
         self._cells.follow(run)
@@ -445,7 +451,6 @@ class Cluster:
         chosen = among(ranks, self.size)
         check_timeout(timeout)
         view = view or text_view(chosen, self.log_dir)
-        self._ranks.widget_proxies.drawn = front_end() == NOTEBOOK
         count = self._ready(chosen, view)
         for line in self.news:
             view.notice(line)
@@ -461,30 +466,9 @@ class Cluster:
         )
         self.goes_on = 0
         run = CellRun(count, chosen, self._ranks, view, timeout)
-        run.profiling, self._profiling = self._profiling, None
-        if run.profiling is not None:
-            run.profiling.begin(chosen, self._ranks)
         with self._cells.attended(run):
             self._cells.send(cell, run, *([call] if call else []))
         return run
-
-    @property
-    def is_profiled(self) -> bool:
-        """Whether a profile of the cell that runs is being taken."""
-        running = self._cells.running
-        return running is not None and running.profiling is not None and not running.profiling.over
-
-    def profile(self, profiling: Profiling) -> bool:
-        """Has the cell that runs profiled, else the next one; returns whether one runs.
-
-        May be called from another thread, as a notebook's subshell.
-        """
-        running = self._cells.running
-        if running is not None:
-            running.profiling = profiling
-        else:
-            self._profiling = profiling
-        return running is not None
 
     def _ready(self, chosen: Iterable[int], view: View) -> int:
         """Makes ranks ready for a cell; returns its number. Some may die of what they have left."""
@@ -551,11 +535,19 @@ class Cluster:
                 run.view.finish()
                 if self.stays or self._shared:
                     self.ask_soon(requests.SEEN, {"cell": run.cell}, lambda _: None)
-                if run.profiling is not None and self.state == "running":
-                    run.profiling.finish(self._ranks)
+                if self.state == "running":
+                    self.hooks.cell_finished()
         if run.failed_first is not None:
             self.failed_first = run.failed_first
-        run.check()
+        failed = self.hooks.take_failure()
+        try:
+            run.check()
+        except CellFailed as error:
+            if failed is not None:
+                error.add_note(str(failed))
+            raise
+        if failed is not None:
+            raise failed
         return run
 
     def _heal_after(self, run: CellRun) -> None:
@@ -814,7 +806,7 @@ class Cluster:
             UsageError: they are busy.
         """
         self.catch_up()
-        self._ranks.widget_proxies.drawn = front_end() == NOTEBOOK
+        self.hooks.ensemble_started()
         with self._cells.crew(ranks_each) as crew:
             yield crew
 

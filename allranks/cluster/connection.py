@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from allranks.cluster import failures
 from allranks.cluster.failures import CellRecord, RankRegistry
+from allranks.cluster.features import ClusterContext, NotebookHooks
 from allranks.cluster.folders import ConnectionFiles
 from allranks.cluster.host_agent import HostAgent, MultiHostAgents, open_wire
 from allranks.cluster.launchers.addresses import ANY_PORTS
@@ -40,7 +41,6 @@ from allranks.records import requests
 from allranks.records.config import CLIENTS_RANKS
 from allranks.records.ranks import label
 from allranks.records.wire import Answer, Ask, Died, Hello, Record
-from allranks.widgets.widget_proxies import WidgetProxies
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -69,6 +69,7 @@ class Connection:
         launcher: what starts them.
         preload: modules that they begin with.
         of_cell: called with what ranks write, and with their replies.
+        hooks: those of the notebook's features.
         kept_dirs: the folders of what they keep.
         taken: instead, what another notebook has started, to be attached to.
     """
@@ -80,6 +81,7 @@ class Connection:
         launcher: AnyLauncher,
         preload: tuple[str, ...],
         of_cell: OfCell,
+        hooks: NotebookHooks,
         kept_dirs: tuple[str, ...] = (),
         taken: AttachedHostAgent | None = None,
     ) -> None:
@@ -108,10 +110,10 @@ class Connection:
         self.healing = "on"
         self.in_crew = False
         # The threads behind these must not hold the connection: it ends when nobody else does.
-        widget_proxies = self.widget_proxies = WidgetProxies()
+        self.hooks = hooks
 
         def deliver(record: Record, payloads: list[bytes]) -> None:
-            left = widget_proxies.sift(record, payloads)
+            left = hooks.message_arriving(record, payloads)
             if left is not None:
                 inbox.put(FromRank(left, payloads))
 
@@ -125,7 +127,8 @@ class Connection:
             self._wire, self._config = open_wire(
                 launcher, size, gpus, preload, kept_dirs, deliver, unread
             )
-        widget_proxies.send = self._wire.send
+        # Not a method of this object: the features must not keep the connection alive.
+        hooks.started(ClusterContext(size, self._wire.send))
         #: What notebooks are told that watch this one.
         self.sharing = self._wire.sharing
         #: Whether another process can take the place of a rank that dies.
@@ -255,7 +258,7 @@ class Connection:
             why: why they are lost.
         """
         self.state, self.lost_because = state, why
-        self.widget_proxies.close()
+        self.hooks.stopped()
         for nursery in self._nurseries if self.roster.ends else ():
             # As long as it is not ended from here.
             self._cause = self._cause or nursery.why_ended()
@@ -362,7 +365,7 @@ class Connection:
         """Leaves the ranks to another notebook."""
         self.state = "stopped"
         self.lost_because = "this notebook is detached from the ranks. Type: %distributed attach"
-        self.widget_proxies.close()
+        self.hooks.stopped()
         self._finalizer.detach()
         for client in self._clients:
             client.close()
@@ -506,6 +509,8 @@ class Connection:
             elif isinstance(record, CellRecord):
                 self.roster.told(record)
                 self._of_cell(record, event.payloads)
+            else:
+                self.hooks.message_received(record, event.payloads)
         elif isinstance(event, FromHostAgent):
             if event.name == "connection":
                 self._ipyparallel = event.fields
@@ -545,6 +550,7 @@ class Connection:
             roster.ends.append(end)
             return
         again = roster.died(end)
+        self.hooks.rank_died(end.rank)
         if roster.left:
             self.send(roster.left, Died(end.rank, roster.how(end)))
             if not again:

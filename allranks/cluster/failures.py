@@ -21,7 +21,7 @@ from allranks.errors import WAITING, CellTimeout, Report
 from allranks.records.ranks import label
 from allranks.records.requests import end_of
 from allranks.records.telemetry import Pulse, Telemetry
-from allranks.records.wire import Hello, Output, Prompt, Reply, Result
+from allranks.records.wire import Hello, Output, Reply, Result
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 #: What a traceback calls the error: in its first line, and in its last.
@@ -370,7 +370,7 @@ def log_tail(path: str, offset: int = 0) -> str:
     return "\n".join(unsent_log(path, offset).strip().splitlines()[-_TAIL_LINES:])
 
 
-CellRecord = Output | Prompt | Reply | Result | Telemetry
+CellRecord = Output | Reply | Result | Telemetry
 
 
 class RankRegistry:

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from allranks.cluster import failures, variables
 from allranks.cluster.connection import Connection
-from allranks.cluster.profiling import Profiling
-from allranks.cluster.prompts import Prompts
+from allranks.cluster.features import CellContext
 from allranks.errors import (
     CellFailed,
     CellInterrupted,
@@ -22,8 +21,7 @@ from allranks.errors import (
 from allranks.records import requests
 from allranks.records.ranks import label
 from allranks.records.telemetry import Pulse, Telemetry
-from allranks.records.wire import Answer, Interrupt, Output, Prompt, Reply, Typed
-from allranks.widgets.field import field
+from allranks.records.wire import Answer, Interrupt, Output, Reply
 
 NOTICE_SECONDS = 2.0
 """After an interrupt: by then a rank that hears has left its cell, or tidies up."""
@@ -137,8 +135,6 @@ class CellRun:
         self.ranks = tuple(ranks)
         self.size = connection.size
         self.view = view
-        self.profiling: Profiling | None = None
-        """What has its ranks look where they spend their time."""
         self._connection = connection
         self.replies: dict[int, Reply] = {}
         self.presses = 0
@@ -148,10 +144,31 @@ class CellRun:
         self._values: dict[int, bytes] = {}
         self._interrupted_at: float | None = None
         self._unheard = InterruptTimeout(connection.ask_soon)
-        self._prompts = Prompts(field(), self._type, view.make_way, view.notice)
+        self._interrupts = 0
+        self._asks_user = False
+        """Whether a feature waits for the user, as at a prompt of a rank."""
         self._stepped_at = time.monotonic()
         self._died: dict[int, Report] = {}
+        self._hooks = connection.hooks
         self._connection.roster.lines.clear()
+        self._hooks.cell_started(self._context())
+
+    def _context(self) -> CellContext:
+        ranks = self._connection
+        return CellContext(
+            number=self.cell,
+            ranks=self.ranks,
+            shown=not isinstance(self.view, variables.HiddenView),
+            pending=lambda: self.pending,
+            interrupts=lambda: self._interrupts,
+            notice=self.view.notice,
+            show_output=self.view.make_way,
+            ask=lambda name, arguments, chosen, seconds: ranks.ask(
+                name, arguments, ranks=chosen, seconds=seconds, strict=False
+            ),
+            ask_soon=ranks.ask_soon,
+            poll=self._hooks.poll_often,
+        )
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -165,7 +182,6 @@ class CellRun:
         if rank not in self.ranks or rank in self.replies:
             self.view.notice(f"rank {rank} {failures.ending(end.code, end.memory)}")
             return
-        self._prompts.left(rank)
         self.view.left(rank, "lost")
         text = roster.unseen(rank)
         if text:
@@ -194,9 +210,7 @@ class CellRun:
         """Handles what comes within ``seconds``, and shows it."""
         for _ in self._connection.step(seconds):
             self.press()
-        self._step_prompts()
-        if self.profiling is not None and self.pending and not self._connection.closed:
-            self.profiling.step(self.pending, self._connection)
+        self._poll_features()
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._deadline = None
             self.timed_out = True
@@ -208,23 +222,20 @@ class CellRun:
             self._insist(time.monotonic() - self._interrupted_at)
         self.view.refresh()
 
-    def _step_prompts(self) -> None:
+    def _poll_features(self) -> None:
         before, self._stepped_at = self._stepped_at, time.monotonic()
-        if self._prompts.open and self._deadline is not None:
-            # Who thinks before typing takes none of the cell's time.
+        if self._asks_user and self._deadline is not None:
+            # Time at an input prompt does not count towards the timeout.
             self._deadline += self._stepped_at - before
         try:
-            self._prompts.step()
+            self._asks_user = self._hooks.polled()
         except KeyboardInterrupt:
             self.press()
-
-    def _type(self, rank: int, typed: Typed) -> None:
-        self._connection.send((rank,), typed)
 
     @property
     def poll_seconds(self) -> float:
         """How long the next step may wait."""
-        return _TYPING_SECONDS if self._prompts.open else _POLL_SECONDS
+        return _TYPING_SECONDS if self._asks_user else _POLL_SECONDS
 
     def settled(self) -> bool:
         """Whether every rank has left the cell, or can never leave it."""
@@ -242,7 +253,7 @@ class CellRun:
 
     def interrupt(self) -> None:
         """Interrupts the ranks that have not replied yet."""
-        self._prompts.interrupt()
+        self._interrupts += 1
         self._connection.send(self.pending, Interrupt(self.cell))
         if self._interrupted_at is None:
             self._interrupted_at = time.monotonic()
@@ -268,27 +279,19 @@ class CellRun:
                 f"on {where}, so {failures.ended(self.size)}",
             )
 
-    def _heard(self, answer: Answer) -> None:
-        self._prompts.heard(answer.rank)
-
     @property
     def _late(self) -> str:
         return f"the cell exceeded its timeout of {self.timeout:g} s"
 
-    def take(self, record: Output | Prompt | Reply | Telemetry, payloads: list[bytes]) -> None:
+    def take(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:
         """Takes in a record of this cell."""
         if isinstance(record, Output):
             self.view.output(record)
-        elif isinstance(record, Prompt):
-            others = tuple(rank for rank in self.pending if rank != record.rank)
-            if self._prompts.take(record, others):
-                self._connection.ask_soon(requests.SEND, {}, self._heard, others)
         elif isinstance(record, Telemetry):
             if isinstance(record, Pulse) and record.line:
                 self._unheard.lines[record.rank] = record.line
             self.view.telemetry(record, payloads)
         else:
-            self._prompts.left(record.rank)
             self.view.left(record.rank, record.shown_status)
             self.replies[record.rank] = record
             if record.has_value:

@@ -16,6 +16,7 @@ from allranks.cluster import doctor, script
 from allranks.command import export, install_kernel
 from allranks.command.parsers import add_command, add_size
 from allranks.errors import AllranksError, UsageError
+from allranks.notebook import load_features
 
 _RUN_EXAMPLE = "allranks run -np 4 train.py --epochs 3"
 
@@ -82,6 +83,7 @@ def _run(typed: argparse.Namespace) -> int:
         words = words[2:] if words[1:2] == ["-u"] else words[1:]
     if not words or words[0].startswith("-"):
         raise UsageError(f"expected a script, found {words}. Type for example: {_RUN_EXAMPLE}")
+    load_features()
     return script.run_script(
         script.ScriptRun(typed.size, words, typed.timeout, typed.log_dir, typed.report)
     )

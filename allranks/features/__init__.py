@@ -3,15 +3,17 @@
 A feature's package has a module for each side on which it does something:
 
 - ``host.py``, loaded in the agent of each host before it starts the ranks;
-- ``rank.py``, loaded there before the ranks are forked, which have it then.
+- ``rank.py``, loaded there before the ranks are forked, which have it then;
+- ``notebook.py``, loaded once in the notebook.
 
-Each sets ``FEATURE`` to a class: of `allranks.engine.features.HostFeature` or
-`allranks.engine.features.RankFeature`. Other distributions add features by the entry point
-``allranks.features``, whose value is a package made in the same way.
+Each sets ``FEATURE`` to a subclass of `allranks.engine.features.HostFeature`,
+`allranks.engine.features.RankFeature` or `allranks.cluster.features.NotebookFeature`. Other
+distributions add features by the entry point ``allranks.features``, whose value is a package made
+in the same way.
 
-Only `allranks.agent` imports this package; the core does not. The notebook has no such hooks: what
-belongs to a feature there is still part of `allranks.cluster`, `allranks.magics`,
-`allranks.ensemble` and `allranks.widgets`. Standard library only.
+Only `allranks.agent` and `allranks.notebook` import this package; the core does not. The notebook's
+part of the other features is still in `allranks.cluster`, `allranks.magics` and
+`allranks.ensemble`. Standard library only.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ GROUP = "allranks.features"
 
 
 def load(side: str) -> list[Any]:
-    """Returns the classes of all features for one side: ``host`` or ``rank``.
+    """Returns the classes of all features for one side: ``host``, ``rank`` or ``notebook``.
 
     A feature of another distribution that cannot be imported is left out, with a warning.
     """

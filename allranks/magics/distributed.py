@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import status_tree
 from allranks.cluster.kept import AfterCells, listed
 from allranks.cluster.options import below_magic, check_source, explain_syntax
-from allranks.cluster.profiling import Profiling
 from allranks.cluster.run import CellRun
 from allranks.errors import CellFailed, InvalidCell, RankDied, UsageError
 from allranks.magics.completion import Completion, LineHelp
@@ -44,12 +43,10 @@ from allranks.magics.shell import (
 )
 from allranks.records import ranks as rank_lists
 from allranks.records import requests
-from allranks.records.profile import Profile
 from allranks.records.ranks import label
 from allranks.records.ranks import parse as parse_ranks
 from allranks.widgets.cell_history import CellHistory, compared, export, is_number
-from allranks.widgets.dashboard.view import cell_view
-from allranks.widgets.flame_graph import check_file, show
+from allranks.widgets.dashboard.view import Profiler, cell_view
 from allranks.widgets.output_replay import replay
 
 LOOK_BACK = ("last", "compare", "export")
@@ -131,7 +128,6 @@ class DistributedMagics(Magics):
         self.answering = CellReplies(shell)
         self.busy = BusyStatus(shell)
         self.clients = ClientPatch(self.session)
-        self._profiling: Profiling | None = None
 
     def close(self) -> None:
         """Ends the ranks and leaves the shell as it was."""
@@ -238,13 +234,11 @@ class DistributedMagics(Magics):
             check_source(text)
         except SyntaxError as error:
             raise InvalidCell(explain_syntax(error, number)) from None
-        profiling = _profiling(0.0, options.save) if options.profile else self._profiling
+        if options.profile:
+            self.session.hooks.command("profile", 0.0, options.save)
         with short_interrupts(self.session, BEFORE_THE_CELL):
             cluster = self.session.cluster(options.cluster)
         chosen = rank_lists.parse(options.ranks or "all", cluster.size)
-        if profiling is not None:
-            self._profiling = None
-            cluster.profile(profiling)
         run = cluster.submit(
             text,
             name=f"cell In[{number}]",
@@ -256,7 +250,7 @@ class DistributedMagics(Magics):
                 [cluster.hellos[rank] for rank in chosen],
                 cluster.ask_soon,
                 fold=options.fold,
-                profiler=partial(_profile_from_panel, cluster),
+                profiler=self._panel_profiler(),
             ),
             want_value=options.out is not None,
         )
@@ -321,13 +315,15 @@ class DistributedMagics(Magics):
 
     def _profile(self, options: CommandOptions) -> None:
         """Profiles the cell that runs, where this comes from beside it, else the next one."""
-        profiling, running = _profiling(options.seconds, options.save), self.session.running
-        if running is not None and running.busy and running.profile(profiling):
+        if self.session.hooks.command("profile", options.seconds, options.save):
             print("The running cell is profiled.")
             return
-        self._profiling = profiling
         part = f"The first {options.seconds:g} s" if options.seconds else "All"
         print(f"{part} of the next cell on the ranks will be profiled.")
+
+    def _panel_profiler(self) -> Profiler | None:
+        hooks, name = self.session.hooks, "profile_in_panel"
+        return partial(hooks.command, name) if hooks.can(name) else None
 
     def _heal(self, words: list[str]) -> None:
         """Says when dead ranks are replaced, or has them replaced now."""
@@ -374,7 +370,7 @@ class DistributedMagics(Magics):
             hellos,
             cluster.ask_soon,
             ago=left.seconds,
-            profiler=partial(_profile_from_panel, cluster),
+            profiler=self._panel_profiler(),
         )
         if left.unseen:
             cluster.wait(cluster.follow(left, view))
@@ -457,21 +453,6 @@ class DistributedMagics(Magics):
                 path = cluster.hellos[rank].log
                 print(f"── rank {rank}: {path}\n{cluster.log_end(rank, _LOG_NBYTES)}")
         return None
-
-
-def _profiling(seconds: float, save: str | None) -> Profiling:
-    file = check_file(save) if save else None
-    return Profiling(lambda profiles: show(profiles, file), seconds)
-
-
-def _profile_from_panel(
-    cluster: Cluster, taken: Callable[[Sequence[Profile]], object], seconds: float
-) -> str:
-    """Has the cell profiled that runs; returns why it cannot be, or ""."""
-    if cluster.is_profiled:
-        return "this cell is being profiled: its flame graph comes when that has ended"
-    cluster.profile(Profiling(taken, seconds, empty=True))
-    return ""
 
 
 _LOG_NBYTES = 8192

@@ -12,6 +12,7 @@ from typing import Any
 
 from allranks.cluster import devices, sessions
 from allranks.cluster.cluster import HEALING
+from allranks.cluster.features import NotebookHooks
 from allranks.cluster.folders import connection_files
 from allranks.cluster.kept import AfterCells
 from allranks.cluster.options import TYPED, ClusterOptions
@@ -34,6 +35,7 @@ class Session:
 
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
+        self.hooks = NotebookHooks()
         #: The cells of the notebook that have ended.
         self.past = CellHistory()
         self._default = self._asked = _DEFAULT
@@ -75,6 +77,7 @@ class Session:
         lost = self._cluster is not None and self._cluster.state == "lost"
         wanted = options.over(self._asked)
         cluster = wanted.make(Cluster)
+        cluster.hooks = self.hooks
         # What was asked for holds until it is stopped: after a start that failed, or a loss, too.
         self._asked = replace(wanted, n=cluster.size)
         if not lost and (waiting := sessions.waiting()):
@@ -257,6 +260,7 @@ class Session:
         asked = ClusterOptions(**taken.memo)
         try:
             cluster = asked.make(Cluster)
+            cluster.hooks = self.hooks
             cluster.heal_when(self._healing)
             cluster.keeping = self._keeping
             left = cluster.attach(taken)

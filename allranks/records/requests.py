@@ -64,8 +64,7 @@ PROFILE = "profile"
 """Sample the rank's stacks for ``seconds``, or 0 for the whole cell: the one that runs, else the
 next. Answered while a cell runs."""
 PROFILED = "profiled"
-"""End that, and return the samples (see ``allranks.records.profile``). Answered while a cell
-runs."""
+"""End that, and return the samples. Answered while a cell runs."""
 
 STRIPS = "strips"
 """Report about once a second how the rank spends the time of the running cell, in at most ``bins``

@@ -13,7 +13,7 @@ from typing import Any
 from allranks.records.ranks import label
 from allranks.widgets.output_replay import replay
 from allranks.widgets.text import NOTEBOOK, TERMINAL, Data, Line, Row, front_end, is_rich, render
-from allranks.widgets.widget_proxies import VIEW, stands_below
+from allranks.widgets.widget_states import VIEW, stands_below
 
 _DRAWN_ONCE = "application/vnd.plotly.v1+json"
 """JupyterLab keeps the first figure of this type in a display, whatever it is updated to. Source:

@@ -12,7 +12,7 @@ from allranks.records.wire import Output
 from allranks.widgets.displays import Gallery, Shown, deal, put_above
 from allranks.widgets.output_replay import replay
 from allranks.widgets.text import Block, Data, TextView, hidden_note, is_rich
-from allranks.widgets.widget_proxies import VIEW, DrawnBars
+from allranks.widgets.widget_states import VIEW, DrawnBars
 
 _REFRESH_SECONDS = 0.1
 #: A long text is sent less often, as it is sent whole each time; and the less, the more was sent.

@@ -61,10 +61,9 @@ def test_seconds_of_the_next_cell_are_shown_while_it_still_runs(notebook, tmp_pa
 
 def test_functions_that_the_notebook_calls_are_profiled_from_their_first_line(notebook):
     cell = notebook.run(
-        "from allranks.cluster.profiling import Profiling\n"
         "def nap():\n    import time\n    time.sleep(0.2)\n    return rank\n"
         "cluster = get_ipython().magics_manager.registry['DistributedMagics'].session.running\n"
-        "seen = []\n_ = cluster.profile(Profiling(seen.extend))\n"
+        "seen = []\n_ = cluster.hooks.command('profile', 0.0, None, seen.extend)\n"
         "cluster.run(nap), [max(p.stacks, key=p.stacks.get) for p in seen]"
     )
     assert cell.status == "ok", cell.text

@@ -53,6 +53,37 @@ class Diary(RankFeature):
 
 FEATURE = Diary
 '''
+NOTEBOOK = '''
+"""Writes down which hooks are called, and fails where a cell asks for it."""
+from allranks.cluster.features import NotebookFeature
+
+called = []
+
+
+class NotebookDiary(NotebookFeature):
+    commands = frozenset({"called"})
+
+    def started(self, cluster):
+        called.append(f"started with {cluster.size}")
+
+    def cell_started(self):
+        called.append(f"cell_started on {self.cell.ranks}")
+
+    def cell_finished(self):
+        called.append(f"cell_finished, pending {self.cell.pending()}")
+        if "cell_finished" in fails:
+            raise ValueError("no cell_finished today")
+
+    def stopped(self):
+        called.append("stopped")
+
+    def command(self, name, *arguments):
+        return list(called)
+
+
+fails = set()
+FEATURE = NotebookDiary
+'''
 HOST = """
 from allranks.engine.features import HostFeature
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from allranks.widgets.field import TerminalField
+from allranks.features.prompts.notebook import TerminalField
 from allranks.widgets.notebook import shown_as
 from allranks.widgets.text import Line, RankText, Row, render
 

@@ -21,8 +21,8 @@ from allranks.engine.cell import CellRunner
 from allranks.engine.exceptions import PACKAGE
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.engine.telemetry import CELL_FILE
+from allranks.features.profile.samples import SAMPLES_A_SECOND, Profile
 from allranks.records import requests
-from allranks.records.profile import SAMPLES_A_SECOND, Profile
 from allranks.records.wire import RunCell
 
 _MOST_STACKS = 1000

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from allranks.records import requests
-from allranks.records.profile import Profile
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Answer, Hello, Output
 from allranks.widgets.dashboard.cell_model import (
@@ -314,7 +313,7 @@ class Watching:
 PROFILE_SECONDS = 5.0
 #: Has the running cell profiled for so many seconds, and shows what its ranks have seen: returns
 #: why that is not possible, or "".
-Profiler = Callable[[Callable[[Sequence[Profile]], object], float], str]
+Profiler = Callable[[Callable[[Data | None], object], float], str]
 
 _PROFILE_BEGUN = f"profiling the next {PROFILE_SECONDS:g} s"
 _PROFILE_BELOW = "the flame graph is below"
@@ -342,14 +341,11 @@ class Profiled:
         problem = self._profiler(self._take, PROFILE_SECONDS)
         self._say(profiled=problem or _PROFILE_BEGUN)
 
-    def _take(self, profiles: Sequence[Profile]) -> None:
-        if not profiles:
+    def _take(self, picture: Data | None) -> None:
+        if picture is None:
             self._say(profiled=_NO_PROFILE)
             return
-        # Nobody has it in memory who has taken no profile.
-        from allranks.widgets.flame_graph import bundle
-
-        self._show(bundle(profiles))
+        self._show(picture)
         self._say(profiled=_PROFILE_BELOW)
 
 

@@ -1,6 +1,6 @@
 """The order in which prompts of several ranks are shown."""
 
-from allranks.cluster.prompts import Prompts
+from allranks.features.prompts.notebook import PromptQueue
 from allranks.records.wire import Prompt
 
 
@@ -19,7 +19,7 @@ class Field:
 
 def test_prompts_are_shown_in_order_of_ranks_and_by_turns() -> None:
     field = Field()
-    prompts = Prompts(field, lambda rank, typed: None, lambda: None, lambda line: None)
+    prompts = PromptQueue(field, lambda rank, typed: None, lambda: None, lambda line: None)
     for rank in (2, 0, 1):
         prompts.take(
             Prompt(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.records.profile import Profile
-from allranks.widgets.flame_graph import Node, by_rank, fold, page, svg, text
+from allranks.features.profile.flame_graph import Node, by_rank, fold, page, svg, text
+from allranks.features.profile.samples import Profile
 
 FRAMES = st.sampled_from(
     ["In[1]:2  f()", "f In[1]:1  g()", "g (lib)", "allreduce (allranks)", "<b>"]

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 from allranks.errors import UsageError
-from allranks.records.profile import SAMPLES_A_SECOND, Profile
+from allranks.features.profile.samples import SAMPLES_A_SECOND, Profile
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.svg import PAPER, WRONG
 from allranks.widgets.dashboard.tables import seconds

@@ -2,51 +2,27 @@
 
 A message of a rank's widget goes to the front end as if a widget of the kernel had sent it, and
 the answers go back. That happens in the thread that receives from the ranks, so widgets also work
-between cells. Progress bars that tqdm draws as widgets on several ranks become one bar.
+between cells.
 """
 
 from __future__ import annotations
 
 import copy
-import re
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from allranks.records.wire import Output, Widget
-from allranks.widgets.text import RankText
+from allranks.cluster.features import ClusterContext, NotebookFeature
+from allranks.records.wire import Output, Record, Widget
+from allranks.widgets.text import NOTEBOOK, RankText, front_end
+from allranks.widgets.widget_states import MODEL, STATES, TITLES
 
 _TARGET = "jupyter.widget"
 _MOST_OUTPUTS = 1000
 #: Outputs are sent whole each time: a long one less often.
 _NBYTES_A_SECOND = 500_000
-
-
-VIEW = "application/vnd.jupyter.widget-view+json"
-_MODEL = "IPY_MODEL_"
-#: The widgets of which tqdm makes a bar: text, bar, text.
-_PARTS = (("HTMLModel",), ("FloatProgressModel", "IntProgressModel"), ("HTMLModel",))
-_PERCENT = re.compile(r"[:\s]*(\d+%)?\s*$")
-
-State = dict[str, Any]
-
-#: The states of all ranks' widgets in this kernel, by their ids.
-_states: dict[str, dict[str, Any]] = {}
-#: What says something above a widget that is displayed, by its id.
-_titles: dict[str, Callable[[str], object]] = {}
-
-
-def state_of(name: str) -> dict[str, Any] | None:
-    """Returns what a rank's widget is now, None where there is none of that name."""
-    return _states.get(name)
-
-
-def stands_below(name: str, say: Callable[[str], object]) -> None:
-    """Notes how something is said above a widget that is displayed."""
-    _titles[name] = say
 
 
 class ProxyWidget:
@@ -123,7 +99,7 @@ class WidgetProxies:
             self.send = lambda *_: None
             for name, proxy in self._proxies.items():
                 self._left[name] = proxy.state
-                _states.pop(name, None)
+                STATES.pop(name, None)
                 _forget(name)
             self._proxies.clear()
             self._into.clear()
@@ -138,7 +114,7 @@ class WidgetProxies:
             return
         if record.kind == "comm_close":
             del self._proxies[record.comm]
-            _states.pop(record.comm, None)
+            STATES.pop(record.comm, None)
             _forget(record.comm)
             proxy.channel.close(data=record.data)
         else:
@@ -164,7 +140,7 @@ class WidgetProxies:
             if record.target == _TARGET:
                 _remember(record.comm, state)
         self._proxies[record.comm] = _Proxy(record.rank, channel or NullComm(), state)
-        _states[record.comm] = state
+        STATES[record.comm] = state
 
     def _gone(self, name: str) -> None:
         self._proxies.pop(name, None)
@@ -173,8 +149,8 @@ class WidgetProxies:
     def _tell_gone(self, opened: Widget) -> None:
         """Says above a widget that the rank which would hear it is gone."""
         for name in _around(opened.comm, self._left):
-            if name in _titles:
-                _titles[name](
+            if name in TITLES:
+                TITLES[name](
                     f"rank {opened.rank} has ended, and this widget no longer works: run the "
                     "cell again."
                 )
@@ -299,7 +275,7 @@ def _around(name: str, states: dict[str, dict[str, Any]]) -> list[str]:
         found += [
             outer
             for outer, state in states.items()
-            if _MODEL + inner in state.get("children", ()) and outer not in found
+            if MODEL + inner in state.get("children", ()) and outer not in found
         ]
     return found
 
@@ -334,91 +310,33 @@ def _forget(name: str) -> None:
     widget._instances.pop(name, None)
 
 
-@dataclass
-class _RankBar:
-    """One rank's bar: its name, and the states of the words before it, the bar, the words after."""
-
-    name: str
-    before: State
-    bar: State
-    after: State
-
-    @property
-    def share(self) -> float:
-        """How much of it is done."""
-        return float(self.bar["value"]) / (float(self.bar["max"]) or 1.0)
-
-
-@dataclass
-class _Folded:
-    """The notebook's bar for those of several ranks."""
-
-    own: dict[int, _RankBar] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        from ipywidgets import HTML, FloatProgress, HBox
-
-        self.before, self.bar, self.after = HTML(), FloatProgress(), HTML()
-        self.box = HBox([self.before, self.bar, self.after])
-
-    def refresh(self) -> None:
-        """Shows the slowest rank's bar, and the mean of all."""
-        if all(state_of(own.name) is None for own in self.own.values()):
-            self.box.layout.display = "none"  # every rank has taken its own away
-            return
-        rank = min(self.own, key=lambda rank: self.own[rank].share)
-        slowest, shares = self.own[rank], [own.share for own in self.own.values()]
-        styles = [own.bar.get("bar_style", "") for own in self.own.values()]
-        self.bar.max, self.bar.value = slowest.bar["max"], slowest.bar["value"]
-        worst = "danger" if "danger" in styles else slowest.bar.get("bar_style", "")
-        self.bar.bar_style = worst
-        self.before.value = slowest.before.get("value", "")
-        mean = f"  slowest: {rank}, mean {100 * sum(shares) / len(shares):.0f}%"
-        self.after.value = slowest.after.get("value", "") + (mean if len(set(shares)) > 1 else "")
-
-
-class DrawnBars:
-    """The bars of one cell."""
+class NotebookWidgets(NotebookFeature):
+    """Has a proxy in the kernel for each widget of the ranks."""
 
     def __init__(self) -> None:
-        self._folded: dict[tuple[str, float, int], _Folded] = {}
-        self._count: Counter[tuple[int, str, float]] = Counter()
+        self._proxies = WidgetProxies()
 
-    def fold(self, rank: int, data: dict[str, Any]) -> dict[str, Any]:
-        """Returns a display of the bar that stands for one of several ranks; others as they are."""
-        own = _rank_bar(data)
-        if own is None:
-            return data
-        title, total = _PERCENT.sub("", own.before.get("value", "")), float(own.bar["max"])
-        self._count[rank, title, total] += 1
-        key = (title, total, self._count[rank, title, total])
-        folded = self._folded.get(key)
-        if folded is None:
-            folded = self._folded[key] = _Folded()
-        folded.own[rank] = own
-        folded.refresh()
-        view = {"version_major": 2, "version_minor": 0, "model_id": folded.box.model_id}
-        return {"text/plain": f"{title} {total:g}".strip(), VIEW: view}
+    def started(self, cluster: ClusterContext) -> None:
+        """Begins anew; views of widgets of earlier ranks keep their proxies."""
+        self._proxies = WidgetProxies()
+        self._proxies.send = cluster.send
 
-    def refresh(self) -> None:
-        """Shows what the ranks have come to."""
-        for folded in self._folded.values():
-            folded.refresh()
+    def cell_started(self) -> None:
+        """Takes in whether the front end that has sent the cell draws widgets."""
+        self._proxies.drawn = front_end() == NOTEBOOK
+
+    def ensemble_started(self) -> None:
+        """Does the same."""
+        self._proxies.drawn = front_end() == NOTEBOOK
+
+    def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
+        """Handles messages of widgets, and output that belongs in one."""
+        left: Record | None = self._proxies.sift(record, payloads)
+        return left
+
+    def stopped(self) -> None:
+        """Keeps the widgets' views, and has them report that they no longer work."""
+        self._proxies.close()
 
 
-def _rank_bar(data: dict[str, Any]) -> _RankBar | None:
-    """Returns the bar that a display shows, None where it shows something else."""
-    name = data.get(VIEW, {}).get("model_id", "")
-    children = (state_of(name) or {}).get("children", ())
-    if len(children) != len(_PARTS):
-        return None
-    parts = [state_of(str(child).removeprefix(_MODEL)) for child in children]
-    found = [part for part in parts if part is not None]
-    kinds = [part.get("_model_name") for part in found]
-    if len(found) < len(_PARTS) or not all(
-        kind in one for kind, one in zip(kinds, _PARTS, strict=True)
-    ):
-        return None
-    before, bar, after = found
-    # Without a total there is no share that could be compared.
-    return None if bar.get("bar_style") == "info" else _RankBar(name, before, bar, after)
+FEATURE = NotebookWidgets

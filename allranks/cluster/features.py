@@ -1,0 +1,278 @@
+"""What a feature can do in the notebook, and how the core calls it.
+
+A feature's ``notebook.py`` sets ``FEATURE`` to a subclass of `NotebookFeature`. `allranks.notebook`
+loads them once; each notebook, and each `Cluster` outside of one, makes one instance of each. The
+hooks are called in this order:
+
+1. ``started``, when the connection is open and before the first rank has come; again after each
+   restart, and when the notebook attaches to ranks.
+2. ``cell_started``, before the cell is sent to its ranks, or ``ensemble_started``, before members
+   are. ``cell`` is set from here on.
+3. While ranks run: ``message_arriving``, in the thread that receives, with every record;
+   ``message_received``, in the main thread, with the records that the feature names. A feature that
+   has to act by itself has `CellContext.poll` call it.
+4. ``cell_finished``, when the cell's output is shown. Then ``cell`` is None.
+5. ``rank_died``, at any time, with a rank that can be replaced.
+6. ``stopped``, before the ranks are ended, or left to another notebook.
+
+A hook that raises fails the cell that runs, or else the next one, with an error that names the
+feature. The other features' hooks are called all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec
+
+from allranks.cluster.wire import Answers, DeliverAnswer
+from allranks.errors import FeatureFailed, UsageError
+from allranks.hooks import call_all, failure, implementations
+from allranks.records.wire import Record
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True)
+class ClusterContext:
+    """What a feature may use of its ranks.
+
+    Attributes:
+        size: the number of ranks.
+        send: sends a record and its payloads to some ranks, from any thread.
+    """
+
+    size: int
+    send: Callable[..., object]
+
+
+@dataclass(frozen=True)
+class CellContext:
+    """What a feature may use of the cell that runs.
+
+    Attributes:
+        number: the cell's number in its cluster.
+        ranks: those that run it.
+        shown: whether the user sees its output.
+        pending: returns the ranks that have not left it yet.
+        interrupts: returns how often it was interrupted.
+        notice: shows a line about the cell as a whole.
+        show_output: shows all output so far; what is shown next stands below it.
+        ask: returns the answers to a request; ranks that do not answer in time are left out.
+        ask_soon: makes a request, and has its answers delivered as they come.
+        poll: has a function called several times a second until the cell has ended. While that
+            returns true a person is asked: the cell's time limit does not count, and calls come
+            more often. It may raise KeyboardInterrupt, which interrupts the cell.
+    """
+
+    number: int
+    ranks: tuple[int, ...]
+    shown: bool
+    pending: Callable[[], tuple[int, ...]]
+    interrupts: Callable[[], int]
+    notice: Callable[[str], None]
+    show_output: Callable[[], None]
+    ask: Callable[[str, dict[str, Any], Iterable[int], float], Answers]
+    ask_soon: Callable[[str, dict[str, Any], DeliverAnswer, Iterable[int]], None]
+    poll: Callable[[Callable[[], bool]], None]
+
+
+class NotebookFeature:
+    """One feature in one notebook: override the hooks that it needs."""
+
+    cell: CellContext | None = None
+    """The cell that runs; the core sets it."""
+    records: tuple[type[Record], ...] = ()
+    """Records from ranks that ``message_received`` takes."""
+    commands: frozenset[str] = frozenset()
+    """Names of commands that ``command`` does."""
+
+    def started(self, cluster: ClusterContext) -> None:
+        """The connection is open; ranks come up next."""
+
+    def ensemble_started(self) -> None:
+        """An ensemble's members are about to run, each on some of the ranks."""
+
+    def cell_started(self) -> None:
+        """A cell is about to be sent, or is shown that another notebook has sent."""
+
+    def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
+        """Returns the record, another in its place, or None for none.
+
+        Called in the thread that receives from the ranks.
+        """
+        return record
+
+    def message_received(self, record: Record, payloads: list[bytes]) -> None:
+        """One of ``records`` has come; called in the main thread."""
+
+    def cell_finished(self) -> None:
+        """The cell has ended and its output is shown."""
+
+    def rank_died(self, rank: int) -> None:
+        """A rank has died and can be replaced."""
+
+    def stopped(self) -> None:
+        """The ranks are about to be ended, or left to another notebook."""
+
+    def command(self, name: str, *arguments: Any) -> Any:
+        """Does one of the ``commands``.
+
+        Raises:
+            UsageError: it cannot be done as it was asked.
+        """
+        raise NotImplementedError
+
+
+_registered: list[type[NotebookFeature]] = []
+
+
+def register(classes: Sequence[type[NotebookFeature]]) -> None:
+    """Sets which features all following notebooks and clusters have."""
+    _registered[:] = classes
+
+
+class NotebookHooks:
+    """Calls the hooks of a notebook's features, and keeps what they raise for a cell to fail with.
+
+    Args:
+        classes: the features; by default those that are registered.
+    """
+
+    def __init__(self, classes: Iterable[type[NotebookFeature]] | None = None) -> None:
+        self._failed: FeatureFailed | None = None
+        found = self._features = list[NotebookFeature]()
+        for kind in _registered if classes is None else classes:
+            try:
+                found.append(kind())
+            except Exception as error:
+                self._keep(failure(kind, error))
+
+        def hook(
+            method: Callable[Concatenate[NotebookFeature, P], Any],
+        ) -> list[Callable[P, Any]]:
+            return implementations(found, method)
+
+        self._started = hook(NotebookFeature.started)
+        self._ensemble_started = hook(NotebookFeature.ensemble_started)
+        self._cell_started = hook(NotebookFeature.cell_started)
+        self._arriving = hook(NotebookFeature.message_arriving)
+        self._cell_finished = hook(NotebookFeature.cell_finished)
+        self._rank_died = hook(NotebookFeature.rank_died)
+        self._stopped = hook(NotebookFeature.stopped)
+        self._takers: dict[type[Record], list[Callable[[Record, list[bytes]], None]]] = {}
+        self._commands: dict[str, Callable[..., Any]] = {}
+        self._polls: list[Callable[[], bool]] = []
+        for feature in found:
+            for record in feature.records:
+                self._takers.setdefault(record, []).append(feature.message_received)
+            for name in feature.commands:
+                self._commands[name] = feature.command
+
+    def _keep(self, failed: FeatureFailed) -> None:
+        self._failed = self._failed or failed
+
+    def _call(
+        self, hooks: Iterable[Callable[P, object]], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        try:
+            call_all(hooks, *args, **kwargs)
+        except FeatureFailed as failed:
+            self._keep(failed)
+
+    def take_failure(self) -> FeatureFailed | None:
+        """Returns what a feature has raised since the last call, for the cell to fail with."""
+        failed, self._failed = self._failed, None
+        return failed
+
+    def started(self, cluster: ClusterContext) -> None:
+        """See `NotebookFeature.started`."""
+        self._call(self._started, cluster)
+
+    def ensemble_started(self) -> None:
+        """See `NotebookFeature.ensemble_started`."""
+        self._call(self._ensemble_started)
+
+    def cell_started(self, cell: CellContext) -> None:
+        """See `NotebookFeature.cell_started`."""
+        self._set_cell(cell)
+        self._call(self._cell_started)
+
+    def _set_cell(self, cell: CellContext | None) -> None:
+        self._polls.clear()
+        for feature in self._features:
+            feature.cell = cell
+
+    def poll_often(self, poll: Callable[[], bool]) -> None:
+        """See `CellContext.poll`."""
+        self._polls.append(poll)
+
+    def polled(self) -> bool:
+        """Calls what features want to have called; returns whether a person is asked.
+
+        Raises:
+            KeyboardInterrupt: the cell is to be interrupted.
+        """
+        asked = False
+        for poll in self._polls:
+            try:
+                asked = poll() or asked
+            except Exception as error:
+                self._keep(failure(poll, error))
+        return asked
+
+    def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
+        """See `NotebookFeature.message_arriving`."""
+        for hook in self._arriving:
+            try:
+                left = hook(record, payloads)
+            except Exception as error:
+                self._keep(failure(hook, error))
+                continue
+            if left is None:
+                return None
+            record = left
+        return record
+
+    def message_received(self, record: Record, payloads: list[bytes]) -> None:
+        """See `NotebookFeature.message_received`; a record that no feature takes is dropped."""
+        self._call(self._takers.get(type(record), []), record, payloads)
+
+    def cell_finished(self) -> None:
+        """See `NotebookFeature.cell_finished`."""
+        self._call(self._cell_finished)
+        self._set_cell(None)
+
+    def cell_abandoned(self) -> None:
+        """An exception has ended the wait for the cell: nothing of it is shown any longer."""
+        self._set_cell(None)
+
+    def rank_died(self, rank: int) -> None:
+        """See `NotebookFeature.rank_died`."""
+        self._call(self._rank_died, rank)
+
+    def stopped(self) -> None:
+        """See `NotebookFeature.stopped`."""
+        self._call(self._stopped)
+        self._set_cell(None)
+
+    def can(self, name: str) -> bool:
+        """Whether a feature does this command."""
+        return name in self._commands
+
+    def command(self, name: str, *arguments: Any) -> Any:
+        """Has a feature do one of its commands; returns what it returns.
+
+        Raises:
+            UsageError: no feature does it, or not as it was asked.
+            FeatureFailed: the feature raised something else.
+        """
+        hook = self._commands.get(name)
+        if hook is None:
+            raise UsageError(f"expected a feature that does {name!r}, found none loaded")
+        try:
+            return hook(name, *arguments)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise failure(hook, error) from error

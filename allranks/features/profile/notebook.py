@@ -1,0 +1,143 @@
+"""Has the ranks of a cell sampled, and shows the flame graph: of all of it, or of some seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from allranks.cluster.features import CellContext, NotebookFeature
+from allranks.features.profile.flame_graph import bundle, check_file, show
+from allranks.features.profile.samples import Profile
+from allranks.records import requests
+from allranks.records.wire import Answer
+
+_ASK_SECONDS = 10.0
+"""Ranks answer at once, unless C code holds the interpreter."""
+_MARGIN_SECONDS = 0.05
+
+
+class Profiling:
+    """One profile: the samples of a cell's ranks.
+
+    Args:
+        show: called once, with the profiles of the ranks that have samples.
+        seconds: how long to sample; 0 for the whole cell.
+        empty: whether ``show`` is called without samples too.
+    """
+
+    def __init__(
+        self, show: Callable[[list[Profile]], object], seconds: float = 0.0, empty: bool = False
+    ) -> None:
+        self._show = show
+        self._seconds = seconds
+        self._empty = empty
+        self._ranks: tuple[int, ...] = ()
+        self._over_at: float | None = None
+        self._profiles: dict[int, Profile] = {}
+        self.over = False
+        """Whether it has been shown."""
+
+    def begin(self, cell: CellContext, ranks: tuple[int, ...]) -> None:
+        """Asks the ranks to sample, from now on or from the beginning of their next cell."""
+        self._ranks = ranks
+        cell.ask_soon(requests.PROFILE, {"seconds": self._seconds}, lambda _: None, ranks)
+        if self._seconds:
+            self._over_at = time.monotonic() + self._seconds + _MARGIN_SECONDS
+
+    def step(self, cell: CellContext) -> None:
+        """Begins if it has not, and asks for the samples when its seconds are over."""
+        if not self._ranks and (pending := cell.pending()):
+            self.begin(cell, pending)
+        if self._over_at is not None and time.monotonic() >= self._over_at:
+            self._over_at = None
+            cell.ask_soon(requests.PROFILED, {}, self._answered, self._ranks)
+
+    def finish(self, cell: CellContext) -> None:
+        """Asks the ranks that have not sent their samples yet, and shows all."""
+        missing = [rank for rank in self._ranks if rank not in self._profiles]
+        if missing:
+            answers = cell.ask(requests.PROFILED, {}, missing, _ASK_SECONDS)
+            for rank, (content, _) in answers.items():
+                self._profiles.setdefault(rank, Profile.from_content(rank, content))
+        self._show_once()
+
+    def _answered(self, answer: Answer) -> None:
+        if not answer.problem:
+            profile = Profile.from_content(answer.rank, answer.content)
+            self._profiles.setdefault(answer.rank, profile)
+        if set(self._profiles) >= set(self._ranks):
+            self._show_once()
+
+    def _show_once(self) -> None:
+        found = [profile for _, profile in sorted(self._profiles.items()) if profile.stacks]
+        if (found or self._empty) and not self.over:
+            self.over = True
+            self._show(found)
+
+
+class NotebookProfile(NotebookFeature):
+    """Profiles the cell that runs, or the next one.
+
+    Its commands may come from another thread, as a notebook's subshell.
+    """
+
+    commands = frozenset({"profile", "profile_in_panel"})
+
+    def __init__(self) -> None:
+        self._next: Profiling | None = None
+        self._running: Profiling | None = None
+
+    def command(self, name: str, *arguments: Any) -> Any:
+        """Begins a profile.
+
+        ``profile`` takes the seconds, a file or None, and optionally a function that shows the
+        profiles. It returns whether a cell runs, else the next one is profiled.
+
+        ``profile_in_panel`` takes a function and the seconds. The function gets the picture, or
+        None where no rank has samples. It returns why there can be no profile, or "".
+        """
+        if name == "profile":
+            seconds, save, *rest = arguments
+            file = check_file(save) if save else None
+            take = rest[0] if rest else lambda profiles: show(profiles, file)
+            return self._add(Profiling(take, seconds))
+        if self.cell is not None and self._running is not None and not self._running.over:
+            return "this cell is being profiled: its flame graph comes when that has ended"
+        take, seconds = arguments
+        self._add(
+            Profiling(lambda found: take(bundle(found) if found else None), seconds, empty=True)
+        )
+        return ""
+
+    def _add(self, profiling: Profiling) -> bool:
+        cell = self.cell
+        if cell is None or not cell.pending():
+            self._next = profiling
+            return False
+        self._running = profiling
+        cell.poll(self._step)
+        return True
+
+    def cell_started(self) -> None:
+        """Begins the profile that was asked for before the cell."""
+        assert self.cell is not None
+        self._running = None
+        if self._next is not None and self.cell.shown:
+            self._running, self._next = self._next, None
+            self._running.begin(self.cell, self.cell.ranks)
+            self.cell.poll(self._step)
+
+    def _step(self) -> bool:
+        if self.cell is not None and self._running is not None and self.cell.pending():
+            self._running.step(self.cell)
+        return False
+
+    def cell_finished(self) -> None:
+        """Shows the profile."""
+        running, self._running = self._running, None
+        if self.cell is not None and running is not None:
+            running.finish(self.cell)
+
+
+FEATURE = NotebookProfile
