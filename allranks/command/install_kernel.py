@@ -14,7 +14,7 @@ from allranks.cluster import devices, launchers
 from allranks.cluster.options import ClusterOptions
 from allranks.command.parsers import add_command
 from allranks.errors import UsageError
-from allranks.records.settings import START_WITH
+from allranks.records.config import START_WITH
 
 _ABOUT = 'adds "allranks" to the launcher: a kernel whose cells all run on the ranks'
 _EXTENSION = "allranks.kernel"

@@ -34,8 +34,7 @@ from allranks.engine.telemetry import TelemetrySender, process_metrics
 from allranks.engine.transcript import Transcript, held_back
 from allranks.engine.wire import Wire, give_up
 from allranks.errors import UsageError
-from allranks.records import settings
-from allranks.records.config import SLOW_START_SECONDS, NurseryConfig
+from allranks.records.config import SLOW_START_SECONDS, NurseryConfig, variable_nbytes
 from allranks.records.requests import ABOUT_NOTEBOOKS, ANSWERED_WHILE_BUSY
 from allranks.records.wire import (
     Answer,
@@ -89,7 +88,7 @@ class Rank:
         self.rank = rank
         self._features = RankHooks(features)
         self.device = _pin(config, rank)
-        limit = settings.nbytes(LOG_LIMIT, _LOG_NBYTES, _LEAST_LOG_NBYTES)
+        limit = variable_nbytes(LOG_LIMIT, _LOG_NBYTES, _LEAST_LOG_NBYTES)
         quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == pinning.QUIET
         self.transcript = Transcript(log_path(config, rank), limit, held_back if quiet else str)
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from allranks.cluster.variables import reading
 from allranks.errors import UsageError
-from allranks.records.packing import unpack
+from allranks.records.wire import unpack
 from allranks.widgets.dashboard.curves import Curve
 from allranks.widgets.dashboard.tables import number, seconds
 

@@ -29,7 +29,7 @@ from typing import Any
 from allranks.errors import MissingDependency
 from allranks.horovod.runner import OLD_SCRIPTS
 from allranks.post_import import PostImportHook
-from allranks.records import settings
+from allranks.records import config
 
 # `on`; `name`: lines for older versions of TensorFlow and Keras do not work; or `off`.
 SETTING = "ALLRANKS_HOROVOD"
@@ -202,7 +202,7 @@ def install(in_notebook: bool | None = None) -> bool:
     Raises:
         UsageError: ``ALLRANKS_HOROVOD`` has an unknown value.
     """
-    setting = settings.chosen(SETTING, ("on", "name", "off"), "on")
+    setting = config.variable_choice(SETTING, ("on", "name", "off"), "on")
     if setting == "off":
         return False
     finder = next((one for one in sys.meta_path if isinstance(one, HorovodFinder)), None)
@@ -238,7 +238,7 @@ def install_tensorflow() -> bool:
     Raises:
         UsageError: ``ALLRANKS_TENSORFLOW`` is neither 1 nor 2.
     """
-    version = settings.chosen(TENSORFLOW_SETTING, ("1", "2"), "2")
+    version = config.variable_choice(TENSORFLOW_SETTING, ("1", "2"), "2")
     # Not by sys.modules["tensorflow"], because packages find version 2 there.
     if version == "1":
         builtins.__import__ = _import_version_1

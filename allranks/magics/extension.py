@@ -14,7 +14,7 @@ from allranks.magics.ensemble import EnsembleMagics
 from allranks.magics.options import parse_command
 from allranks.magics.px import PxMagics
 from allranks.magics.session import RANKS, RanksProxy
-from allranks.records.settings import START_WITH
+from allranks.records.config import START_WITH
 
 #: The cell magics of `PxMagics`.
 _PX_CELLS = ("px", "rank")

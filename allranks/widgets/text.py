@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
-from allranks.records import settings
+from allranks.records import config
 from allranks.records.ranks import label
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Output
@@ -39,7 +39,7 @@ def front_end() -> str:
     kernel = of_this_process()
     if kernel is None:
         return TERMINAL
-    said = settings.chosen(VARIABLE, ("auto", NOTEBOOK, CONSOLE), "auto")
+    said = config.variable_choice(VARIABLE, ("auto", NOTEBOOK, CONSOLE), "auto")
     if said != "auto":
         return said
     return NOTEBOOK if shows_updates(kernel.get_parent("shell")) else CONSOLE

@@ -14,7 +14,7 @@ from allranks.collectives.ops import operations
 from allranks.collectives.world import process_sets as sets
 from allranks.collectives.world.process_sets import ProcessSet
 from allranks.errors import UsageError
-from allranks.records import settings
+from allranks.records import config
 from allranks.records.ranks import label
 from allranks.records.telemetry import CallRecord
 
@@ -71,8 +71,8 @@ def init(
 def _begin(
     comm: MPI.Intracomm | Sequence[int] | None, checks: str | None, late_seconds: float | None
 ) -> None:
-    checked = (checks or settings.chosen(_CHECKS, ("on", "off"), "on")) != "off"
-    late = settings.seconds(_LATE, 5.0) if late_seconds is None else late_seconds
+    checked = (checks or config.variable_choice(_CHECKS, ("on", "off"), "on")) != "off"
+    late = config.variable_seconds(_LATE, 5.0) if late_seconds is None else late_seconds
     from allranks.collectives.start.under_mpi import finish_at_exit, start
 
     this = start(comm)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from allranks.errors import UsageError
-from allranks.records import packing
+from allranks.records import wire
 
 _MEMORY = "/dev/shm/"
 _SPARED_NBYTES = 64 << 20
@@ -83,7 +83,7 @@ class VersionedFiles:
         data = bytearray(os.path.getsize(path))
         with open(path, "rb") as file:
             file.readinto(data)
-        kept: tuple[float, Any] = packing.unpack(data)
+        kept: tuple[float, Any] = wire.unpack(data)
         return kept
 
     def drop(self) -> None:
@@ -94,7 +94,7 @@ class VersionedFiles:
                 _remove(files[self._rank])
 
     def _write(self, version: int, parts: Sequence[memoryview | bytes]) -> None:
-        head, starts, nbytes = packing.lay_out(parts)
+        head, starts, nbytes = wire.lay_out(parts)
         for folder in self._with_room(nbytes):
             path = os.path.join(folder, f"{self._name}-{version}-{self._rank}-of-{self._size}")
             try:

@@ -38,12 +38,7 @@ from allranks.engine import libraries, pinning, processes
 from allranks.engine.host import stubs
 from allranks.engine.host.attachment import Hold
 from allranks.engine.host.oom import Deaths
-from allranks.records.config import (
-    COMMANDS_AT_HOME,
-    EVENTS_AT_HOME,
-    EVERY_GPU,
-    NurseryConfig,
-)
+from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME, EVERY_GPU, NurseryConfig
 
 if TYPE_CHECKING:
     from allranks.engine.features import HostHooks, RankFeature

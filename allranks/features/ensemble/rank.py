@@ -21,7 +21,7 @@ from allranks.collectives.world.world import World
 from allranks.engine import namespace
 from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature, Told
-from allranks.records import packing, requests
+from allranks.records import requests, wire
 from allranks.records.wire import Record, Result, RunCell, RunMember
 
 #: What a member leaves is sent with its reply up to this size; above, it waits in shared memory.
@@ -157,7 +157,7 @@ class RankEnsemble(RankFeature):
             problem = f"{type(error).__name__}: {text_of(error)}"
             return Result(self._rank, member.cell, numbers, text, 0, "", problem), []
         parts = [head, *(buffer.raw() for buffer in buffers)]
-        *_, nbytes = packing.lay_out(parts)
+        *_, nbytes = wire.lay_out(parts)
         if member.shared and nbytes > _SENT_NBYTES:
             try:
                 self._left = Segment(nbytes)
@@ -165,11 +165,11 @@ class RankEnsemble(RankFeature):
                 pass  # there is no such memory here, or not enough: it is sent
             else:
                 with memoryview(self._left.memory) as target:
-                    packing.fill(target, parts)
+                    wire.fill(target, parts)
                 address = self._left.address
                 return Result(self._rank, member.cell, numbers, text, nbytes, address, ""), []
         packed = bytearray(nbytes)
-        packing.fill(packed, parts)
+        wire.fill(packed, parts)
         return Result(self._rank, member.cell, numbers, text, nbytes, "", ""), [bytes(packed)]
 
     def _forget(self) -> None:

@@ -29,7 +29,7 @@ from allranks.errors import MissingDependency, UsageError
 from allranks.features.ensemble.rank import numbers_of, summary_of
 from allranks.magics.ensemble import ensemble_parser
 from allranks.magics.options import parse_cell
-from allranks.records import packing
+from allranks.records import wire
 
 
 def parse(line):
@@ -40,8 +40,8 @@ def packed(value):
     buffers = []
     head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     parts = [head, *(buffer.raw() for buffer in buffers)]
-    target = bytearray(packing.lay_out(parts)[-1])
-    packing.fill(target, parts)
+    target = bytearray(wire.lay_out(parts)[-1])
+    wire.fill(target, parts)
     return bytes(target)
 
 
@@ -103,7 +103,7 @@ def test_numbers_of_a_result_are_told_and_arrays_are_not():
 
 @pytest.mark.parametrize("value", [None, 3, {"w": np.arange(1e5), "v": [np.ones(3), "x"]}])
 def test_a_packed_value_comes_back_and_can_be_written_to(value):
-    back = packing.unpack(bytearray(packed(value)))
+    back = wire.unpack(bytearray(packed(value)))
     assert repr(back) == repr(value)
     if isinstance(value, dict):
         back["w"][0] = 5

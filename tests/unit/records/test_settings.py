@@ -3,11 +3,11 @@
 import pytest
 
 from allranks.errors import UsageError
-from allranks.records import settings
+from allranks.records import config
 
 
 def horovod() -> str:
-    return settings.chosen("ALLRANKS_HOROVOD", ("on", "name", "off"), "on")
+    return config.variable_choice("ALLRANKS_HOROVOD", ("on", "name", "off"), "on")
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def _unset(monkeypatch):
 def test_what_is_not_set_is_the_default(monkeypatch):
     monkeypatch.delenv("ALLRANKS_LATE_SECONDS", raising=False)
     assert horovod() == "on"
-    assert settings.seconds("ALLRANKS_LATE_SECONDS", 5.0) == 5.0
+    assert config.variable_seconds("ALLRANKS_LATE_SECONDS", 5.0) == 5.0
 
 
 @pytest.mark.parametrize("said", ["on", "name", "off"])
@@ -38,9 +38,9 @@ def test_another_word_is_refused(said, monkeypatch):
 def test_what_is_no_time_is_refused(said, monkeypatch):
     monkeypatch.setenv("ALLRANKS_LATE_SECONDS", said)
     with pytest.raises(UsageError, match=r"to be seconds above 0, found .* Unset it for 5"):
-        settings.seconds("ALLRANKS_LATE_SECONDS", 5.0)
+        config.variable_seconds("ALLRANKS_LATE_SECONDS", 5.0)
 
 
 def test_a_time_is_taken(monkeypatch):
     monkeypatch.setenv("ALLRANKS_LATE_SECONDS", "0.5")
-    assert settings.seconds("ALLRANKS_LATE_SECONDS", 5.0) == 0.5
+    assert config.variable_seconds("ALLRANKS_LATE_SECONDS", 5.0) == 0.5
