@@ -39,6 +39,8 @@ MINUTES ?= 60
 PICTURES ?=
 PYTHONS ?=
 SUITES ?= tests/unit,tests/widgets
+# In a variable: between the parentheses of $(if …) its commas would begin another argument.
+NEWEST_SUITES = $(SUITES),tests/notebook/test_cluster.py
 CUDA ?= cuda12
 
 # Where images ask for none, what pip or the tests have not compiled would be compiled by each process.
@@ -62,7 +64,7 @@ test:
 	    ALLRANKS_TEST_CUPY=$(abspath $(CUPY)/bin/python) \
 	    ALLRANKS_TEST_TORCH=$(abspath $(TORCH)/bin/python) \
 	    $(BIN)/python -m pytest --numprocesses=$(LANES) --dist=loadscope --no-loadscope-reorder $(PYTEST_ARGS)
-	$(if $(CI),$(BIN)/python tests/pythons.py --newest --suites tests/unit,tests/widgets,tests/notebook/test_cluster.py)
+	$(if $(CI),$(BIN)/python tests/pythons.py --newest --suites $(NEWEST_SUITES))
 
 # Writes benchmarks/results/gpu_tests.json as each part ends; a part that cannot run says why. With
 # SYSTEM_SITE=1 nothing is installed: PYTHON has what it has.
