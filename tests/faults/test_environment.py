@@ -4,6 +4,7 @@ import shutil
 import socket
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import psutil
@@ -124,9 +125,9 @@ def test_inside_a_job_of_a_scheduler_the_ranks_are_on_this_machine(idle, tmp_pat
 
 
 def open_ports(notebook):
-    """The ports on which processes of a notebook listen beyond loopback."""
+    """The families and ports on which processes of a notebook listen beyond loopback."""
     return {
-        link.laddr.port
+        (link.family, link.laddr.port)
         for process in notebook.children()
         for link in _links(process)
         if link.status == psutil.CONN_LISTEN and not link.laddr.ip.startswith("127.")
@@ -140,23 +141,28 @@ def _links(process):
         return []  # it was a short one
 
 
-def check_closed(address, ports):
-    for port in ports:
-        with pytest.raises(OSError, match=r"timed out|refused"):
-            socket.create_connection((address, port), timeout=0.3)
+def check_closed(addresses, ports):
+    """Tries each port with its own family: in the other one its number may be another process's."""
+    for family, port in ports:
+        for address in addresses.get(family, ()):
+            with pytest.raises(OSError, match=r"timed out|refused"):
+                socket.create_connection((address, port), timeout=0.3).close()
 
 
 def test_nobody_can_connect_before_a_rank_has_died_and_then_nobody_from_the_network(notebook):
     ports = open_ports(notebook)
     assert len(ports) > len(notebook.pids())  # the ranks', and the launcher's
-    check_closed("127.0.0.1", ports)
+    check_closed({socket.AF_INET: ["127.0.0.1"], socket.AF_INET6: ["::1"]}, ports)
     died = notebook.on_ranks("import os\nif rank == 1: os._exit(5)\nbarrier()")
     assert "rank 1 was replaced" in died.text
-    found = [a for each in psutil.net_if_addrs().values() for a in each]
-    own = [a.address for a in found if a.family == socket.AF_INET and a.address[:4] != "127."]
-    if not own:
+    own = defaultdict(list)
+    for each in psutil.net_if_addrs().values():
+        for found in each:
+            if found.address not in ("127.0.0.1", "::1"):
+                own[found.family].append(found.address)
+    if not own[socket.AF_INET]:
         pytest.skip("this machine has no address but the loopback's")
-    check_closed(own[0], open_ports(notebook))
+    check_closed(own, open_ports(notebook))
 
 
 _SMALL = """

@@ -96,9 +96,10 @@ def test_output_after_the_end_of_a_cell_is_shown_by_the_next(notebook):
 
 
 def test_lines_that_a_thread_writes_across_cells_are_shown_in_order(notebook):
+    # In one piece: print() writes its arguments one by one, and a cell may end in between.
     source = (
         "import threading, time\ndef count():\n    for i in range(1500):\n"
-        "        print('count', rank, i)\n        time.sleep(0.001)\n"
+        "        print(f'count {rank} {i}')\n        time.sleep(0.001)\n"
         "counting = threading.Thread(target=count); counting.start()"
     )
     shown = notebook.on_ranks(source).text
