@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import nbformat
 import pytest
 from playwright.sync_api import expect
 
@@ -147,26 +146,6 @@ def test_a_running_cell_shows_where_its_ranks_are_and_who_is_late(running):
     assert lab.complaints == []
 
 
-def test_a_page_that_is_loaded_anew_shows_the_running_cell(running):
-    lab = running(TRAINING)
-    expect(lab.output(1).locator("canvas[aria-label^='loss:']")).to_have_count(1)
-    expect(lab.output(1).locator("canvas[aria-label^='loss:']")).to_have_attribute(
-        "aria-label", BOTH
-    )
-    lab.page.wait_for_timeout(1000)
-    lab.save()
-    before = steps_of(lab)
-    lab.page.goto(lab.page.url.replace("reset&", "").replace("?reset", ""))
-    canvas = lab.output(1).locator("canvas[aria-label^='loss:']")
-    expect(canvas).to_have_count(1, timeout=60_000)
-    wait_for_steps(lab, max(before))
-    button(lab, "Interrupt").click()
-    lab.page.wait_for_function(
-        "() => jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'",
-        timeout=60_000,
-    )
-
-
 FLOOD = """%%distributed --view full
 import sys, time
 for block in range(100):
@@ -211,31 +190,3 @@ def test_logs_are_searched_while_400000_lines_stream_and_clicks_are_answered(fou
     assert lab.complaints == []
     saved = lab.save()
     assert saved.stat().st_size < 1_000_000
-
-
-LOGGED = """%%distributed
-import numpy as np, time
-for step in range(60):
-    allreduce(np.ones(1000))
-    log(step=step, loss=1 / (step + 1) + rank)
-    time.sleep(0.02)
-"""
-
-
-def test_a_saved_notebook_shows_the_picture_without_a_kernel(running, lab):
-    running(LOGGED)
-    lab.wait_idle()
-    path = lab.save()
-    outputs = nbformat.read(path, as_version=4).cells[1].outputs
-    assert [set(output.data) for output in outputs] == [{"text/html", "text/plain"}]
-
-    lab.close()
-    lab.open_without_kernel(path.name)
-    picture = lab.output(1).locator("img[src^='data:image/svg+xml']").first
-    expect(picture).to_be_visible(timeout=30_000)
-    expect(picture).to_have_js_property("complete", True)
-    expect(picture).to_have_js_property("naturalWidth", 420)
-    lab.output(1).get_by_text("values and timings as tables").click()
-    expect(lab.output(1).locator("table").first).to_contain_text("loss")
-    assert "Error displaying widget" not in lab.outputs_text(1)
-    lab.picture_of(1, PICTURES / "dashboard-reopened.png")
