@@ -17,7 +17,7 @@ SETUP = """%%distributed
 import time
 import numpy as np
 
-def train(steps, told):
+def train(steps, logs):
     weights, data = np.zeros((256, 64), np.float32), np.ones((512, 256), np.float32)
     began = time.perf_counter()
     for step in range(steps):
@@ -25,7 +25,7 @@ def train(steps, told):
             error = data @ weights - 1
             gradient = allreduce(data.T @ error, name="gradient")
             weights -= 1e-6 * gradient
-        if told:
+        if logs:
             log(step=step, loss=float((error * error).mean()), norm=float(gradient[0, 0]))
     return time.perf_counter() - began
 
@@ -42,7 +42,7 @@ def flood(seconds):
         count += 1
     return count
 """
-TRAIN = "%%distributed -o seconds --view {view}\ntrain({steps}, {told})"
+TRAIN = "%%distributed -o seconds --view {view}\ntrain({steps}, {logs})"
 STEPS = 300
 _SETTLE_SECONDS, _WATCHED_SECONDS = 0.3, 2.0
 READ = "print(*{name})"
@@ -94,9 +94,9 @@ def _training(end: FrontEnd) -> dict[str, list[float]]:
     samples: dict[str, list[float]] = {"plain": [], "live": []}
     for number in range(ROUNDS + 1):
         kinds = [("plain", "plain", 0), ("live", "full", 1)]
-        for name, view, told in kinds if number % 2 else kinds[::-1]:
-            cell = end.start(TRAIN.format(view=view, steps=STEPS, told=told))
-            if told:
+        for name, view, logs in kinds if number % 2 else kinds[::-1]:
+            cell = end.start(TRAIN.format(view=view, steps=STEPS, logs=logs))
+            if logs:
                 listen(end, cell)
             cell.wait(120)
             if number:  # the first of each is a warm-up
@@ -107,7 +107,7 @@ def _training(end: FrontEnd) -> dict[str, list[float]]:
 def _page(end: FrontEnd) -> dict[str, float]:
     """Returns the bytes of the first display, and of every second after it."""
     before = end.nbytes
-    cell = end.start(TRAIN.format(view="full", steps=20 * STEPS, told=1))
+    cell = end.start(TRAIN.format(view="full", steps=20 * STEPS, logs=1))
     listen(end, cell)
     end.drain(_SETTLE_SECONDS)
     first = end.nbytes
@@ -122,8 +122,8 @@ def _flood(end: FrontEnd) -> dict[str, float]:
     cell = end.start(f"%%distributed -o seconds --view full\nflood({FLOOD_SECONDS})")
     listen(end, cell)
     cell.wait(120)
-    said = re.search(r"([\d,]+) values of .* came too fast", cell.text)
-    dropped = int(said.group(1).replace(",", "")) if said else 0
+    message = re.search(r"([\d,]+) values of .* came too fast", cell.text)
+    dropped = int(message.group(1).replace(",", "")) if message else 0
     logged = sum(_read(end))
     return {"seconds": FLOOD_SECONDS, "logged": logged, "kept": logged - dropped}
 
