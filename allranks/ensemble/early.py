@@ -19,7 +19,7 @@ KINDS = ("halving", "median")
 
 
 class Early:
-    """Says which members are not worth going on with.
+    """Decides which members are stopped.
 
     Args:
         kind: ``halving``: at steps ``grace``, 3 · ``grace``, 9 · ``grace``, … a member goes on if
@@ -61,7 +61,7 @@ class Early:
             optuna.logging.set_verbosity(before)
 
     def report(self, member: int, points: Iterable[tuple[float, float]]) -> bool:
-        """Takes in steps and values that a member logged; returns whether to stop it."""
+        """Reports steps and values of a member; returns whether to stop it."""
         trial = self._trials.get(member)
         if trial is None:
             trial = self._trials[member] = self._study.ask()
@@ -76,7 +76,7 @@ class Early:
         return stop
 
     def ended(self, member: int, value: float | None, *, pruned: bool = False) -> None:
-        """Takes in that a member has ended; it is compared with the others from now on."""
+        """Reports the end of a member; the others are compared with it from now on."""
         trial = self._trials.pop(member, None)
         self._last.pop(member, None)
         if trial is None:
@@ -112,7 +112,7 @@ def read_metric(text: str) -> tuple[str, bool]:
     return name, mode == "min" if colon else lower_is_better(name)
 
 
-#: One duration says nothing of how durations differ.
+#: Fewer durations do not show how durations vary.
 _LEAST_SEEN = 3
 _DRAWS = 40
 _STEPS = 8000
@@ -155,5 +155,5 @@ def _left(source: random.Random, taken: Sequence[float], elapsed: float) -> floa
     longer = [seconds for seconds in taken if seconds > elapsed]
     if longer:
         return source.choice(longer) - elapsed
-    # Longer than any before: nobody knows; as long again at most is a guess.
+    # Longer than any member before: at most as long again is a guess.
     return elapsed * source.random()

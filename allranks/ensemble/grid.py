@@ -262,7 +262,7 @@ def _between(low: float, high: float, share: float, log: bool) -> float:
     if share in (0, 1):
         return high if share else low
     if log:
-        # Twelve digits, so that a tenth is told and kept as 0.1.
+        # Twelve digits, so that a tenth is shown and kept as 0.1.
         return float(f"{low * (high / low) ** share:.12g}")
     return float(f"{low + (high - low) * share:.12g}")
 

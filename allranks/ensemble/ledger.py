@@ -1,4 +1,4 @@
-"""What becomes of the members of an ensemble: who waits, what each tells, what is kept of it."""
+"""The states of an ensemble's members: the queue, their records, and what is kept of them."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Ledger:
         runs: the members.
         view: what shows them.
         metric: the name of what ``early`` compares.
-        timeout: after how many seconds a member is interrupted, for what is said of it.
+        timeout: seconds after which a member is interrupted, for its error message.
         store: what keeps members that have ended, if anything does.
-        early: what says which of them to stop, if anything does.
+        early: decides which members are stopped; None to stop none.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Ledger:
         self._stored = 0
         """How many members the store had."""
         self._arena = Arena()
-        #: Who is to run, in this order; and whether nobody is to be put back.
+        #: Members to run, in this order; and whether none are put back any more.
         self.waiting: deque[Member] = deque()
         self.closed = False
         #: What becomes of members that have been interrupted; when those that run started.
@@ -100,7 +100,6 @@ class Ledger:
     def take(
         self, crew: MemberSlots, slot: Slot, record: CellRecord, payloads: list[bytes]
     ) -> None:
-        """Takes in a record of the member that a slot runs."""
         assert slot.member is not None
         member = self.runs[slot.member]
         if isinstance(record, Output):
@@ -247,12 +246,10 @@ class Ledger:
             self.show_all()
 
     def show_all(self) -> None:
-        """Shows every member as it is now."""
         for member in self.runs:
             self.show(member)
 
     def show(self, member: Member) -> None:
-        """Shows a member as it is now."""
         if self._wanted is not None:
             self.view.members.metric, self.view.members.lower = self._wanted
         self.view.row(self.runs.row(member, self._wanted))
@@ -270,7 +267,7 @@ class Ledger:
         return ", ".join([f"{finished} of {len(self.runs)} finished", *others])
 
     def progress(self, crew: MemberSlots) -> str:
-        """Returns :meth:`counts`, and how long the rest will take as far as that can be told."""
+        """Returns :meth:`counts`, and an estimate of the remaining time if there is one."""
         now = time.monotonic()
         if now - self._counted[0] >= _COUNT_SECONDS:
             self._counted = now, self.counts()
@@ -283,7 +280,7 @@ class Ledger:
         return self._counted[1] + (f"; {said} left" if said else "")
 
     def interrupt(self, crew: MemberSlots, slot: Slot, why: str) -> None:
-        """Interrupts a member; ``why`` says what becomes of it.
+        """Interrupts a member; ``why`` is its state afterwards.
 
         Where it was before, and goes on all the same, it is again: a library may have caught that.
         """

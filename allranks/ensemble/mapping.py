@@ -29,7 +29,7 @@ class Cluster(plain.Cluster):
         """Calls a function once for each item, on the next free rank; returns what it returned.
 
         Every rank is a world of its own meanwhile. What is printed is shown with the item's
-        number, and a bar says how far it is. An item whose rank dies runs again, once.
+        number, and a bar shows the progress. An item whose rank dies runs again, once.
 
         Args:
             function: what is called; it may be defined in a cell.
@@ -56,7 +56,7 @@ class Cluster(plain.Cluster):
             Member(number, {"function": function, "arguments": call})
             for number, call in enumerate(calls)
         ]
-        # The metric is named, so that nobody looks for one in every item.
+        # The metric is named, so that no item is searched for one.
         mapping = _Mapping(
             self,
             Runs(members, _SOURCE, ("result", True)),

@@ -79,7 +79,7 @@ class InFile:
         path: the file.
         start: where the result begins in it, in bytes.
         nbytes: how long it is.
-        trusted: whether it is unpickled whoever has written it.
+        trusted: whether it is unpickled also if another user has written it.
     """
 
     def __init__(self, path: Path, start: int, nbytes: int, trusted: bool = False) -> None:
@@ -151,7 +151,7 @@ def _load(fd: int, start: int, nbytes: int) -> Any:
     return unpack(packed)
 
 
-#: So many points of each history are kept; of longer ones, every second, fourth, … and the last.
+#: Points kept of each history; of longer ones, every second, fourth, … and the last.
 _HISTORY_POINTS = 20_000
 
 #: What can become of a member.
@@ -245,7 +245,7 @@ class Member:
             ) from error
 
     def log(self, name: str, steps: array[float], values: array[float]) -> None:
-        """Takes in what it logged."""
+        """Adds logged values."""
         if name not in self.series:
             self.series[name] = Curve(len(self.series))
         self.series[name].add(steps, values, _HISTORY_POINTS)

@@ -1,4 +1,4 @@
-"""What stands behind ``%%ensemble``: the grid and the options, and what is said of a mistake."""
+"""The line of ``%%ensemble``: the grid, the options, and errors about them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Options:
         return self.out or "runs"
 
     def wanted(self) -> tuple[str, bool] | None:
-        """Returns the metric and whether lower is better; None where it was not said."""
+        """Returns the metric and whether lower is better; None if not given."""
         return None if self.metric is None else read_metric(self.metric)
 
     def members(self, variables: Mapping[str, Any]) -> list[grid.Values]:
@@ -146,7 +146,7 @@ def _check(options: Options) -> None:
 
 
 def check_size(options: Options, size: int) -> None:
-    """Raises unless members of so many ranks fill ``size`` ranks.
+    """Raises unless members of ``ranks_each`` ranks fill ``size`` ranks.
 
     Raises:
         UsageError: some would be left over.

@@ -39,9 +39,9 @@ class MemberRow:
 
 
 class MemberTable:
-    """The rows of an ensemble that runs, and what is said of it as a whole.
+    """The rows of an ensemble that runs, and its headline.
 
-    ``metric`` is the name of the numbers in the rows; ``lower`` says whether lower ones are better.
+    ``metric`` is the name of the numbers in the rows; ``lower`` is whether lower ones are better.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,6 @@ class MemberTable:
         self._told: tuple[Any, ...] = ()
 
     def put(self, row: MemberRow) -> None:
-        """Takes in a member as it is now."""
         before = self.rows.get(row.number)
         if row == before:
             return
@@ -64,7 +63,6 @@ class MemberTable:
         self._changed.add(row.number)
 
     def counts(self) -> dict[str, int]:
-        """Returns how many members are in each state that there is."""
         found: dict[str, int] = {}
         for row in self.rows.values():
             found[row.state] = found.get(row.state, 0) + 1
@@ -145,20 +143,20 @@ _DASHES = ("━━", "╍╍", "┅┅", "┉┉")
 _COLUMNS = 60
 
 
-def bundle(figures: CellModel, look: PlotStyle = DEFAULT_STYLE) -> dict[str, str]:
+def bundle(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> dict[str, str]:
     """Returns text/html and text/plain of an ensemble.
 
     Args:
-        figures: what its members and ranks have told.
-        look: how curves are drawn.
+        figures: the data of its members and ranks.
+        style: how curves are drawn.
     """
     members = figures.members
     assert isinstance(members, MemberTable)
     rows = sorted(members.rows.values(), key=lambda row: row.number)
     said = f"{members.said}, {seconds(figures.elapsed)}"
     html = (
-        f'<div class="allranks-still"><p><b>{escape(said)}</b></p>{_images(figures, rows, look)}'
-        f"{table_html(ordered(rows, look), members.metric, members.lower)}</div>"
+        f'<div class="allranks-still"><p><b>{escape(said)}</b></p>{_images(figures, rows, style)}'
+        f"{table_html(ordered(rows, style), members.metric, members.lower)}</div>"
     )
     return {
         "text/html": html,
@@ -166,24 +164,24 @@ def bundle(figures: CellModel, look: PlotStyle = DEFAULT_STYLE) -> dict[str, str
     }
 
 
-def ordered(rows: Sequence[MemberRow], look: PlotStyle) -> list[MemberRow]:
+def ordered(rows: Sequence[MemberRow], style: PlotStyle) -> list[MemberRow]:
     """Returns members in the order that was chosen on the page; what has no value stands last."""
-    name = look.ordered
+    name = style.ordered
     found: list[tuple[Any, MemberRow]] = [
         (row.parameters.get(name[1:]) if name.startswith("=") else vars(row).get(name), row)
         for row in rows
     ]
     known = [pair for pair in found if pair[0] is not None]
     # Words and numbers of one column cannot be compared.
-    known.sort(key=lambda pair: (isinstance(pair[0], str), pair[0]), reverse=look.down)
+    known.sort(key=lambda pair: (isinstance(pair[0], str), pair[0]), reverse=style.down)
     return [row for _, row in known] + [row for value, row in found if value is None]
 
 
-def _images(figures: CellModel, rows: Sequence[MemberRow], look: PlotStyle) -> str:
+def _images(figures: CellModel, rows: Sequence[MemberRow], style: PlotStyle) -> str:
     """Returns the curves as pictures; of many members a band for each value of a parameter."""
     found = groups(rows) if len(rows) > svg.MANY else {}
     if not found or not figures.curves:
-        return images(figures, look)
+        return images(figures, style)
     marks = "".join(
         f'<span style="color: {svg.COLOURS[index]}">'
         f"{_DASHES[svg.dashes(index)]}</span> {escape(name)} ({len(who)}) &nbsp; "
@@ -191,7 +189,7 @@ def _images(figures: CellModel, rows: Sequence[MemberRow], look: PlotStyle) -> s
     )
     pictures = []
     for name in figures.curves.names[:_METRICS]:
-        drawn = svg.curve(figures.curves, name, _COLUMNS, "member", look, list(found.values()))
+        drawn = svg.curve(figures.curves, name, _COLUMNS, "member", style, list(found.values()))
         pictures.append(image(drawn, f"{name} by {', '.join(found)}: see the table"))
     members = figures.members
     assert isinstance(members, MemberTable)

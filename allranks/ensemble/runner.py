@@ -52,7 +52,7 @@ class EnsembleRunner:
         plan: how to run them.
         view: what shows them.
         store: what keeps them, if anything does.
-        early: what says which of them to stop, if anything does.
+        early: decides which members are stopped; None to stop none.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class EnsembleRunner:
             self.view.finish()
 
     def _update_ranks(self) -> None:
-        """Takes in which ranks there are now."""
+        """Passes on the ranks, which are new after a start."""
         hellos = self.cluster.hellos
         self.view.ranks(list(hellos.values()))
         self.ledger.logs = {rank: hello.log for rank, hello in hellos.items()}
@@ -245,7 +245,7 @@ class EnsembleRunner:
                 self.ledger.interrupt(crew, slot, FAILED)
 
     def _report_unheard(self, crew: MemberSlots) -> None:
-        """Says where members are that do not hear an interrupt; a time-out ends their ranks."""
+        """Reports members that ignore an interrupt; after their timeout it ends all ranks."""
         for slot in crew.at_work():
             waited = self.ledger.since_interrupt(slot)
             pending = [rank for rank in slot.ranks if rank not in slot.replies]
@@ -282,7 +282,7 @@ class EnsembleRunner:
             self.view.notice(f"{label(again, 'member')}, interrupted by that, will run again")
 
     def _put_back(self, slots: list[Slot]) -> list[int]:
-        """Members whose ranks were ended run again, but for those that somebody had stopped.
+        """Queues members again whose ranks were ended, except those that the user had stopped.
 
         Returns:
             The numbers of those that run again.
@@ -349,7 +349,7 @@ class EnsembleRunner:
         self.ledger.show(member)
 
     def _raise_outcome(self) -> None:
-        """Says what has become of all of them, and raises where that is nothing good."""
+        """Raises if storing failed, the user interrupted, or all members failed."""
         if self.ledger.problem is not None:
             raise self.ledger.problem
         if self._interrupts:

@@ -110,7 +110,7 @@ class Runs(Sequence[Member]):
         self._members = list(members)
         self.source = source
         self._metric = metric
-        #: Taken by whoever runs the members; None once nobody does.
+        #: Read by the runner of the members; None when none runs.
         self.requests: queue.SimpleQueue[Request] | None = None
 
     @overload
@@ -173,7 +173,7 @@ class Runs(Sequence[Member]):
             name, lower = self._metric
         elif name is None:
             known = [name for member in self for name in member.metrics]
-            # What the result says counts more than what was logged on the way.
+            # Numbers in the result come before logged values.
             said = [name for member in self for name in member.numbers]
             name = next(iter([*said, *known]), None)
             if name is None:
@@ -190,7 +190,7 @@ class Runs(Sequence[Member]):
         Args:
             metric: a number in the result, or what was logged: then its last value. By default
                 that of ``--metric``, else the first one that there is.
-            mode: ``max`` or ``min``; by default ``min`` where the name says that it is a loss or an
+            mode: ``max`` or ``min``; by default ``min`` if the name is that of a loss or an
                 error, else ``max``.
 
         Raises:
@@ -231,7 +231,7 @@ class Runs(Sequence[Member]):
         """Returns a picture of what the members logged: a line per member, or per value.
 
         Args:
-            name: what they logged; by default the metric that tells them apart.
+            name: what they logged; by default the metric of :meth:`best`.
             by: a parameter, as ``"lr"``: members of the same value are one line, their mean.
 
         Raises:
@@ -244,7 +244,7 @@ class Runs(Sequence[Member]):
 
         Args:
             metric: a number in the result, or what was logged; by default as for :meth:`best`.
-            mode: ``max`` or ``min``, which says what the best is.
+            mode: ``max`` or ``min``: which value is the best.
 
         Raises:
             UsageError: no member has such a number, or no parameter differs.
@@ -345,7 +345,7 @@ class Runs(Sequence[Member]):
         self.requests.put((kind, what))
 
     def append(self, values: Sequence[grid.Values]) -> list[Member]:
-        """Appends members; for whoever runs them."""
+        """Appends members; for the runner."""
         new = [Member(len(self._members) + n, dict(one)) for n, one in enumerate(values)]
         self._members += new
         return new

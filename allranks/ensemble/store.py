@@ -1,7 +1,7 @@
 """A folder that every member is written to at once when it has ended, so that a rerun goes on.
 
 One file a member, written beside and moved into place, so that it is there whole or not at all: a
-line of JSON, then its result, packed. ``ensemble.json`` says which source they have run.
+line of JSON, then its result, packed. ``ensemble.json`` has the source that they have run.
 
 The name of a member's file is a hash of its values. A function or class of the notebook is hashed
 with its code and all that it uses: defaults, closures, globals, helper functions, base classes.

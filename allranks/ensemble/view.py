@@ -13,13 +13,13 @@ from allranks.records.wire import Hello, Output
 from allranks.widgets.dashboard.cell_model import CellModel, Logs, Tiles
 from allranks.widgets.dashboard.svg import PlotStyle
 from allranks.widgets.dashboard.tables import seconds
-from allranks.widgets.dashboard.view import Ask, Live, act
+from allranks.widgets.dashboard.view import Ask, LivePanel, handle_click
 from allranks.widgets.displays import bar_data, bar_line, rewrite_line
 from allranks.widgets.notebook import NotebookView
 from allranks.widgets.text import NOTEBOOK, Data, TerminalView, front_end
 
-#: What is done about a click: ``add`` or ``stop``, and what; returns what is said of it.
-Act = Callable[[str, Any], str]
+#: Handles a click: ``add`` or ``stop``, and its value; returns the message for the page.
+ClickHandler = Callable[[str, Any], str]
 _SHOW_AFTER_SECONDS = 0.3
 _PERIOD_SECONDS = 0.2
 
@@ -30,28 +30,28 @@ class EnsembleView(Protocol):
     members: MemberTable
 
     def ranks(self, hellos: Sequence[Hello]) -> None:
-        """Takes in that these ranks run it from now on."""
+        """Sets the ranks that run it from now on."""
 
     def row(self, row: MemberRow) -> None:
-        """Takes in a member as it is now."""
+        """Handles a member's new state."""
 
     def again(self, member: int) -> None:
-        """Takes in that a member begins anew."""
+        """Handles that a member starts again."""
 
     def works_on(self, rank: int, member: int | None) -> None:
-        """Takes in which member a rank runs now."""
+        """Sets the member that a rank runs; None if it is idle."""
 
     def output(self, member: int, batch: Output, log: str) -> None:
-        """Takes in what a member wrote."""
+        """Handles a member's output."""
 
     def points(self, member: int, record: Points, payload: bytes) -> None:
-        """Takes in what a member logged."""
+        """Handles values that a member logged."""
 
     def pulse(self, record: Pulse) -> None:
-        """Takes in what a rank is doing."""
+        """Handles a rank's activity."""
 
     def notice(self, text: str) -> None:
-        """Takes in a line about the ensemble as a whole."""
+        """Handles a line about the ensemble as a whole."""
 
     def refresh(self) -> None:
         """Shows what is new; called several times a second."""
@@ -65,7 +65,7 @@ class TextEnsemble:
 
     Args:
         text: what shows their text.
-        lines: whether each member that ends is told in a line.
+        lines: whether a line is shown for each member that ends.
         table: whether there is a table at the end.
     """
 
@@ -79,12 +79,10 @@ class TextEnsemble:
         self._table = table
 
     def ranks(self, hellos: Sequence[Hello]) -> None:
-        """Takes in that these ranks run it from now on."""
         self.figures.tiles = Tiles(hellos)
         self.figures.ranks = tuple(hello.rank for hello in hellos)
 
     def row(self, row: MemberRow) -> None:
-        """Takes in a member as it is now."""
         before = self.members.rows.get(row.number)
         self.members.put(row)
         ended = row.state not in ("waiting", "running")
@@ -96,36 +94,28 @@ class TextEnsemble:
             self._text.say(f"member {row.number} ({row.values}) {row.state}{where}{took}{value}")
 
     def again(self, member: int) -> None:
-        """Takes in that a member begins anew."""
         self.figures.curves.forget(member)
 
     def works_on(self, rank: int, member: int | None) -> None:
-        """Takes in which member a rank runs now."""
         self.figures.tiles.works_on(rank, member)
 
     def output(self, member: int, batch: Output, log: str) -> None:
-        """Takes in what a member wrote."""
         self._text.log_of[member] = log
         self._text.output(replace(batch, rank=member))
 
     def points(self, member: int, record: Points, payload: bytes) -> None:
-        """Takes in what a member logged."""
         self.figures.curves.take(replace(record, rank=member), payload)
 
     def pulse(self, record: Pulse) -> None:
-        """Takes in what a rank is doing."""
         self.figures.tiles.take(record)
 
     def notice(self, text: str) -> None:
-        """Shows a line about the ensemble as a whole."""
         self._text.say(text)
 
     def refresh(self) -> None:
-        """Shows what is new."""
         self._text.refresh()
 
     def finish(self) -> None:
-        """Shows everything."""
         self.figures.end()
         self._text.finish()
         if self._table:
@@ -144,15 +134,14 @@ class NotebookEnsemble(TextEnsemble):
 
     _text: NotebookView
 
-    def __init__(self, mode: str, text: NotebookView, act: Act, ask: Ask) -> None:
+    def __init__(self, mode: str, text: NotebookView, act: ClickHandler, ask: Ask) -> None:
         super().__init__(text, table=False)
         self._act, self._ask = act, ask
-        self._live = Live(self.figures, Logs([]), mode)
+        self._live = LivePanel(self.figures, Logs([]), mode)
         self._shown = False
         self._show_at = time.monotonic() + _SHOW_AFTER_SECONDS
 
     def refresh(self) -> None:
-        """Shows what is new, and does what was clicked."""
         # An ensemble that is over in a moment needs no panel.
         if not self._shown and time.monotonic() >= self._show_at:
             self._shown = True
@@ -164,7 +153,6 @@ class NotebookEnsemble(TextEnsemble):
             self._live.refresh()
 
     def finish(self) -> None:
-        """Shows everything, and replaces the live panel by one that needs no kernel."""
         self.figures.end()
         self._live.end()
         picture = bundle(self.figures, PlotStyle.of(self._live.settings))
@@ -173,7 +161,6 @@ class NotebookEnsemble(TextEnsemble):
         self._live.close()
 
     def outputs(self) -> list[tuple[Data, Data]]:
-        """Returns what stands in the notebook, as display data with metadata."""
         return self._text.outputs()
 
     def _clicked(self, click: dict[str, Any]) -> None:
@@ -181,10 +168,10 @@ class NotebookEnsemble(TextEnsemble):
         if kind in ("add", "stop"):
             self._live.say(answer=self._act(kind, click.get("what")))
         else:
-            act(click, self._live, self._ask)
+            handle_click(click, self._live, self._ask)
 
 
-def ensemble_view(mode: str, act: Act, ask: Ask, *, fold: bool = True) -> TextEnsemble:
+def ensemble_view(mode: str, act: ClickHandler, ask: Ask, *, fold: bool = True) -> TextEnsemble:
     """Returns the view of an ensemble that fits this front end.
 
     Args:
@@ -216,7 +203,6 @@ class BarView(TextEnsemble):
         self._shown = ""
 
     def refresh(self) -> None:
-        """Shows what is new."""
         super().refresh()
         now = time.monotonic()
         if now >= self._next:
@@ -224,7 +210,6 @@ class BarView(TextEnsemble):
             self._show(self.members.said.partition("; ")[2])
 
     def finish(self) -> None:
-        """Shows everything."""
         self._show(f"in {seconds(time.monotonic() - self._began)}")
         super().finish()
 
@@ -245,6 +230,6 @@ class BarView(TextEnsemble):
 
 
 def bar_view(count: int, name: str) -> BarView:
-    """Returns the bar that fits this front end, for so many calls of a function of that name."""
+    """Returns the bar that fits this front end, for ``count`` calls of a function of that name."""
     kind = NotebookView if front_end() == NOTEBOOK else TerminalView
     return BarView(kind([], noun="item"), count, name)

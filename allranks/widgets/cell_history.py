@@ -19,10 +19,10 @@ from allranks.widgets.dashboard.curves import Key
 from allranks.widgets.dashboard.saved_panel import bundle
 from allranks.widgets.dashboard.svg import PlotStyle
 from allranks.widgets.dashboard.tables import seconds
-from allranks.widgets.dashboard.view import Live
+from allranks.widgets.dashboard.view import LivePanel
 from allranks.widgets.text import Data
 
-#: What so many cells have shown can be drawn again.
+#: Displays of this many cells are kept.
 _CELLS = 30
 #: The files of one cluster, beside its logs; the oldest go first.
 _FILES, _FILES_NBYTES = 100, 64 << 20
@@ -40,7 +40,7 @@ class CellHistory:
         self._last: int | None = None
 
     def keep(self, number: int, view: Any, folder: str) -> None:
-        """Takes in that a cell has ended.
+        """Keeps what a cell has shown and logged, once it has ended.
 
         Args:
             number: the notebook's number of it.
@@ -140,13 +140,11 @@ class SavedCell:
     missing: int = 0
 
     def write(self, path: Path) -> None:
-        """Writes it into a file."""
         with gzip.open(path, "wt", encoding="utf-8", compresslevel=_LEVEL) as file:
             json.dump(asdict(self), file)
 
     @classmethod
     def read(cls, path: Path) -> SavedCell:
-        """Returns what a file holds."""
         with gzip.open(path, "rt", encoding="utf-8") as file:
             return cls(**json.load(file))
 
@@ -217,7 +215,7 @@ def compared(cells: Sequence[SavedCell], ranks: Sequence[int] | None = None) -> 
     took = (f"In[{cell.number}] took {seconds(cell.seconds)}" for cell in cells)
     whose = "all its ranks" if ranks is None else f"the chosen {cells[0].noun}s"
     figures.title = f"{', '.join(took)}; each curve is the mean of {whose}"
-    return Live(figures, Logs([]), "auto").saved(bundle(figures, PlotStyle.of({})))
+    return LivePanel(figures, Logs([]), "auto").saved(bundle(figures, PlotStyle.of({})))
 
 
 def _means(

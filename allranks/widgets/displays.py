@@ -20,14 +20,14 @@ _DRAWN_ONCE = "application/vnd.plotly.v1+json"
 plotly's renderer, `renderModel`."""
 
 
-class Shown:
+class DisplaySlot:
     """A display, made when there is something in it.
 
     Args:
         slots: the displays of this cell, in the order in which they were made; it joins them.
     """
 
-    def __init__(self, slots: list[Shown]) -> None:
+    def __init__(self, slots: list[DisplaySlot]) -> None:
         self._slots = slots
         self._id = ""
         self._content: tuple[Data, Data] | None = None
@@ -37,7 +37,6 @@ class Shown:
 
     @property
     def content(self) -> tuple[Data, Data]:
-        """What it shows now, with its metadata."""
         return self._content or ({}, {})
 
     def show(self, data: Data, metadata: Data | None = None) -> int:
@@ -70,7 +69,7 @@ class Shown:
         self.show(*content)
 
 
-def put_above(new: Shown, data: Data, slots: list[Shown], first: int = 0) -> None:
+def put_above(new: DisplaySlot, data: Data, slots: list[DisplaySlot], first: int = 0) -> None:
     """Shows something for the first time, above all other displays but the first ones.
 
     A page draws between two messages. So what stands there moves down from the last one on: the
@@ -91,7 +90,7 @@ def put_above(new: Shown, data: Data, slots: list[Shown], first: int = 0) -> Non
     slots[:] = [*above, new, *others]
 
 
-def deal(order: Sequence[Shown], slots: list[Shown]) -> None:
+def deal(order: Sequence[DisplaySlot], slots: list[DisplaySlot]) -> None:
     """Puts displays into another order: an output cannot move, but its contents can.
 
     Args:
@@ -105,7 +104,7 @@ def deal(order: Sequence[Shown], slots: list[Shown]) -> None:
     slots[:] = order
 
 
-#: An update that would unfold a display waits so long for the other ranks to make it, too.
+#: An update that would unfold a display waits this long for the same update of other ranks.
 _HOLD_SECONDS = 0.25
 #: Rich's, around what it prints.
 _OPENS, _CLOSES = '<pre style="white-space:pre;overflow-x:auto;', "</pre>\n"
@@ -122,23 +121,22 @@ class _Display:
 
 
 @dataclass
-class _Turn:
+class _Position:
     """What ranks show as their first display, or second, and so on, and where it is shown."""
 
-    shown: list[_Pair] = field(default_factory=list)
+    shown: list[_TitledDisplay] = field(default_factory=list)
     #: When the first change was made that is not shown yet.
     changed_at: float | None = None
 
 
-class _Pair:
-    """Two outputs of the notebook: a line that says whose display it is, and the display."""
+class _TitledDisplay:
+    """Two outputs of the notebook: a line with the ranks of a display, and the display."""
 
-    def __init__(self, slots: list[Shown]) -> None:
-        self.title, self.body = Shown(slots), Shown(slots)
+    def __init__(self, slots: list[DisplaySlot]) -> None:
+        self.title, self.body = DisplaySlot(slots), DisplaySlot(slots)
         self.ranks: tuple[int, ...] = ()
 
     def show(self, group: list[_Display], noun: str) -> int:
-        """Shows what these ranks display; returns the bytes sent."""
         self.ranks = tuple(display.rank for display in group)
         data, metadata = group[0].data, group[0].metadata
         if len(group) > 1 and VIEW in data:
@@ -157,7 +155,6 @@ class _Pair:
         return self.title.show({"text/plain": text}) + self.body.blank()
 
     def blank(self) -> int:
-        """Shows nothing any more; returns the bytes sent."""
         self.ranks = ()
         return self.title.blank() + self.body.blank()
 
@@ -171,14 +168,14 @@ class Gallery:
         noun: what ranks are called.
     """
 
-    def __init__(self, fold: bool, slots: list[Shown], noun: str = "rank") -> None:
+    def __init__(self, fold: bool, slots: list[DisplaySlot], noun: str = "rank") -> None:
         self.fold = fold
         self.noun = noun
         self._slots = slots
         self._of: dict[int, list[_Display]] = {}
-        self._turns: list[_Turn] = []
+        self._turns: list[_Position] = []
         #: Nothing stands in them now: an output cannot be taken away.
-        self._free: list[_Pair] = []
+        self._free: list[_TitledDisplay] = []
 
     @property
     def changed(self) -> bool:
@@ -186,11 +183,9 @@ class Gallery:
         return any(turn.changed_at is not None for turn in self._turns)
 
     def has(self, rank: int) -> bool:
-        """Whether a rank has a display here."""
         return bool(self._of.get(rank))
 
     def add(self, rank: int, data: Data, metadata: Data, name: str) -> None:
-        """Takes in a display of a rank."""
         displays = self._of.setdefault(rank, [])
         new, last = _Display(rank, name, data, metadata), displays[-1] if displays else None
         if last is not None and _is_printed(last) and _is_printed(new):
@@ -199,7 +194,7 @@ class Gallery:
             return
         displays.append(new)
         if len(displays) > len(self._turns):
-            self._turns.append(_Turn())
+            self._turns.append(_Position())
         self._change(len(displays) - 1)
 
     def update(self, rank: int, data: Data, metadata: Data, name: str) -> bool:
@@ -212,7 +207,6 @@ class Gallery:
         return found
 
     def clear(self, rank: int) -> None:
-        """Forgets what a rank has displayed here."""
         for at in range(len(self._of.pop(rank, ()))):
             self._change(at)
 
@@ -239,7 +233,6 @@ class Gallery:
         return nbytes
 
     def _groups(self, at: int) -> list[list[_Display]]:
-        """Returns the displays of one turn, those of the same content together."""
         groups: list[list[_Display]] = []
         for rank in sorted(self._of):
             for display in self._of[rank][at : at + 1]:
@@ -257,7 +250,7 @@ class Gallery:
                     group.append(display)
         return groups
 
-    def _show_turn(self, turn: _Turn, groups: list[list[_Display]]) -> int:
+    def _show_turn(self, turn: _Position, groups: list[list[_Display]]) -> int:
         turn.changed_at = None
         left, nbytes = list(turn.shown), 0
         turn.shown = []
@@ -266,7 +259,7 @@ class Gallery:
             ranks = {display.rank for display in group}
             pair = max(left, key=lambda pair: len(ranks & set(pair.ranks)), default=None)
             if pair is None:
-                pair = self._free.pop() if self._free else _Pair(self._slots)
+                pair = self._free.pop() if self._free else _TitledDisplay(self._slots)
             else:
                 left.remove(pair)
             turn.shown.append(pair)
@@ -276,7 +269,7 @@ class Gallery:
             self._free.append(pair)
         return nbytes
 
-    def in_order(self) -> list[Shown]:
+    def in_order(self) -> list[DisplaySlot]:
         """Returns the outputs as they are read best: by turn, then by rank; empty ones last."""
         pairs = [
             *(p for turn in self._turns for p in sorted(turn.shown, key=lambda pair: pair.ranks)),
@@ -316,7 +309,7 @@ def bar_data(head: str, done: int, total: int, tail: str) -> Data:
 
 
 def rewrite_line(text: str, end: str = "") -> None:
-    """Writes a line over the one before, where somebody sees that."""
+    """Writes a line over the one before, if standard error is a terminal."""
     try:
         if sys.stderr.isatty():
             sys.stderr.write(f"\r{text}\x1b[K{end}")
@@ -334,7 +327,7 @@ class ProgressLine:
 
     def __init__(self, since: float | None = None) -> None:
         self._where = front_end()
-        self._shown = Shown([])
+        self._shown = DisplaySlot([])
         self._show_at = (time.monotonic() if since is None else since) + _SHOW_AFTER_SECONDS
         self._drawn = False
 
@@ -349,7 +342,6 @@ class ProgressLine:
             rewrite_line(bar_line(head, done, total, tail))
 
     def end(self) -> None:
-        """Takes it away."""
         if not self._drawn:
             return
         if self._where == NOTEBOOK:

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from allranks.records.wire import Output
-from allranks.widgets.displays import Gallery, Shown, deal, put_above
+from allranks.widgets.displays import DisplaySlot, Gallery, deal, put_above
 from allranks.widgets.output_replay import replay
 from allranks.widgets.text import Block, Data, TextView, hidden_note, is_rich
 from allranks.widgets.widget_states import VIEW, DrawnBars
@@ -43,21 +43,21 @@ WHOLE_WORDS: Data = {
 }
 
 
-class _Stretch:
+class _TextAndPictures:
     """Some text and the pictures below it; text that comes after them begins another one."""
 
-    def __init__(self, ranks: Sequence[int], fold: bool, slots: list[Shown], noun: str) -> None:
+    def __init__(
+        self, ranks: Sequence[int], fold: bool, slots: list[DisplaySlot], noun: str
+    ) -> None:
         self.block = Block(ranks, fold, noun)
-        self.shown = Shown(slots)
+        self.shown = DisplaySlot(slots)
         self.pictures = Gallery(fold, slots, noun)
 
     def show_text(self, extra: Sequence[tuple[int, str]] = ()) -> int:
-        """Shows the text as it is now; returns the bytes sent."""
         text = self.block.render(extra)
         return self.shown.show(shown_as(text)) if text else self.shown.blank()
 
-    def in_order(self) -> list[Shown]:
-        """Returns the displays as they are read best."""
+    def in_order(self) -> list[DisplaySlot]:
         return [*([self.shown] if self.shown else []), *self.pictures.in_order()]
 
 
@@ -65,7 +65,7 @@ class NotebookView(TextView):
     """Shows labelled text and pictures of ranks in a notebook's cell.
 
     Args:
-        ranks: the ranks whose output is to come.
+        ranks: the ranks whose output is shown.
         log_dir: where their logs are.
         fold: whether identical output of several ranks is shown once.
         noun: what they are called.
@@ -79,17 +79,17 @@ class NotebookView(TextView):
         self._next_refresh = self._next_bars = 0.0
         self._sent_nbytes = 0
         self._changed = self._failed = False
-        self._slots: list[Shown] = []
-        self._slots_above: list[Shown] = []
-        self._panel = Shown(self._slots)
-        self._said: list[Shown] = []
+        self._slots: list[DisplaySlot] = []
+        self._slots_above: list[DisplaySlot] = []
+        self._panel = DisplaySlot(self._slots)
+        self._said: list[DisplaySlot] = []
         #: What stands below the panel, the newest last.
-        self._below: list[Shown] = []
+        self._below: list[DisplaySlot] = []
         #: Stands last, where an error follows.
-        self._words = Shown(self._slots)
-        self._stretches = [_Stretch(self.ranks, fold, self._slots, noun)]
+        self._words = DisplaySlot(self._slots)
+        self._stretches = [_TextAndPictures(self.ranks, fold, self._slots, noun)]
         #: Those above the last prompt, whose displays may still be updated.
-        self._above: list[_Stretch] = []
+        self._above: list[_TextAndPictures] = []
         self._bars = DrawnBars()
         #: The stretch that a rank writes to: a rank never writes above its own last picture.
         self._at = dict.fromkeys(self.ranks, 0)
@@ -97,7 +97,6 @@ class NotebookView(TextView):
         self._cleared_next: set[int] = set()
 
     def output(self, batch: Output) -> None:
-        """Takes in what a rank wrote."""
         self._changed = True
         if batch.hidden_lines:
             self._hidden[batch.rank] = (batch.hidden_lines, batch.hidden_nbytes)
@@ -134,13 +133,14 @@ class NotebookView(TextView):
             at = self._at[rank] = at + 1
             if at == len(self._stretches):
                 self._flush()
-                self._stretches.append(_Stretch(self.ranks, self.fold, self._slots, self.noun))
+                self._stretches.append(
+                    _TextAndPictures(self.ranks, self.fold, self._slots, self.noun)
+                )
         self._stretches[at].block.feed(rank, kind, text)
 
     def _display(
         self, rank: int, kind: str, data: Data, metadata: Data, name: str | None = None
     ) -> None:
-        """Takes in a display or a value: text as lines, unless it may be updated."""
         if kind == "update":
             found = [
                 stretch.pictures.update(rank, data, metadata, name or "")
@@ -157,19 +157,17 @@ class NotebookView(TextView):
             self._write(rank, "value" if kind == "result" else "out", text + "\n")
 
     def left(self, rank: int, status: str) -> None:
-        """Takes in that a rank has left the cell, with an error perhaps."""
         self._failed = self._failed or status != "ok"
 
     def notice(self, text: str) -> None:
-        """Shows a line about the cell as a whole."""
         for rank in self.ranks:
             self._write(rank, "note", text + "\n")
         self._changed = True
 
     def say(self, text: str) -> None:
-        """Shows a line that is nobody's own; at the end these stand above what was written."""
+        """Shows a line of no rank; at the end these lines stand above the output."""
         self._flush()
-        shown = Shown(self._slots)
+        shown = DisplaySlot(self._slots)
         self._said.append(shown)
         shown.show({"text/plain": f"· {text}"})
 
@@ -186,12 +184,11 @@ class NotebookView(TextView):
 
     def show_below_panel(self, data: dict[str, Any]) -> None:
         """Shows something below the panel, above what the ranks write."""
-        shown = Shown(self._slots)
+        shown = DisplaySlot(self._slots)
         put_above(shown, data, self._slots, first=int(self._panel in self._slots))
         self._below.append(shown)
 
     def refresh(self) -> None:
-        """Shows what is new, at most ten times a second."""
         replay.tick()
         now = time.monotonic()
         if now >= self._next_bars:
@@ -212,8 +209,8 @@ class NotebookView(TextView):
         self._said = []
         self._below = []
         if not self._panel:
-            self._panel = Shown(self._slots)
-        self._stretches = [_Stretch(self.ranks, self.fold, self._slots, self.noun)]
+            self._panel = DisplaySlot(self._slots)
+        self._stretches = [_TextAndPictures(self.ranks, self.fold, self._slots, self.noun)]
         self._at = dict.fromkeys(self.ranks, 0)
 
     def finish(self) -> None:
@@ -228,7 +225,6 @@ class NotebookView(TextView):
         deal([*panel, *reversed(self._below), *self._said, *written, *words], self._slots)
 
     def outputs(self) -> list[tuple[Data, Data]]:
-        """Returns what stands in the notebook, as display data with metadata."""
         every = [shown.content for shown in (*self._slots_above, *self._slots)]
         return [content for content in every if content[0]]
 
@@ -267,7 +263,7 @@ def _in_colours(text: str) -> str:
 
 
 def _apply_codes(codes: str, styles: dict[str, str]) -> None:
-    """Changes the styles as a sequence of codes says; those of a background change nothing."""
+    """Changes the styles by a sequence of codes; codes of a background change nothing."""
     numbers = iter([int(code or 0) for code in codes.split(";")])
     for number in numbers:
         if number == 0:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from allranks.widgets.page_widgets import ReplayWidget
 
-#: Nobody closes a page within a cell that is shorter.
+#: A page is hardly closed and opened during a shorter cell.
 _LONG_SECONDS = 1.0
 _CELLS = 30
 
@@ -54,7 +54,7 @@ class OutputReplay:
         self._lock = threading.RLock()
 
     def take(self, name: str, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        """Takes in a display of the cell that runs, or what it shows now.
+        """Keeps a display of the running cell, with its present content.
 
         Args:
             name: the display's id.

@@ -49,7 +49,7 @@ class DashboardWidget(anywidget.AnyWidget):
 class ReplayWidget(anywidget.AnyWidget):
     """A model without a view, by which every page of a notebook asks for outputs it has missed.
 
-    ``page`` tells the first page, which sees the model being made, from pages that come later.
+    ``page`` distinguishes the first page, which sees the model being made, from later pages.
 
     Args:
         heard: called with each message of a page; may be called from another thread.

@@ -28,13 +28,13 @@ _OF_CELLS = {"cellId", "deletedCells"}
 
 
 def front_end() -> str:
-    """Returns what shows the output of what runs now.
+    """Returns the kind of front end that shows the output of the running code.
 
     ``notebook`` changes displays in place; ``console`` is another front end of a kernel;
     ``terminal`` is no kernel's.
 
     Raises:
-        UsageError: ALLRANKS_FRONT_END says something else.
+        UsageError: ALLRANKS_FRONT_END has another value.
     """
     kernel = of_this_process()
     if kernel is None:
@@ -55,10 +55,10 @@ def of_this_process() -> Any:
 
 
 def shows_updates(request: dict[str, Any]) -> bool:
-    """Whether what sent a kernel this request is known to change displays in place."""
+    """Whether the front end that sent this request is known to change displays in place."""
     if request.get("header", {}).get("msg_type", "").startswith("comm_"):
         return True  # a button was clicked: where widgets are drawn, displays are updated
-    # nbclient, and so papermill and nbconvert, keeps a notebook and lets nobody type.
+    # nbclient, and so papermill and nbconvert, keeps a notebook and accepts no input.
     nobody_types = request.get("content", {}).get("allow_stdin") is False
     return nobody_types or bool(_OF_CELLS & request.get("metadata", {}).keys())
 
@@ -113,7 +113,6 @@ class RankText:
         self._up = 0
 
     def feed(self, kind: str, text: str) -> None:
-        """Takes in text; a carriage return starts its line anew, as on a terminal."""
         if "\x1b[" in text:
             text = _CURSOR.sub("", text).replace(_UP_ONE, _UP)
         if self._up or _UP in text:
@@ -151,12 +150,10 @@ class RankText:
             self._open = not ended
 
     def add(self, line: Line) -> None:
-        """Takes in a whole line."""
         self.lines.append(line)
         self._open = False
 
     def take(self, ended_only: bool) -> list[Line]:
-        """Returns the lines and forgets them; an unended last one stays where asked."""
         kept = self.lines[-1 - self._up :] if ended_only and self._open else []
         self._up = self._up if kept else 0
         taken = self.lines[: len(self.lines) - len(kept)]
@@ -165,7 +162,6 @@ class RankText:
         return taken
 
     def clear(self) -> None:
-        """Forgets the lines."""
         self.lines.clear()
         self._open, self._up = False, 0
 
@@ -264,7 +260,7 @@ def _merged(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
     coming = {rank: iter(lines[rank]) for rank in left}
     #: By the next line of each rank, whose it is.
     heads: dict[Line, list[int]] = {}
-    #: Those that nobody else is still to write, that of the lowest rank first.
+    #: Lines that no further rank will write, that of the lowest rank first.
     ready: list[tuple[int, Line]] = []
 
     def advance(ranks: Iterable[int]) -> None:
@@ -333,11 +329,9 @@ class Block:
         self.texts = {rank: RankText() for rank in ranks}
 
     def feed(self, rank: int, kind: str, text: str) -> None:
-        """Takes in text of a rank."""
         self.texts.setdefault(rank, RankText()).feed(kind, text)
 
     def clear(self, rank: int) -> None:
-        """Forgets a rank's lines."""
         if rank in self.texts:
             self.texts[rank].clear()
 
@@ -357,7 +351,7 @@ class Block:
 
 
 class TextView:
-    """What the text views of a notebook and of a terminal share.
+    """The common part of the text views of a notebook and of a terminal.
 
     Telemetry is ignored here: views with a panel show it.
 
@@ -397,7 +391,7 @@ def is_rich(data: Mapping[str, Any]) -> bool:
     return not set(data) <= {"text/plain"}
 
 
-#: A line is held for so long, for ranks that write the same one a moment later.
+#: A line is held this long, for ranks that write the same one a moment later.
 _LINE_HOLD_SECONDS = 0.25
 #: What is updated is printed again, at most so often, as it then is.
 _UPDATE_SECONDS = 2.0
@@ -408,7 +402,7 @@ class TerminalView(TextView):
     """Prints labelled lines of ranks on standard output, and figures where they can be seen.
 
     Args:
-        ranks: the ranks whose output is to come.
+        ranks: the ranks whose output is shown.
         log_dir: where their logs are.
         fold: whether identical output of several ranks is printed once.
         noun: what they are called.
@@ -427,7 +421,6 @@ class TerminalView(TextView):
         self._rich: dict[str, tuple[Data, Data]] = {}
 
     def output(self, batch: Output) -> None:
-        """Takes in what a rank wrote."""
         text = self._texts.setdefault(batch.rank, RankText())
         for kind, *rest in batch.entries:
             if kind == "update":
@@ -452,7 +445,6 @@ class TerminalView(TextView):
             self._oldest = time.monotonic()
 
     def _print_updated(self, rank: int) -> None:
-        """Takes what a rank has updated as lines, before those that it writes now."""
         for data, metadata in self._updated.pop(rank, {}).values():
             self._display(rank, "display", data, metadata)
 
@@ -468,34 +460,27 @@ class TerminalView(TextView):
         text.feed("value" if kind == "result" else "out", plain + "\n")
 
     def notice(self, text: str) -> None:
-        """Prints a line about the cell as a whole."""
         self._print()
         self.write(f"· {text}")
 
     def say(self, text: str) -> None:
-        """Prints a line that is nobody's own."""
         self.notice(text)
 
     def show_text(self, text: str) -> None:
-        """Prints a text as it is."""
         self._print()
         self.write(text)
 
     def write(self, text: str) -> None:
-        """Prints lines."""
         print(text, file=sys.stdout, flush=True)
 
     def make_way(self) -> None:
-        """Prints everything: a person is asked below it."""
         self._print()
 
     def refresh(self) -> None:
-        """Prints the lines that have been held long enough."""
         if self._oldest is not None and time.monotonic() - self._oldest >= _LINE_HOLD_SECONDS:
             self._print(ended_only=True)
 
     def finish(self) -> None:
-        """Prints everything."""
         self._print()
 
     def _print(self, ended_only: bool = False) -> None:

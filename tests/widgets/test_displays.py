@@ -7,7 +7,7 @@ from typing import Any
 import IPython.display
 import pytest
 
-from allranks.widgets.displays import Shown, put_above
+from allranks.widgets.displays import DisplaySlot, put_above
 from allranks.widgets.text import Data
 
 
@@ -28,13 +28,13 @@ def test_what_comes_above_others_is_never_shown_twice_and_hides_none(
 
     monkeypatch.setattr(IPython.display, "display", show)
     monkeypatch.setattr(IPython.display, "update_display", update)
-    slots: list[Shown] = []
+    slots: list[DisplaySlot] = []
     lines = [f"line {number}" for number in range(count)]
     for line in lines:
-        Shown(slots).show({"text/plain": line})
+        DisplaySlot(slots).show({"text/plain": line})
     drawn.clear()
 
-    panel = Shown(slots)
+    panel = DisplaySlot(slots)
     put_above(panel, {"text/plain": "panel"}, slots)
 
     assert drawn[-1] == ["panel", *lines]
@@ -49,7 +49,7 @@ def test_a_figure_that_replaces_another_one_is_drawn_anew(monkeypatch: pytest.Mo
     for name in ("display", "update_display"):
         monkeypatch.setattr(IPython.display, name, lambda data, **_: sent.append(data))
     first, second = ({"application/vnd.plotly.v1+json": {"data": [rank]}} for rank in (1, 0))
-    shown = Shown([])
+    shown = DisplaySlot([])
     shown.show(first)
     shown.show(second)
     assert sent == [first, {}, second]

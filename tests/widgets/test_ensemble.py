@@ -19,7 +19,7 @@ from allranks.ensemble.pictures import (
 from allranks.widgets.dashboard.cell_model import CellModel, Logs
 from allranks.widgets.dashboard.svg import PlotStyle
 from allranks.widgets.dashboard.tables import Table, seconds_like
-from allranks.widgets.dashboard.view import Live
+from allranks.widgets.dashboard.view import LivePanel
 from tests.widgets.test_stores import hello, points
 
 
@@ -106,7 +106,7 @@ def test_many_members_stay_below_200_kilobytes_and_are_counted():
         record, payload = points(number, "loss", [(i, float(i)) for i in range(50)])
         figures.curves.take(record, payload)
     figures.end()
-    made = Live(figures, Logs([]), "auto").saved(bundle(figures))
+    made = LivePanel(figures, Logs([]), "auto").saved(bundle(figures))
     assert sum(len(part.encode()) for part in made.values()) < 200_000
     assert "800 more members are not in this table" in made["text/html"]
     assert "960 more members are not in this table" in made["text/plain"]

@@ -16,14 +16,14 @@ from allranks.widgets.dashboard import saved_panel
 from allranks.widgets.dashboard.cell_model import CellModel, Logs
 from allranks.widgets.dashboard.saved_panel import bundle
 from allranks.widgets.dashboard.svg import PlotStyle
-from allranks.widgets.dashboard.view import Live
+from allranks.widgets.dashboard.view import LivePanel
 from tests.widgets.test_still import figures, images
 from tests.widgets.test_stores import hello, points
 
 
-def ended(made: CellModel, settings=None, mode="auto") -> tuple[Live, dict[str, str]]:
+def ended(made: CellModel, settings=None, mode="auto") -> tuple[LivePanel, dict[str, str]]:
     """A view whose cell has ended, and the output that stays."""
-    live = Live(made, Logs([hello(rank) for rank in made.ranks]), mode)
+    live = LivePanel(made, Logs([hello(rank) for rank in made.ranks]), mode)
     live.settings = settings or {}
     return live, live.saved(bundle(made, PlotStyle.of(live.settings)))
 
@@ -80,7 +80,7 @@ def test_a_notebook_does_not_name_the_machine_that_it_ran_on(tmp_path):
     who = hello(0, str(tmp_path / "rank-0.log"), "somebodys-machine")
     made, logs = CellModel([who]), Logs([who])
     made.end()
-    shown = Live(made, logs, "full").saved(bundle(made, PlotStyle.of({})))
+    shown = LivePanel(made, logs, "full").saved(bundle(made, PlotStyle.of({})))
     state, *_ = packed(shown["text/html"])
     assert "somebodys-machine" not in state
     assert str(tmp_path) not in state

@@ -43,7 +43,7 @@ def bundle(told: Explained, frames: list[Frame], place: str) -> dict[str, str]:
     """Returns text/html, without scripts or widgets, and text/plain.
 
     Args:
-        told: what was run.
+        told: the recorded run.
         frames: its frames.
         place: the class of the element that a live player takes the place of.
     """
@@ -120,7 +120,7 @@ def _draw_frame(frame: Frame, number: int, column: float) -> str:
 
 
 def _arc(sender: int, receiver: int, column: float) -> str:
-    # Higher where it goes further, so that arrows that cross can be told apart.
+    # Higher for a longer way, so that crossing arrows remain distinct.
     start, end = (sender + 0.5) * column, (receiver + 0.5) * column
     shift = 3 if sender < receiver else -3
     foot = _HEAD + _ARCS - 12
@@ -136,7 +136,7 @@ ALGORITHMS = ("ring", "recursive doubling", "tree")
 _IDLE_SECONDS = 0.2
 MOST_RANKS = 16
 MOST_VALUES = 32
-#: So many ranks can each have a digit of their own.
+#: Up to this many ranks have a digit each.
 _DIGITS = 4
 
 _EXPECTED = "expected one array of numbers a rank, all of one length"
@@ -152,11 +152,11 @@ class Explainer:
     as soon as they are idle.
 
     Args:
-        told: what the ranks have run.
+        told: the recorded run.
         ranks: returns the ranks to run on again, or raises what there is to say.
 
     Attributes:
-        told: the run that is shown now.
+        told: the run that is shown.
     """
 
     def __init__(self, told: Explained, ranks: Callable[[], NotebookRanks]) -> None:
@@ -242,7 +242,7 @@ class Explainer:
                 self._loop.call_later(_IDLE_SECONDS, self._run_when_idle)
                 return
         except AllranksError:
-            pass  # said below
+            pass  # `run` raises it again below
         click, self._asked = self._asked or {}, None
         try:
             self.run(str(click["algorithm"]), int(click["ranks"]), int(click["size"]))
@@ -260,7 +260,7 @@ class Explainer:
         What they have run before is shown when they are gone.
 
         Raises:
-            UsageError: there is no such algorithm, or there are not so many ranks.
+            UsageError: there is no such algorithm, or there are too few ranks.
         """
         from IPython.display import update_display
 
@@ -341,7 +341,7 @@ def ring(
         values: in place of ``ranks`` and ``size`` the arrays to sum up, one a rank.
 
     Raises:
-        UsageError: there is no such algorithm, or there are not so many ranks, or none at all.
+        UsageError: there is no such algorithm, or there are too few ranks, or none.
     """
     if algorithm not in ALGORITHMS:
         raise UsageError(

@@ -167,7 +167,7 @@ def title(told: Explained) -> str:
 
 
 def cost(told: Explained) -> str:
-    """Returns what it took, and what the model foretells, which says that it is simulated."""
+    """Returns the measured time, and the model's, which is marked as simulated."""
     fabric = told.prediction.fabric
     return (
         f"measured: {seconds(told.seconds)} (shortest of {told.repeats}); "
@@ -198,7 +198,7 @@ _MOST_ANSWERS = 6
 
 @dataclass(frozen=True)
 class QuizAnswer:
-    """One answer that is offered, and what is said when it is chosen."""
+    """A possible answer, and the explanation that is shown once it is chosen."""
 
     said: str
     right: bool
@@ -213,7 +213,7 @@ class Question:
 
     asked: str
     rank: int
-    """Whom it is about."""
+    """The rank in question."""
     answers: tuple[QuizAnswer, ...]
 
 

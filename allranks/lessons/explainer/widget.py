@@ -22,7 +22,7 @@ class ExplainerWidget(anywidget.AnyWidget):
 
     Args:
         state: what is to be played.
-        clicked: called with what the page says; may be called from another thread.
+        clicked: called with the page's messages; may be called from another thread.
     """
 
     _esm = "\n".join(path.read_text("utf-8") for path in _PARTS)

@@ -98,7 +98,7 @@ _WAITS = re.compile(r"waiting in (.+) for (.+)")
 _NAMED = ("failed", "interrupted", "lost", "replaced")
 _RANK_MEMORY, _GPU_MEMORY = "memory in MB, by second", "GPU memory in MB, by second"
 _MB = 1e6
-#: Memory that changes by less is not worth a picture that nobody has asked for.
+#: A smaller change of memory does not show its picture by itself.
 _CHANGE_MB, _CHANGE_SHARE = 100, 0.1
 _MEMORY_ROWS = 16
 
@@ -138,7 +138,6 @@ class Tiles:
         self._changed = set(self.tiles)
 
     def take(self, pulse: Pulse) -> None:
-        """Takes in what a rank is doing now."""
         tile = self.tiles.get(pulse.rank)
         if tile is None or tile.gone:
             return
@@ -153,14 +152,14 @@ class Tiles:
         self._changed.add(pulse.rank)
 
     def at_step(self, rank: int, step: float | None) -> None:
-        """Takes in the step that a rank logged last."""
+        """Sets the step that a rank logged last."""
         tile = self.tiles.get(rank)
         if tile is not None and tile.step != step:
             tile.step = step
             self._changed.add(rank)
 
     def works_on(self, rank: int, member: int | None) -> None:
-        """Takes in which member of an ensemble a rank runs now; None where it runs none."""
+        """Sets the member of an ensemble that a rank runs; None if it is idle."""
         tile = self.tiles[rank]
         tile.member, tile.state = member, "idle" if member is None else "running"
         tile.activity = tile.waits_for = tile.line = ""
@@ -168,7 +167,6 @@ class Tiles:
         self._changed.add(rank)
 
     def left(self, rank: int, status: str) -> None:
-        """Takes in how a rank left the cell."""
         tile = self.tiles.get(rank)
         if tile is not None:
             tile.state, tile.gone = _LEFT[status], True
@@ -184,11 +182,10 @@ class Tiles:
         return changed
 
     def everything(self) -> list[dict[str, Any]]:
-        """Returns all tiles."""
         return [vars(tile).copy() for tile in self.tiles.values()]
 
     def said(self) -> str:
-        """Returns how the ranks are, as ``3 running, 1 waits for rank 1``."""
+        """Returns the states of the ranks, as ``3 running, 1 waits for rank 1``."""
         found: dict[tuple[str, str], list[int]] = {}
         for tile in self.tiles.values():
             found.setdefault((tile.state, tile.waits_for), []).append(tile.rank)
@@ -208,14 +205,13 @@ def _group_text(state: str, whom: str, ranks: list[int], every: bool) -> str:
 
 
 class Memory:
-    """What ranks have told of their memory in one cell; ``asked``, it is shown in any case."""
+    """The memory of ranks during one cell; with ``asked`` it is always shown."""
 
     def __init__(self) -> None:
         self.curves = Curves()
         self.asked = False
 
     def take(self, pulse: Pulse, seconds: float) -> None:
-        """Takes in what a rank has now, so many seconds after the cell began."""
         for name, size in ((_RANK_MEMORY, pulse.rss_nbytes), (_GPU_MEMORY, pulse.gpu_nbytes)):
             if size > 0:
                 at, value = array("d", (seconds,)), array("d", (size / _MB,))
@@ -334,7 +330,6 @@ class Logs:
         }
 
     def take(self, batch: Output) -> None:
-        """Takes in that a rank has written."""
         rank = self._ranks.get(batch.rank)
         if rank is not None:
             rank.take(batch)
@@ -354,7 +349,7 @@ class Logs:
         return self.read(nbytes // max(1, len(self._ranks)))
 
     def rewind(self) -> None:
-        """Begins again at the cell's beginning: somebody looks anew."""
+        """Starts again at the cell's beginning, for a new reader."""
         for reader in self._ranks.values():
             reader.at = reader.start if isinstance(reader, _Tail) else 0
 
@@ -374,13 +369,11 @@ class Imports:
         self._ranks: dict[str, set[int]] = {}
 
     def take(self, pulse: Pulse) -> None:
-        """Takes in what a rank imports now, if anything."""
         self._now[pulse.rank] = pulse.importing
         if pulse.importing:
             self._ranks.setdefault(pulse.importing, set()).add(pulse.rank)
 
     def left(self, rank: int) -> None:
-        """Takes in that a rank has left the cell."""
         self._now[rank] = ""
 
     def line(self) -> tuple[str, int, int] | None:
@@ -397,7 +390,7 @@ class Imports:
         return f"importing {module} on {label(sorted(ranks))}", done, len(ranks)
 
 
-#: Collectives are worth a panel when a rank has made so many, and spent so long in them.
+#: A panel appears once a rank has made this many calls and spent this time in them.
 _BUSY_CALLS, _BUSY_SECONDS = 20, 1.0
 
 
@@ -412,17 +405,17 @@ class MemberRows(Protocol):
 
 
 class CellModel:
-    """What the ranks of a cell have told beside their output.
+    """What the ranks of a cell report beside their output.
 
     Args:
         hellos: the ranks that run the cell.
-        members: of an ensemble; then curves are theirs, and each is told by its number.
+        members: of an ensemble; curves then belong to members, by their numbers.
     """
 
     def __init__(self, hellos: Sequence[Hello], members: MemberRows | None = None) -> None:
         self.members = members
         self.noun = "rank" if members is None else "member"
-        #: Said of it as a whole, in place of how its ranks are.
+        #: A headline, in place of the states of the ranks.
         self.title = ""
         self.ranks = tuple(hello.rank for hello in hellos)
         self.tiles = Tiles(hellos)
@@ -437,7 +430,6 @@ class CellModel:
         self.seconds: float | None = None
 
     def take(self, record: Telemetry, payloads: Sequence[bytes]) -> None:
-        """Takes in what a rank tells."""
         if isinstance(record, Points):
             self.curves.take(record, payloads[0])
             self.tiles.at_step(record.rank, self.curves.step(record.rank))
@@ -453,12 +445,10 @@ class CellModel:
             section.take(record, payloads)
 
     def left(self, rank: int, status: str) -> None:
-        """Handles that a rank has left the cell."""
         self.tiles.left(rank, status)
         self.imports.left(rank)
 
     def end(self) -> None:
-        """The cell has ended."""
         self.seconds = time.monotonic() - self.started
 
     @property
@@ -467,7 +457,7 @@ class CellModel:
         return time.monotonic() - self.started if self.seconds is None else self.seconds
 
     def worth_showing(self) -> bool:
-        """Whether there is something in it that a reader has not asked for in vain."""
+        """Whether the data are a reason to show the panel."""
         busy = any(
             row.calls >= _BUSY_CALLS and row.wait_seconds + row.transfer_seconds >= _BUSY_SECONDS
             for row in self.timings.by_rank()

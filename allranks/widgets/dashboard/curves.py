@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points
 
-#: All series together hold about so many points; each of them holds between these two numbers.
+#: Points of all curves together; each curve holds between these two numbers.
 _POINTS = 120_000
 _MOST, _LEAST = 2000, 200
 #: More series than this are counted and not kept.
@@ -22,7 +22,7 @@ _IN_MEMORY_NBYTES = 1 << 20
 
 
 class Key(NamedTuple):
-    """Which curve: what was logged, by whom."""
+    """The key of a curve: the logged name, the rank, and the member."""
 
     name: str
     rank: int
@@ -42,7 +42,6 @@ class Logged:
         """How many values the disk had no room for."""
 
     def add(self, key: Key, steps: array[float], values: array[float]) -> None:
-        """Takes in values of one curve."""
         end = self._file.tell()
         try:
             self._file.write(steps.tobytes() + values.tobytes())
@@ -60,7 +59,6 @@ class Logged:
                 self._begins[index] = len(self._batches)
 
     def read(self) -> dict[Key, tuple[array[float], array[float]]]:
-        """Returns the steps and values of each curve."""
         found = [(array("d"), array("d")) for _ in self._numbers]
         self._file.seek(0)
         for at in range(0, len(self._batches), 2):
@@ -89,7 +87,6 @@ class Curve:
     """The first value that is infinite or not a number, with its step."""
 
     def add(self, steps: array[float], values: array[float], most: int) -> None:
-        """Takes in values in the order in which they were logged."""
         if self.broken is None and not math.isfinite(sum(values)):
             pairs = zip(steps, values, strict=True)
             self.broken = next((one for one in pairs if not math.isfinite(one[1])), None)
@@ -116,7 +113,7 @@ class Curves:
     """All curves of one cell.
 
     Args:
-        logged: takes in every value, also those that no curve keeps.
+        logged: gets every value, also those that no curve keeps.
     """
 
     def __init__(self, logged: Logged | None = None) -> None:
@@ -177,7 +174,6 @@ class Curves:
         return max((series.last[0] for series in self._of_rank.get(rank, ())), default=None)
 
     def take(self, record: Points, payload: bytes) -> None:
-        """Takes in a batch of one rank."""
         if record.dropped:
             self.dropped[record.rank] = record.dropped
         pairs = array("d", payload)
@@ -188,7 +184,6 @@ class Curves:
             self.add(Key(name, record.rank, member), steps, values)
 
     def add(self, key: Key, steps: array[float], values: array[float]) -> None:
-        """Takes in values of one curve."""
         if self._logged is not None:
             self._logged.add(key, steps, values)
         series = self.series.get(key)

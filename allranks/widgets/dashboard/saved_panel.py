@@ -71,20 +71,20 @@ def text(figures: CellModel) -> str:
     return "\n".join([summary(figures), *(table.text() for table in every)])
 
 
-def bundle(figures: CellModel, look: PlotStyle = DEFAULT_STYLE) -> dict[str, str]:
+def bundle(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> dict[str, str]:
     """Returns text/html and text/plain of what a cell has shown.
 
     Args:
-        figures: what its ranks have told.
-        look: how curves are drawn.
+        figures: the data of the cell.
+        style: how curves are drawn.
     """
-    return {"text/html": page(figures, look), "text/plain": text(figures)}
+    return {"text/html": page(figures, style), "text/plain": text(figures)}
 
 
-def page(figures: CellModel, look: PlotStyle = DEFAULT_STYLE) -> str:
+def page(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> str:
     """Returns the still picture as HTML."""
     body = f"<p><b>{escape(summary(figures))}</b></p>"
-    body += images(figures, look)
+    body += images(figures, style)
     if figures.timings and straggler(figures.timings):
         body += f"<p>{escape(straggler(figures.timings))}</p>"
     found = tables(figures)
@@ -103,13 +103,13 @@ def section_html(section: PanelSection) -> str:
     return pictures + "".join(map(table_html, section.tables()))
 
 
-def images(figures: CellModel, look: PlotStyle) -> str:
+def images(figures: CellModel, style: PlotStyle) -> str:
     """Returns the curves and bars as pictures, and whose colour is which."""
-    found = [image(picture, words) for picture, words in _pictures(figures, look)]
+    found = [image(picture, words) for picture, words in _pictures(figures, style)]
     return _legend(figures) + f"<div>{' '.join(found)}</div>" if found else ""
 
 
-def _pictures(figures: CellModel, look: PlotStyle) -> list[tuple[str, str]]:
+def _pictures(figures: CellModel, style: PlotStyle) -> list[tuple[str, str]]:
     curves = figures.curves
     names = curves.names[:_PICTURES]
     lines = sum(min(svg.MANY, len(curves.of(name))) for name in names) or 1
@@ -117,7 +117,7 @@ def _pictures(figures: CellModel, look: PlotStyle) -> list[tuple[str, str]]:
     found = []
     for name in names:
         lasts = [f"{figures.noun} {key.rank} {s.last[1]:.4g}" for key, s in curves.of(name).items()]
-        picture = svg.curve(curves, name, points, figures.noun, look)
+        picture = svg.curve(curves, name, points, figures.noun, style)
         found.append((picture, f"{name}: {', '.join(lasts[: svg.MANY])}"))
     found += _time_pictures(figures)
     rows = figures.timings.by_rank()
@@ -137,7 +137,7 @@ def _memory_pictures(figures: CellModel) -> list[tuple[str, str]]:
     memory = figures.memory
     return [
         (
-            svg.curve(memory.curves, name, _MEMORY_POINTS, look=PlotStyle(log=False)),
+            svg.curve(memory.curves, name, _MEMORY_POINTS, style=PlotStyle(log=False)),
             f"{name}: see the table",
         )
         for name in memory.shown
@@ -197,7 +197,7 @@ _STATE_NBYTES = 44_000
 _SAVED_POINTS = 12_000
 #: Of all logs together; the files have the rest.
 _LOGS_NBYTES = 40_000
-#: Of an ensemble at most so many members, the best ones; fewer where that is too much.
+#: Members of an ensemble: at most this many of the best, fewer if they need too much room.
 _MEMBERS = 2000
 _DIGITS = 7
 

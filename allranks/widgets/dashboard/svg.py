@@ -33,7 +33,7 @@ class PlotStyle:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> PlotStyle:
-        """Returns what a page has told of itself; there an axis is linear until it is clicked."""
+        """Returns the style from a page's settings; there an axis is linear until it is clicked."""
         mean, selected = settings.get("mean"), settings.get("selected")
         smoothing = settings.get("smoothing")
         smoothing = smoothing if isinstance(smoothing, int | float) else 0.0
@@ -64,7 +64,7 @@ def smoothed(points: list[tuple[float, float]], amount: float) -> list[tuple[flo
     return found
 
 
-#: Okabe and Ito's colours, told apart with any kind of colour vision, mended to stand out on white
+#: Okabe and Ito's colours, distinct with any kind of colour vision, changed to stand out on white
 #: and on black alike.
 COLOURS = (
     "#1f83c9", "#c27300", "#00966b", "#c96a9d", "#3a93c9", "#cf5300", "#9a8700", "#8a76c9",
@@ -82,7 +82,7 @@ MANY = 16
 #: Values that have fallen so far, at half of the points, are drawn on a log scale.
 _FALLS = 10
 
-#: So many steps with infinite values or NaN are marked.
+#: At most this many steps with infinite values or NaN are marked.
 _MARKS = 20
 _STEPS = ((1, math.sqrt(2)), (2, math.sqrt(10)), (5, math.sqrt(50)), (10, math.inf))
 
@@ -96,7 +96,7 @@ def curve(
     name: str,
     points: int,
     noun: str = "rank",
-    look: PlotStyle = DEFAULT_STYLE,
+    style: PlotStyle = DEFAULT_STYLE,
     groups: Sequence[Collection[int]] = (),
 ) -> str:
     """Returns the picture of one metric.
@@ -106,14 +106,14 @@ def curve(
         name: which one.
         points: how many points a line may have.
         noun: whose curves they are.
-        look: how they are drawn.
+        style: how they are drawn.
         groups: whose curves are drawn as one band, each group in its own colour.
     """
     lines = {
-        key: thin(smoothed(_points(series), look.smoothing), points)
+        key: thin(smoothed(_points(series), style.smoothing), points)
         for key, series in curves.of(name).items()
     }
-    if look.log:
+    if style.log:
         # A log scale has no place for the others, on the page neither.
         lines = {key: [point for point in line if point[1] > 0] for key, line in lines.items()}
     count = len(lines)
@@ -121,7 +121,7 @@ def curve(
     if groups:
         for index, who in enumerate(groups):
             bands[index] = spread([line for key, line in lines.items() if key.rank in who], points)
-    elif look.mean if look.mean is not None else len(lines) > MANY:
+    elif style.mean if style.mean is not None else len(lines) > MANY:
         bands[0] = spread(lines.values(), points)
     if bands:
         lines = {}
@@ -132,7 +132,7 @@ def curve(
     marked = sorted({series.broken[0] for series in curves.of(name).values() if series.broken})
     if not every:
         return svg_page(_WIDTH, _HEIGHT, name, wrong)
-    frame = _Frame([*(x for x, _ in every), *marked], [y for _, y in every], look.log)
+    frame = _Frame([*(x for x, _ in every), *marked], [y for _, y in every], style.log)
     body = frame.axes()
     body += "".join(_mark(frame.x(step)) for step in marked[:_MARKS])
     body += "".join(
@@ -145,7 +145,7 @@ def curve(
         body += draw_words(_WIDTH - _RIGHT, 14, f"{same} curves coincide", "end")
     numbers = curves.numbers()
     for key, line in lines.items():
-        faint = look.selected not in (None, key.rank)
+        faint = style.selected not in (None, key.rank)
         index = numbers[key.rank, key.member]
         colour = COLOURS[index % len(COLOURS)]
         if len(set(line)) == 1:
@@ -198,7 +198,7 @@ def bars(rows: Sequence[RankRow]) -> str:
 
 
 def spread(lines: Iterable[Sequence[_Point]], columns: int) -> list[_Column]:
-    """Returns ``(step, least, mean, greatest)`` over lines, in at most so many columns."""
+    """Returns ``(step, least, mean, greatest)`` over lines, in at most ``columns`` columns."""
     every = sorted(point for line in lines for point in line)
     if not every:
         return []
@@ -276,7 +276,7 @@ def log_ticks(low: float, high: float, count: float) -> list[float]:
 
 
 def ticks(low: float, high: float, count: float) -> list[float]:
-    """Returns about so many round numbers between two others; two or more from a count of 3.2."""
+    """Returns about ``count`` round numbers between two others; two or more from a count of 3.2."""
     rough = (high - low) / count
     size = 10.0 ** math.floor(math.log10(rough))
     # The round step whose ratio to the wanted one is least.

@@ -36,7 +36,7 @@ class Table:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Returns a number with so many digits, as ``0.01234`` or ``1.5e-07``."""
+    """Returns a number with some digits, as ``0.01234`` or ``1.5e-07``."""
     if not math.isfinite(value):
         return str(value)
     if value == int(value) and abs(value) < 1e7:
@@ -88,7 +88,7 @@ def gbps(value: float | None) -> str:
     return "n/a" if value is None else f"{nbytes(value * 1e9)}/s"
 
 
-#: So many rows, and columns, of their table.
+#: Rows and columns of the table of curves.
 _TABLE_CURVES, _CURVE_RANKS = 40, 16
 
 

@@ -34,7 +34,7 @@ def _parts(table: Table) -> tuple[str, list[str], list[list[str]]]:
 
 
 def _time_table(title: str, rows: Sequence[tuple[int, Shares, str]]) -> Table:
-    """Returns a table without the kinds that nobody has spent time in."""
+    """Returns a table without kinds in which no rank spent time."""
     kinds = [kind for kind in range(len(KINDS)) if any(sums[kind] for _, sums, _ in rows)]
     most = max((sum(sums) for _, sums, _ in rows), default=0.0)
     whys = any(why for *_, why in rows)
@@ -53,7 +53,7 @@ def _time_table(title: str, rows: Sequence[tuple[int, Shares, str]]) -> Table:
 
 
 def _why(time: RankTime) -> str:
-    """Returns for whom a rank waited most, and what it imported."""
+    """Returns the ranks that a rank waited for longest, and its imports."""
     said = []
     waits = [(f"rank {rank}", value) for rank, value in time.waits if rank >= 0]
     for what, pairs in (("waits for", waits), ("imports", time.importing)):
@@ -68,13 +68,13 @@ def _why(time: RankTime) -> str:
     return "; ".join(said)
 
 
-#: Start-up, importing, computing, waiting, transfer: told apart with any kind of colour vision,
+#: Start-up, importing, computing, waiting, transfer: distinct with any kind of colour vision,
 #: and 3:1 against the paper at least.
 COLOURS = ("#7a67b8", "#c96a9d", "#00805b", "#c27300", "#1f83c9")
 _LEFT, _STRIP, _GAP, _BAR, _RIGHT = 58, 560, 16, 170, 56
 _TOP, _BOTTOM = 24, 18
 _STEP, _LOW_STEP = 20, 7
-#: So many columns of a strip, and of one of very many ranks, are drawn.
+#: Columns of a strip, and of a strip among very many ranks.
 _COLUMNS, _FEW_COLUMNS = 140, 48
 _MOST_RANKS = 128
 #: A wait that is as wide as this has room for the rank that was waited for.
@@ -172,7 +172,7 @@ def _runs(columns: Sequence[tuple[int, ...]]) -> list[tuple[int, int, tuple[int,
 
 
 def _numbers(time: RankTime, y: float, longest: float) -> str:
-    """Returns for whom the rank waits, where it does little else for long enough to be read."""
+    """Returns the numbers of awaited ranks, for waits that are long enough to have a label."""
     body, begun, rank = "", 0, -1
     scale = time.width * _STRIP / longest
     mostly = [

@@ -63,7 +63,6 @@ class TimingTable:
         return bool(self._totals)
 
     def take(self, record: Timings) -> None:
-        """Takes in the totals of one rank that have changed."""
         for row in record.rows:
             totals = CallTotals.from_row(row)
             self._totals.setdefault(totals.key, {})[record.rank] = totals
@@ -75,7 +74,6 @@ class TimingTable:
         return sorted(rows, key=lambda row: -(row.wait_seconds + row.transfer_seconds))
 
     def by_rank(self) -> list[RankRow]:
-        """Returns one row a rank."""
         sums: dict[int, list[Any]] = {}
         for ranks in self._totals.values():
             for rank, totals in ranks.items():
@@ -105,7 +103,7 @@ class TimingTable:
         return Straggler(rank, times[rank], calls, seconds[rank]) if seconds[rank] else None
 
     def told(self) -> dict[str, Any]:
-        """Returns what a page shows as JSON carries it, each row with its names."""
+        """Returns the rows of a page, ready for JSON."""
         straggler = self.straggler()
         return {
             "ranks": [vars(row) for row in self.by_rank()],
@@ -138,9 +136,9 @@ KINDS = ("start-up", "importing", "computing", "waiting", "transfer")
 """What a rank is at. Start-up is computing before the first step that the cell has logged."""
 START_UP, IMPORTING, COMPUTING, WAITING, TRANSFER = range(5)
 
-#: A page is told at most so many bins of all ranks together, and so many of one.
+#: Most bins that a page gets for all ranks together, and the most and least for one rank.
 _BINS, _MOST_BINS, _LEAST_BINS = 4096, 256, 32
-#: Of so many ranks: more are not drawn.
+#: More ranks are not drawn.
 MOST_RANKS = 128
 _KINDS_TOLD = 3
 _DIGITS = 4
@@ -159,7 +157,7 @@ class RankTime:
     bins: tuple[Shares, ...]
     """Seconds of each kind in each bin."""
     whom: tuple[int, ...]
-    """For whom it waited longest in each bin; -1 where it did not wait."""
+    """The rank that it waited for longest in each bin; -1 if it did not wait."""
     waits: tuple[tuple[int, float], ...]
     importing: tuple[tuple[str, float], ...]
     steps: tuple[float, ...]
@@ -190,19 +188,18 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
         return sum(self.each)
 
 
 @dataclass
 class _RankStrip:
-    """What one rank has told so far, bin by bin: shares of each kind, and for whom it waited."""
+    """What one rank has sent so far, bin by bin: shares of each kind, and the awaited rank."""
 
     record: Strip
     shares: list[bytes]
     whom: array[int]
     unsent: int | None = 0
-    """The first bin that has changed since a page was told."""
+    """The first bin that has changed since the last message to a page."""
 
 
 class Strips:
@@ -213,7 +210,7 @@ class Strips:
     """
 
     def __init__(self, ranks: int = 1) -> None:
-        #: So many bins of a rank a page is told.
+        #: The number of bins of a rank that a page gets.
         self.bins = _MOST_BINS
         while self.bins > _LEAST_BINS and self.bins * min(ranks, MOST_RANKS) > _BINS:
             self.bins //= 2
@@ -225,23 +222,23 @@ class Strips:
 
     @property
     def changed(self) -> bool:
-        """Whether there is something that a page has not been told."""
+        """Whether pages lack a change."""
         return any(told.unsent is not None for told in self._told.values())
 
     def seconds(self, rank: int) -> float:
-        """Returns up to when a rank has told of itself."""
+        """Returns the time of the cell up to which a rank has reported."""
         told = self._told.get(rank)
         return told.record.seconds if told is not None else 0.0
 
     def take(self, record: Strip, payloads: Sequence[bytes]) -> None:
-        """Takes in what a rank tells: all of its bins, or those that have changed."""
+        """Handles a rank's bins: all, or those that have changed."""
         shares, whom = payloads
         count, first = len(shares) // _KINDS_TOLD, record.first
         kinds = [shares[kind * count : (kind + 1) * count] for kind in range(_KINDS_TOLD)]
         told, ranks = self._told.get(record.rank), array("h", whom)
         if first:
             if told is None or told.record.width_seconds != record.width_seconds:
-                return  # it begins anew when somebody looks again
+                return  # the next report after a new request is complete
             kinds = [old[:first] + new for old, new in zip(told.shares, kinds, strict=True)]
             ranks = told.whom[:first] + ranks
             unsent = first if told.unsent is None else min(first, told.unsent)
@@ -269,7 +266,7 @@ class Strips:
             each = 1
             while len(one.whom) > each * self.bins:
                 each *= 2
-            # Bins of which some are told as one are told all.
+            # Merged bins are sent as a whole, because a changed bin changes its merged one.
             first = first if each == 1 else 0
             shares = [_joined(kind[first:], each) for kind in one.shares]
             width = record.width_seconds * each
@@ -283,7 +280,6 @@ class Strips:
         return {"rows": rows, "bins": base64.b64encode(bins).decode("ascii")}
 
     def by_rank(self) -> list[RankTime]:
-        """Returns the ranks' times, in order of rank."""
         if not self._times:
             self._times = [
                 _rank_time(told.record, b"".join(told.shares), told.whom)
@@ -298,7 +294,7 @@ class Strips:
             if len(time.steps) == 4 and time.steps[2] > time.steps[0]:
                 first, first_at, last, last_at = time.steps
                 sums = _scaled(time.between(first_at, last_at), 1 / (last - first))
-                # Within the bin of the first step the two are not told apart.
+                # The bin of the first step contains both.
                 before, importing, computing, waiting, transfer = sums
                 each = 0.0, importing, before + computing, waiting, transfer
                 found.append(StepTime(time.rank, last - first, each))
@@ -306,14 +302,14 @@ class Strips:
 
 
 def _joined(shares: bytes, each: int) -> bytes:
-    """Returns the mean of every so many bins."""
+    """Returns the mean of every ``each`` bins."""
     if each == 1:
         return shares
     return bytes(round(sum(shares[at : at + each]) / each) for at in range(0, len(shares), each))
 
 
 def _joined_whom(told: _RankStrip, first: int, each: int) -> bytes:
-    """Returns for whom it waited in that of every so many bins in which it waited longest."""
+    """Returns for every ``each`` bins the rank awaited in the bin with the longest wait."""
     if each == 1:
         return told.whom[first:].tobytes()
     waiting = told.shares[1]

@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _NEWS_SECONDS = 0.1
-#: With more than a tenth of them news go less often: the kernel has cells to look after as well.
+#: With more ranks than a tenth of this, changes are sent less often: the kernel also runs cells.
 _RANKS_A_SECOND = 160
 _TIMINGS_SECONDS = 0.5
-#: Where the ranks' time goes, while somebody looks; and their memory, which is a whole picture.
+#: How often the ranks' time is sent while its section is open, and their memory, a whole picture.
 _STRIPS_SECONDS, _MEMORY_SECONDS = 1.0, 3.0
-#: Until a page has said that it listens, news go less often, and nothing of the logs.
+#: Before the first message of a page, changes are sent less often, and no logs.
 _UNHEARD_SECONDS = 0.5
 
 
-class Live:
+class LivePanel:
     """Keeps the widget of one cell up to date.
 
     Args:
@@ -66,12 +66,12 @@ class Live:
         #: Whether the ranks are another notebook's, and nothing is asked of them here.
         self.watched = False
         self.clicks: deque[dict[str, Any]] = deque()
-        #: What a reader has chosen on the page, as the page tells it.
+        #: The reader's choices on the page.
         self.settings: dict[str, Any] = {}
         #: By which the output that stays finds the view on the page.
         self.key = secrets.token_hex(8)
         #: Where the cell may be profiled from the page.
-        self.profiled: Profiled | None = None
+        self.profiled: PanelProfiler | None = None
         self._mode = mode
         self._lock = threading.RLock()
         self._number = 0
@@ -108,7 +108,7 @@ class Live:
         if self._widget is None:
             return
         self.refresh(final=True)
-        # A page that nobody has heard of was not sent the logs.
+        # A page from which no message came was not sent the logs.
         if self._heard or not self.with_logs:
             self.say(ended=True, elapsed=self.figures.elapsed)
 
@@ -118,7 +118,6 @@ class Live:
         return with_panel(picture, self.snapshot(), self.figures, logs)
 
     def close(self) -> None:
-        """Ends the widget on every page."""
         if self._widget is not None:
             self._widget.close()
 
@@ -241,13 +240,13 @@ class Live:
 Ask = Callable[[str, dict[str, Any], Callable[[Answer], None], Iterable[int]], None]
 
 
-def act(click: dict[str, Any], live: Live, ask: Ask) -> None:
+def handle_click(click: dict[str, Any], live: LivePanel, ask: Ask) -> None:
     """Does what was clicked: where the ranks are, profile, interrupt, or a page that has come up.
 
     Settings are kept, for the picture and for other pages.
 
     Args:
-        click: what the page said.
+        click: the page's message.
         live: the view that it belongs to.
         ask: makes a request of ranks whose answers are delivered later.
     """
@@ -266,20 +265,20 @@ def act(click: dict[str, Any], live: Live, ask: Ask) -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def _say_where(live: Live, name: str, answer: Answer) -> None:
+def _say_where(live: LivePanel, name: str, answer: Answer) -> None:
     live.say(where={"rank": answer.rank, "what": name, **answer.content})
 
 
-#: A rank that has told nothing for so long is asked again: it may have come to the cell later, or
+#: A rank without a report for this time is asked again: it may have come to the cell later, or
 #: in the place of one that died. Each time the wait is twice as long.
 _AGAIN_SECONDS = 3.0
 
 
-class Watching:
+class StripRequests:
     """Whether the ranks of a cell have been asked to tell.
 
     Args:
-        figures: what they have told.
+        figures: the data of the cell.
     """
 
     def __init__(self, figures: CellModel) -> None:
@@ -287,8 +286,8 @@ class Watching:
         self._looks = False
         self._wait, self._again_at = _AGAIN_SECONDS, 0.0
 
-    def step(self, looks: bool, ask: Ask) -> None:
-        """Asks whom it has to ask, now that somebody looks or does not."""
+    def update(self, looks: bool, ask: Ask) -> None:
+        """Asks ranks to start or to stop reporting, as the section is open or closed."""
         if not (looks or self._looks):
             return  # as nearly always: this is called with every message
         now, strips = time.monotonic(), self._figures.strips
@@ -311,7 +310,7 @@ class Watching:
 
 
 PROFILE_SECONDS = 5.0
-#: Has the running cell profiled for so many seconds, and shows what its ranks have seen: returns
+#: Profiles the running cell for some seconds, and passes on the profiles of its ranks. Returns
 #: why that is not possible, or "".
 Profiler = Callable[[Callable[[Data | None], object], float], str]
 
@@ -320,13 +319,13 @@ _PROFILE_BELOW = "the flame graph is below"
 _NO_PROFILE = "no rank could be looked at in this cell: there is no flame graph"
 
 
-class Profiled:
+class PanelProfiler:
     """Profiles of one cell, taken from its panel.
 
     Args:
         profiler: takes them.
         show: shows a picture below the panel.
-        say: tells pages of it.
+        say: sends a message to pages.
     """
 
     def __init__(
@@ -381,10 +380,10 @@ class Dashboard:
     ) -> None:
         self.figures = CellModel(hellos)
         self._logs = Logs(hellos)
-        self._live = Live(self.figures, self._logs, mode)
+        self._live = LivePanel(self.figures, self._logs, mode)
         if profiler is not None:
-            self._live.profiled = Profiled(profiler, text.show_below_panel, self._live.say)
-        self._watching = Watching(self.figures)
+            self._live.profiled = PanelProfiler(profiler, text.show_below_panel, self._live.say)
+        self._watching = StripRequests(self.figures)
         self._live.watched = ask is None
         self._text = text
         self._ask = ask or _ask_nobody
@@ -394,31 +393,25 @@ class Dashboard:
         self._hidden = False
 
     def output(self, batch: Output) -> None:
-        """Takes in what a rank wrote."""
         self._logs.take(batch)
         if batch.hidden_lines:
             self._hidden = self._live.with_logs = True
         self._text.output(batch)
 
     def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None:
-        """Takes in what a rank tells beside its output."""
         self.figures.take(record, payloads)
 
     def left(self, rank: int, status: str) -> None:
-        """Takes in that a rank has left the cell."""
         self.figures.left(rank, status)
         self._text.left(rank, status)
 
     def notice(self, text: str) -> None:
-        """Takes in a line about the cell as a whole."""
         self._text.notice(text)
 
     def make_way(self) -> None:
-        """Shows all that was written: a person is asked below it."""
         self._text.make_way()
 
     def refresh(self) -> None:
-        """Shows what is new, and does what was clicked."""
         if not self._shown and self._has_something():
             self._shown = True
             self._text.show_panel(self._live.panel(summary(self.figures)))
@@ -427,12 +420,11 @@ class Dashboard:
         self._text.refresh()
         if self._shown:
             while self._live.clicks:
-                act(self._live.clicks.popleft(), self._live, self._ask)
-            self._watching.step(self._live.looks_at_time, self._ask)
+                handle_click(self._live.clicks.popleft(), self._live, self._ask)
+            self._watching.update(self._live.looks_at_time, self._ask)
             self._live.refresh()
 
     def finish(self) -> None:
-        """Shows everything, and replaces the live panel by one that needs no kernel."""
         self.figures.end()
         # A panel for text comes only to a cell that takes its time; what stays is the same for all.
         if self._shown or self._full or self._hidden or self.figures.worth_showing():
@@ -445,11 +437,9 @@ class Dashboard:
         self._live.close()
 
     def outputs(self) -> list[tuple[Data, Data]]:
-        """Returns what stands in the notebook, as display data with metadata."""
         return self._text.outputs()
 
     def _show_imports(self) -> None:
-        """Shows what is being imported in the panel's place, as long as there is no panel."""
         line = self.figures.imports.line()
         if line is not None:
             self._with_imports = True
@@ -479,15 +469,12 @@ class TerminalDashboard(TerminalView):
         self._imports_line: ProgressLine | None = None
 
     def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None:
-        """Takes in what a rank tells beside its output."""
         self.figures.take(record, payloads)
 
     def left(self, rank: int, status: str) -> None:
-        """Takes in that a rank has left the cell."""
         self.figures.left(rank, status)
 
     def refresh(self) -> None:
-        """Prints what is new, and below it what is being imported."""
         if self._imports_line is not None:
             self._imports_line.end()
         super().refresh()
@@ -496,7 +483,6 @@ class TerminalDashboard(TerminalView):
             self._imports_line.show(*line, "")
 
     def finish(self) -> None:
-        """Prints everything."""
         if self._imports_line is not None:
             self._imports_line.end()
         super().finish()
@@ -511,8 +497,8 @@ def text_view(
     """Returns the labelled text view that fits this front end.
 
     Args:
-        ranks: the ranks whose output is to come.
-        log_dir: where their logs are, for the line that says what is not shown.
+        ranks: the ranks whose output is shown.
+        log_dir: the folder of their logs, for the line about output that is not shown.
         fold: whether identical output of several ranks is shown once.
     """
     kind = NotebookView if front_end() == NOTEBOOK else TerminalView
