@@ -62,7 +62,7 @@ class Watch:
 
     def __init__(self, own: RankState) -> None:
         self.own = own
-        self._call: Call | None = None
+        self.call: Call | None = None
         self._edge = (0, 0)
         self._ticket = 0
         self._notice_after = 0.0
@@ -127,19 +127,19 @@ class Watch:
 
     def rest(self) -> None:
         """The wait is over."""
-        if self._call is not None:
+        if self.call is not None:
             self._edge = (0, 0)
             self._suspects = {}
             self.own.doing = ""
             self.own.waits = None
             self.own.board.put(fields.TICKET, 0)
-            self._call = None  # last: an interrupted `rest` is repeated
+            self.call = None  # last: an interrupted `rest` is repeated
 
     def _publish(self, call: Call, missing: tuple[int, ...], waited: float, snapshot: int) -> None:
         board = self.own.board
         edge = self._needed(call, missing) if waited >= call.patience() else 0
-        if call is not self._call:
-            self._call, self._edge = call, (0, 0)
+        if call is not self.call:
+            self.call, self._edge = call, (0, 0)
             self._notice_after, self._asked = self.own.late_seconds, 0
             self._reported_asking = ()
             board.write(fields.WAITING, f"{call.spec.title} at {call.site}")

@@ -82,7 +82,6 @@ class GpuTransport:
     def allreduce(
         self, call: Call, source: Array, reduction: Arithmetic, out: Array | None = None
     ) -> Move[Array]:
-        """As `Transport.allreduce`."""
         found = self.empty(source.shape, source.dtype) if out is None else out
         yield Offer(source.nbytes)
         way = yield from self._way(call, source, found)
@@ -95,14 +94,12 @@ class GpuTransport:
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, reduction: Arithmetic
     ) -> Move[None]:
-        """As `Transport.reducescatter`."""
         yield Offer(source.nbytes)
         way = yield from self._way(call, source, out)
         yield from self._in_turn(call, way.reducescatter(call, source, bounds, out, reduction))
 
     @prepared
     def broadcast(self, call: Call, array: Array, root: int) -> Move[None]:
-        """As `Transport.broadcast`."""
         yield Offer(array.nbytes)
         way = yield from self._way(call, array)
         yield from self._in_turn(call, way.broadcast(call, array, root))
@@ -111,7 +108,6 @@ class GpuTransport:
     def allgather(
         self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
     ) -> Move[list[Array]]:
-        """As `Transport.allgather`."""
         yield Offer(source.nbytes)
         sizes = lengths or [offer.nbytes for offer in call.agreement.offers(call)]
         way = yield from self._way(call, source)
@@ -121,7 +117,6 @@ class GpuTransport:
     def alltoall(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
     ) -> Move[list[Array]]:
-        """As `Transport.alltoall`."""
         yield Offer(source.nbytes)
         way = yield from self._way(call, source)
         row = np.array(lengths or [0] * self.members.size, np.int64)

@@ -285,7 +285,6 @@ class MultiHostAgreement:
         self._exchanging = None
 
     def arrive(self, call: Call, offer: Offer) -> bool:
-        """Writes down this rank's call; True if all arrive and agree within microseconds."""
         here = self.channel.arrive(call, offer)
         self.own.board.note(self.members.number, call.number, self._finished)
         if not self.is_first:
@@ -414,7 +413,6 @@ class MultiHostAgreement:
         )
 
     def unfinished(self, call: Call) -> tuple[int, ...]:
-        """The members that have not marked their part as done."""
         return self._behind(call, 1, self.members.ranks)
 
     def _behind(self, call: Call, what: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
@@ -422,7 +420,6 @@ class MultiHostAgreement:
         return tuple(r for r in ranks if r != me and progress(r, group)[what] < call.number)
 
     def sites(self, call: Call) -> dict[int, Site]:
-        """The line of each member that has arrived."""
         if not self.own.checks or not call.posted:
             return {self.own.rank: call.site}
         came = set(self.members.ranks) - set(self._behind(call, 0, self.members.ranks))
@@ -433,6 +430,5 @@ class MultiHostAgreement:
         }
 
     def finish(self, call: Call) -> None:
-        """Notes that this rank has done its part of a call."""
         self._finished = call.number
         self.own.board.note(self.members.number, call.number, call.number)

@@ -259,7 +259,6 @@ class MultiHostTransport:
         """Bytes of each member that always fit into an agreement."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An uninitialised array."""
         return np.empty(shape, dtype)
 
     def renew(self) -> None:

@@ -165,7 +165,6 @@ class MpiTransport:
         return MPI.Intracomm(self._user).Create_group(ranks, _CREATE_TAG + self.members.number)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An uninitialised array."""
         return np.empty(shape, dtype)
 
     def comm(self, awaited: Awaited) -> Steps[MPI.Intracomm]:

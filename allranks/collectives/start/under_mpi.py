@@ -135,7 +135,7 @@ or, as %2, the number of pretended hosts, to which the ranks are dealt in turn."
 
 
 def load_mpi() -> Any:
-    """The module mpi4py.MPI. MPI is initialised; `exit.finish` finalizes it, not mpi4py."""
+    """The module mpi4py.MPI. MPI is initialised; `finish` finalizes it, not mpi4py."""
     try:
         import mpi4py
 
@@ -370,7 +370,7 @@ def guard_mpi4py(world: World) -> None:
 
 
 def _finalize(world: World, plain: Callable[[], None]) -> Callable[[], None]:
-    """A guarded MPI_Finalize; `exit.finish` unwraps it."""
+    """A guarded MPI_Finalize; `finish` unwraps it."""
 
     @wraps(plain)
     def finalize() -> None:

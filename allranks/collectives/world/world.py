@@ -265,6 +265,8 @@ class World(RankState):
                     result = self._drive(call.steps)
                     del call.steps  # they hold the arrays
                 else:
+                    # The steps of `Call.moved` without its generator, which would add 1 µs (27 %)
+                    # to a call of 4 bytes.
                     offer, rest = move(call, source, reduction)
                     if not call.agreement.arrive(call, offer):
                         result = self._drive(call.waited(offer, rest))
@@ -369,7 +371,8 @@ class World(RankState):
                 raise
             raise lost from None
         finally:
-            self.watch.rest()
+            if self.watch.call is not None:
+                self.watch.rest()
 
     @property
     def threaded(self) -> bool:

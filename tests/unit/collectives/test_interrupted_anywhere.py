@@ -255,7 +255,7 @@ def test_a_rank_that_no_longer_waits_says_so_wherever_the_interrupt_comes(alone)
     step, goes_on = 1, True
     while goes_on:
         watch = Watch(alone)
-        watch._call = SimpleNamespace()
+        watch.call = SimpleNamespace()
         alone.board.put(fields.TICKET, 7)
         goes_on = pressed_at(step, watch.rest)
         watch.rest()
