@@ -1,0 +1,69 @@
+"""The results that the labs state are right, in a run of all of their cells."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from tests.labs import text_of
+
+
+@pytest.fixture
+def said(executed):
+    """Returns what the cells of a lab print, by the cell's id."""
+    return lambda name: {
+        cell.id: text_of(cell) for cell in executed(name).cells if cell.cell_type == "code"
+    }
+
+
+def test_every_rank_has_what_one_process_finds_alone(said):
+    digits = load_digits()
+    left = json.loads(said("01_ranks")["left-behind"])
+    assert left["counts"] == [np.bincount(digits.target).tolist()] * 4
+    assert len(left["means"]) == 4
+    np.testing.assert_allclose(left["means"], [digits.images.mean(axis=0)] * 4, rtol=1e-12)
+
+
+def test_a_rank_that_died_has_no_words_of_earlier_cells(said):
+    texts = said("01_ranks")
+    names = list(texts)
+    before = [texts[name] for name in names[: names.index("death")]]
+    earlier = {line.partition("│ ")[2] for text in before for line in text.splitlines()}
+    assert len(earlier) > 1
+    assert [words for words in earlier if words and words in texts["death"]] == []
+
+
+@pytest.mark.parametrize("cell", ["ring", "doubling", "tree"])
+def test_every_algorithm_adds_up_the_counts_of_all_images(said, cell):
+    counts = tuple(np.bincount(load_digits().target)[:4].tolist())
+    assert said("02_allreduce")[cell].endswith(f"every rank has {counts}\n")
+
+
+def test_what_was_fitted_is_told_from_what_was_foretold(said):
+    head, *rows = said("02_allreduce")["fit"].splitlines()
+    assert head.split()[-1] == "simulated"
+    assert [row.endswith("(fitted to this one)") for row in rows] == [1, 0, 0, 0, 1] * 3
+
+
+def test_every_number_of_ranks_has_its_efficiency(said):
+    rows = [line for line in said("06_scaling")["scaling"].splitlines() if "efficiency" in line]
+    assert len(rows) == 3
+    assert rows[0].endswith("efficiency 100%")
+
+
+@pytest.mark.parametrize("cell", ["published", "foretell"])
+def test_what_the_model_says_is_called_simulated(said, cell):
+    rows = [line for line in said("06_scaling")[cell].splitlines() if "published" in line]
+    assert len(rows) == 3
+    assert all("simulated" in row for row in rows)
+
+
+def test_the_model_foretells_what_it_was_not_fitted_to_within_a_few_points(said):
+    rows = [line for line in said("06_scaling")["foretell"].splitlines() if "foretold" in line]
+    assert len(rows) == 2
+    for row in rows:
+        published, simulated = (int(word.rstrip("%,")) for word in row.split() if "%" in word)
+        assert abs(published - simulated) <= 3
