@@ -13,8 +13,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from allranks.cluster.cluster import Cluster as Cluster
     from allranks.cluster.script import run as run
-    from allranks.ensemble.mapping import Cluster as Cluster
 
 __all__ = ["Cluster", "load_ipython_extension", "run", "unload_ipython_extension"]
 
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
 
         load_features()
     if name == "Cluster":
-        from allranks.ensemble.mapping import Cluster
+        from allranks.cluster.cluster import Cluster
 
         return Cluster
     if name == "widgets":

@@ -118,7 +118,7 @@ class MemberSlots:
         self.ranks.send(pending, Interrupt(slot.cell))
 
     def take(self, record: CellRecord, payloads: list[bytes]) -> bool:
-        """Takes in a record of a member; returns whether it is one."""
+        """Handles a record if it is a member's; returns whether it is."""
         for slot in self.slots:
             if slot.member is not None and slot.cell == record.cell:
                 if isinstance(record, Reply):
@@ -130,7 +130,7 @@ class MemberSlots:
 
     @contextmanager
     def attending(self) -> Iterator[None]:
-        """Within, an interrupt of the notebook is told by :meth:`attend`, and raises nothing."""
+        """Within, :meth:`attend` counts the notebook's interrupts, which raise nothing."""
         with self.ranks.inbox.hearing_interrupts():
             yield
 
@@ -209,7 +209,7 @@ class Replacement:
         """Tries to replace the ranks that are dead now; returns what was in the way, if anything.
 
         Once one of those that live has done its part all of them have, and the new ones belong to
-        them, whoever dies then: a rank that does is for the next try.
+        them. A rank that dies after that is replaced by the next try.
 
         Raises:
             TimeoutError: they did not come to an end.
@@ -249,7 +249,7 @@ class Replacement:
         return ""
 
     def _wait(self, done: Callable[[], bool], seconds: float) -> None:
-        """Handles what comes until ``done``, or so long, or until the second interrupt."""
+        """Handles events until ``done``, the time is over, or the second interrupt."""
         dead = self._ranks.roster.dead
         known, began, slow = set(dead), time.monotonic(), False
         while not done() and time.monotonic() < began + seconds and self.presses < 2:
@@ -267,7 +267,6 @@ class Replacement:
 
 
 def _problem(got: AnswersSoFar) -> str:
-    """Returns what the first rank says that could not do what it was asked."""
     problems = [answer.problem for answer, _ in got.values() if answer.problem]
     # Those that were made to leave by another one's error have nothing to tell.
     return min(problems, key=lambda problem: "MPI_ERR_REVOKED" in problem, default="")
@@ -277,7 +276,7 @@ _rank_of = attrgetter("rank")
 _DETACHED_SECONDS = 10.0
 """How long the next cell waits for one that was interrupted and left."""
 _REPLY_SECONDS = 1.0
-"""After so long the ranks are asked whether they are still in it: a reply may have been lost."""
+"""After this time the ranks are asked whether they are still in it: a reply may be lost."""
 
 
 class Cells:
@@ -299,21 +298,21 @@ class Cells:
         self._dirty = False
 
     def begin(self, ranks: Connection) -> None:
-        """Takes in that these ranks, which are new, run what follows."""
+        """Starts to use these ranks, which are new."""
         self._ranks = ranks
         self._epoch, self._dirty, self._left = 0, False, None
         ranks.of_death = self._take_death
         self.late.clear()
 
     def take_over(self, ranks: Connection, left: DetachedCell) -> None:
-        """Takes in that these ranks, which another notebook has started, run what follows."""
+        """Starts to use these ranks, which another notebook has started."""
         self.begin(ranks)
         self._number, self._epoch, self._dirty = left.cell, left.epoch, left.dirty
         if left.members:
             self._end_members(left)
 
     def _end_members(self, left: DetachedCell) -> None:
-        """Interrupts the members of an ensemble, of which nobody runs the rest."""
+        """Interrupts the members of an ensemble whose notebook is gone."""
         for rank, cell in left.members.items():
             self._ranks.send((rank,), Interrupt(cell))
             self._ranks.ask_soon(requests.SEEN, {"cell": cell}, lambda _: None, (rank,))
@@ -331,7 +330,7 @@ class Cells:
         self._ask(requests.MEMBERS, {"ranks_each": 0})
 
     def follow(self, run: CellRun) -> None:
-        """Takes in that a cell which another notebook has sent is shown from now on."""
+        """Shows a cell from now on that another notebook has sent."""
         self._running = run
 
     def show_late(self, view: View) -> None:
@@ -365,7 +364,7 @@ class Cells:
                     "expected idle ranks, found them running a cell. Wait for its end, or "
                     "interrupt it: cluster.interrupt()"
                 )
-            # Nobody waited for it: an interrupt came before that.
+            # An interrupt came before the wait for it began.
             self.end(self._running)
         if self._crew is not None:
             raise UsageError(
@@ -389,13 +388,13 @@ class Cells:
         self._ranks.send(run.ranks, cell, *payloads)
 
     def end(self, run: CellRun) -> None:
-        """Takes in that a cell has ended, however it did."""
+        """Records that a cell has ended, with or without an error."""
         self._running = None
         self._dirty = self._dirty or run.dirty
 
     @contextmanager
     def attended(self, run: CellRun) -> Iterator[None]:
-        """Within, somebody waits for a cell: where an exception ends that, it is interrupted."""
+        """Interrupts the cell if an exception ends the wait for it."""
         try:
             yield
         except BaseException:
@@ -443,7 +442,7 @@ class Cells:
         return True
 
     def take(self, record: CellRecord, payloads: list[bytes]) -> None:
-        """Takes in what a rank tells of a cell."""
+        """Handles a record of a cell."""
         if self._crew is not None and self._crew.take(record, payloads):
             return
         if self._running is not None and record.cell == self._running.cell:
@@ -494,7 +493,7 @@ class Cells:
         self.late.clear()
 
     def _see_off(self, left: CellRun) -> None:
-        """Waits until all ranks are out of a cell that nobody waits for any longer.
+        """Waits until all ranks have left a cell that was interrupted.
 
         Raises:
             UsageError: a rank stays in it.
@@ -508,12 +507,11 @@ class Cells:
                     "was interrupted. Wait for its end, or type: %distributed restart"
                 )
             self._ranks.wait_until(left.settled, _REPLY_SECONDS)
-        # Nobody knows how a rank has left it whose reply was lost.
+        # It is unknown how a rank has left it whose reply was lost.
         self._dirty = self._dirty or left.dirty or bool(left.pending)
         self._left = None
 
     def _in_it(self, left: CellRun) -> list[int]:
-        """Returns the ranks that have not replied to a cell, and do not say that they are idle."""
         return self._not_idle(left.pending)
 
     def _not_idle(self, ranks: Collection[int]) -> list[int]:
@@ -522,7 +520,6 @@ class Cells:
         return [rank for rank in ranks if rank not in idle]
 
     def _renew(self) -> None:
-        """Moves the ranks to a fresh communicator where a cell has left the old one unusable."""
         if self._left is not None:
             self._see_off(self._left)
         # Not without all ranks: those that are left can run what needs no others.

@@ -70,7 +70,7 @@ class Cluster:
         exclusive: whether each rank needs a GPU of its own; by default they may share.
 
     Raises:
-        UsageError: there cannot be so many ranks here, or such GPUs.
+        UsageError: this number of ranks, or these GPUs, are not possible here.
         MissingDependency: a module to preload is not installed.
     """
 
@@ -105,7 +105,7 @@ class Cluster:
         """The rank that was the first to fail in the last cell that failed."""
         self.healing = "on"
         self.news: list[str] = []
-        """What has happened to the ranks while nobody waited for them, and was not shown yet."""
+        """Lines about events between cells, which the next cell shows."""
         self.keeping: AfterCells | None = None
         """What the ranks keep when a cell has ended."""
         self.goes_on = 0
@@ -126,8 +126,6 @@ class Cluster:
             return []  # they are seen by the ranks alone
         found = (devices.shared(self.gpus, self.size), devices.overlooked())
         return [line for line in found if line]
-
-    # ── start and stop ───────────────────────────────────────────────────────────────────────
 
     def start(self, tell: Callable[[str], None] = lambda waits: None) -> Cluster:
         """Starts the ranks and returns when all of them are up.
@@ -186,7 +184,6 @@ class Cluster:
         self._forget()
 
     def _forget(self) -> None:
-        """Removes what ranks have kept."""
         if self._kept is not None:
             self._kept.close()
             self._kept = None
@@ -195,8 +192,6 @@ class Cluster:
         """Ends the ranks and starts as many new ones; their variables are deleted."""
         self.stop()
         return self.start()
-
-    # ── from one notebook to another ─────────────────────────────────────────────────────────
 
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
         """Sets how long the ranks keep running when this notebook ends; 0 for not at all.
@@ -245,7 +240,7 @@ class Cluster:
             self._kept.let_go()
 
     def lends(self, lend: Callable[[socket.socket], object]) -> None:
-        """Says what is called, in a thread, with another notebook that asks for the ranks."""
+        """Sets the function that a thread calls with a notebook that asks for the ranks."""
         self._ranks.sharing.lend = lend
 
     @property
@@ -355,8 +350,6 @@ class Cluster:
     def __repr__(self) -> str:
         return f"<allranks.Cluster of {self.size} ranks, {self.state}>"
 
-    # ── run ──────────────────────────────────────────────────────────────────────────────────
-
     def run(
         self,
         what: str | Callable[..., Any],
@@ -416,6 +409,29 @@ class Cluster:
             want_value=True,
         )
         return self.wait(run).values()
+
+    def map(self, function: Any, *items: Iterable[Any], timeout: float | None = None) -> list[Any]:
+        """Calls a function once for each item, on the next free rank; returns what it returned.
+
+        Every rank is a world of its own meanwhile. What is printed is shown with the item's
+        number, and a bar shows the progress. An item whose rank dies runs again, once.
+
+        Args:
+            function: what is called; it may be defined in a cell.
+            items: as of Python's ``map``: with several lists, one of each is passed.
+            timeout: seconds after which an item is interrupted, and has failed.
+
+        Returns:
+            One value per item, in their order.
+
+        Raises:
+            MapFailed: items failed; all others have run, and are in its ``results``.
+            MapInterrupted: the notebook was interrupted; what has finished is in ``results``.
+            ClusterLost: ranks died again and again, and no item is to blame.
+            UsageError: there is nothing to call, or the ranks are busy.
+        """
+        results: list[Any] = self.hooks.command("map", self, function, items, timeout)
+        return results
 
     def submit(
         self,
@@ -485,14 +501,14 @@ class Cluster:
             self.catch_up()
 
     def explain(self, algorithm: str, values: Sequence[Sequence[float]]) -> Any:
-        """Runs an allreduce (sum) that tells its steps, and times it, on the first ranks.
+        """Runs an allreduce (sum) that reports its steps, and times it, on the first ranks.
 
         Args:
             algorithm: ``ring``, ``recursive doubling`` or ``tree``.
             values: one rank's array after the other, all of one length; two or more.
 
         Raises:
-            UsageError: there are not so many ranks, or they run a cell.
+            UsageError: there are fewer ranks, or they run a cell.
             ClusterLost: the ranks are gone.
         """
         return explain(self, algorithm, values, self._cells.late.append)
@@ -572,10 +588,8 @@ class Cluster:
             run.view.left(rank, "replaced")
         run.view.notice(said)
 
-    # ── ranks that die ───────────────────────────────────────────────────────────────────────
-
     def heal_when(self, healing: str) -> None:
-        """Says when ranks that die are replaced: ``on``, ``ask`` for it, or ``off``.
+        """Sets when ranks that die are replaced: ``on``, ``ask`` for it, or ``off``.
 
         Raises:
             UsageError: there is no such choice.
@@ -599,7 +613,7 @@ class Cluster:
         return waiting and bool(self._ranks.roster.dead)
 
     def heal(self, tell: Callable[[str], None] | None = None) -> str:
-        """Replaces ranks that have died by new processes; returns a line that says so.
+        """Replaces ranks that have died by new processes; returns a line about it.
 
         Args:
             tell: called with what happens meanwhile; by default that is shown with the next cell.
@@ -619,7 +633,6 @@ class Cluster:
         return said
 
     def _replace(self, tell: Callable[[str], None]) -> tuple[str, bool]:
-        """Returns what came of it, in a line, and whether an interrupt came meanwhile."""
         began = time.monotonic()
         healed = self._cells.heal(tell)
         dead = sorted(healed.ends)
@@ -683,8 +696,6 @@ class Cluster:
         """Interrupts the cell, or the ensemble, that is running; returns whether one was."""
         return self._cells.interrupt()
 
-    # ── variables and questions ──────────────────────────────────────────────────────────────
-
     def push(self, values: dict[str, Any], ranks: Iterable[int] | None = None) -> None:
         """Sets variables on ranks.
 
@@ -745,7 +756,7 @@ class Cluster:
         return self._ranks.connection_information
 
     def is_up(self, tell: Callable[[str], None] | None = None) -> bool:
-        """Handles what has come while nobody waited; returns whether the ranks are up.
+        """Handles events since the last cell; returns whether the ranks are up.
 
         Ranks that have died are replaced, if healing is automatic.
 
@@ -756,7 +767,7 @@ class Cluster:
         if self._heals_by_itself and not self.busy and not self._cells.occupied:
             tell = tell or self.news.append
             tell(self._ranks.roster.obituary())
-            with suppress(ClusterLost):  # the state says so, and why
+            with suppress(ClusterLost):  # then the state is lost, with the reason
                 tell(self.heal(tell))
         return self.state == "running"
 
@@ -767,7 +778,7 @@ class Cluster:
                 self._ranks.lose()
 
     def catch_up(self) -> None:
-        """Handles what has come while nobody waited.
+        """Handles events since the last cell.
 
         Raises:
             ClusterLost: the ranks are not up; if they died, how.
@@ -794,8 +805,6 @@ class Cluster:
         if self.state == "running":
             chosen = range(self.size) if ranks is None else ranks
             self._ranks.ask_soon(name, arguments, deliver, chosen)
-
-    # ── many small cells side by side ────────────────────────────────────────────────────────
 
     @contextmanager
     def crew(self, ranks_each: int) -> Iterator[MemberSlots]:

@@ -18,7 +18,7 @@ from allranks.cluster import failures
 from allranks.cluster.failures import CellRecord, RankRegistry
 from allranks.cluster.features import ClusterContext, NotebookHooks
 from allranks.cluster.folders import ConnectionFiles
-from allranks.cluster.host_agent import HostAgent, MultiHostAgents, open_wire
+from allranks.cluster.host_agent import HostAgentProcess, MultiHostAgents, open_wire
 from allranks.cluster.launchers.addresses import ANY_PORTS
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.launchers.registry import AnyLauncher
@@ -60,7 +60,7 @@ OfCell = Callable[[CellRecord, list[bytes]], None]
 class Connection:
     """A set of ranks, up and reachable once :meth:`start` has returned.
 
-    Whether they are up, have died or were ended, everybody asks here: ``state`` is ``starting``,
+    It knows whether they are up, have died or were ended: ``state`` is ``starting``,
     ``running``, ``stopped`` or ``lost``, and ``roster`` knows who lives.
 
     Args:
@@ -109,7 +109,7 @@ class Connection:
         #: ``on``, ``ask`` or ``off``.
         self.healing = "on"
         self.in_crew = False
-        # The threads behind these must not hold the connection: it ends when nobody else does.
+        # The threads must not refer to the connection: it closes with its last reference.
         self.hooks = hooks
 
         def deliver(record: Record, payloads: list[bytes]) -> None:
@@ -129,14 +129,14 @@ class Connection:
             )
         # Not a method of this object: the features must not keep the connection alive.
         hooks.started(ClusterContext(size, self._wire.send))
-        #: What notebooks are told that watch this one.
+        #: Sends messages to the notebooks that watch this one.
         self.sharing = self._wire.sharing
         #: Whether another process can take the place of a rank that dies.
         self.can_heal = self._config.heals
         self.log_dir = self._config.log_dir
         self.session_dir = self._config.session_dir
-        self._nurseries: list[HostAgent | MultiHostAgents] = []
-        # Runs when nobody holds the connection any longer, and when the kernel exits.
+        self._nurseries: list[HostAgentProcess | MultiHostAgents] = []
+        # Runs when the connection is garbage, and when the kernel exits.
         self._finalizer = weakref.finalize(
             self,
             _end_anywhere,
@@ -146,8 +146,6 @@ class Connection:
             files,
             self._config.session_dir,
         )
-
-    # ── start and stop ───────────────────────────────────────────────────────────────────────
 
     def start(self, tell: Callable[[str], None], progress: Callable[[int, int, str], None]) -> None:
         """Brings up the ranks.
@@ -184,7 +182,7 @@ class Connection:
         self.state = "running"
 
     def _hears_nursery(self) -> Callable[[str, dict[str, Any]], None]:
-        # The threads behind this must not hold the connection: it ends when nobody else does.
+        # The threads must not refer to the connection: it closes with its last reference.
         inbox, files, nurseries = self.inbox, self._files, self._nurseries
         sharing, session_dir = self.sharing, self.session_dir
 
@@ -193,7 +191,7 @@ class Connection:
                 sharing.open(session_dir)
                 return
             if name == "registered":
-                pids = (each.pid for each in nurseries if isinstance(each, HostAgent))
+                pids = (each.pid for each in nurseries if isinstance(each, HostAgentProcess))
                 with suppress(OSError):  # a home may be read-only; client() needs no files
                     files.write(told["client"], told["engine"], next(pids, None))
                 return
@@ -203,14 +201,14 @@ class Connection:
 
         return deliver
 
-    def _nursery(self) -> HostAgent | MultiHostAgents:
+    def _nursery(self) -> HostAgentProcess | MultiHostAgents:
         deliver = self._hears_nursery()
         try:
-            made: HostAgent | MultiHostAgents
+            made: HostAgentProcess | MultiHostAgents
             if isinstance(self._launcher, MultiHostLauncher):
                 made = MultiHostAgents(self._launcher, self._config, self._wire, deliver)
             else:
-                made = HostAgent(self._config, deliver)
+                made = HostAgentProcess(self._config, deliver)
         except PermissionError as error:
             raise StartFailed(
                 f"expected to start {sys.executable} for the ranks, found {error}: this user may "
@@ -266,13 +264,11 @@ class Connection:
             self._finalizer()
             self.step(0)
 
-    # ── from one notebook to another ─────────────────────────────────────────────────────────
-
     def attach(self) -> dict[int, dict[str, Any]]:
-        """Takes over the ranks; returns what each that lives says of its last cell.
+        """Takes over the ranks; returns each living rank's answer about its last cell.
 
         Raises:
-            UsageError: a rank does not answer, or all have just ended; nobody holds them then.
+            UsageError: a rank does not answer, or all have just ended; then they stay detached.
         """
         assert self._taken is not None
         self.state = "attaching"
@@ -318,7 +314,7 @@ class Connection:
         self.ask_soon(requests.RESUME, {}, lambda _: None, self.roster.left)
 
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
-        """Says how long the ranks stay for another notebook when this one goes; 0 for not at all.
+        """Sets how long the ranks stay for another notebook when this one ends; 0 for not at all.
 
         Args:
             seconds: how long.
@@ -328,7 +324,7 @@ class Connection:
             UsageError: they are on several hosts, or no notebook could find them.
         """
         (nursery,) = self._nurseries
-        if not isinstance(nursery, HostAgent):
+        if not isinstance(nursery, HostAgentProcess):
             raise UsageError(
                 "expected ranks on this machine, found them on several hosts, where they end with "
                 "the notebook. Start them without --on"
@@ -355,7 +351,7 @@ class Connection:
             UsageError: a rank does not answer.
         """
         (nursery,) = self._nurseries
-        assert isinstance(nursery, HostAgent)  # nobody watches others
+        assert isinstance(nursery, HostAgentProcess)  # only those can be watched
         self.ask(requests.STAY, {"home": self.session_dir}, ranks=self.roster.left)
         nursery.stay(seconds, memo)
         visit(self.session_dir, "share")
@@ -372,11 +368,9 @@ class Connection:
         # First, as the next notebook listens at the same place.
         self._wire.close()
         for nursery in self._nurseries:
-            if isinstance(nursery, HostAgent):
+            if isinstance(nursery, HostAgentProcess):
                 nursery.let_go()
         self._files.close()
-
-    # ── talk ─────────────────────────────────────────────────────────────────────────────────
 
     def send(self, ranks: Iterable[int], record: Record, *payloads: bytes) -> None:
         """Sends a record to ranks."""
@@ -407,7 +401,7 @@ class Connection:
         raise failed
 
     def wait_until(self, done: Callable[[], bool], seconds: float) -> None:
-        """Handles what comes until ``done``, or so long; interrupts stay for who waits next."""
+        """Handles events until ``done`` or the time is over; interrupts stay for the next wait."""
         deadline = time.monotonic() + seconds
         while not done() and time.monotonic() < deadline:
             for pressed in self.step(min(_POLL_SECONDS, seconds)):
@@ -531,8 +525,6 @@ class Connection:
             elif event.name in ("exit", "launcher_exit", "nursery_exit", "host_left"):
                 self._take_end(failures.ExitReport.of(event.name, event.fields))
 
-    # ── death ────────────────────────────────────────────────────────────────────────────────
-
     @property
     def spares_others(self) -> bool:
         """Whether the others are left alone where a rank dies."""
@@ -572,17 +564,16 @@ class Connection:
         return self.closed or self.roster.all_over
 
     def all_up(self) -> None:
-        """Says to who has brought them up that all ranks are there."""
+        """Tells the host agents that all ranks are up."""
         for nursery in self._nurseries:
             nursery.all_up()
 
     def _expect_clients(self) -> None:
-        """Has ipyparallel's controller come up, where it has not yet."""
         for nursery in self._nurseries:
             nursery.clients()
 
     def lose(self, shown: bool = False) -> str:
-        """Ranks died: takes the rest down, and returns what :meth:`loss` says."""
+        """Ends the ranks after a death, and returns the text of :meth:`loss`."""
         self.close("lost")
         self.lost_because = self.loss(shown)
         return self.lost_because
@@ -613,7 +604,7 @@ def _end_anywhere(*held: Any) -> None:
 
 def _end(
     clients: list[ipyparallel.Client],
-    nurseries: list[HostAgent | MultiHostAgents],
+    nurseries: list[HostAgentProcess | MultiHostAgents],
     wire: Wire,
     files: ConnectionFiles,
     session_dir: str,
@@ -625,5 +616,5 @@ def _end(
         ends.callback(wire.close)
         for held in (*nurseries, *clients):
             ends.callback(
-                held.stop if isinstance(held, HostAgent | MultiHostAgents) else held.close
+                held.stop if isinstance(held, HostAgentProcess | MultiHostAgents) else held.close
             )

@@ -1,6 +1,6 @@
 """Which GPUs this machine's ranks may use, found without touching CUDA.
 
-NVML knows nothing of ``CUDA_VISIBLE_DEVICES``, so what that shows is worked out here, by CUDA's
+NVML ignores ``CUDA_VISIBLE_DEVICES``, so the visible GPUs are computed here, by CUDA's
 rules: entries are indices, UUIDs or unique beginnings of UUIDs, and the first one that names no GPU
 ends the list.
 
@@ -88,7 +88,6 @@ def _text(uuid: str | bytes) -> str:
 
 
 def _shown(chosen: str, found: Sequence[tuple[str, list[str]]]) -> list[str]:
-    """What ``CUDA_VISIBLE_DEVICES`` shows of the GPUs that there are."""
     shown: list[str] = []
     for entry in (part.strip() for part in chosen.split(",")):
         uuid = _named(entry, found)
@@ -203,7 +202,7 @@ def overlooked() -> str:
 
 
 def check_exclusive(gpus: Sequence[Gpu], size: int) -> None:
-    """Says whether each rank has a GPU of its own.
+    """Checks that each rank has a GPU of its own.
 
     Raises:
         UsageError: there are more ranks than GPUs.
@@ -217,7 +216,7 @@ def check_exclusive(gpus: Sequence[Gpu], size: int) -> None:
 
 
 def shared(gpus: Sequence[Gpu], size: int) -> str:
-    """Returns the line that says which GPUs are shared; "" where none is."""
+    """Returns a line about the shared GPUs; "" if none is."""
     if not gpus or size <= len(gpus):
         return ""
     counts = {gpu: len(range(index, size, len(gpus))) for index, gpu in enumerate(gpus)}

@@ -60,7 +60,7 @@ def as_timeout(report: Report, late: str) -> Report:
 
     Args:
         report: of any rank; one that raised something else stays as it is.
-        late: what is said of the time.
+        late: the words about the time.
     """
     if report.etype != KeyboardInterrupt.__name__:
         return report
@@ -108,7 +108,6 @@ def describe(reports: Sequence[Report], ran: Iterable[int]) -> str:
 
 
 def _by_place(groups: Iterable[list[Report]]) -> list[list[list[Report]]]:
-    """Returns the groups, those together whose tracebacks differ only in the message."""
     places: dict[tuple[object, ...], list[list[Report]]] = {}
     for group in groups:
         first = group[0]
@@ -120,7 +119,6 @@ def _by_place(groups: Iterable[list[Report]]) -> list[list[list[Report]]]:
 
 
 def _whole_of_place(groups: Sequence[Sequence[Report]]) -> str:
-    """Returns one traceback, and below it each message where there are several."""
     if len(groups) == 1:
         return _whole(groups[0])
     first = groups[0][0]
@@ -155,7 +153,6 @@ def _in_a_line(group: Sequence[Report], verb: str = "raised") -> str:
 
 
 def _without_own_place(group: Sequence[Report]) -> str:
-    """Returns why a group waited, without the list of who waits where that has its line alone."""
     first = group[0]
     why, listed, places = first.message.partition(f"\n{WAITING}\n")
     own = rf" *ranks? [\d–, ]+ at In\[\d+\]:{first.line}: {re.escape(first.source_line)}"
@@ -165,7 +162,7 @@ def _without_own_place(group: Sequence[Report]) -> str:
 def ending(code: int, memory: str = "", explain: bool = True) -> str:
     """Returns how a process ended, as ``was killed by signal 9 (SIGKILL)``.
 
-    ``memory`` says whether it was short, where that is known. ``explain`` adds
+    ``memory`` is the text about a lack of memory, if that is known. ``explain`` adds
     the meaning of a SIGKILL.
     """
     if code >= 0:
@@ -181,12 +178,12 @@ def ending(code: int, memory: str = "", explain: bool = True) -> str:
 
 
 def stubborn(pending: Iterable[int], size: int) -> str:
-    """Returns what is said when ranks were ended because they did not react to an interrupt."""
+    """Returns the message after ranks were killed that did not react to an interrupt."""
     return f"interrupted twice: {label(pending)} did not stop, so {ended(size)}"
 
 
 def ended(size: int) -> str:
-    """Returns what is said when all ranks were ended because some did not leave a cell."""
+    """Returns the message after all ranks were killed because some did not leave a cell."""
     return (
         f"all {size} ranks were killed and their variables are lost. "
         "The next cell starts a fresh cluster."
@@ -203,10 +200,10 @@ _SHOWN_NBYTES = 16 * 1024
 
 @dataclass(frozen=True)
 class ExitReport:
-    """The end of a rank, of the launcher (rank -1) or of the nursery (rank -2).
+    """The end of a rank, of the launcher (rank -1) or of the host agent (rank -2).
 
-    Of several nurseries, the ``host`` is named, and ``why`` nothing of the cluster is left there.
-    ``memory`` says of a rank that was killed whether memory was short.
+    With several host agents, ``host`` names it, and ``why`` is the reason of its end.
+    ``memory`` is, for a rank that was killed, the text about a lack of memory.
     """
 
     rank: int
@@ -220,7 +217,7 @@ class ExitReport:
 
     @classmethod
     def of(cls, name: str, fields: Mapping[str, Any]) -> ExitReport:
-        """Returns the end that a nursery's event tells."""
+        """Returns the report of a host agent's event."""
         rank = {"exit": fields.get("rank", -3), "launcher_exit": -1}.get(name, -2)
         return cls(
             rank,
@@ -374,18 +371,18 @@ CellRecord = Output | Reply | Result | Telemetry
 
 
 class RankRegistry:
-    """What one cluster's ranks have told of themselves, and what was told of their ends.
+    """The ranks of one cluster: which are up, which have ended, and how.
 
     Args:
         size: how many ranks.
 
     Attributes:
-        hellos: what each rank said when it came up.
+        hellos: each rank's first record.
         ends: what has ended, and cannot be replaced.
         dead: ranks that have died, and whose places others can take.
         fresh: ranks that are new and have come up.
         again: how those have died that had just taken a place.
-        lines: the line at which each rank was last, as it told.
+        lines: the last known line of each rank.
     """
 
     def __init__(self, size: int) -> None:
@@ -427,7 +424,7 @@ class RankRegistry:
             self._sent[rank] = self._ended[rank] = log_length(hello.log)
 
     def told(self, record: CellRecord) -> None:
-        """A rank has told something of its cell."""
+        """Takes the last line, and the sent part of the log, from a record."""
         rank = record.rank
         if isinstance(record, Pulse) and record.line:
             self.lines[rank] = record.line
@@ -448,7 +445,7 @@ class RankRegistry:
     def died(self, end: ExitReport) -> bool:
         """A rank has died that can be replaced; returns whether its place was vacant already.
 
-        Where it was the last one the cluster has ended: nobody has kept anything.
+        After the death of the last rank the cluster has ended: no variables are left.
         """
         self.fresh.discard(end.rank)
         again = end.rank in self.dead

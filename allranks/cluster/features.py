@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
 from allranks.cluster.wire import Answers, DeliverAnswer
-from allranks.errors import FeatureFailed, UsageError
+from allranks.errors import AllranksError, FeatureFailed, UsageError
 from allranks.hooks import call_all, failure, implementations
 from allranks.records.wire import Record
 
@@ -272,7 +272,7 @@ class NotebookHooks:
             raise UsageError(f"expected a feature that does {name!r}, found none loaded")
         try:
             return hook(name, *arguments)
-        except UsageError:
+        except AllranksError:
             raise
         except Exception as error:
             raise failure(hook, error) from error

@@ -54,9 +54,9 @@ class CleanupProcess:
         return self._process.pid
 
     def close(self, seconds: float) -> None:
-        """Has the command run now, and waits for it so long; from any thread, more than once."""
+        """Runs the command now, and waits for its end; from any thread, more than once."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError, ValueError):  # it has ended, or was told already
+        with suppress(BrokenPipeError, ValueError):  # it has ended, or runs already
             # A process that was forked without Python may hold the pipe too: it would not end.
             self._process.stdin.write(b"\n")
         self._process.stdin.close()
@@ -104,7 +104,7 @@ def make_log_folder() -> str:
 
 
 def state_folder() -> str:
-    """Returns where the logs of this user lie, where nothing else is said."""
+    """Returns the default folder of this user's logs."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(
         os.path.expanduser("~"), ".local/state"
     )
@@ -152,7 +152,7 @@ def name_session_folder(where: str = "") -> str:
         try:
             old = time.time() - folder.stat().st_mtime > _GRACE_SECONDS
             gone = owner.isdecimal() and not psutil.pid_exists(int(owner))
-            # Containers may share this folder, and not their process ids: nobody must be at home.
+            # Containers may share this folder but not their process ids: check the socket too.
             if old and gone and not _answers(folder / "nursery"):
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
@@ -173,7 +173,6 @@ def session_folders() -> list[Path]:
 
 
 def _answers(path: Path) -> bool:
-    """Whether a process listens on a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
         try:
             visitor.connect(str(path))
@@ -206,7 +205,7 @@ def profile_folder() -> Path | None:
 class SlurmSettings:
     """How jobs are submitted and cancelled here, and with which options; by default as everywhere.
 
-    The job's number is what ``group`` of ``job_id`` finds in what the submit command says.
+    ``group`` of ``job_id`` is the job's number in the output of the submit command.
     """
 
     submit: tuple[str, ...] = ("sbatch",)
@@ -275,7 +274,7 @@ class ConnectionFiles:
         Args:
             client: ipyparallel's connection information for clients.
             engine: that for engines.
-            pid: the process that ends the ranks when it is told to end, if that is on this host.
+            pid: the process whose end ends the ranks, if that is on this host.
 
         Raises:
             OSError: the folder cannot be written to.
@@ -324,14 +323,12 @@ def _names() -> Iterator[str]:
 
 
 def _paths(folder: Path, name: str) -> tuple[Path, Path, Path]:
-    """Returns where clients, engines and ipcluster look for a cluster of that name."""
     controller = f"ipcontroller-{name}-" if name else "ipcontroller-"
     client, engine = (folder / f"{controller}{kind}.json" for kind in ("client", "engine"))
     return client, engine, folder / f"cluster-{name}.json"
 
 
 def _take(folder: Path, name: str, client: Any) -> bool:
-    """Returns whether a name was free, and is taken now."""
     if any(path.exists() for path in _paths(folder, name)):
         return False
     try:
@@ -375,12 +372,11 @@ def _cluster(name: str, place: Path, size: int, pid: int) -> dict[str, Any]:
 
 
 def _set_name() -> str:
-    """Returns what tells our clusters, and those of this host: another has other processes."""
+    """Returns the name of our clusters on this host: the process ids are this host's."""
     return f"{_SET_NAME}{socket.gethostname()}"
 
 
 def _sweep_files(folder: Path) -> None:
-    """Removes what clusters of this host have left whose kernel was killed, and all with it."""
     for path in folder.glob("cluster-*.json"):
         try:
             found = json.loads(path.read_text())["engines"]["sets"][_set_name()]

@@ -106,12 +106,12 @@ _POLL_SECONDS = 0.1
 _AGENT = "allranks.agent"
 
 
-class HostAgent:
-    """A running nursery.
+class HostAgentProcess:
+    """A host agent on this machine: a child process whose standard input is its lifeline.
 
     Args:
         config: what it is to bring up.
-        deliver: called, in a thread, with each event it tells (see
+        deliver: called, in a thread, with each of its events (see
             ``allranks.engine.host.host_agent``): its name, and what it is about.
     """
 
@@ -141,23 +141,23 @@ class HostAgent:
 
     @property
     def pid(self) -> int:
-        """The nursery's process id."""
+        """The agent's process id."""
         return self._process.pid
 
     def why_ended(self) -> str:
-        """Returns nothing: nobody but this process could have ended it without its telling."""
+        """Returns nothing: only this process ends the agent without an event."""
         return ""
 
     def all_up(self) -> None:
-        """Says that every rank is up: time to note what they share."""
+        """Tells the agent that every rank is up, so it notes the processes they share."""
         self._say("up")
 
     def clients(self) -> None:
-        """Has ipyparallel's controller come up, where it has not yet: somebody may look for it."""
+        """Starts ipyparallel's controller, if it does not run yet."""
         self._say("clients")
 
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
-        """Says how long the ranks stay when this process is gone, and what the next is to know."""
+        """Sets how long the ranks stay when this process has ended, and the next one's memo."""
         self._say(f"stay {json.dumps({'seconds': seconds, 'memo': memo})}")
 
     def let_go(self) -> None:
@@ -177,7 +177,7 @@ class HostAgent:
         self._thread.join(_STOP_SECONDS)
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            with suppress(BrokenPipeError):  # what could not be said to it is not said now either
+            with suppress(BrokenPipeError):  # unsent commands are dropped: the process has exited
                 pipe.close()
 
     def _say(self, text: str) -> None:
@@ -186,7 +186,7 @@ class HostAgent:
             self._process.stdin.write(text.encode() + b"\n")
             self._process.stdin.flush()
         except (BrokenPipeError, ValueError):
-            pass  # it has ended: the listening thread tells
+            pass  # it has ended: the listening thread reports that
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -199,13 +199,13 @@ class HostAgent:
 
 
 def end_session(leader: int, session_dir: str) -> None:
-    """Ends the processes that a killed nursery has left; its ranks have died with it.
+    """Ends the processes that a killed host agent has left; its ranks have died with it.
 
     The launcher ends by itself, and removes MPI's shared memory. Processes that cells have started
     may not, as multiprocessing's managers.
 
     Args:
-        leader: the nursery's process id, which is also the id of its POSIX session.
+        leader: the agent's process id, which is also the id of its POSIX session.
         session_dir: the session's folder. The launcher puts it into every rank's environment, so
             it also finds processes that cells have started in a POSIX session of their own.
     """
@@ -218,7 +218,6 @@ def end_session(leader: int, session_dir: str) -> None:
 
 
 def _wait_for_end(leader: int, seconds: float) -> list[int]:
-    """Returns the processes of a session that are still there after so long."""
     deadline = time.monotonic() + seconds
     while (left := _in_session(leader)) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -257,7 +256,7 @@ def _session_of(pid: int) -> int:
 
 
 def event_of(line: bytes) -> tuple[str, dict[str, Any]]:
-    """Returns the event that a line tells; any other line is a module's that was preloaded."""
+    """Returns the event of a line; any other line was printed by a preloaded module."""
     try:
         fields = json.loads(line)
         return fields.pop("event"), fields
@@ -269,16 +268,16 @@ _SILENT = f"is cut off or has crashed: no heartbeat for {LIMIT_SECONDS:g} s"
 
 
 class MultiHostAgents:
-    """Nurseries on several hosts, started by one job of their launcher.
+    """The host agents of several hosts, started by one job of the launcher.
 
-    The first host's runs mpiexec, which asks the notebook, by way of its nursery, to run what it
+    The first host's agent runs mpiexec, which asks the notebook, through the agent, to run what it
     needs on the others. So no host has to be able to log in to another.
 
     Args:
         launcher: what runs the relays.
-        config: what the nurseries are to bring up together.
+        config: of all agents together.
         wire: on which they, and their ranks, are heard.
-        deliver: called, in a thread, with each event that one tells: its name, and what it is
+        deliver: called, in a thread, with each event: its name, and what it is
             about, with the ``host``.
     """
 
@@ -363,12 +362,12 @@ class MultiHostAgents:
         return self.job.why_ended()
 
     def all_up(self) -> None:
-        """Says that every rank is up: time to note what they share."""
+        """Tells the agent that every rank is up, so it notes the processes they share."""
         for host in self._hosts:
             self._wire.say(host.name, "say", "up")
 
     def clients(self) -> None:
-        """Has ipyparallel's controller come up, where it has not yet: somebody may look for it."""
+        """Starts ipyparallel's controller, if it does not run yet."""
         self._wire.say(self._hosts[0].name, "say", "clients")
 
     def stop(self) -> None:
@@ -386,7 +385,7 @@ class MultiHostAgents:
         self.job.close()
 
     def _take(self, host: str, line: bytes) -> None:
-        """Handles, in the wire's thread, what a host tells."""
+        """Handles, in the wire's thread, an event of a host."""
         name, fields = event_of(line)
         if name == "host_up":
             with self._changed:
@@ -421,7 +420,6 @@ class MultiHostAgents:
             self._deliver(name, {**fields, "host": host})
 
     def _left(self, host: str, why: str) -> None:
-        """A host has nothing of the cluster any longer, or can be heard no longer."""
         with self._changed:
             self._gone.add(host)
             self._changed.notify_all()
@@ -429,7 +427,7 @@ class MultiHostAgents:
         self._tell(host, why)
 
     def _tell(self, host: str, why: str) -> None:
-        """Says why there is nothing on a host any longer; what is said first counts."""
+        """Reports why a host is lost; only the first reason counts."""
         if not self._stopping and host not in self._told:
             self._told.add(host)
             self._deliver("host_left", {"host": host, "why": why})

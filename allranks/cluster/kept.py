@@ -29,7 +29,7 @@ class AfterCells:
 
     Args:
         names: of the ranks' variables.
-        every: at most once in so many seconds.
+        every: the least number of seconds between two times.
 
     Raises:
         UsageError: there is no such name or time.
@@ -61,7 +61,7 @@ class AfterCells:
 class KeptFolders:
     """A folder in memory, where there is such a place, and one on disk; both mode 0700.
 
-    The nursery makes them. They are removed by :meth:`close`, when nobody holds this any longer,
+    The host agent makes them. They are removed by :meth:`close`, when this object is garbage,
     when the kernel exits, and by the nursery where the kernel is killed, or nothing was kept. What
     is left of a kernel that was killed when it had no nursery is removed by the next one.
 
@@ -79,7 +79,7 @@ class KeptFolders:
         self.close = weakref.finalize(self, _end, self.paths, self._held)
 
     def hold(self) -> None:
-        """Says to other kernels that the folders, which the nursery has made by now, are in use."""
+        """Locks the folders, which exist by now, so that other kernels do not remove them."""
         _let_go(self._held)
         for path in self.paths:
             with suppress(OSError):  # it is no place for files here
@@ -87,7 +87,7 @@ class KeptFolders:
                 fcntl.flock(self._held[-1], fcntl.LOCK_SH)
 
     def stay(self, stays: bool) -> None:
-        """Says whether they stay, with the ranks, when the kernel exits: the nursery holds them."""
+        """Sets whether they stay, with the ranks, when the kernel exits."""
         self.close.atexit = not stays
 
     def let_go(self) -> None:
@@ -108,7 +108,6 @@ def _let_go(held: list[int]) -> None:
 
 
 def _sweep(place: Path) -> None:
-    """Removes this user's folders that no process holds any longer."""
     for folder in place.glob(f"{_NAME}*"):
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
@@ -120,7 +119,7 @@ def _sweep(place: Path) -> None:
             finally:
                 os.close(descriptor)
         except OSError:
-            continue  # somebody holds it, or it is another user's
+            continue  # a process holds it, or it is another user's
 
 
 def restored(answers: Answers) -> str:

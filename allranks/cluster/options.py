@@ -91,11 +91,11 @@ def explain_syntax(error: SyntaxError, number: int) -> str:
 
 
 def check_timeout(timeout: float | None, name: str = "timeout", link: str = "=") -> None:
-    """Says whether a cell can be given so much time.
+    """Checks the time limit of a cell.
 
     Args:
         timeout: seconds, or None.
-        name: what it is called where it was said.
+        name: the name of the option or argument.
         link: what stands between its name and its value there.
 
     Raises:
@@ -120,7 +120,7 @@ def choose_size(n: int | None, gpus: Sequence[object]) -> int:
         gpus: the GPUs that ranks are pinned to.
 
     Raises:
-        UsageError: there cannot be so many.
+        UsageError: the number is not possible.
     """
     cores = os.cpu_count() or 1
     size = (len(gpus) or max(2, min(4, cores))) if n is None else n
@@ -145,7 +145,7 @@ TYPED = {"n": "-n", "gpus": "--gpus", "launcher": "--on", "preload": "--preload"
 
 
 def check_out(name: str | None, example: str) -> None:
-    """Says whether a value can be left under a name.
+    """Checks the name of a variable for a value.
 
     Raises:
         UsageError: it is no name of a variable.
@@ -159,7 +159,7 @@ def check_out(name: str | None, example: str) -> None:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """What is asked of a cluster; None where nothing is said.
+    """The options of a cluster; None for one that is left out.
 
     ``n`` is the number of ranks, ``launcher`` the name of what starts them, ``preload`` the names
     of modules with commas between; where ``exclusive``, each rank needs a GPU of its own.
@@ -172,7 +172,7 @@ class ClusterOptions:
     exclusive: bool = False
 
     def over(self, before: ClusterOptions) -> ClusterOptions:
-        """Returns the same, with what was asked ``before`` where nothing is said now."""
+        """Returns these options, and those of ``before`` where one is left out."""
         # Other hosts have room for other numbers of ranks.
         same = self.launcher in (None, before.effective("launcher"))
         return ClusterOptions(

@@ -24,11 +24,11 @@ from allranks.records.telemetry import Pulse, Telemetry
 from allranks.records.wire import Answer, Interrupt, Output, Reply
 
 NOTICE_SECONDS = 2.0
-"""After an interrupt: by then a rank that hears has left its cell, or tidies up."""
+"""By this time after an interrupt, a rank that reacts has left its cell, or cleans up."""
 GRACE_SECONDS = 10.0
-"""After a time-out's interrupt: so long ranks may take to leave the cell."""
+"""Time to leave the cell after a timeout's interrupt."""
 _ASK_BEFORE_SECONDS = 0.5
-"""So long before it is said, the ranks are asked where they are."""
+"""The ranks are asked where they are this much earlier."""
 
 AskSoon = Callable[[str, dict[str, Any], Callable[[Answer], None], Iterable[int]], None]
 
@@ -79,31 +79,31 @@ class InterruptTimeout:
 
 _POLL_SECONDS = 0.1
 _MANY_RANKS = 16
-"""It takes seconds to end more than so many."""
+"""Ending more ranks than this takes seconds."""
 _TYPING_SECONDS = 0.02
-"""While a rank asks: so often what is typed is looked for."""
+"""Poll interval while a rank asks for input."""
 
 
 class View(Protocol):
     """What shows a cell's output while it runs and after it."""
 
     def output(self, batch: Output) -> None:
-        """Takes in what a rank wrote."""
+        """Handles output of a rank."""
 
     def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None:
-        """Takes in what a rank tells beside its output."""
+        """Handles timings and other figures of a rank."""
 
     def left(self, rank: int, status: str) -> None:
-        """Takes in that a rank has left the cell: as a reply's status.
+        """Handles that a rank has left the cell, with its reply's status.
 
         Also ``waiting`` for a rank that has left, ``lost``, and ``replaced``.
         """
 
     def notice(self, text: str) -> None:
-        """Takes in a line about the cell as a whole."""
+        """Shows a line about the cell as a whole."""
 
     def make_way(self) -> None:
-        """Shows everything: a person is asked below it, and what follows stands below that."""
+        """Shows everything so far: an input prompt follows below it."""
 
     def refresh(self) -> None:
         """Shows what is new; called several times a second."""
@@ -177,7 +177,7 @@ class CellRun:
         return tuple(rank for rank in self.ranks if rank not in self.replies and rank not in gone)
 
     def died(self, end: failures.ExitReport) -> None:
-        """Takes in that a rank has died, while the others live on."""
+        """Handles the death of a rank that the others survive."""
         rank, roster = end.rank, self._connection.roster
         if rank not in self.ranks or rank in self.replies:
             self.view.notice(f"rank {rank} {failures.ending(end.code, end.memory)}")
@@ -259,7 +259,7 @@ class CellRun:
             self._interrupted_at = time.monotonic()
 
     def _insist(self, waited: float) -> None:
-        """Says which ranks are still in a cell that was interrupted; a time-out ends them.
+        """Shows which ranks are still in a cell that was interrupted; a timeout ends them.
 
         Args:
             waited: seconds since the interrupt.
@@ -284,7 +284,7 @@ class CellRun:
         return f"the cell exceeded its timeout of {self.timeout:g} s"
 
     def take(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:
-        """Takes in a record of this cell."""
+        """Handles a record of this cell."""
         if isinstance(record, Output):
             self.view.output(record)
         elif isinstance(record, Telemetry):
@@ -298,7 +298,7 @@ class CellRun:
                 self._values[record.rank] = payloads[0]
 
     def end(self) -> None:
-        """Takes in the rest of a settled cell.
+        """Handles the remaining events of a settled cell.
 
         Raises:
             ClusterLost: at least one rank died.

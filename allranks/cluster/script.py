@@ -258,7 +258,6 @@ def _check_files(job: ScriptRun) -> None:
 
 
 def _exit_code(error: CellFailed) -> tuple[int, str]:
-    """An exit code, and what a person is told."""
     if isinstance(error, CellTimeout):
         return _TIMED_OUT, error.text
     if isinstance(error, CellInterrupted):

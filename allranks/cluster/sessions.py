@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.cluster import folders
-from allranks.cluster.host_agent import HostAgent, end_session, event_of
+from allranks.cluster.host_agent import HostAgentProcess, end_session, event_of
 from allranks.cluster.sharing import unpack
 from allranks.errors import UsageError
 from allranks.records.config import (
@@ -76,7 +76,7 @@ _STAYS = (
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """A cluster that runs here, and what it says of itself.
+    """A cluster that runs here, as its host agent describes it.
 
     ``began`` is in seconds since 1970, ``running`` the number of the cell that its ranks run, else
     0; ``holder`` the notebook's process, else 0, and then ``left`` the seconds that it stays.
@@ -132,7 +132,7 @@ def _found(path: str | Path, want: str, seconds: float = _VISIT_SECONDS) -> Sess
 
 
 def visit(folder: str, want: str = "about") -> SessionInfo | None:
-    """Returns what the cluster of that session's folder says of itself; None where it has ended.
+    """Returns the cluster of that session's folder; None if it has ended.
 
     Args:
         folder: where its sockets are.
@@ -194,7 +194,7 @@ def waiting() -> str:
 def chosen(name: str) -> SessionInfo:
     """Returns the cluster of that name, or the only one that this notebook has had.
 
-    Of several, one that nobody holds comes first. Another notebook's has to be named.
+    A detached one has precedence. Another notebook's has to be named.
 
     Raises:
         UsageError: there is none, there are several, or it is another user's.
@@ -285,8 +285,8 @@ def _visit(path: Path, want: str, seconds: float = _VISIT_SECONDS) -> socket.soc
     return door
 
 
-class AttachedHostAgent(HostAgent):
-    """A nursery that another notebook has started, and this one holds from now on.
+class AttachedHostAgent(HostAgentProcess):
+    """The host agent of ranks that another notebook has started.
 
     Args:
         session: whose.
@@ -320,7 +320,7 @@ class AttachedHostAgent(HostAgent):
         self.shared = bool(told["watchers"])
 
     def listen(self, deliver: Callable[[str, dict[str, Any]], None]) -> None:
-        """From now on each event that it tells is delivered, in a thread."""
+        """Delivers each event of the agent, in a thread, from now on."""
         self._deliver = deliver
         self._thread = threading.Thread(target=self._listen, name="allranks-nursery", daemon=True)
         self._thread.start()
@@ -348,7 +348,7 @@ class AttachedHostAgent(HostAgent):
         self._door.close()
 
     def _say(self, text: str) -> None:
-        with suppress(OSError):  # it has ended: the listening thread tells
+        with suppress(OSError):  # it has ended: the listening thread reports that
             self._door.sendall(text.encode() + b"\n")
 
     def _listen(self) -> None:
@@ -372,7 +372,7 @@ _POLL_SECONDS = 0.02
 
 
 def watch(folder: str, seen: int) -> socket.socket:
-    """Returns a connection to the notebook that holds ranks, which tells of them from now on.
+    """Returns a connection to the notebook that holds ranks, which sends their messages.
 
     Args:
         folder: the session's.
@@ -391,7 +391,7 @@ def watch(folder: str, seen: int) -> socket.socket:
 
 
 async def messages(door: socket.socket) -> AsyncIterator[tuple[dict[str, Any], list[bytes]]]:
-    """Yields what the notebook tells that holds the ranks, until it does so no longer.
+    """Yields the messages of the notebook that holds the ranks, until it closes.
 
     Each is a head and the frames of a record (see ``allranks.cluster.sharing.pack``).
 

@@ -46,9 +46,9 @@ class DetachedCell:
     """What the ranks that another notebook has started had been doing.
 
     ``cell`` is the number of their last cell, ``name`` what it is called in reports, ``ranks``
-    those that it was sent to and ``running`` those that have not ended it; ``unseen`` says whether
-    nobody may have seen its end, ``seconds`` how long it took so far. ``epoch`` and ``dirty`` are
-    as the ranks have them. ``members`` has the cells of an ensemble's members, by rank.
+    those that it was sent to and ``running`` those that have not ended it; ``unseen`` is true if
+    its end may not have been shown, ``seconds`` how long it took so far. ``epoch`` and ``dirty``
+    are as the ranks have them. ``members`` has the cells of an ensemble's members, by rank.
     """
 
     cell: int
@@ -101,7 +101,7 @@ Frames = Sequence[bytes]
 
 
 class WatcherFeed:
-    """Tells watchers what ranks are given to run, and what they tell of it."""
+    """Sends watchers the cells of the ranks and their messages."""
 
     def __init__(self) -> None:
         #: Called in the thread with who asks for the ranks; it answers by :func:`answer`.
@@ -112,7 +112,7 @@ class WatcherFeed:
         self._cell_frames: Frames = ()
         self._began = 0.0
         self._left: dict[int, Frames] = {}
-        #: All that was told of the cell; None where that is not known, or too much.
+        #: All messages of the cell; None if they are unknown or too many.
         self._told: list[bytes] | None = None
         self._told_nbytes = 0
         self._watchers: dict[socket.socket, _Watcher] = {}
@@ -141,7 +141,7 @@ class WatcherFeed:
             self._thread.start()
 
     def close(self) -> None:
-        """Tells nobody anything any longer."""
+        """Ends the thread and its connections."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -149,10 +149,8 @@ class WatcherFeed:
             self._rouse()
             thread.join()
 
-    # ── what is told ─────────────────────────────────────────────────────────────────────────
-
     def take(self, record: Record, frames: Frames, ago: float = 0.0) -> None:
-        """Takes in what ranks are sent, or tell; in any thread.
+        """Handles a record to or from ranks; in any thread.
 
         Args:
             record: what it is.
@@ -195,7 +193,7 @@ class WatcherFeed:
                 self._told = None
 
     def follow(self, left: DetachedCell) -> None:
-        """Takes in that ranks run a cell which another notebook has sent."""
+        """Records that ranks run a cell which another notebook has sent."""
         cell = RunCell(left.cell, "", 0, left.ranks, left.name, False, 0)
         self.take(cell, encode(cell), left.seconds)
 
@@ -222,8 +220,6 @@ class WatcherFeed:
         if self.running:
             messages.append(pack({"ago": time.monotonic() - self._began}, self._cell_frames))
         return messages + [pack({}, frames) for frames in self._left.values() if frames]
-
-    # ── the thread ───────────────────────────────────────────────────────────────────────────
 
     def _rouse(self) -> None:
         with suppress(OSError):  # it has been roused already, or ends
@@ -305,7 +301,7 @@ class WatcherFeed:
 
 
 class _Watcher:
-    """What one watcher is still to be told."""
+    """The messages that one watcher has not received yet."""
 
     def __init__(self) -> None:
         self._queue: deque[bytes] = deque()
@@ -336,7 +332,7 @@ class _Watcher:
         return self._part
 
     def sent(self, nbytes: int) -> None:
-        """Takes in how much of it was."""
+        """Drops the bytes that were sent."""
         self._part = self._part[nbytes:]
 
     @property
@@ -362,7 +358,7 @@ async def unpack(
     """Returns the head and the frames of a message that :func:`pack` has made.
 
     Args:
-        read: reads so many bytes.
+        read: reads a number of bytes.
     """
     (count,) = _LENGTH.unpack(await read(_LENGTH.size))
     lengths = [_LENGTH.unpack(await read(_LENGTH.size))[0] for _ in range(count)]

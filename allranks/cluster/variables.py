@@ -129,8 +129,8 @@ class HiddenView:
     """The view of what is no cell of the reader's: it shows nothing.
 
     Args:
-        keep: takes in what ranks write meanwhile, from a thread for example, for the next cell.
-        tell: takes in lines about the whole, as that a rank is new.
+        keep: called with the ranks' output, as a thread's, which the next cell shows.
+        tell: called with lines about the cell as a whole, as that a rank is new.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class HiddenView:
         """Shows nothing: how it ended is returned or raised."""
 
     def notice(self, text: str) -> None:
-        """Tells a line about the whole."""
+        """Passes on a line about the cell as a whole."""
         self._tell(text)
 
     def make_way(self) -> None:
@@ -173,7 +173,7 @@ def explain(
     """Runs and records an allreduce on the first ranks, as ``Cluster.explain`` says.
 
     Args:
-        keep: takes in what ranks write meanwhile.
+        keep: called with the ranks' output.
     """
     if cluster.busy:
         raise UsageError("the ranks are running a cell. Try again when it has ended.")

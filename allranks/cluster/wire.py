@@ -40,7 +40,7 @@ class FromRank:
 
 @dataclass(frozen=True)
 class FromHostAgent:
-    """An event that the nursery told."""
+    """An event of a host agent."""
 
     name: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class EventQueue:
 
     @contextmanager
     def waking(self) -> Iterator[Callable[[float], Awaitable[None]]]:
-        """Within, a coroutine can await the next event, for so many seconds at most."""
+        """Within, a coroutine can await the next event, with a time limit in seconds."""
         loop, came = asyncio.get_running_loop(), asyncio.Event()
 
         async def next_event(seconds: float) -> None:
@@ -187,8 +187,9 @@ DeliverUnread = Callable[[Exception], None]
 DeliverHost = Callable[[str, bytes], None]
 _LOOK_SECONDS = BEAT_SECONDS / 2
 _LOOKS = int(LIMIT_SECONDS / _LOOK_SECONDS)
-"""Without a sign at so many looks a host is silent. This process may have stood still: what was
-sent meanwhile is read between one look and the next."""
+"""A host is lost after this many polls without a heartbeat. Polls, not seconds,
+because this process may have been suspended: heartbeats sent meanwhile are read before the next
+poll."""
 _SILENT = json.dumps({"event": "host_silent"}).encode()
 
 
@@ -213,16 +214,16 @@ class Wire:
     ) -> None:
         self._deliver = deliver
         self._unread = unread
-        #: Called in the wire's thread with each line that a host's nursery, or its relay, tells.
+        #: Called in the wire's thread with each line of a host's agent or relay.
         self.deliver_host: DeliverHost = lambda host, line: None
         self._host_of: Mapping[int, str] = {}
         #: At which look each host had last been heard.
         self._heard: dict[str, int] = {}
         self._looks, self._next_look = 0, 0.0
-        #: What notebooks are told that watch this one.
+        #: Sends messages to the notebooks that watch this one.
         self.sharing = WatcherFeed()
         self._context = zmq.Context()
-        #: What a widget's view says may come in any thread.
+        #: Messages of widgets' views come in any thread.
         self._lock = threading.RLock()
         self._closed = False
         public, secret = zmq.curve_keypair()
@@ -268,7 +269,7 @@ class Wire:
         return all(sent)
 
     def say(self, host: str, word: str, line: str) -> None:
-        """Says something to a host's relay; nothing where it is gone."""
+        """Sends a command to a host's relay; drops it if that is gone."""
         with deferred(), self._lock:
             self._send([host.encode(), word.encode(), line.encode()])
 
@@ -299,7 +300,7 @@ class Wire:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            # The rank died; its parent says so, and why, on another channel.
+            # The rank died; its host agent reports that on another channel.
             return False
         return True
 
@@ -359,7 +360,6 @@ class Wire:
 
 
 def _listen(socket: zmq.Socket[bytes], address: str, lowest: int, highest: int) -> str:
-    """Returns where a socket listens from now on."""
     try:
         return f"{address}:{socket.bind_to_random_port(address, lowest, highest + 1)}"
     except zmq.error.ZMQBaseError as error:

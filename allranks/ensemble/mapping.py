@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from allranks.cluster import cluster as plain
+from allranks.cluster.cluster import Cluster
 from allranks.cluster.options import check_timeout
 from allranks.ensemble.member import FAILED, FINISHED, Member, short
 from allranks.ensemble.runner import EnsemblePlan, EnsembleRunner
@@ -17,55 +17,31 @@ _SOURCE = "result = function(*arguments)"
 _SHOWN = 3
 
 
-class Cluster(plain.Cluster):
-    """Ranks of one MPI world, started together, that run cells and functions; see its base."""
-
-    def map(
-        self,
-        function: Any,
-        *items: Iterable[Any],
-        timeout: float | None = None,
-    ) -> list[Any]:
-        """Calls a function once for each item, on the next free rank; returns what it returned.
-
-        Every rank is a world of its own meanwhile. What is printed is shown with the item's
-        number, and a bar shows the progress. An item whose rank dies runs again, once.
-
-        Args:
-            function: what is called; it may be defined in a cell.
-            items: as of Python's ``map``: with several lists, one of each is passed.
-            timeout: seconds after which an item is interrupted, and has failed.
-
-        Returns:
-            One value per item, in their order.
-
-        Raises:
-            MapFailed: items failed; all others have run, and are in its ``results``.
-            MapInterrupted: the notebook was interrupted; what has finished is in ``results``.
-            ClusterLost: ranks died again and again, and no item is to blame.
-            UsageError: there is nothing to call, or the ranks are busy.
-        """
-        if not callable(function) or not items:
-            raise UsageError(
-                f"expected a function and a list of items, found {function!r} and {len(items)} "
-                "lists. Type for example: ranks.map(train, [0.1, 0.01])"
-            )
-        check_timeout(timeout)
-        calls = list(zip(*items, strict=False))
-        members = [
-            Member(number, {"function": function, "arguments": call})
-            for number, call in enumerate(calls)
-        ]
-        # The metric is named, so that no item is searched for one.
-        mapping = _Mapping(
-            self,
-            Runs(members, _SOURCE, ("result", True)),
-            EnsemblePlan(_SOURCE, 0, timeout=timeout),
-            bar_view(len(members), getattr(function, "__name__", "function")),
+def map_items(
+    cluster: Cluster, function: Any, items: tuple[Iterable[Any], ...], timeout: float | None
+) -> list[Any]:
+    """Does what :meth:`Cluster.map` says."""
+    if not callable(function) or not items:
+        raise UsageError(
+            f"expected a function and a list of items, found {function!r} and {len(items)} "
+            "lists. Type for example: ranks.map(train, [0.1, 0.01])"
         )
-        if members:
-            mapping.run()
-        return mapping.results()
+    check_timeout(timeout)
+    calls = list(zip(*items, strict=False))
+    members = [
+        Member(number, {"function": function, "arguments": call})
+        for number, call in enumerate(calls)
+    ]
+    # The metric is named: so that no item is searched for one.
+    mapping = _Mapping(
+        cluster,
+        Runs(members, _SOURCE, ("result", True)),
+        EnsemblePlan(_SOURCE, 0, timeout=timeout),
+        bar_view(len(members), getattr(function, "__name__", "function")),
+    )
+    if members:
+        mapping.run()
+    return mapping.results()
 
 
 class _Mapping(EnsembleRunner):

@@ -70,7 +70,7 @@ def words_for(line: str) -> Sequence[str]:
         return [*COMMANDS, "--help"]
     else:
         known = command_parser(before[0]).words if before[0] in COMMANDS else []
-    # Nobody who types a name or a value wants options offered.
+    # While a name or a value is typed, options would be wrong.
     return [word for word in known if word not in before] if last.startswith("-") else ()
 
 

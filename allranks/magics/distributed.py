@@ -53,7 +53,7 @@ LOOK_BACK = ("last", "compare", "export")
 
 
 def look(command: str, options: CommandOptions, past: CellHistory) -> None:
-    """Does what a command says.
+    """Runs a command.
 
     Args:
         command: one of :data:`LOOK_BACK`.
@@ -193,7 +193,6 @@ class DistributedMagics(Magics):
 
     @contextmanager
     def _remembered(self, cluster: Cluster, run: CellRun) -> Iterator[None]:
-        """Keeps what the cell has shown and logged, however it ends."""
         folder = cluster.log_dir
         try:
             yield
@@ -223,7 +222,6 @@ class DistributedMagics(Magics):
 
     @staticmethod
     def _check_here(result: ExecutionResult) -> None:
-        """Lets the cell fail that has failed in the notebook, which has shown the traceback."""
         error = result.error_before_exec or result.error_in_exec
         if error is not None:
             raise CellFailed(f"the notebook itself raised {type(error).__name__}: {error}")
@@ -257,7 +255,6 @@ class DistributedMagics(Magics):
         return cluster, run
 
     def _keep(self, options: CellOptions, run: CellRun) -> None:
-        """Puts the values of the last expression where ``-o`` says."""
         if options.out is not None:
             self.shell.user_ns[options.out] = run.values()
 
@@ -314,7 +311,6 @@ class DistributedMagics(Magics):
         return None
 
     def _profile(self, options: CommandOptions) -> None:
-        """Profiles the cell that runs, where this comes from beside it, else the next one."""
         if self.session.hooks.command("profile", options.seconds, options.save):
             print("The running cell is profiled.")
             return
@@ -326,7 +322,7 @@ class DistributedMagics(Magics):
         return partial(hooks.command, name) if hooks.can(name) else None
 
     def _heal(self, words: list[str]) -> None:
-        """Says when dead ranks are replaced, or has them replaced now."""
+        """Sets when dead ranks are replaced, or replaces them now."""
         if len(words) > 1:
             raise UsageError(f"expected on, ask or off, found {' '.join(words)}")
         if words:
@@ -380,7 +376,6 @@ class DistributedMagics(Magics):
             cluster.is_up(print)  # a rank that has died meanwhile is replaced
 
     def _keep_after_cells(self, options: CommandOptions) -> None:
-        """Says which variables the ranks keep when a cell has ended."""
         if options.names == ["off"]:
             self.session.keep_after_cells(None)
             print("No variables are kept after cells from now on; those kept before remain.")

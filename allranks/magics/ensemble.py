@@ -156,7 +156,7 @@ def _keep_ended(members: Sequence[Member], before: Runs) -> int:
 
 
 def _act(runs: Runs, kind: str, what: Any) -> str:
-    """Does what was clicked; returns what is said of it."""
+    """Does what was clicked; returns a line about it."""
     try:
         if kind == "stop":
             runs.stop(None if what is None else int(what))

@@ -1,4 +1,4 @@
-"""The options of the magics, and what is said when one cannot be understood."""
+"""The options of the magics, and the errors about them."""
 
 from __future__ import annotations
 

@@ -116,8 +116,6 @@ class PxMagics(Magics):
             "%pxconfig has no effect here. Type options on each cell: %%px --targets 0"
         )
 
-    # ── nbdistributed ────────────────────────────────────────────────────────────────────────
-
     @line_magic("dist_init")  # type: ignore[arg-type]
     def dist_init(self, line: str) -> None:
         """Starts the ranks: ``%distributed start -n N --gpus G``."""

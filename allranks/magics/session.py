@@ -11,14 +11,13 @@ from types import ModuleType
 from typing import Any
 
 from allranks.cluster import devices, sessions
-from allranks.cluster.cluster import HEALING
+from allranks.cluster.cluster import HEALING, Cluster
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.folders import connection_files
 from allranks.cluster.kept import AfterCells
 from allranks.cluster.options import TYPED, ClusterOptions
 from allranks.cluster.sessions import as_time, seconds_of
 from allranks.cluster.sharing import DetachedCell
-from allranks.ensemble.mapping import Cluster
 from allranks.errors import UsageError
 from allranks.magics.shared import ClusterSharing
 from allranks.post_import import PostImportHook
@@ -108,17 +107,20 @@ class Session:
         cluster.news.clear()
 
     def start_with(self, options: ClusterOptions) -> None:
-        """Says what is meant where a line asks for nothing: of this cluster and of later ones."""
+        """Sets the default options, of this cluster and of later ones."""
         self._default = self._asked = options.over(_DEFAULT)
 
     def of_size(self, n: int | None) -> Cluster:
-        """Returns the running cluster, started now with so many ranks if need be."""
+        """Returns the running cluster, or starts one with this number of ranks."""
         return self.cluster(ClusterOptions(n))
 
     def _check(self, running: Cluster, options: ClusterOptions) -> None:
         for name, option in TYPED.items():
-            asked, have = getattr(options, name), self._asked.effective(name)
-            if asked is not None and asked != have:
+            asked = getattr(options, name)
+            if asked is None:
+                continue  # as in most cells: the default launcher is not looked up again
+            have = self._asked.effective(name)
+            if asked != have:
                 # What cannot be started at all is not offered as a restart.
                 replace(options, exclusive=False).make(Cluster)
                 what = f"{have} ranks are" if option == "-n" else f"{option} {have or 'none'} is"
@@ -131,7 +133,7 @@ class Session:
             devices.check_exclusive(running.gpus, running.size)
 
     def heal_when(self, healing: str) -> None:
-        """Says when dead ranks are replaced: those of this cluster and of later ones.
+        """Sets when dead ranks are replaced, of this cluster and of later ones.
 
         Raises:
             UsageError: there is no such choice.
@@ -143,13 +145,13 @@ class Session:
             self._cluster.heal_when(healing)
 
     def keep_after_cells(self, keeping: AfterCells | None) -> None:
-        """Says what ranks keep when a cell has ended: those of this cluster and of later ones."""
+        """Sets what ranks keep after each cell, of this cluster and of later ones."""
         self._keeping = keeping
         if self._cluster is not None:
             self._cluster.keeping = keeping
 
     def detach_on_exit(self, text: str) -> str:
-        """Says how long the ranks of this notebook stay when it goes; returns a line about it.
+        """Sets how long the ranks stay when this notebook's kernel ends; returns a line about it.
 
         Args:
             text: a time, ``off``, or nothing to ask.
@@ -170,16 +172,15 @@ class Session:
         )
 
     def _memo(self) -> dict[str, Any]:
-        """What a notebook is to know that attaches to these ranks."""
         return asdict(self._asked)
 
     def detach(self, text: str = "") -> str:
-        """Leaves the ranks to another notebook; returns a line that says for how long.
+        """Leaves the ranks to another notebook; returns a line about it.
 
         Those of another notebook are left to that one.
 
         Raises:
-            UsageError: there are none, they are busy, or nobody has said for how long.
+            UsageError: there are none, they are busy, or there is no time given.
         """
         if self._is_guest or (self.running is None and self.shared.joined is not None):
             return self._leave()
@@ -251,7 +252,7 @@ class Session:
         )
 
     def attach_to(self, found: sessions.SessionInfo) -> tuple[Cluster, DetachedCell]:
-        """Takes over ranks that nobody has; returns the cluster, and what it had been doing.
+        """Takes over detached ranks; returns the cluster, and its last cell.
 
         Raises:
             UsageError: another notebook was faster, they do not answer, or have ended.
@@ -296,7 +297,7 @@ class Session:
 
     @property
     def _is_guest(self) -> bool:
-        """Whether this notebook has ranks that are another one's, too."""
+        """Whether the ranks of this notebook are another one's, too."""
         joined = self.shared.joined
         if self.running is None or joined is None or not joined.guest:
             return False
@@ -384,7 +385,7 @@ def watchers(cluster: Cluster) -> str:
 
 @contextmanager
 def short_interrupts(session: Session, said: str) -> Iterator[None]:
-    """Within, an interrupt is shown in a line, with ``said`` and whether there are ranks."""
+    """Within, an interrupt is shown as one line: ``said``, and whether ranks run."""
     try:
         yield
     except KeyboardInterrupt as pressed:

@@ -1,7 +1,7 @@
 """Ranks that a notebook shares with others: it watches what they run, has them lent, or lends them.
 
 One notebook holds the ranks at a time. Who is to run a cell asks the one that holds them, and that
-one lets them go where it is idle; so they go to and fro, and whoever ran the last cell has them.
+one lets them go if it is idle. So the notebook that ran the last cell holds them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from allranks.cluster import failures, sessions
+from allranks.cluster.cluster import Cluster
 from allranks.cluster.run import View
 from allranks.cluster.sessions import borrow, messages, watch
 from allranks.cluster.sharing import DetachedCell, answer, has_gone
-from allranks.ensemble.mapping import Cluster
 from allranks.errors import AllranksError, UsageError
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Strip, Timings
@@ -39,7 +39,7 @@ from allranks.widgets.widget_states import VIEW
 
 
 class WatchedCells:
-    """Shows one cell after the other, each below a line that says whose it is.
+    """Shows one cell after the other, each below a line with its notebook.
 
     Args:
         whose: what the other notebook is called.
@@ -57,7 +57,7 @@ class WatchedCells:
         self._lost: set[int] = set()
 
     def take(self, head: dict[str, Any], frames: Sequence[bytes]) -> None:
-        """Takes in what the other notebook tells."""
+        """Handles a message of the other notebook."""
         if not frames:
             self._say(
                 f"{head['lost']} messages ({head['nbytes'] / 1e6:.1f} MB) are not shown: this "
@@ -80,7 +80,7 @@ class WatchedCells:
 
     def _begin(self, cell: RunCell, ago: float) -> None:
         if self._view is not None and cell.cell == self.cell:
-            return  # it is told again where something was lost
+            return  # it is repeated after messages were lost
         self.end()
         self.cell, self._ensemble = cell.cell, ""
         self._ranks = cell.ranks or tuple(sorted(self._hellos))
@@ -155,8 +155,9 @@ _LOOKS = 10
 class Joined:
     """The ranks that a notebook shares.
 
-    ``guest`` says whether it has come to them, else it has lent its own; ``count`` how many cells
-    had been run on them when they were lent; ``news`` what it had not shown then.
+    ``guest`` is true if they are another notebook's, else it has lent its own. ``count`` is the
+    number of cells that had been run on them when they were lent, ``news`` the lines that had not
+    been shown then.
     """
 
     name: str
@@ -180,7 +181,7 @@ class Holder(Protocol):
         """The cluster, if its ranks are up."""
 
     def attach_to(self, found: sessions.SessionInfo) -> tuple[Cluster, DetachedCell]:
-        """Takes over ranks that nobody has."""
+        """Takes over detached ranks."""
 
     def lend(self) -> None:
         """Leaves the ranks to another notebook that shares them."""
@@ -201,8 +202,6 @@ class ClusterSharing:
         #: The ranks that it shares, whether or not it has them now.
         self.joined: Joined | None = None
         self._task: asyncio.Task[None] | None = None
-
-    # ── to lend ──────────────────────────────────────────────────────────────────────────────
 
     def offer(self, cluster: Cluster) -> None:
         """Has other notebooks ask for these ranks, where this one's kernel can answer."""
@@ -235,14 +234,12 @@ class ClusterSharing:
                 answer(visitor)
 
     def lent(self, cluster: Cluster) -> None:
-        """Takes in that the ranks are another notebook's."""
+        """Records that another notebook has the ranks."""
         if self.joined is None:
             folder = cluster.session_dir
             name = sessions.name_of(folder)
             self.joined = Joined(name, folder, cluster.size, guest=False)
         self.joined.count, self.joined.news = cluster.count, list(cluster.news)
-
-    # ── to have them lent ────────────────────────────────────────────────────────────────────
 
     def take(self) -> Cluster:
         """Has the ranks lent, or back; returns the cluster.
@@ -284,10 +281,8 @@ class ClusterSharing:
         self.stop_showing()
         self.joined = None
 
-    # ── to watch ─────────────────────────────────────────────────────────────────────────────
-
     def watch(self, found: sessions.SessionInfo) -> None:
-        """Shows from now on what another notebook runs, and says so.
+        """Shows from now on what another notebook runs, and prints a line about it.
 
         Raises:
             UsageError: it runs another version of allranks.
@@ -360,8 +355,6 @@ class ClusterSharing:
         if found is None:
             return f"{self.joined.ranks} have ended."
         return f"{self.joined.ranks}: {sessions.whose(found)}."
-
-    # ── to leave ─────────────────────────────────────────────────────────────────────────────
 
     def leave(self) -> str:
         """Ends what this notebook has to do with ranks of others; returns a line about it."""

@@ -73,7 +73,7 @@ class EveryCell:
             self._checks = False
 
     def _send(self, lines: list[str]) -> list[str]:
-        """A cell that says itself where it runs stays as it is, as do our own commands."""
+        """Leaves a cell with a magic that chooses where it runs, and our own commands."""
         first = next((line.strip() for line in lines if line.strip()), "")
         request = self._request()
         if first.split()[:1] == [_LOCAL]:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import allranks
-from allranks.errors import CellFailed
+from allranks import features
+from allranks.errors import CellFailed, FeatureFailed
+from allranks.notebook import load_features
 
 DIARY = '''
 """Writes down which hooks are called, and fails where a cell asks for it."""
@@ -110,6 +112,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, stopped: Path) -> Path:
     (site / "allranks_diary").mkdir()
     (site / "allranks_diary" / "__init__.py").touch()
     (site / "allranks_diary" / "rank.py").write_text(DIARY)
+    (site / "allranks_diary" / "notebook.py").write_text(NOTEBOOK)
     (site / "allranks_diary" / "host.py").write_text(HOST.format(path=str(stopped)))
     info = site / "allranks_diary-1.0.dist-info"
     info.mkdir()
@@ -121,11 +124,21 @@ def site(tmp_path_factory: pytest.TempPathFactory, stopped: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(site: Path):
+    def look_again() -> None:
+        features._of_others.cache_clear()
+        load_features.cache_clear()
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        look_again()
+        with pytest.warns(UserWarning, match="the feature allranks_lost to be importable"):
+            load_features()
         paths = [str(site), os.environ.get("PYTHONPATH", "")]
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         with allranks.Cluster(2) as started:
             yield started
+    look_again()
+    load_features()
 
 
 def test_hooks_are_called_in_their_order(cluster):
@@ -163,6 +176,29 @@ def test_ranks_that_wait_for_one_whose_feature_raised_are_released(cluster):
     assert all("epoch_ended" in called for called in cluster.run("called"))
 
 
+def test_the_notebook_calls_hooks_in_their_order(cluster):
+    called = cluster.hooks.command("called")
+    assert called[:2] == ["started with 2", "cell_started on (0, 1)"]
+    cluster.run("1", ranks=[1])
+    added = cluster.hooks.command("called")[len(called) :]
+    assert added == ["cell_started on (1,)", "cell_finished, pending ()"]
+
+
+def test_a_feature_that_raises_in_the_notebook_fails_its_cell_only(cluster, monkeypatch):
+    from allranks_diary import notebook
+
+    monkeypatch.setattr(notebook, "fails", {"cell_finished"})
+    with pytest.raises(FeatureFailed) as failed:
+        cluster.run("kept = rank")
+    assert (
+        "the feature allranks_diary.notebook to return from cell_finished, found ValueError: "
+        "no cell_finished today"
+    ) in str(failed.value)
+    notebook.fails.clear()
+    assert cluster.run("kept") == [0, 1]
+
+
 def test_the_host_agent_calls_its_features_too(cluster, stopped):
     cluster.stop()
     assert stopped.read_text() == "stopping"
+    assert cluster.hooks.command("called")[-1] == "stopped"

@@ -19,7 +19,7 @@ import zmq
 
 import allranks
 from allranks.cluster import connection
-from allranks.cluster.host_agent import HostAgent
+from allranks.cluster.host_agent import HostAgentProcess
 from allranks.errors import CellFailed, ClusterLost, StartFailed, UsageError
 from allranks.widgets.dashboard.view import text_view
 from allranks.widgets.displays import ProgressLine
@@ -272,10 +272,10 @@ def held():
 
 def test_a_notebook_that_is_killed_while_it_starts_ranks_leaves_nothing(tmp_path):
     script = (
-        "import os, allranks\nfrom allranks.cluster.host_agent import HostAgent\n"
+        "import os, allranks\nfrom allranks.cluster.host_agent import HostAgentProcess\n"
         "def killed(nursery, text):\n"
         "    print(nursery.pid, flush=True)\n    os.kill(os.getpid(), 9)\n"
-        "HostAgent._say = killed\nallranks.Cluster(2).start()"
+        "HostAgentProcess._say = killed\nallranks.Cluster(2).start()"
     )
     environment = {**os.environ, "ALLRANKS_LOG_DIR": str(tmp_path)}
     with tempfile.TemporaryDirectory() as temporary:  # of a short name, which sockets need
@@ -347,13 +347,13 @@ def test_an_interrupt_while_the_ranks_are_ended_leaves_nothing(monkeypatch):
     others = psutil.Process().children(recursive=True)
     started = allranks.Cluster(1).start()
     children = set(psutil.Process().children(recursive=True)) - set(others)
-    stop = HostAgent.stop
+    stop = HostAgentProcess.stop
 
     def interrupted(nursery):
         signal.raise_signal(signal.SIGINT)
         stop(nursery)
 
-    monkeypatch.setattr(HostAgent, "stop", interrupted)
+    monkeypatch.setattr(HostAgentProcess, "stop", interrupted)
     started.stop()
     assert children
     assert psutil.wait_procs(children, timeout=30)[1] == []

@@ -366,7 +366,6 @@ class HostfileLauncher(MultiHostLauncher):
         raise NotImplementedError
 
     def _script(self, path: str) -> str:
-        """Returns a body that runs the relay on every host of the job, each under its name."""
         command = shlex.join(relay_command(path, _HOST))
         return (
             "#!/bin/sh\n"

@@ -129,7 +129,6 @@ def is_open_mpi() -> bool:
 
 @cache
 def _version(program: str) -> str:
-    """Returns the output of ``mpiexec --version``, or what the wheel's files show."""
     if os.path.exists(os.path.join(os.path.dirname(program), "prterun")):
         return "Open MPI"
     answer = subprocess.run(

@@ -310,7 +310,6 @@ def _why_ended(number: str) -> str:
 
 
 def _partition(options: Sequence[str]) -> list[str]:
-    """Returns the option that names a partition, as sinfo takes it too."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-p", "--partition")
     found = parser.parse_known_args(list(options))[0].partition

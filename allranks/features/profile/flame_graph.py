@@ -231,7 +231,7 @@ def page(folded: Folded) -> str:
 
 
 def svg(folded: Folded, boxes: list[_Box] | None = None, titled: bool = False) -> str:
-    """Returns the picture alone; ``titled``, each frame says what it is where a pointer rests."""
+    """Returns the picture alone; ``titled``, each frame has a tooltip."""
     boxes = list(_boxes(folded)) if boxes is None else boxes
     body = "".join(_drawn(folded, box, titled) for box in boxes)
     height = _height(boxes)

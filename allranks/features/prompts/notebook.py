@@ -36,7 +36,7 @@ class Field(Protocol):
     """Shows a prompt, and has what was typed some time later."""
 
     problem: str
-    """Why nobody can type, or empty."""
+    """Why no input is possible, or empty."""
 
     def ask(self, prompt: str, hidden: bool) -> None:
         """Shows a prompt; what was typed at an earlier one is forgotten."""
@@ -105,7 +105,7 @@ class TerminalField:
         except (EOFError, KeyboardInterrupt) as raised:
             self._raised = raised
         if self._raised is not None:
-            sys.stdout.write("\n")  # nobody has typed the end of the prompt's line
+            sys.stdout.write("\n")  # the prompt's line has no end yet
 
     def typed(self) -> str | None:
         """Returns what was typed."""
@@ -118,7 +118,6 @@ class TerminalField:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Within, Ctrl-C raises, as everywhere in Python."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -135,9 +134,9 @@ def field() -> Field:
     return TerminalField() if kernel is None else KernelField(kernel)
 
 
-#: Where a debugger has been answered, its next prompt goes before those of other ranks for so long.
+#: For this time after an answer to a debugger, its next prompt precedes other ranks' prompts.
 _GOES_ON_SECONDS = 0.5
-#: What other ranks have written before a prompt stands above it, unless they do not answer so long.
+#: A prompt is shown below other ranks' earlier output. This is how long it waits for that.
 _ABOVE_SECONDS = 2.0
 _CHOICE = re.compile(r"\s*%distributed\s+debug\s+(?:-r|--ranks)[ =]*(\d+)\s*")
 _FOR_ALL = re.compile(r"\s*%distributed\s+all(?: (.*))?")
@@ -190,7 +189,7 @@ class PromptQueue:
         return self._shown is not None or bool(self._waiting)
 
     def take(self, prompt: Prompt, others: Iterable[int]) -> bool:
-        """Takes in that a rank asks; returns whether the others are to send what they wrote.
+        """Adds a prompt; returns whether the other ranks are to send their output.
 
         Args:
             prompt: what it asks.
@@ -215,17 +214,17 @@ class PromptQueue:
         return True
 
     def heard(self, rank: int) -> None:
-        """Takes in that a rank has sent what it wrote before the last prompt."""
+        """Records that a rank has sent its output before the last prompt."""
         self._unheard.discard(rank)
 
     def left(self, rank: int) -> None:
-        """Takes in that a rank has left the cell: it asks no longer."""
+        """Drops the prompts of a rank that has left the cell."""
         self._waiting.pop(rank, None)
         if self._shown is not None and self._shown.rank == rank:
             self._shown = None
 
     def interrupt(self) -> None:
-        """Takes in that all ranks are interrupted: who asks is not shown, as it asks no longer."""
+        """Drops the prompts of all ranks: the interrupt ends them."""
         self._interrupted = True
         self._waiting.clear()
 
@@ -275,7 +274,6 @@ class PromptQueue:
         self._field.ask(f"{label((rank,))} │ {shown.text}", shown.hidden)
 
     def _answer_all(self, shown: Prompt, text: str) -> None:
-        """Each rank that asks the same, now or later in the cell, gets the answer once."""
         self._for_all[shown.text] = text, self._ranks - {shown.rank}
         same = [prompt for prompt in self._waiting.values() if prompt.text == shown.text]
         for prompt in (shown, *same):
@@ -314,7 +312,7 @@ class NotebookPrompts(NotebookFeature):
         self._interrupts = 0
 
     def started(self, cluster: ClusterContext) -> None:
-        """Takes in how answers are sent."""
+        """Keeps the function that sends answers."""
         self._send = cluster.send
 
     def ensemble_started(self) -> None:
@@ -375,7 +373,6 @@ class NotebookPrompts(NotebookFeature):
         return self._queue.open
 
     def _drop_stale(self, queue: PromptQueue) -> None:
-        """Drops prompts of ranks that were interrupted, or have left the cell."""
         assert self.cell is not None
         if self.cell.interrupts() != self._interrupts:
             self._interrupts = self.cell.interrupts()

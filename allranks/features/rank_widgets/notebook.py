@@ -83,7 +83,7 @@ class WidgetProxies:
         self._lock = threading.RLock()
 
     def sift(self, record: Any, payloads: Sequence[bytes]) -> Any:
-        """Takes in what belongs to widgets; returns what of a record does not, or None."""
+        """Handles messages of widgets, and output in them; returns the rest, or None."""
         if isinstance(record, Widget):
             with self._lock:
                 self._take(record, payloads)
@@ -94,7 +94,7 @@ class WidgetProxies:
         return record
 
     def close(self) -> None:
-        """The ranks are gone: their widgets stay to be seen, and who uses one is told."""
+        """Keeps the views of the ranks' widgets, which show a line when they are used."""
         with self._lock:
             self.send = lambda *_: None
             for name, proxy in self._proxies.items():
@@ -147,7 +147,6 @@ class WidgetProxies:
         self._left.pop(name, None)
 
     def _tell_gone(self, opened: Widget) -> None:
-        """Says above a widget that the rank which would hear it is gone."""
         for name in _around(opened.comm, self._left):
             if name in TITLES:
                 TITLES[name](
@@ -156,7 +155,6 @@ class WidgetProxies:
                 )
 
     def _heard(self, opened: Widget, message: dict[str, Any]) -> None:
-        """The front end has said something to a rank's widget."""
         data = message["content"]["data"]
         buffers = [bytes(buffer) for buffer in message.get("buffers", ())]
         proxy = self._proxies.get(opened.comm)
@@ -259,7 +257,7 @@ def _as_text(outputs: list[dict[str, Any]]) -> str:
 
 
 class NullComm:
-    """Where no widgets are drawn nobody hears them."""
+    """The channel where no widgets are drawn."""
 
     def send(self, *_: Any) -> None:
         """Sends nothing."""
@@ -269,7 +267,6 @@ class NullComm:
 
 
 def _around(name: str, states: dict[str, dict[str, Any]]) -> list[str]:
-    """A widget, and those that it stands in."""
     found = [name]
     for inner in found:
         found += [
@@ -285,7 +282,6 @@ def _has_into(record: Output) -> bool:
 
 
 def _whole(data: dict[str, Any], buffers: list[bytes]) -> dict[str, Any]:
-    """Returns a state with its buffers in their places."""
     state: dict[str, Any] = data.get("state", {})
     paths = data.get("buffer_paths", [])
     if not paths:
@@ -298,7 +294,6 @@ def _whole(data: dict[str, Any], buffers: list[bytes]) -> dict[str, Any]:
 
 
 def _remember(name: str, state: dict[str, Any]) -> None:
-    """Has ipywidgets tell of a rank's widget, too, when a page asks for all of them."""
     from ipywidgets.widgets import widget
 
     widget._instances[name] = ProxyWidget(name, state)
@@ -322,7 +317,7 @@ class NotebookWidgets(NotebookFeature):
         self._proxies.send = cluster.send
 
     def cell_started(self) -> None:
-        """Takes in whether the front end that has sent the cell draws widgets."""
+        """Notes whether the front end that has sent the cell draws widgets."""
         self._proxies.drawn = front_end() == NOTEBOOK
 
     def ensemble_started(self) -> None:
