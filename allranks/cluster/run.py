@@ -224,13 +224,14 @@ class CellRun:
 
     def _poll_features(self) -> None:
         before, self._stepped_at = self._stepped_at, time.monotonic()
-        if self._asks_user and self._deadline is not None:
-            # Time at an input prompt does not count towards the timeout.
-            self._deadline += self._stepped_at - before
+        asked = self._asks_user
         try:
             self._asks_user = self._hooks.polled()
         except KeyboardInterrupt:
             self.press()
+        if (asked or self._asks_user) and self._deadline is not None:
+            # Time at an input prompt does not count towards the timeout.
+            self._deadline += self._stepped_at - before
 
     @property
     def poll_seconds(self) -> float:
