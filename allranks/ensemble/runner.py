@@ -127,7 +127,7 @@ class EnsembleRunner:
 
     @contextmanager
     def _crew(self) -> Iterator[MemberSlots]:
-        """One set of ranks, from the first member that they run to their last or their death."""
+        """The ranks of a cluster, from their first member to their last, or to a death."""
         with self.cluster.crew(self.plan.ranks_each) as crew:
             crew.deliver = self.ledger.take
             for slot in crew.slots:
@@ -205,7 +205,7 @@ class EnsembleRunner:
             self.ledger.interrupt(crew, slot, STOPPED)
 
     def _handle_interrupt(self, crew: MemberSlots) -> None:
-        """The notebook was interrupted; the second time, ranks that did not settle are ended."""
+        """Stops all members at the first interrupt; ends their ranks at the second."""
         self._interrupts += 1
         self.ledger.closed = True
         if self._interrupts == 1:
@@ -215,7 +215,7 @@ class EnsembleRunner:
             crew.ranks.close("lost", stubborn(pending, self.cluster.size))
 
     def _handle_requests(self, crew: MemberSlots) -> None:
-        """Does what ``runs.add`` and ``runs.stop`` have asked for."""
+        """Handles requests of ``runs.add`` and ``runs.stop``."""
         assert self.runs.requests is not None
         while True:
             try:
@@ -267,7 +267,7 @@ class EnsembleRunner:
                 return
 
     def _kill_ranks(self, crew: MemberSlots, stuck: Slot, where: str) -> None:
-        """Ends all ranks for one member that went past its time and does not hear of it."""
+        """Ends all ranks because one member exceeded its timeout and ignores the interrupt."""
         assert stuck.member is not None
         size, busy = self.cluster.size, crew.at_work()
         why = (
@@ -302,7 +302,7 @@ class EnsembleRunner:
         return sorted(again)
 
     def _handle_death(self, crew: MemberSlots) -> None:
-        """A rank died and the others were ended: its member runs again, once, and so do theirs."""
+        """Runs members again after a death, which ended all ranks; the dead rank's once."""
         died = culprits(crew.ranks.roster.ends)
         culprit = died[0].rank if died else None
         busy = crew.at_work()
@@ -332,7 +332,7 @@ class EnsembleRunner:
             )
 
     def _count_death(self, slot: Slot, told: str) -> bool:
-        """Counts a death of a member's rank; returns whether it has failed with that."""
+        """Counts the death of a member's rank; returns whether the member has failed thereby."""
         if slot.member is None or self.ledger.why.get(slot.member) in (STOPPED, STOPPED_EARLY):
             return False
         member = self.runs[slot.member]

@@ -1,4 +1,4 @@
-"""Ctrl-C, kept back where leaving would strand others or leave something half done. Both sides."""
+"""Ctrl-C, deferred where it would strand other ranks or leave work half done. Both sides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Deferred:
-    """Whether an interrupt has come while it was kept back."""
+    """Whether an interrupt arrived while it was deferred."""
 
     def __init__(self) -> None:
         self.pending = False
@@ -20,7 +20,7 @@ class Deferred:
         self.pending = True
 
     def leave(self) -> None:
-        """Raises the interrupt that was kept back; called where leaving does no harm."""
+        """Raises a deferred interrupt; called where leaving is safe."""
         if self.pending:
             self.pending = False
             raise KeyboardInterrupt
@@ -30,8 +30,8 @@ class Deferred:
 def deferred() -> Iterator[Deferred]:
     """Interrupts wait until the end of the block, or until `Deferred.leave`.
 
-    One that has come is then heard as it would have been without the block, even where the block
-    raises something else. Only the main thread hears interrupts: elsewhere there is nothing to do.
+    A deferred interrupt then reaches the handler that was set before, also if the block raises.
+    Only the main thread gets interrupts, so in other threads this does nothing.
     """
     held = Deferred()
     if threading.current_thread() is not threading.main_thread():

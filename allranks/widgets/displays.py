@@ -21,7 +21,7 @@ plotly's renderer, `renderModel`."""
 
 
 class DisplaySlot:
-    """A display, made when there is something in it.
+    """An output of a notebook's cell; the notebook gets it with its first content.
 
     Args:
         slots: the displays of this cell, in the order in which they were made; it joins them.
@@ -59,7 +59,7 @@ class DisplaySlot:
         return sum(len(str(part)) for part in data.values())
 
     def blank(self) -> int:
-        """Empties the display, if it was made: it cannot be taken away."""
+        """Empties the display if it exists; a front end cannot remove it."""
         return self.show({}) if self else 0
 
     def _move(self, name: str) -> None:
@@ -72,8 +72,8 @@ class DisplaySlot:
 def put_above(new: DisplaySlot, data: Data, slots: list[DisplaySlot], first: int = 0) -> None:
     """Shows something for the first time, above all other displays but the first ones.
 
-    A page draws between two messages. So what stands there moves down from the last one on: the
-    new one is never shown twice, and no other is gone for a moment.
+    A page may draw after each message. So the contents move down one by one, beginning with the
+    last: no content is missing meanwhile, and the new one never appears twice.
 
     Args:
         new: what has not been shown yet.
@@ -90,7 +90,7 @@ def put_above(new: DisplaySlot, data: Data, slots: list[DisplaySlot], first: int
     slots[:] = [*above, new, *others]
 
 
-def deal(order: Sequence[DisplaySlot], slots: list[DisplaySlot]) -> None:
+def reorder(order: Sequence[DisplaySlot], slots: list[DisplaySlot]) -> None:
     """Puts displays into another order: an output cannot move, but its contents can.
 
     Args:
@@ -174,7 +174,7 @@ class Gallery:
         self._slots = slots
         self._of: dict[int, list[_Display]] = {}
         self._turns: list[_Position] = []
-        #: Nothing stands in them now: an output cannot be taken away.
+        #: Empty outputs for later displays, because a front end cannot remove an output.
         self._free: list[_TitledDisplay] = []
 
     @property

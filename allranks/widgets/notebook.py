@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from allranks.records.wire import Output
-from allranks.widgets.displays import DisplaySlot, Gallery, deal, put_above
+from allranks.widgets.displays import DisplaySlot, Gallery, put_above, reorder
 from allranks.widgets.output_replay import replay
 from allranks.widgets.text import Block, Data, TextView, hidden_note, is_rich
 from allranks.widgets.widget_states import VIEW, DrawnBars
@@ -222,7 +222,7 @@ class NotebookView(TextView):
         if self._failed and not self._words:
             self._words.show(WHOLE_WORDS)
         words = [self._words] if self._words in self._slots else []
-        deal([*panel, *reversed(self._below), *self._said, *written, *words], self._slots)
+        reorder([*panel, *reversed(self._below), *self._said, *written, *words], self._slots)
 
     def outputs(self) -> list[tuple[Data, Data]]:
         every = [shown.content for shown in (*self._slots_above, *self._slots)]

@@ -1,9 +1,9 @@
-"""What a page misses that was closed while a cell ran, kept until some page has it.
+"""Output that a page misses because it is closed while a cell runs.
 
-A front end shows what it hears while it is there: displays that change while no page is open are
-lost to the notebook. So the kernel keeps the displays of long cells. A page that is opened anew
-says so, and is sent all there are, and from then on each as it changes. When a cell has ended and
-some page says that it has everything, they are forgotten.
+A front end records only what it receives while a page is open: displays that change meanwhile are
+lost to the notebook. So the kernel keeps the displays of long cells. A page that is opened later
+asks for them, and from then on gets every change. They are deleted once the cell has ended and a
+page has confirmed that it has all of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Cell:
     outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
     #: The number at its prompt; None while it runs.
     count: int | None = None
-    #: Whether a page has asked for it that was not there when it began.
+    #: Whether a page that was opened after its begin has asked for it.
     asked: bool = False
 
     def told(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class _Cell:
 
 
 class OutputReplay:
-    """The cells of a notebook whose outputs no page may have."""
+    """The cells of a notebook whose outputs may not be complete in any page."""
 
     def __init__(self) -> None:
         self._cells: dict[str, _Cell] = {}
@@ -73,7 +73,7 @@ class OutputReplay:
                 self._say({"cell": cell.cell, "at": at, "output": new})
 
     def tick(self) -> None:
-        """Makes the widget by which pages ask, once a cell runs for long."""
+        """Makes the widget through which pages ask, once a cell runs for long."""
         cell = None if self._widget is not None else self._running()
         if cell is not None and time.monotonic() - cell.began > _LONG_SECONDS:
             from allranks.widgets.page_widgets import ReplayWidget
@@ -132,7 +132,7 @@ class OutputReplay:
             self._say({"ended": cell.told() if cell.asked else {"cell": cell.cell}})
 
     def _heard(self, said: dict[str, Any]) -> None:
-        """A page was opened anew, or has all outputs of a cell that has ended."""
+        """Handles a page that was opened again, or has all outputs of a cell that has ended."""
         with self._lock:
             if said.get("kind") == "opened":
                 for cell in self._cells.values():

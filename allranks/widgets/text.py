@@ -31,7 +31,9 @@ def front_end() -> str:
     """Returns the kind of front end that shows the output of the running code.
 
     ``notebook`` changes displays in place; ``console`` is another front end of a kernel;
-    ``terminal`` is no kernel's.
+    ``terminal`` is no kernel's. Front ends do not identify themselves, and those without updates of
+    displays drop them silently. So output is only appended, unless the request of the cell shows
+    that its front end updates displays: then no output is lost.
 
     Raises:
         UsageError: ALLRANKS_FRONT_END has another value.
@@ -167,7 +169,7 @@ class RankText:
 
 
 def _as_shown(text: str) -> str:
-    """What of a line is still to be seen."""
+    """Returns the visible part of a line."""
     head, _, last = text.rpartition(_ERASE)[2].rpartition("\r")
     return last or head.rpartition("\r")[2]
 
