@@ -1,14 +1,14 @@
-"""What a feature can do in a rank, and in the host agent that starts the ranks of one host.
+"""The hooks of features: in a rank, and in the host agent that starts the ranks of one host.
 
 The hooks of a rank are called in this order:
 
 1. ``starting``, before MPI starts; ``started``, when the rank has its shell, before its first cell.
 2. ``cell_started``, after the history, interrupts and the capture of exceptions have been prepared
    and before the collectives' scope is entered.
-3. While the cell runs: ``message_received`` and ``interrupted`` in the thread that hears the
-   notebook, ``output_sending`` in any thread.
-4. ``error_raised``, when what the cell has broken is restored and it hears no more interrupts. It
-   may replace the error. The history and the report have what it returned.
+3. While the cell runs: ``message_received`` and ``interrupted`` in the thread that receives
+   records, ``output_sending`` in any thread.
+4. ``error_raised``, when what the cell has broken is restored and it accepts no more interrupts. It
+   may replace the error. The history and the report have the error that it returns.
 5. ``cell_finished``, to end waits. Then the scope is left, which releases the other ranks.
 6. ``cell_left``, to free memory. Then the value is pickled, the output sent, and the reply.
 7. Between cells: ``epoch_ended``. After a death: ``rank_died``, when the survivors have left their
@@ -17,6 +17,9 @@ The hooks of a rank are called in this order:
 There is no hook inside a collective call. There is none for the end of a rank either: the host
 agent kills ranks, so a feature that has to tidy up does so in `HostFeature.stopping`.
 
+The hooks that each cell calls are those of steps 2 to 6. A feature that few cells need is
+`RankFeature.dormant`, and costs a cell nothing until it calls `RankContext.activate`.
+
 A hook that raises fails the cell that runs, or else the next one, with an error that names the
 feature. The rank lives on.
 """
@@ -24,21 +27,22 @@ feature. The rank lives on.
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.engine.transcript import Transcript
+from allranks.engine.wire import RankWire
 from allranks.errors import FeatureFailed, UsageError
 from allranks.hooks import call_all, failure, implementations
 from allranks.records.config import NurseryConfig
-from allranks.records.wire import Record, Reply, RunCell, RunMember
+from allranks.records.wire import Hello, Record, Reply, RunCell, RunMember
 
 Answered = tuple[dict[str, Any], list[bytes]]
 """The content of an answer, and its payloads."""
-Told = tuple[tuple[Record, list[bytes]], ...]
+Replies = tuple[tuple[Record, list[bytes]], ...]
 """Records and their payloads, in the order in which they are sent."""
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,36 +55,43 @@ class RankContext:
     Attributes:
         rank: this process's number among ``size``.
         device: what the rank computes on.
-        config: what the notebook has told the host agent.
+        hello: the record with which the rank introduces itself to a notebook.
+        stays: whether it waits for another notebook when its own ends.
+        config: the configuration of the host agent.
         shell: runs the cells; ``shell.user_ns`` has their variables.
         transcript: takes what is printed and displayed.
-        send: sends a record and its payloads to the notebook, from any thread.
-        send_output: sends what was written so far, so that a record sent next comes after it.
+        wire: sends records to the notebook, from any thread.
+        activate: has all hooks of a dormant feature called from now on.
         notice: shows a line beside what the cell prints.
-        submit: has something run in the place of a cell, when the rank is idle: it returns what is
-            sent after the output.
-        execute: runs a cell; it is to be called by what was submitted. The last argument is called
-            first, as a part of the cell.
-        epoch_ended: calls that hook of all features; for one that moves the rank to another epoch.
+        submit: runs a function in place of a cell, when the rank is idle. It returns the records to
+            send after the output.
+        execute: runs a cell; for submitted functions. The last argument is called first, as a part
+            of the cell.
+        begin_epoch: calls a function that moves the rank to another epoch, then ``epoch_ended`` of
+            all features; returns the function's result.
+        rank_replaced: calls that hook of all features; for the one that replaces ranks.
         cell: returns the number of the cell that runs, or 0.
         interrupts: returns how many interrupts that cell was sent.
-        mpi_ports: on which MPI listens here; empty where the ranks are not to be healed.
+        mpi_ports: on which MPI listens here; empty if dead ranks are not replaced.
     """
 
     rank: int
     size: int
     device: str
+    hello: Hello
+    stays: bool
     config: NurseryConfig
     shell: InteractiveShell
     transcript: Transcript
-    send: Callable[..., None]
-    send_output: Callable[[], None]
+    wire: RankWire
+    activate: Callable[[RankFeature], None]
     notice: Callable[[str], None]
-    submit: Callable[[RunMember, Callable[[], Awaitable[Told]]], None]
+    submit: Callable[[RunMember, Callable[[], Awaitable[Replies]]], None]
     execute: Callable[
         [RunCell, list[bytes], Callable[[], None]], Awaitable[tuple[Reply, list[bytes]]]
     ]
-    epoch_ended: Callable[[int], None]
+    begin_epoch: Callable[[Callable[[], Any]], Any]
+    rank_replaced: Callable[[list[int]], str]
     cell: Callable[[], int]
     interrupts: Callable[[], int]
     mpi_ports: tuple[int, ...] = ()
@@ -89,12 +100,14 @@ class RankContext:
 class RankFeature:
     """One feature in one rank: override the hooks that it needs."""
 
+    dormant = False
+    """Whether the hooks that each cell calls are left out until `RankContext.activate`."""
     records: tuple[type[Record], ...] = ()
     """Records from the notebook that ``message_received`` takes."""
     requests: frozenset[str] = frozenset()
     """Names of requests from the notebook that ``answer`` answers, between two cells."""
     requests_while_busy: frozenset[str] = frozenset()
-    """Those that it answers at any time, in the thread that hears the notebook."""
+    """Those that it answers at any time, in the thread that receives records."""
 
     def starting(self) -> None:
         """The process has become a rank's; MPI has not started.
@@ -110,7 +123,7 @@ class RankFeature:
         """A cell is about to run."""
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
-        """One of ``records`` has come; called in the thread that hears the notebook."""
+        """One of ``records`` has come; called in the thread that receives them, before the core."""
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
         """Returns the answer to one of the ``requests``.
@@ -121,15 +134,15 @@ class RankFeature:
         raise NotImplementedError
 
     def interrupted(self) -> None:
-        """The cell is about to be interrupted; called in the thread that hears the notebook."""
+        """The cell is about to be interrupted; called in the thread that receives records."""
 
     def output_sending(self, final: bool) -> None:
         """Output is about to be sent; ``final`` if it is the cell's last."""
 
     def error_raised(self, error: BaseException) -> BaseException:
-        """Returns the error itself, or what the cell is to fail with in its place.
+        """Returns the error itself, or the one with which the cell shall fail instead.
 
-        Called when a traceback is shown and when the cell ends, so for one error several times.
+        Called when a traceback is shown and when the cell ends: several times for one error.
         """
         return error
 
@@ -138,7 +151,7 @@ class RankFeature:
         return ()
 
     def error_details(self, error: BaseException) -> str:
-        """Returns what the report of an error is to say beside the error; empty for nothing."""
+        """Returns details for the report of an error; empty for none."""
         return ""
 
     def pulse_fields(self) -> dict[str, Any]:
@@ -155,7 +168,7 @@ class RankFeature:
         """The collectives have moved on from this epoch; called in the main thread."""
 
     def rank_died(self, rank: int, how: str) -> None:
-        """Another rank has died; called in the thread that hears the notebook."""
+        """Another rank has died; called in the thread that receives records."""
 
     def rank_replaced(self, dead: list[int]) -> str:
         """New processes have taken the places of these ranks.
@@ -182,23 +195,14 @@ class RankHooks:
             except Exception as error:
                 self._keep(failure(kind, error))
 
-        def hook(method: Callable[Concatenate[RankFeature, P], R]) -> list[Callable[P, R]]:
-            return implementations(found, method)
-
-        self._starting = hook(RankFeature.starting)
-        self._started = hook(RankFeature.started)
-        self._cell_started = hook(RankFeature.cell_started)
-        self._interrupted = hook(RankFeature.interrupted)
-        self._output_sending = hook(RankFeature.output_sending)
-        self._error_raised = hook(RankFeature.error_raised)
-        self._hidden_frames = hook(RankFeature.hidden_frames)
-        self._error_details = hook(RankFeature.error_details)
-        self._pulse_fields = hook(RankFeature.pulse_fields)
-        self._cell_finished = hook(RankFeature.cell_finished)
-        self._cell_left = hook(RankFeature.cell_left)
-        self._epoch_ended = hook(RankFeature.epoch_ended)
-        self._rank_died = hook(RankFeature.rank_died)
-        self._rank_replaced = hook(RankFeature.rank_replaced)
+        self._features = found
+        self._dormant = [feature for feature in found if feature.dormant]
+        self._find_cell_hooks()
+        self._starting = implementations(found, RankFeature.starting)
+        self._started = implementations(found, RankFeature.started)
+        self._epoch_ended = implementations(found, RankFeature.epoch_ended)
+        self._rank_died = implementations(found, RankFeature.rank_died)
+        self._rank_replaced = implementations(found, RankFeature.rank_replaced)
         self._takers: dict[type[Record], list[Callable[[Record, list[bytes]], None]]] = {}
         self._answers: dict[str, Callable[..., Answered]] = {}
         for feature in found:
@@ -208,10 +212,31 @@ class RankHooks:
                 self._answers[name] = feature.answer
         self.requests_while_busy = frozenset[str]().union(*(f.requests_while_busy for f in found))
 
+    def _find_cell_hooks(self) -> None:
+        active = [feature for feature in self._features if feature not in self._dormant]
+        self._cell_started = implementations(active, RankFeature.cell_started)
+        self._interrupted = implementations(active, RankFeature.interrupted)
+        self._output_sending = implementations(active, RankFeature.output_sending)
+        self._error_raised = implementations(active, RankFeature.error_raised)
+        self._hidden_frames = implementations(active, RankFeature.hidden_frames)
+        self._error_details = implementations(active, RankFeature.error_details)
+        self._pulse_fields = implementations(active, RankFeature.pulse_fields)
+        self._cell_finished = implementations(active, RankFeature.cell_finished)
+        self._cell_left = implementations(active, RankFeature.cell_left)
+
+    def activate(self, feature: RankFeature) -> None:
+        """See `RankContext.activate`; from any thread, and more than once."""
+        if feature in self._dormant:
+            self._dormant.remove(feature)
+            # New lists: another thread may be in a loop over the old ones.
+            self._find_cell_hooks()
+
     def _keep(self, failed: FeatureFailed) -> None:
         self.failed = self.failed or failed
 
-    def _call(self, hooks: Iterable[Callable[P, None]], *args: P.args, **kwargs: P.kwargs) -> None:
+    def _call(self, hooks: Sequence[Callable[P, None]], *args: P.args, **kwargs: P.kwargs) -> None:
+        if not hooks:
+            return
         try:
             call_all(hooks, *args, **kwargs)
         except FeatureFailed as failed:
@@ -282,7 +307,7 @@ class RankHooks:
         self._call(self._output_sending, final)
 
     def error_raised(self, error: BaseException) -> BaseException:
-        """Returns the error, or what the first feature that knows it puts in its place."""
+        """Returns the error, or the one with which a feature replaces it."""
         for hook in self._error_raised:
             try:
                 error = hook(error)

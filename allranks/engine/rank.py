@@ -1,4 +1,4 @@
-"""A rank's life: take its place in MPI, open the wire, join ipyparallel's cluster, run cells."""
+"""The life of a rank: it joins MPI, opens the wire, joins ipyparallel's cluster, and runs cells."""
 
 from __future__ import annotations
 
@@ -20,22 +20,20 @@ from allranks.collectives import world
 from allranks.collectives.start import healing, runtime, under_mpi
 from allranks.collectives.timings import Totals
 from allranks.engine import libraries, namespace, pinning, processes
-from allranks.engine.attaching import Attaching
 from allranks.engine.cell import CellRunner, watch_forks
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.exceptions import text_of
-from allranks.engine.features import RankContext, RankFeature, RankHooks, Told
-from allranks.engine.host import stubs
+from allranks.engine.features import RankContext, RankFeature, RankHooks, Replies
 from allranks.engine.interrupts import ignore_interrupt
 from allranks.engine.ipp import RankEngine
-from allranks.engine.requests import Requests
+from allranks.engine.requests import RankRequests
 from allranks.engine.streams import Mender
 from allranks.engine.telemetry import TelemetrySender, process_metrics
 from allranks.engine.transcript import Transcript, held_back
-from allranks.engine.wire import Wire, give_up
+from allranks.engine.wire import RankWire, give_up
 from allranks.errors import UsageError
 from allranks.records.config import SLOW_START_SECONDS, NurseryConfig, variable_nbytes
-from allranks.records.requests import ABOUT_NOTEBOOKS, ANSWERED_WHILE_BUSY
+from allranks.records.requests import ANSWERED_WHILE_BUSY
 from allranks.records.wire import (
     Answer,
     Ask,
@@ -45,7 +43,6 @@ from allranks.records.wire import (
     Record,
     RunCell,
     RunMember,
-    Typed,
 )
 
 _TRANSPORTS = "OMPI_MCA_btl"
@@ -60,13 +57,13 @@ class Rank:
     """One rank of a notebook's cluster, from start to end of its process.
 
     Args:
-        config: what the host agent was told.
+        config: the configuration of the host agent.
         connection: ipyparallel's connection information for engines.
         rank: the rank that the launcher gave this process.
         features: the classes of its features.
-        dead: the ranks that have died, where it takes the place of the first of them.
-        running: of each rank, the number of the cell that it runs, for the host agent; 0 for none.
-        stays: whether it waits for another notebook when its own goes.
+        dead: the ranks that have died, if it replaces the first of them.
+        running: for each rank, the number of the cell that it runs, or 0; the host agent reads it.
+        stays: whether it waits for another notebook when its own ends.
     """
 
     def __init__(
@@ -97,7 +94,7 @@ class Rank:
     def run(self) -> None:
         """Serves cells until the process is ended."""
         signal.signal(signal.SIGINT, ignore_interrupt)
-        self._log = os.dup(2)  # a start that does not end tells where, and no thread is needed
+        self._log = os.dup(2)  # a start that hangs writes its stack here, without a thread of ours
         faulthandler.dump_traceback_later(SLOW_START_SECONDS, file=self._log)
         self.transcript.streams.capture()
         faulthandler.enable(all_threads=False)
@@ -110,7 +107,7 @@ class Rank:
                 # Only replacement ranks connect to these ports.
                 under_mpi.load_mpi()
                 self._mpi_ports = port_filter.restrict_own_ports(allow_this_host=bool(self._dead))
-                # What a cell starts, or spawns, is none of them.
+                # MPI of processes that a cell starts or spawns opens no ports.
                 os.environ[_TRANSPORTS] = "self,sm"
             if self._dead:
                 healing.join(self._dead)
@@ -128,7 +125,7 @@ class Rank:
         self._telemetry = TelemetrySender(
             self.rank, process_metrics, Totals(), self._features.pulse_fields
         )
-        self.wire = Wire(
+        self.wire = RankWire(
             self.rank,
             self._config.commands_url,
             self._config.events_url,
@@ -151,7 +148,7 @@ class Rank:
     def _serve(self, engine: RankEngine) -> None:
         """Runs the event loop until ipyparallel ends the engine.
 
-        What a cell has left in the loop may stop it, or raise what leaves it.
+        A callback that a cell has left in the loop may stop it, or raise an exception out of it.
         """
         run: Callable[[], object] = engine.start
         while True:
@@ -162,23 +159,23 @@ class Rank:
                     raise
                 print(f"{type(end).__name__} in the event loop: {_LIVES_ON}", file=sys.stderr)
             except RuntimeError:
-                # The engine's start takes it for a failure of its own that the loop was stopped.
+                # Stopping the loop counts as a failure in the engine's start.
                 if self._loop is None or (run != engine.start and not engine.is_shut_down):
                     raise
             if self._loop is None:
                 return
             if engine.is_shut_down:
-                # ipyparallel's client waits for the answer, also where it never comes, and a
-                # process that ends now may take along what ZeroMQ's thread has still to send.
+                # ipyparallel's client waits for the answer without a limit, and ZeroMQ's thread
+                # may not have sent it yet.
                 time.sleep(_LAST_ANSWER_SECONDS)
                 return
             run = self._loop.run_forever
 
     def _ready(self, engine: RankEngine) -> None:
-        """The engine's shell is there: take it over, and say hello."""
+        """Takes over the engine's shell, and sends hello."""
         shell = engine.kernel.shell
         for prompt in ("ps1", "ps2", "ps3"):
-            # Only a rank's notebook is interactive: Lightning would refuse to use the ranks.
+            # Lightning takes these for a sign of an interactive session, and refuses to use ranks.
             vars(sys).pop(prompt, None)
         shell.displayhook = RankDisplayHook(shell, self.transcript)
         shell.display_trap.hook = shell.displayhook
@@ -189,7 +186,7 @@ class Rank:
         fresh = shell.init_user_ns
 
         def init_user_ns() -> None:
-            """Has ``%reset`` leave what every rank has."""
+            """Has ``%reset`` leave the names that each rank has."""
             fresh()
             shell.user_ns.update(namespace.names(self.device))
 
@@ -204,43 +201,9 @@ class Rank:
             self._mender.builtins,
             self._features,
         )
-        self._features.started(
-            RankContext(
-                rank=self.rank,
-                size=collectives.size(),
-                device=self.device,
-                config=self._config,
-                shell=shell,
-                transcript=self.transcript,
-                send=self.wire.send,
-                send_output=self.wire.send_output,
-                notice=self._notice,
-                submit=self._submit,
-                execute=self._runner.run,
-                epoch_ended=self._features.epoch_ended,
-                cell=lambda: self.wire.cell if self.wire.busy else 0,
-                interrupts=lambda: self._runner.interrupts.count,
-                mpi_ports=tuple(self._mpi_ports),
-            )
+        self._requests = RankRequests(
+            shell, self.rank, self.wire.send_output, self._telemetry.watch, self._features
         )
-        self.wire.before_output = self._features.output_sending
-        # What a widget for output asks for, which takes what is written meanwhile.
-        engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
-        # The loops of the rank's threads ask time.monotonic, which a cell may replace.
-        setattr(asyncio.BaseEventLoop, "time", staticmethod(monotonic))  # noqa: B010
-        self._requests = Requests(
-            shell,
-            self.rank,
-            self._heal,
-            self.wire.send_output,
-            self._telemetry.watch,
-            self._features,
-        )
-        signal.signal(signal.SIGINT, ignore_interrupt)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        libraries.restore_warnings()
-        faulthandler.cancel_dump_traceback_later()
-        os.close(self._log)
         hello = Hello(
             rank=self.rank,
             size=collectives.size(),
@@ -253,29 +216,48 @@ class Rank:
             mpi=_library(),
             log=self.transcript.path,
         )
-        self._attaching = Attaching(self.wire, hello)
-        if self._stays:
-            self.wire.stay(self._config.session_dir)
+        self._features.started(
+            RankContext(
+                rank=self.rank,
+                size=collectives.size(),
+                device=self.device,
+                hello=hello,
+                stays=self._stays,
+                config=self._config,
+                shell=shell,
+                transcript=self.transcript,
+                wire=self.wire,
+                activate=self._features.activate,
+                notice=self._notice,
+                submit=self._submit,
+                execute=self._runner.run,
+                begin_epoch=self._requests.begin_epoch,
+                rank_replaced=self._features.rank_replaced,
+                cell=lambda: self.wire.cell if self.wire.busy else 0,
+                interrupts=lambda: self._runner.interrupts.count,
+                mpi_ports=tuple(self._mpi_ports),
+            )
+        )
+        self.wire.before_output = self._features.output_sending
+        # A widget for output reads this id, and then takes what is written.
+        engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
+        # The loops of the rank's threads ask time.monotonic, which a cell may replace.
+        setattr(asyncio.BaseEventLoop, "time", staticmethod(monotonic))  # noqa: B010
+        signal.signal(signal.SIGINT, ignore_interrupt)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        libraries.restore_warnings()
+        faulthandler.cancel_dump_traceback_later()
+        os.close(self._log)
         self.wire.start()
         self.wire.send(hello)
-
-    def _heal(self, dead: list[int], epoch: int) -> str:
-        """Takes in new processes for ranks that have died, together with all others.
-
-        Returns:
-            What is to be known of this rank from now on; "" for nothing.
-        """
-        address = os.path.join(self._config.session_dir, "nursery")
-        port_filter.restrict_own_ports(allow_this_host=True)
-        healing.heal(dead, stubs.command("rank", address), epoch)
-        return self._features.rank_replaced(dead)
 
     def _notice(self, text: str) -> None:
         self.transcript.place(["notice", text])
 
     def _receive(self, record: Record, payloads: list[bytes]) -> None:
-        """Takes a command in the wire's thread; what needs the main thread goes there."""
+        """Handles a record in the wire's thread; cells and most requests go to the main thread."""
         assert self._loop is not None
+        self._features.message_received(record, payloads)
         if isinstance(record, RunCell):
             self._submit(record, partial(self._run_source, record, payloads))
         elif isinstance(record, Interrupt):
@@ -283,37 +265,27 @@ class Rank:
         elif isinstance(record, Died):
             runtime.died(record.rank, record.how)
             self._features.rank_died(record.rank, record.how)
-        elif isinstance(record, Typed):
-            if self.wire.unseen is not None:
-                self.wire.unseen.answered()
-            self._features.message_received(record, payloads)
         elif isinstance(record, Ask):
-            if record.name in ABOUT_NOTEBOOKS:
-                self._attaching.answer(record)
-            elif record.name in ANSWERED_WHILE_BUSY | self._features.requests_while_busy:
+            if record.name in ANSWERED_WHILE_BUSY | self._features.requests_while_busy:
                 self._answer(record, payloads)
             elif self.wire.busy:
                 self._refuse(record, f"rank {self.rank} is running a cell")
             else:
-                self._attaching.heard(record)
                 self._loop.call_soon_threadsafe(self._answer, record, payloads)
-        else:
-            self._features.message_received(record, payloads)
 
-    def _submit(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Told]]) -> None:
-        """Has a cell run in the main thread; called in the wire's thread."""
+    def _submit(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]) -> None:
+        """Runs a cell in the main thread; called in the wire's thread."""
         assert self._loop is not None
-        self._attaching.sent(cell)
         self._loop.call_soon_threadsafe(self._start_cell, cell, run)
 
-    def _start_cell(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Told]]) -> None:
+    def _start_cell(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]) -> None:
         self._task = asyncio.ensure_future(self._run_cell(cell, run))
 
-    async def _run_source(self, cell: RunCell, payloads: list[bytes]) -> Told:
+    async def _run_source(self, cell: RunCell, payloads: list[bytes]) -> Replies:
         return (await self._runner.run(cell, payloads),)
 
     async def _run_cell(
-        self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Told]]
+        self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]
     ) -> None:
         self._running[self.rank] = cell.number
         try:
@@ -324,10 +296,13 @@ class Rank:
             self._reply_failure(cell.cell, error)
         finally:
             self._running[self.rank] = 0
-            self._attaching.ended()
 
     def _reply_failure(self, cell: int, error: BaseException) -> None:
-        """Replies to a cell whose end went wrong: a rank that did not would hang it."""
+        """Replies to a cell whose end has failed: the notebook waits for each rank's reply.
+
+        If the output cannot be sent, the reply is sent without it. If that fails too, the rank
+        ends, which the notebook notices.
+        """
         try:
             reply = self._runner.reply_after(cell, error)
             try:
@@ -338,14 +313,15 @@ class Rank:
         except BaseException:
             give_up(self.rank, "cannot report the end of its cell to the notebook")
 
-    def _end_cell(self, *told: tuple[Record, list[bytes]]) -> None:
-        self.wire.end_where_closed()
-        for said in self._mender.rest():
-            self._notice(said)
+    def _end_cell(self, *replies: tuple[Record, list[bytes]]) -> None:
+        self.wire.end_if_log_closed()
+        for notice in self._mender.rest():
+            self._notice(notice)
         self._requests.busy = False
+        # All output is sent before the reply, with which the notebook ends the cell.
         self.wire.send_output(final=True)
         self.wire.busy = False
-        for record, values in told:
+        for record, values in replies:
             self.wire.send(record, *values)
 
     def _answer(self, ask: Ask, payloads: list[bytes]) -> None:
@@ -395,9 +371,9 @@ def _fresh_main_module() -> None:
 
 
 def _no_windows(gui: str | None = None) -> None:
-    """Has ``%matplotlib inline`` draw into the notebook, as it does by itself, and no window open.
+    """Accepts ``%matplotlib inline``, which is the default, and refuses windows.
 
-    ipykernel's own looks for an application that a rank is not.
+    ipykernel's own looks for an application that a rank does not have.
     """
     if gui not in (None, "", "inline"):
         raise UsageError(
@@ -407,5 +383,5 @@ def _no_windows(gui: str | None = None) -> None:
 
 
 def _print_page(_shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:
-    """Prints what ``name?`` shows: a rank has no pager."""
+    """Prints the text of ``name?``, because a rank has no pager."""
     print(data["text/plain"] if isinstance(data, dict) else data)

@@ -26,16 +26,14 @@ from allranks.records.requests import end_of
 T = TypeVar("T")
 
 
-class Requests:
+class RankRequests:
     """Answers requests for one rank.
 
     Args:
         shell: the engine's IPython shell.
         rank: this process's rank.
-        heal: takes in new processes for ranks that have died, in an epoch of that number, and
-            says what is to be known of this rank from then on.
-        send_output: sends what was written so far.
-        watch: tells how the rank spends its time while a cell runs, in so many bins.
+        send_output: sends the output so far.
+        watch: sends strips of the running cell, in at most this many bins.
         features: answer their own requests.
     """
 
@@ -43,14 +41,13 @@ class Requests:
         self,
         shell: InteractiveShell,
         rank: int,
-        heal: Callable[[list[int], int], str],
         send_output: Callable[[], None],
         watch: Callable[[int], None],
         features: RankHooks,
     ) -> None:
         self.shell = shell
         self.rank = rank
-        self._heal, self._send_output, self._watch = heal, send_output, watch
+        self._send_output, self._watch = send_output, watch
         self._features = features
         self.busy = False
         self._process = psutil.Process()
@@ -59,7 +56,7 @@ class Requests:
         """Returns the content and the payloads of the answer.
 
         Raises:
-            UsageError: the request cannot be met as it was made.
+            UsageError: the request is invalid.
         """
         if name == requests.STATUS:
             return self._status(), []
@@ -83,15 +80,12 @@ class Requests:
         if name == requests.INSPECT:
             return self._inspect(arguments["code"], arguments["cursor"], arguments["detail"]), []
         if name == requests.RENEW:
-            self._begin_epoch(lambda: collectives.renew(arguments["epoch"]))
+            self.begin_epoch(lambda: collectives.renew(arguments["epoch"]))
             return {}, []
-        if name == requests.HEAL:
-            dead, epoch = arguments["dead"], arguments["epoch"]
-            return {"warning": self._begin_epoch(lambda: self._heal(dead, epoch))}, []
         return self._features.answer(name, arguments, payloads)
 
-    def _begin_epoch(self, begin: Callable[[], T]) -> T:
-        """Has the collectives begin an epoch; the cells' ``comm`` becomes that epoch's."""
+    def begin_epoch(self, begin: Callable[[], T]) -> T:
+        """Calls a function that begins an epoch; the cells' ``comm`` becomes that epoch's."""
         old, ended = self.shell.user_ns.get("comm"), collectives.epoch()
         found = begin()
         self._features.epoch_ended(ended)
@@ -102,7 +96,7 @@ class Requests:
         try:
             rss = self._process.memory_info().rss
         except OSError:
-            rss = 0  # a cell has left no descriptor to look with
+            rss = 0  # a cell has used up all descriptors
         return {
             "pid": os.getpid(),
             "rss_nbytes": rss,

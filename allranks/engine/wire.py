@@ -1,32 +1,30 @@
 """A rank's end of the wire: commands in, output and replies out, beside ipyparallel's channels.
 
 Two sockets, both encrypted (CURVE) with the notebook's public key, which serves as the shared
-secret: a DEALER that one thread reads commands from, and a PUSH that any thread writes to under a
-lock. The thread also sends the transcript's news, a few times a second.
+secret: a DEALER from which one thread reads commands, and a PUSH to which any thread writes under a
+lock. The thread also sends new output, a few times a second.
 
-Where ranks are on several hosts the sockets lead to the host's relay, in a folder that only this
-user may enter, and the relay's to the notebook are encrypted.
+With ranks on several hosts, the sockets lead to the host's relay, in a folder that only this user
+may enter, and those from the relay to the notebook are encrypted.
 
-Where a rank is to stay when its notebook goes, it notices that the line breaks, keeps what it would
-send, and listens at a socket in such a folder for the next notebook (see
-``allranks.engine.attaching``).
+A rank that stays when its notebook ends notices the end of the connection, keeps further output,
+and connects to a socket in such a folder, at which the next notebook listens.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from os import _exit, getpid, write
 from time import monotonic, sleep
 from traceback import format_exc
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from allranks.engine.telemetry import TelemetrySender
 from allranks.engine.transcript import Transcript
-from allranks.engine.unseen import Unseen
 from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME
 from allranks.records.wire import Answer, Hello, Output, Record, decode, encode
 
@@ -34,30 +32,43 @@ _TICK_SECONDS = 0.05
 _IDLE_TICK_SECONDS = 0.25
 _LINGER_MS = 1000
 _RECONNECT_MS = 20
-#: Nobody may come for hours.
+#: The next notebook may come after hours.
 _RECONNECT_LATER_MS = 500
-#: The line to who has started the rank may break, and be mended: it is gone where nobody listens.
+#: ZeroMQ reconnects. The first notebook counts as gone only once the connection is refused.
 _GONE = (
     zmq.EVENT_CLOSED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-#: The exit code of a rank that can tell the notebook nothing more.
+#: The exit code of a rank that has lost its connection to the notebook.
 GAVE_UP = 70
 
 Receive = Callable[[Record, list[bytes]], None]
 
 
-class Wire:
+class KeptOutput(Protocol):
+    """Records of the last cell, for a notebook that attaches later."""
+
+    def take(self, record: Record, frames: Sequence[bytes]) -> None:
+        """Keeps a record, if it matters to that notebook."""
+
+    def messages(self, cell: int) -> Iterable[Sequence[bytes]]:
+        """Returns the messages to send again, in order; ``cell`` is the cell's number."""
+
+    def clear(self) -> None:
+        """Forgets them: another cell begins."""
+
+
+class RankWire:
     """Carries records between this rank and the notebook until the process ends.
 
     Args:
         rank: this process's rank.
-        commands_url: where the notebook's ROUTER listens.
-        events_url: where the notebook's PULL listens.
-        key: the notebook's CURVE public key; empty where a relay of this host listens.
-        transcript: whose news are sent.
+        commands_url: of the notebook's ROUTER.
+        events_url: of the notebook's PULL.
+        key: the notebook's CURVE public key; empty for a relay on this host.
+        transcript: the output to send.
         telemetry: sent while a cell runs.
         receive: called in the wire's thread with each record and its payloads.
     """
@@ -77,18 +88,17 @@ class Wire:
         self._pid = getpid()
         self.cell = 0
         self.busy = False
-        #: Sends what else is new; not under this wire's lock, as it takes one of its own before.
+        #: Called before output is sent, without this wire's lock: it takes another lock first.
         self.before_output: Callable[[bool], object] = lambda final: None
         self._transcript = transcript
         self._telemetry = telemetry
         self._receive = receive
         self._lock = threading.RLock()
-        #: What is kept for another notebook, where this rank stays when the first one goes.
-        self.unseen: Unseen | None = None
+        self._kept: KeptOutput | None = None
         self._home = ""
         self._attached = True
         self._monitor: zmq.Socket[bytes] | None = None
-        # Not the one that programs share: a cell may end that.
+        # Not the one that programs share, which a cell may end.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connect(commands_url, events_url, key)
         self._thread = threading.Thread(target=self._loop, name="allranks-wire", daemon=True)
@@ -112,18 +122,19 @@ class Wire:
             socket.connect(url)
         self._poller.register(self._commands, zmq.POLLIN)
 
-    def stay(self, home: str) -> None:
-        """From now on another notebook may come when this one goes.
+    def stay(self, home: str, kept: KeptOutput) -> None:
+        """Prepares for another notebook that comes when this one ends.
 
         To be called before the start, or in the wire's thread.
 
         Args:
-            home: the folder in which it will listen; empty where nobody is to be waited for.
+            home: the folder in which it will listen; empty to end that again.
+            kept: keeps output for it.
         """
         with self._lock:
             self._home = home
-            if self.unseen is None:
-                self.unseen = Unseen(self.rank, self._transcript.path)
+            if self._kept is None:
+                self._kept = kept
                 self._watch_line(_GONE)
 
     def _watch_line(self, events: int) -> None:
@@ -131,7 +142,7 @@ class Wire:
         self._poller.register(self._monitor, zmq.POLLIN)
 
     def _leave_line(self) -> None:
-        """The notebook is gone: what is sent is kept until the next one comes."""
+        """Handles the end of the notebook: output is kept until the next one comes."""
         assert self._monitor is not None
         recv_monitor_message(self._monitor)
         if not self._home:
@@ -147,39 +158,43 @@ class Wire:
                 "",
                 _RECONNECT_LATER_MS,
             )
-            # That nobody is there yet is no news; who comes next is another one.
+            # Not refused connections: the next notebook is not there yet.
             self._watch_line(zmq.EVENT_DISCONNECTED)
 
-    def resume(self, answer: Answer) -> None:
-        """Sends another notebook what the last one may not have shown, and what follows."""
+    def resume(self) -> None:
+        """Sends the kept output to another notebook, and from now on all records."""
         with self._lock:
-            for frames in self.unseen.messages(self.cell) if self.unseen is not None else ():
+            for frames in self._kept.messages(self.cell) if self._kept is not None else ():
                 self._events.send_multipart(frames)
             self._attached = True
-            self.send(answer)
 
     def start(self) -> None:
-        """Starts the thread that reads commands and sends the transcript's news."""
+        """Starts the thread that reads commands and sends new output."""
         self._thread.start()
 
     def send(self, record: Record, *payloads: bytes) -> None:
-        """Sends a record from any thread, after everything that was sent before it."""
+        """Sends a record from any thread, after all that were sent before it."""
         if getpid() != self._pid:
             return
-        # Copied before the first is sent: half a message would swallow the next one, and lending
-        # memory takes a thread and descriptors, of which a cell may have left none.
+        # Copied before the first part is sent, because half a message would take the next one with
+        # it. Sending without a copy needs a thread and descriptors, which a cell may have used up.
         parts = encode(record, *payloads)
         frames = [zmq.Frame(part, copy=True) for part in parts]
         with self._lock:
-            if self.unseen is not None:
-                self.unseen.take(record, parts)
+            if self._kept is not None:
+                self._kept.take(record, parts)
             if not self._attached and not isinstance(record, Answer | Hello):
-                return  # what is not kept either is of no use later
+                return
             self._events.send_multipart(frames)
 
     def send_output(self, final: bool = False) -> None:
-        """Sends what the transcript has that the notebook does not, and the news of the cell."""
-        self.end_where_closed()
+        """Sends new output and telemetry.
+
+        Args:
+            final: it is the last of the cell, after `end_if_log_closed`.
+        """
+        if not final:
+            self.end_if_log_closed()
         self.before_output(final)
         with self._lock:
             entries, lines, nbytes, offset = self._transcript.collect(final)
@@ -188,8 +203,8 @@ class Wire:
                 for record, payloads in self._telemetry.news(final):
                     self.send(record, *payloads)
 
-    def end_where_closed(self) -> None:
-        """Ends the rank where a cell has closed its log: what it prints would be lost."""
+    def end_if_log_closed(self) -> None:
+        """Ends the rank if a cell has closed its log: further output would be lost."""
         lost = self._transcript.lost() if getpid() == self._pid else []
         if lost:
             self._transcript.streams.reopen_err()
@@ -201,22 +216,22 @@ class Wire:
             )
 
     def begin_cell(self, cell: int, limit_nbytes: int) -> None:
-        """Sends what is left of the time before this cell, then starts its screen budget."""
+        """Sends output from between the cells, then begins this cell and its output budget."""
         with self._lock:
             late = self._transcript.begin_cell(limit_nbytes)
             self.send_entries(late, 0, 0, 0)
-            if self.unseen is not None:
-                self.unseen.clear()
+            if self._kept is not None:
+                self._kept.clear()
             self._last_counts = (0, 0)
             self._telemetry.begin(cell)
             self.cell = cell
             self.busy = True
 
     _last_counts = (0, 0)
-    _said = ""
+    _complaint = ""
 
     def send_entries(self, entries: list[list[object]], lines: int, nbytes: int, at: int) -> None:
-        """Sends one batch unless there is nothing new in it."""
+        """Sends one batch of output unless it has nothing new."""
         if entries or (lines, nbytes) != self._last_counts:
             self._last_counts = (lines, nbytes)
             spans = self._transcript.err_spans
@@ -231,7 +246,7 @@ class Wire:
                 ready = dict(self._poller.poll(int(wait * 1000)))
                 if self._commands in ready:
                     self._receive(*decode(self._commands.recv_multipart()))
-                    # A cell may begin: its first news come as soon as those that follow.
+                    # A cell may begin: its first output is sent as soon as later output.
                     next_tick = min(next_tick, monotonic() + _TICK_SECONDS)
                 if self._monitor in ready:
                     self._leave_line()
@@ -243,27 +258,27 @@ class Wire:
             except zmq.ZMQError:
                 give_up(self.rank, "lost the connection to the notebook")
             except BaseException:
-                # As where a cell has replaced what all of Python uses, until it ends.
+                # For example, a cell has replaced Python's builtins until it ends.
                 self._complain()
                 sleep(_IDLE_TICK_SECONDS)
 
     def _complain(self) -> None:
         try:
-            said = format_exc()
-            if said != self._said:
-                self._said = said
-                write(2, said.encode())
+            text = format_exc()
+            if text != self._complaint:
+                self._complaint = text
+                write(2, text.encode())
         except BaseException:
-            pass  # without this thread the rank is deaf
+            pass  # this thread must go on: no other one receives records
 
 
 def give_up(rank: int, why: str, more: str = "") -> NoReturn:
-    """Ends the rank, whose cell would wait for it for ever; its log says why.
+    """Ends the rank, for which its cell would wait for ever, with a message in its log.
 
     Args:
         rank: this process's.
-        why: what it cannot do.
-        more: what to do about it; without, what has been raised is shown.
+        why: the reason.
+        more: advice; if empty, the current exception is shown.
     """
     try:
         write(2, f"allranks: rank {rank} {why}, so it ends.\n{more or format_exc()}".encode())

@@ -1,4 +1,4 @@
-"""What the core can do without: one package for each feature, and the list of them.
+"""The features: one package for each, and the list of them. The core works without.
 
 A feature's package has a module for each side on which it does something:
 
@@ -33,6 +33,7 @@ BUILT_IN: tuple[str, ...] = (
     "profile",
     "gpu",
     "heal",
+    "attach",
     "ensemble",
 )
 """Packages below this one, in the order in which their hooks are called."""

@@ -4,8 +4,8 @@ import pytest
 
 SEND = """
 import gc
-from allranks.engine.wire import Wire
-(wire,) = [found for found in gc.get_objects() if type(found) is Wire]
+from allranks.engine.wire import RankWire
+(wire,) = [found for found in gc.get_objects() if type(found) is RankWire]
 if rank == 1:
     with wire._lock:
         wire._events.send_multipart({frames})

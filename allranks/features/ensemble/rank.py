@@ -20,7 +20,7 @@ from allranks.collectives.world.variable_store import VariableStore
 from allranks.collectives.world.world import World
 from allranks.engine import namespace
 from allranks.engine.exceptions import text_of
-from allranks.engine.features import Answered, RankContext, RankFeature, Told
+from allranks.engine.features import Answered, RankContext, RankFeature, Replies
 from allranks.records import requests, wire
 from allranks.records.wire import Record, Result, RunCell, RunMember
 
@@ -81,7 +81,7 @@ class RankEnsemble(RankFeature):
         part = self._worlds[ranks_each]
         return {"epoch": part.epoch, "dirty": part.dirty or part.pending > 0}
 
-    async def _run(self, member: RunMember, payloads: list[bytes]) -> Told:
+    async def _run(self, member: RunMember, payloads: list[bytes]) -> Replies:
         """Returns what a member left in ``result``, and how it ended.
 
         Never raises.
@@ -101,9 +101,7 @@ class RankEnsemble(RankFeature):
         def prepare() -> None:
             # An interrupt is not heard yet: a renewal that one rank leaves strands the others.
             if member.epoch > collectives.epoch():
-                ended = collectives.epoch()
-                collectives.renew(member.epoch)
-                self._context.epoch_ended(ended)
+                self._context.begin_epoch(lambda: collectives.renew(member.epoch))
             names.update(namespace.place())
             names.update(pickle.loads(payloads[0]), member=member.member)
             names.pop("result", None)

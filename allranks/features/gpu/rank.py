@@ -15,13 +15,17 @@ _STEP_NBYTES, _STEP_PERCENT = 1 << 20, 5
 
 
 class RankGpu(RankFeature):
-    """Looks after the GPU that a rank was pinned to, if any."""
+    """Reports on the GPU that a rank was pinned to, if any, and frees its memory."""
+
+    dormant = True  # without a GPU
 
     def started(self, rank: RankContext) -> None:
         """Learns which other ranks are on the GPU."""
         self._rank = rank
         self._gpu = Gpu(rank.device)
         self._sharers = _find_sharers(rank)
+        if rank.device != "cpu":
+            rank.activate(self)
 
     def pulse_fields(self) -> dict[str, Any]:
         """Returns the GPU's memory, load and temperature."""
@@ -42,7 +46,7 @@ class RankGpu(RankFeature):
 
     def cell_left(self, error: BaseException | None) -> None:
         """Frees what a failed cell has left in the GPU's memory."""
-        if error is not None and self._rank.device != "cpu":
+        if error is not None:
             release(error)
 
 

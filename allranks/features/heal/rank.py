@@ -1,4 +1,4 @@
-"""Gives a rank folders for the variables that it keeps, and restores them in its successor."""
+"""Replaces dead ranks, and restores in the replacements the variables that these had kept."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import os
 import time
 from typing import Any
 
+from allranks import port_filter
 from allranks.collectives import world
+from allranks.collectives.start import healing
 from allranks.collectives.world.variable_store import VariableStore
 from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature
+from allranks.engine.host import stubs
 from allranks.errors import UsageError
 from allranks.records import requests
 
 
 class RankHeal(RankFeature):
-    """Stores what a rank keeps outside its process, in memory that its host's agent removes."""
+    """Joins with replacements, and stores kept variables in memory that outlives the process.
 
-    requests = frozenset({requests.SETTLE, requests.RESTORE})
+    The host agent removes that memory.
+    """
+
+    requests = frozenset({requests.HEAL, requests.SETTLE, requests.RESTORE})
 
     def started(self, rank: RankContext) -> None:
         """Makes the store if the host has a folder for it."""
@@ -28,11 +34,26 @@ class RankHeal(RankFeature):
             world.current().variable_store = VariableStore(folders, rank.rank, rank.size, namespace)
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
-        """Completes what is being stored, or restores what a dead rank had stored."""
+        """Joins with replacements, completes the storing, or restores a dead rank's variables."""
+        if name == requests.HEAL:
+            dead, epoch = arguments["dead"], arguments["epoch"]
+            return {"warning": self._rank.begin_epoch(lambda: self._join(dead, epoch))}, []
         if name == requests.RESTORE:
             return self._restore(), []
         kept = world.current().variable_store
         return {"goes_on": kept.settled() if kept is not None else 0}, []
+
+    def _join(self, dead: list[int], epoch: int) -> str:
+        """Joins with the processes that replace dead ranks; returns a warning, or "".
+
+        Collective over the survivors, which have left their collectives, and the replacements.
+        Then the features restore, before the next cell.
+        """
+        rank = self._rank
+        address = os.path.join(rank.config.session_dir, "nursery")
+        port_filter.restrict_own_ports(allow_this_host=True)
+        healing.heal(dead, stubs.command("rank", address), epoch)
+        return rank.rank_replaced(dead)
 
     def _restore(self) -> dict[str, Any]:
         kept = world.current().variable_store

@@ -220,15 +220,20 @@ def _line(file: str, number: int) -> str:
 class RankProfile(RankFeature):
     """Samples the cells that the notebook asks for."""
 
+    dormant = True  # until a profile is requested
     requests_while_busy = frozenset({requests.PROFILE, requests.PROFILED})
 
     def started(self, rank: RankContext) -> None:
         """Makes the sampler, which takes no time before it is asked for samples."""
+        self._rank = rank
         self._sampler = Sampler(rank.rank, CellRunner._call.__code__)
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
         """Starts to sample, or ends that and returns the profile."""
         if name == requests.PROFILE:
+            self._rank.activate(self)
+            if self._rank.cell():  # it may have begun before the hooks were active
+                self._sampler.begin_cell()
             self._sampler.start(arguments["seconds"])
             return {}, []
         return self._sampler.take().to_content(), []

@@ -32,7 +32,7 @@ _FORKED = "a forked process cannot ask for input: call input() in the rank, befo
 _NO_CELL = "input() needs a running cell."
 
 
-class Prompts(RankFeature):
+class RankPrompts(RankFeature):
     """Asks for one line at a time."""
 
     records = (Typed,)
@@ -106,8 +106,8 @@ class Prompts(RankFeature):
             self._came.clear()
             presses = rank.interrupts()
             with _shown_as_asking():
-                rank.send_output()
-                rank.send(
+                rank.wire.send_output()
+                rank.wire.send(
                     Prompt(rank.rank, cell, self._number, prompt, hidden, goes_on, presses > 0)
                 )
                 while not self._came.wait(_POLL_SECONDS):
@@ -142,4 +142,4 @@ def _asked_by_a_debugger(frame: FrameType | None) -> bool:
     return False
 
 
-FEATURE = Prompts
+FEATURE = RankPrompts

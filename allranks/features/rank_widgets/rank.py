@@ -55,6 +55,7 @@ class _State:
 class RankWidgets(RankFeature):
     """Carries the messages of one rank's widgets."""
 
+    dormant = True  # until the rank has a widget
     records = (Widget,)
 
     def __init__(self) -> None:
@@ -70,7 +71,8 @@ class RankWidgets(RankFeature):
 
     def started(self, rank: RankContext) -> None:
         """Has every library that makes widgets make them here."""
-        self._rank, self._send, self._transcript = rank.rank, rank.send, rank.transcript
+        self._rank, self._send, self._transcript = rank.rank, rank.wire.send, rank.transcript
+        self._activate = rank.activate
         self._most = max(1, _STATES_AT_A_TIME // rank.size)
         widgets, cell = self, rank.cell
 
@@ -102,6 +104,7 @@ class RankWidgets(RankFeature):
         told = _as_json(data or {})
         raw = [bytes(buffer) for buffer in buffers or ()]
         name = channel.comm_id
+        self._activate(self)
         with self._lock:
             if kind == "comm_open" and told.get("state", {}).get("_model_name") == _OUTPUT:
                 self._outputs.add(name)

@@ -1,29 +1,56 @@
-"""Passes a rank's hooks on to what looks after its waits in torch and in JAX."""
+"""Calls the hooks of a rank for its waits in torch and in JAX, once one of them is imported."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+from types import ModuleType
+
+from allranks.collectives import world
 from allranks.engine.features import RankContext, RankFeature
 from allranks.features.torch_jax import other_ranks
 from allranks.features.torch_jax.jax_waits import JaxWaits
 from allranks.features.torch_jax.torch_waits import TorchWaits
+from allranks.post_import import PostImportHook
 from allranks.records.wire import RunCell
+
+#: `torch_state` and `jax_waits` read these if they have been imported.
+_MODULES = ("torch.distributed.distributed_c10d", "jax._src.distributed")
 
 
 class LibraryWaits(RankFeature):
     """Ends waits in a library's own collectives that can never complete."""
 
+    dormant = True  # until a library with collectives is imported
+
     def __init__(self) -> None:
         self._all = (TorchWaits(), JaxWaits())
 
     def started(self, rank: RankContext) -> None:
-        """Begins to look at both libraries, several times a second."""
-        self._mpi_ports = rank.mpi_ports
+        """Begins to watch both libraries, several times a second.
+
+        Also without an import: other ranks ask this one how far it has come in torch.
+        """
+        self._rank = rank
+        line_reporter = world.current().line_reporter
+        if line_reporter is not None and rank.mpi_ports:
+            line_reporter.also.append(self._show_mpi_ports)
         for waits in self._all:
             waits.start()
+        PostImportHook(_MODULES, self._imported).install()
+
+    def _imported(self, _module: ModuleType) -> None:
+        for waits in self._all:
+            waits.begin()  # the cell that imports it began before
+        self._rank.activate(self)
+
+    def _show_mpi_ports(self) -> None:
+        # Each epoch and each part of an ensemble has a board of its own.
+        with suppress(Exception):
+            other_ranks.show_mpi_ports(self._rank.mpi_ports)
 
     def cell_started(self, cell: RunCell) -> None:
         """Forgets the waits of the last cell."""
-        other_ranks.show_mpi_ports(self._mpi_ports)
+        self._show_mpi_ports()
         for waits in self._all:
             waits.begin()
 
@@ -49,6 +76,7 @@ class LibraryWaits(RankFeature):
 
     def epoch_ended(self, epoch: int) -> None:
         """Forgets connections that a rank closed in that epoch."""
+        self._show_mpi_ports()
         for waits in self._all:
             waits.renew(epoch)
 
