@@ -90,7 +90,7 @@ class CellRunner:
         self.device = device
         self._mend = mend
         self.features = features or RankHooks()
-        self._history = History(shell)
+        self._history = ShellHistory(shell)
         self._keeps_history = True
         self.interrupts = Interrupts(self.features.interrupted)
         self._exceptions = Exceptions(shell, self.features, self.interrupts)
@@ -358,7 +358,7 @@ class CellNames:
             again += 1
 
 
-class History:
+class ShellHistory:
     """Bounds the results, output and exceptions that IPython keeps, which would fill the memory.
 
     The log has the output. The last three results stay, and the last exception, for ``%debug`` and

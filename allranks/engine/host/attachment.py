@@ -31,25 +31,25 @@ from allranks.records.config import NOTEBOOKS_DOOR, NurseryConfig, own_notebook,
 _VISIT_SECONDS = 1.0
 
 
-class Hold:
-    """The door for notebooks, and how long nobody may hold the ranks.
+class Attachment:
+    """The notebook that has the ranks, the socket for other ones, and the time without any.
 
     Args:
-        config: of the host agent, which this process runs.
+        config: the configuration of the host agent, which is this process.
     """
 
     def __init__(self, config: NurseryConfig) -> None:
         self._config = config
         self.began = time.time()
-        #: Of each rank, the number of the cell that it runs; the ranks write it.
+        #: For each rank, the number of the cell that it runs. The ranks write it.
         self.running = memoryview(mmap.mmap(-1, 4 * config.size)).cast("i")
         self._seconds = 0.0
         self._memo: dict[str, Any] = {}
         self._until: float | None = None
         self._starter = self._holder = os.getppid()
         self._sign = sign_of(self._holder)
-        self._others = Others()
-        # This process has the environment of the notebook that has started it.
+        self._others = OtherNotebooks()
+        # This process has the environment of the notebook that started it.
         self._notebooks = [own_notebook()]
         self._kept: list[int] = []
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -58,17 +58,17 @@ class Hold:
 
     @property
     def stays(self) -> bool:
-        """Whether the ranks stay when the notebook goes."""
+        """Whether the ranks stay when the notebook ends."""
         return self._seconds > 0 or bool(self._others.sharing)
 
     @property
     def open(self) -> bool:
-        """Whether nobody holds the ranks."""
+        """Whether no notebook has the ranks."""
         return self._until is not None
 
     @property
     def over(self) -> bool:
-        """Whether nobody has come in time."""
+        """Whether no notebook has come in time."""
         if self._until is not None and self._others.sharing:
             self._until = time.monotonic() + self._seconds
             return False
@@ -76,22 +76,22 @@ class Hold:
 
     @property
     def left(self) -> bool:
-        """Whether who holds the ranks is gone; something that it has started may have its pipes."""
+        """Whether the notebook is gone. Its children may still have its pipes open."""
         if self._starter:
             return os.getppid() != self._starter
         return bool(self._sign) and sign_of(self._holder) != self._sign
 
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
-        """From now on the ranks stay so long when the notebook goes.
+        """Sets how long the ranks stay when the notebook ends.
 
         Args:
             seconds: 0 for not at all.
-            memo: what the next notebook is to know.
+            memo: for the next notebook.
         """
         self._seconds, self._memo = seconds, memo
 
     def begin(self) -> None:
-        """The notebook is gone: from now on another one may come."""
+        """Waits for another notebook from now on: this one is gone."""
         self._until = time.monotonic() + self._seconds
         self._starter, self._holder, self._sign = 0, 0, ""
         nobody = os.open(os.devnull, os.O_RDWR)
@@ -99,16 +99,17 @@ class Hold:
         os.dup2(nobody, 1)
         os.close(nobody)
         for folder in self._config.kept_dirs:
-            # Else a notebook that starts would take what is kept for somebody's who was killed.
+            # Without the lock, a notebook that starts would take the kept variables for those of a
+            # cluster that was killed.
             with suppress(OSError):
                 self._kept.append(os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
                 fcntl.flock(self._kept[-1], fcntl.LOCK_SH)
 
     def visited(self, watched: Callable[[], object]) -> dict[str, Any] | None:
-        """Serves who comes to the door; returns what it is to be told if it has the ranks now.
+        """Serves a notebook at the socket; returns the answer if it has the ranks from now on.
 
         Args:
-            watched: called where it wants to watch what the holder does.
+            watched: called if it wants to watch.
         """
         visitor, _ = self.door.accept()
         with visitor:
@@ -129,7 +130,7 @@ class Hold:
                     visitor.sendall(json.dumps(about | refused).encode() + b"\n")
                     return None
             except (OSError, ValueError, LookupError, TypeError):
-                return None  # it only looked whether anybody is here
+                return None  # a liveness probe, or a notebook that ended
             visitor.settimeout(None)
             os.dup2(visitor.fileno(), 0)
             os.dup2(visitor.fileno(), 1)
@@ -163,15 +164,15 @@ class Hold:
 _UCRED = struct.Struct("3i")
 
 
-class Others:
-    """Processes of notebooks, as long as they live."""
+class OtherNotebooks:
+    """The processes of notebooks that watch or have had the ranks, while they live."""
 
     def __init__(self) -> None:
         self._signs: dict[int, str] = {}
         self._had: set[int] = set()
 
     def come(self, pid: int, had: bool) -> None:
-        """Takes in that a notebook watches.
+        """Adds a notebook.
 
         Args:
             pid: its process.
@@ -182,12 +183,12 @@ class Others:
             self._had.add(pid)
 
     def leave(self, pid: int) -> None:
-        """Takes in that it is no longer interested."""
+        """Removes a notebook."""
         self._signs.pop(pid, None)
         self._had.discard(pid)
 
     def watching(self, but: int) -> list[int]:
-        """Returns the processes that are there, but for one."""
+        """Returns the processes that live, except one."""
         for pid, sign in list(self._signs.items()):
             if not sign or sign_of(pid) != sign:
                 self.leave(pid)
@@ -195,22 +196,22 @@ class Others:
 
     @property
     def sharing(self) -> list[int]:
-        """Those that have had the ranks and are there: for these they are to stay."""
+        """Those that have had the ranks and live: the ranks stay for them."""
         return [pid for pid in self.watching(but=0) if pid in self._had]
 
 
 def process_of(visitor: socket.socket) -> int:
-    """Returns who is at the other end; 0 where nobody tells, as of another container."""
+    """Returns the process at the other end; 0 if it is unknown, as in another container."""
     if not hasattr(socket, "SO_PEERCRED"):
         return 0
-    told = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    return int(_UCRED.unpack(told)[0])
+    credentials = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return int(_UCRED.unpack(credentials)[0])
 
 
 def sign_of(pid: int) -> str:
-    """Returns what tells a process from a later one of the same number; empty where it is gone.
+    """Returns a mark that a later process of the same number does not have; empty if it is gone.
 
-    That is when it was started, in ticks that no change of the clock moves.
+    It is the start time, in ticks that do not depend on the clock's setting.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:

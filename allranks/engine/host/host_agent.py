@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, Any
 from allranks import launched, port_filter
 from allranks.engine import libraries, pinning, processes
 from allranks.engine.host import stubs
-from allranks.engine.host.attachment import Hold
-from allranks.engine.host.oom import Deaths
+from allranks.engine.host.attachment import Attachment
+from allranks.engine.host.oom import ExitReports
 from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME, EVERY_GPU, NurseryConfig
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class HostAgent:
     Args:
         config: what to bring up.
         load: returns the classes of the features for one side, ``host`` or ``rank``.
-        heard: what was said behind it already.
+        heard: input that came after the configuration.
     """
 
     def __init__(self, config: NurseryConfig, load: Load, heard: bytes = b"") -> None:
@@ -76,11 +76,11 @@ class HostAgent:
         self.first: set[int] = set()
         """The ranks that the launcher has started, and that are alive."""
         self.anchor: socket.socket | None = None
-        self.deaths = Deaths()
+        self.exits = ExitReports()
         self.segments: set[str] = set()
         self.stopping = False
         self.abandoned = False
-        """Whether the notebook's kernel is gone: nobody else removes what ranks have kept."""
+        """Whether the notebook's kernel is gone: then the agent removes kept variables."""
         self.admitted = 0
         self.began = time.time()
         self.gate, self._open_gate = os.pipe()
@@ -90,42 +90,42 @@ class HostAgent:
         self.connection: dict[str, Any] = {}
         self.planned: tuple[dict[str, Any], dict[str, Any], str] = ({}, {}, "")
         self.held: list[socket.socket] = []
-        """Sockets that hold the controller's ports until it has them."""
-        self.hold: Hold | None = None
+        """Sockets that reserve the controller's ports until it has them."""
+        self.attachment: Attachment | None = None
         self.told: dict[str, dict[str, Any]] = {}
-        """Events that another notebook is to know as well."""
+        """Events to send again to a notebook that attaches."""
         self.dead: dict[int, dict[str, Any]] = {}
-        """How the ranks ended that have died and were not replaced."""
+        """The events of ranks that have died and were not replaced."""
         self.launcher: subprocess.Popen[bytes] | None = None
         self.shells: stubs.RemoteShells | None = None
         self._heard = heard
         processes.adopt_orphans()
 
     def run(self) -> None:
-        """Serves until the kernel is gone or says stop; leaves nothing behind."""
-        # Before there is a file that a process which SIGTERM ends would leave.
+        """Serves until the kernel is gone or sends stop; leaves nothing behind."""
+        # Before the first file is made, which a process that SIGTERM ends would leave.
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopping", True))
         if not self.config.several_hosts:  # else this host's relay has made it
-            os.mkdir(self.config.session_dir, 0o700)  # that there was none says that it is ours
+            os.mkdir(self.config.session_dir, 0o700)  # fails if it exists: it would not be ours
         for folder in self.config.kept_dirs:
-            with suppress(OSError):  # an earlier nursery has made it, or it is no place for files
+            with suppress(OSError):  # an earlier agent has made it, or it cannot be made
                 os.mkdir(folder, 0o700)
         address = os.path.join(self.config.session_dir, "nursery")
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(address)
         self.door.listen(self.config.ranks_here + 8)
         if not self.config.several_hosts:
-            self.hold = Hold(self.config)
+            self.attachment = Attachment(self.config)
         try:
             if self.config.head:
                 self._launch(address)
-            # Loading takes longer than the launcher can wait for, so it is running by now.
+            # The launcher runs by now: it starts meanwhile, as loading takes long.
             from allranks.engine.features import HostHooks
 
             self._features = HostHooks(self._load("host"))
             self._features.started(self.config)
             if self.config.devices == (EVERY_GPU,):
-                # Here, as the driver may take longer than the relay can be silent.
+                # Here, because the driver may take longer than a relay may be silent.
                 self.config = dataclasses.replace(self.config, devices=pinning.visible())
             processes.share_cores(self.config.ranks_here)
             libraries.ignore_warnings()
@@ -133,7 +133,7 @@ class HostAgent:
 
             libraries.preload(self.config, self._tell)
             self._rank_features = self._load("rank")
-            gc.freeze()  # what is imported by now stays shared between all children
+            gc.freeze()  # memory of imported modules stays shared between all children
             if self.config.head:
                 self._plan_controller()
             self._watch()
@@ -141,7 +141,7 @@ class HostAgent:
             self._end()
 
     def _launch(self, address: str) -> None:
-        """Starts the launcher, which starts a stub in every rank, which comes to our door."""
+        """Starts the launcher, which starts a stub for each rank, which connects to the agent."""
         command = [*self.config.launch, *stubs.command("rank", address)]
         if self.config.several_hosts:
             self.shells = stubs.RemoteShells(self.config.session_dir)
@@ -151,7 +151,7 @@ class HostAgent:
         environment = {**os.environ, **self.config.environment, **more}
         environment["TMPDIR"] = self.config.session_dir
         if processes.shared_memory_left() < self.config.ranks_here * _MPI_NBYTES:
-            # Open MPI's ranks meet in a file each; one that does not fit ends them by a signal.
+            # Open MPI makes a file for each rank. A signal ends the rank if it does not fit.
             environment.setdefault(launched.SHARED_FILES, self.config.session_dir)
         self.launcher = subprocess.Popen(
             command,
@@ -164,14 +164,14 @@ class HostAgent:
         os.set_blocking(self.launcher.stdout.fileno(), False)
 
     def _asked(self) -> None:
-        """Something is to be run on another host: the notebook knows the way."""
+        """Passes a command for another host to the notebook, which can reach that host."""
         assert self.shells is not None
-        told = self.shells.asked()
-        if told is not None:
-            self._tell("reach", **told)
+        asked = self.shells.asked()
+        if asked is not None:
+            self._tell("reach", **asked)
 
     def _plan_controller(self) -> None:
-        """Settles where ipyparallel's controller will be: the ranks connect to it by themselves."""
+        """Chooses the controller's ports, to which the ranks connect by themselves."""
         from allranks.engine import ipp
 
         planned = ipp.connection_info(self.config.interface)
@@ -207,7 +207,7 @@ class HostAgent:
         self.selector.register(complete, selectors.EVENT_READ, tell)
 
     def _watch(self) -> None:
-        """Serves the door, the launcher's output and the kernel until told to stop."""
+        """Serves stubs, the launcher's output and the kernel until one of them ends the cluster."""
         wake, wake_writer = os.pipe()
         os.set_blocking(wake_writer, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -218,37 +218,41 @@ class HostAgent:
             self._open_door()
         if self.shells is not None:
             self.selector.register(self.shells.listening, selectors.EVENT_READ, self._asked)
-        if self.hold is not None:
-            self.selector.register(self.hold.door, selectors.EVENT_READ, self._visited)
+        if self.attachment is not None:
+            self.selector.register(self.attachment.door, selectors.EVENT_READ, self._visited)
         self._take(b"")
         while not self.stopping:
             for key, _ in self.selector.select(_TICK_SECONDS):
                 key.data()
             self._reap()
-            self.deaths.look()
+            self.exits.look()
             if self._is_left():
                 self._lose_notebook()
-            if self.hold is not None and self.hold.open and (self.hold.over or not self._lives):
+            if (
+                self.attachment is not None
+                and self.attachment.open
+                and (self.attachment.over or not self._lives)
+            ):
                 self.stopping = self.abandoned = True
 
     def _is_left(self) -> bool:
         """Whether the notebook is gone, or another host's relay."""
-        return os.getppid() != self.parent if self.hold is None else self.hold.left
+        return os.getppid() != self.parent if self.attachment is None else self.attachment.left
 
     @property
     def _lives(self) -> bool:
-        """Whether there is anything that another notebook could have."""
+        """Whether there are ranks that another notebook could have."""
         return bool(self.ranks) and self.launcher is not None and self.launcher.returncode is None
 
     def _lose_notebook(self) -> None:
-        """The notebook is gone: all ends, unless the ranks are to stay for another one."""
+        """Ends the cluster, or waits for another notebook: this one is gone."""
         if self.stopping:
             return
-        if self.hold is None or not self.hold.stays:
+        if self.attachment is None or not self.attachment.stays:
             self.stopping = self.abandoned = True
-        elif not self.hold.open:
+        elif not self.attachment.open:
             self.selector.unregister(0)
-            self.hold.begin()
+            self.attachment.begin()
             self._heard = b""
             folder = self.config.session_dir
             self.config = dataclasses.replace(
@@ -259,9 +263,9 @@ class HostAgent:
             )
 
     def _visited(self) -> None:
-        """Somebody asks what runs here, or is another notebook, which has the ranks from now on."""
-        assert self.hold is not None
-        about = self.hold.visited(lambda: self._tell("watched"))
+        """Serves another notebook, which asks about the cluster or attaches to it."""
+        assert self.attachment is not None
+        about = self.attachment.visited(lambda: self._tell("watched"))
         if about is None:
             return
         self.selector.register(0, selectors.EVENT_READ, self._hear)
@@ -274,7 +278,7 @@ class HostAgent:
             self._tell("watched")
 
     def _open_door(self) -> None:
-        """Lets ranks in, and hears the launcher that sends them."""
+        """Accepts stubs, and reads the launcher's output."""
         self.selector.register(self.door, selectors.EVENT_READ, self._admit)
         if self.launcher is not None and self.launcher.stdout is not None:
             self.selector.register(self.launcher.stdout, selectors.EVENT_READ, self._relay)
@@ -295,21 +299,21 @@ class HostAgent:
             self._obey(word, rest)
 
     def _obey(self, word: str, rest: str) -> None:
-        """Does what the kernel says: ``up``, ``clients``, ``stay``, ``stop``.
+        """Runs a command of the kernel: ``up``, ``clients``, ``stay`` or ``stop``.
 
-        On other hosts than the first: ``join``, ``serve``.
+        On hosts other than the first: ``join``, ``serve``.
         """
         if word == "up":
-            # A rank that dies takes the list of its mappings along: look while all are alive.
+            # The list of a rank's mappings ends with the rank: read it while all are alive.
             for pid in self.ranks:
                 self.segments |= processes.shared_segments(pid)
             self._sweep()
-        elif word == "clients" and not self.controller:  # ipyparallel's are to find the ranks
+        elif word == "clients" and not self.controller:  # a client of ipyparallel will connect
             self._fork_controller()
         elif word == "stop":
             self.stopping = True
-        elif word == "stay" and self.hold is not None:
-            self.hold.stay(**json.loads(rest))
+        elif word == "stay" and self.attachment is not None:
+            self.attachment.stay(**json.loads(rest))
         elif word == "join":  # where ipyparallel's controller will be
             self.connection = json.loads(rest)
             if self.launcher is not None:
@@ -320,7 +324,7 @@ class HostAgent:
                 self._open_door()
 
     def _sweep(self) -> None:
-        """Removes what ranks that have died had in shared memory, and nobody has any longer."""
+        """Removes files of dead ranks in shared memory that no rank maps any longer."""
         if len(self.environments) < self.admitted:
             used = set[str]().union(*map(processes.shared_segments, self.ranks))
             for path in self.segments - used:
@@ -337,21 +341,21 @@ class HostAgent:
             self.selector.unregister(self.launcher.stdout)
 
     def _admit(self) -> None:
-        """A stub is at the door: fork the rank that takes its place."""
+        """Accepts a stub, and forks the rank that it stands for."""
         from allranks.engine.rank import Rank, log_path
 
         place, _ = self.door.accept()
         head, received, _, _ = socket.recv_fds(place, 8, 8)
         text = _rest(place, head)
         if text is None:
-            # Somebody looked whether anybody is here, or has died on the way.
+            # A liveness probe, or a stub that died before sending its request.
             place.close()
             for descriptor in received:
                 os.close(descriptor)
             return
         self.admitted += 1
         if self.admitted == 1 and self.launcher and not self.config.several_hosts:
-            # The launcher has all that it needs of the network: its ranks are on this host.
+            # The launcher needs the network no longer: its ranks are on this host.
             port_filter.restrict_ports_of(self.launcher.pid)
         told = json.loads(text)
         environment: dict[str, str] = told["environment"]
@@ -362,22 +366,22 @@ class HostAgent:
         dead = told["replaced"]
         if dead:
             number = dead[0]
-            # Programs read there who they are; MPI itself asks its launcher.
+            # Programs read their rank there; MPI itself asks its launcher.
             own = self.environments[number].items()
             environment |= {name: value for name, value in own if name.startswith(_WHO)}
         self.environments[number] = environment
         self._tell("admitted", rank=number)
 
         def live() -> None:
-            # While MPI starts its ranks look all the time whether the others are there: more of
-            # them than cores would leave no time for those that are still to be forked.
+            # While MPI starts, ranks poll for the others. More of them than cores would leave no
+            # time to fork the rest, so all wait here until the last one is forked.
             os.read(self.gate, 1)
             os.close(self.gate)
             for have, wanted in zip(received, told["descriptors"], strict=False):
                 os.dup2(have, wanted)
                 os.set_inheritable(wanted, True)
-            running = self.hold.running if self.hold is not None else None
-            stays = self.hold is not None and self.hold.stays
+            running = self.attachment.running if self.attachment is not None else None
+            stays = self.attachment is not None and self.attachment.stays
             rank = Rank(
                 self.config,
                 self.connection,
@@ -397,7 +401,7 @@ class HostAgent:
         for descriptor in received:
             os.close(descriptor)
         for former in [pid for pid, rank in self.ranks.items() if rank == number]:
-            processes.kill(former)  # left from a try to replace it that did not succeed
+            processes.kill(former)  # from an attempt to replace it that failed
         self.ranks[pid] = number
         self.dead.pop(number, None)
         if dead:
@@ -408,20 +412,21 @@ class HostAgent:
         self.selector.register(place, selectors.EVENT_READ, lambda: self._leave(pid))
 
     def _leave(self, pid: int) -> None:
-        """The launcher ended a stub: its rank ends too."""
+        """Ends a rank whose stub was ended by the launcher."""
         self._dismiss(pid)
         processes.kill(pid)
 
-    def _bury(self, pid: int) -> None:
-        """A rank has died, and another process may take its place."""
+    def _free_place(self, pid: int) -> None:
+        """Releases the stub of a dead rank, which another process may replace."""
         self.first.discard(pid)
         place = self.places.pop(pid, None)
         if place is None:
             return
         self.selector.unregister(place)
         if self.anchor is None and not self.first:
-            # The launcher forgets a job of which no process is left, and spawns nothing then. Of
-            # any other it has to see the end, to tell the ranks; of this one MPI sees it itself.
+            # The last stub of the launcher's own job stays: without a process, the launcher forgets
+            # the job and spawns no replacements. It must see the end of all others, to inform the
+            # ranks; of this one, MPI sees the end itself.
             self.anchor = place
             return
         with suppress(OSError):
@@ -435,21 +440,21 @@ class HostAgent:
             place.close()
 
     def _reap(self) -> None:
-        """Learns how children ended, tells the kernel, and lets the launcher know."""
-        while (ended := self.deaths.next()) is not None:
+        """Reports ended children to the kernel and to the launcher."""
+        while (ended := self.exits.next()) is not None:
             pid, code = ended.pid, ended.code
             if pid in self.ranks:
                 rank = self.ranks.pop(pid)
                 ended_by_launcher = pid not in self.places
                 about = {"code": code, "by_launcher": ended_by_launcher, "memory": ended.memory}
                 self.dead[rank] = {"rank": rank, "pid": pid, **about}
-                if self.hold is not None:
-                    self.hold.running[rank] = 0
+                if self.attachment is not None:
+                    self.attachment.running[rank] = 0
                 self._tell("exit", **self.dead[rank])
                 if self._features is not None:
                     self._features.rank_died(rank, code)
                 if self.config.heals:
-                    self._bury(pid)
+                    self._free_place(pid)
                 elif not ended_by_launcher:
                     self.places[pid].sendall((code or 1).to_bytes(8, "little", signed=True))
                     self._dismiss(pid)
@@ -468,7 +473,7 @@ class HostAgent:
             pass  # nothing is left to read
 
     def _tell(self, event: str, **fields: Any) -> None:
-        """Writes one event for the kernel: a line of JSON; the kernel may be gone."""
+        """Sends an event to the kernel, which may be gone, as a line of JSON."""
         try:
             os.write(1, (json.dumps({"event": event, **fields}) + "\n").encode())
         except OSError:
@@ -477,9 +482,9 @@ class HostAgent:
     def _end(self) -> None:
         """Ends every process of the cluster and removes every file but the logs."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        self.abandoned = self.abandoned or (self.hold is not None and self.hold.open)
+        self.abandoned = self.abandoned or (self.attachment is not None and self.attachment.open)
         if new := processes.segments_since(self.began) - self.segments:
-            # Somebody's, made since the ranks came up: it takes long to look whose.
+            # Made after the ranks came up. Finding the owners takes long, so only if there are any.
             for pid in processes.descendants():
                 self.segments |= new & processes.shared_segments(pid)
         for pid in [*self.ranks, self.controller]:
@@ -495,7 +500,7 @@ class HostAgent:
         while processes.reap_all() and time.monotonic() < deadline:
             time.sleep(0.02)
         began = time.monotonic()
-        # Whose parent has died is this process's child: with the last child all are gone.
+        # This process adopts orphans: when its last child is gone, all descendants are.
         while processes.reap_all():
             waited = time.monotonic() - began
             processes.kill_children(
@@ -510,14 +515,14 @@ class HostAgent:
             if self.abandoned:
                 shutil.rmtree(folder, ignore_errors=True)
             else:
-                with suppress(OSError):  # what is kept in it is for the ranks that come next
+                with suppress(OSError):  # not if it has variables for the next ranks
                     os.rmdir(folder)
         shutil.rmtree(self.config.session_dir, ignore_errors=True)
         self._tell("stopped")
 
 
 def _rest(place: socket.socket, head: bytes) -> bytes | None:
-    """What follows a head of eight bytes, which tells its length; None where it does not come."""
+    """Returns the text after a head of eight bytes with its length; None if it is cut short."""
     if len(head) < 8:
         return None
     length, text = int.from_bytes(head, "little"), b""
@@ -530,9 +535,9 @@ def _rest(place: socket.socket, head: bytes) -> bytes | None:
 
 
 def first_line(descriptor: int) -> tuple[bytes, bytes] | None:
-    """Returns the first line that comes, and what has come behind it; None where none comes.
+    """Returns the first line, and input that came with it; None if the input ends first.
 
-    Another host may be so much faster that what it says has passed through the notebook already.
+    Input of another host, which was faster, may follow the configuration at once.
     """
     said = b""
     while b"\n" not in said:

@@ -1,4 +1,4 @@
-"""How a rank ended, and for one that was killed whether memory was short, and how much it had."""
+"""Exit codes of child processes; for a killed one, whether memory was short and how much it had."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _KIB = 1024
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A child that has ended; ``memory`` says of one that was killed what is known of that."""
+class ExitReport:
+    """How a child ended; ``memory`` is a text about memory if it was killed."""
 
     pid: int
     code: int
@@ -29,7 +29,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class _Counts:
-    """How many processes the kernel has killed for want of memory; None where it does not say."""
+    """How many processes the kernel has killed for lack of memory; None if it is unknown."""
 
     at: float
     system: int | None
@@ -37,17 +37,17 @@ class _Counts:
     """In the group of this process."""
 
 
-class Deaths:
-    """The ends of this process's children, and what the kernel counts of killings meanwhile."""
+class ExitReports:
+    """Reports the ends of this process's children, and counts the kernel's out-of-memory kills."""
 
     def __init__(self) -> None:
         self._group = _group_of(os.getpid())
         self._counts = deque([self._now()])
 
     def look(self) -> None:
-        """Notes what the kernel counts, twice a second.
+        """Reads the kernel's counts, twice a second.
 
-        A large process may take a while to end once it was counted.
+        A large process ends some time after it was counted.
         """
         if time.monotonic() < self._counts[-1].at + _LOOK_SECONDS:
             return
@@ -59,8 +59,8 @@ class Deaths:
         group = None if self._group is None else _killings(self._group)
         return _Counts(time.monotonic(), _of_the_system(), group)
 
-    def next(self) -> Ended | None:
-        """Returns the next child that has ended; None where there is none now."""
+    def next(self) -> ExitReport | None:
+        """Returns the report of the next child that has ended; None if there is none now."""
         try:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is None:
@@ -71,22 +71,22 @@ class Deaths:
             return None
         code = os.waitstatus_to_exitcode(status)
         memory = self._memory(group, used.ru_maxrss * _KIB) if code == -SIGKILL else ""
-        return Ended(pid, code, memory)
+        return ExitReport(pid, code, memory)
 
     def _memory(self, group: Path | None, nbytes: int) -> str:
-        """Returns what the kernel tells of killings for want of memory, and how much a rank had."""
+        """Returns a text about out-of-memory kills, and about the memory that a rank had."""
         had = f"its peak memory was {_amount(nbytes)}"
         before, now = self._counts[0], self._now()
         of_system = _more(before.system, now.system)
         of_group = False
         if group == self._group:
             of_group = _more(before.group, now.group)
-        elif group is not None:  # one of its own, of which nobody knows how it began
+        elif group is not None:  # a cgroup of its own, whose first count is unknown
             of_group = of_system and _more(0, _killings(group))
         if not (of_system or of_group):
             known = now.system is not None or now.group is not None
             return f"the kernel reports no out-of-memory kill; {had}" if known else had
-        self._counts = deque([now])  # what was counted was this one
+        self._counts = deque([now])  # this kill has been reported
         if group is not None and of_group:
             limit = f"the limit of its cgroup {group.name} is {_amount(_limit(group))}"
             return f"out of memory: {limit}; {had}"
@@ -108,7 +108,7 @@ def _killings(group: Path) -> int | None:
 
 
 def _count(path: Path, name: str) -> int | None:
-    """Returns a number that a file of the kernel's gives behind its name; None without either."""
+    """Returns the number after a name in a file of the kernel; None if there is none."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -117,10 +117,10 @@ def _count(path: Path, name: str) -> int | None:
 
 
 def _group_of(pid: int) -> Path | None:
-    """Returns the folder of a process's cgroup; None where there is none that counts memory.
+    """Returns the folder of a process's cgroup; None if none counts memory.
 
-    Of cgroups of version 1 nobody can tell any longer in which a process was that has ended: what
-    limits it mostly limits this one as well.
+    With cgroups of version 1, that of an ended process is unknown: this process's own is returned,
+    which mostly is the same.
     """
     for name in (str(pid), "self"):
         try:
@@ -136,7 +136,7 @@ def _group_of(pid: int) -> Path | None:
 
 
 def _limit(group: Path) -> int:
-    """Returns how many bytes the processes of a cgroup may have together; 0 where any number."""
+    """Returns the memory limit of a cgroup in bytes; 0 for none."""
     for name in _LIMITS:
         try:
             said = (group / name).read_text().strip()

@@ -1,6 +1,4 @@
-"""How a rank's GPU is used, asked of the driver without touching CUDA; and what is said of it when
-its memory runs out.
-"""
+"""The use of a rank's GPU, by the driver's interface without CUDA; reports if memory runs out."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import psutil
 
 
 class GpuUse(NamedTuple):
-    """What the driver says, of everybody's use; -1 for what it does not tell of a slice."""
+    """The driver's figures, of all processes; -1 for those that it does not report for a slice."""
 
     used_nbytes: int = 0
     total_nbytes: int = 0
@@ -19,7 +17,7 @@ class GpuUse(NamedTuple):
     celsius: int = -1
 
 
-class Gpu:
+class PinnedGpu:
     """The GPU that a rank was pinned to, or none.
 
     Args:

@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 from allranks.engine.features import RankContext, RankFeature
-from allranks.features.gpu.driver import Gpu, is_out_of_memory
+from allranks.features.gpu.driver import PinnedGpu, is_out_of_memory
 from allranks.features.gpu.memory import release
 
 #: Memory and load that change by less are no news.
@@ -22,7 +22,7 @@ class RankGpu(RankFeature):
     def started(self, rank: RankContext) -> None:
         """Learns which other ranks are on the GPU."""
         self._rank = rank
-        self._gpu = Gpu(rank.device)
+        self._gpu = PinnedGpu(rank.device)
         self._sharers = _find_sharers(rank)
         if rank.device != "cpu":
             rank.activate(self)
@@ -42,7 +42,7 @@ class RankGpu(RankFeature):
         if not is_out_of_memory(error):
             return ""
         rank = self._rank
-        return Gpu(rank.device).out_of_memory(rank.rank, os.getpid(), self._sharers)
+        return PinnedGpu(rank.device).out_of_memory(rank.rank, os.getpid(), self._sharers)
 
     def cell_left(self, error: BaseException | None) -> None:
         """Frees what a failed cell has left in the GPU's memory."""

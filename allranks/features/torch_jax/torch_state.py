@@ -37,7 +37,7 @@ class Recorded(NamedTuple):
     """The name of that one, or of the last: ``all_reduce``."""
 
 
-class Call(NamedTuple):
+class TorchCall(NamedTuple):
     """One collective of torch: what is compared between ranks, and its line."""
 
     title: str
@@ -45,7 +45,7 @@ class Call(NamedTuple):
     dtypes: list[str]
     line: str
 
-    def matches(self, other: Call) -> bool:
+    def matches(self, other: TorchCall) -> bool:
         """Whether both can be parts of one collective."""
         if self.title != other.title or self.title not in _EQUAL:
             return self.title == other.title
@@ -88,14 +88,14 @@ def recorded() -> dict[str, Recorded]:
     return found
 
 
-def calls() -> dict[str, dict[int, Call]]:
+def calls() -> dict[str, dict[int, TorchCall]]:
     """This rank's last calls, by the names of the groups and their numbers there."""
-    found: dict[str, dict[int, Call]] = {}
+    found: dict[str, dict[int, TorchCall]] = {}
     for entry in list(_entries(frames=True))[-_COMPARED:]:
         numbered = found.setdefault(entry["process_group"][0], {})
         if entry["collective_seq_id"] <= max(numbered, default=0):
             numbered.clear()  # of another group, which had the same name
-        numbered[entry["collective_seq_id"]] = Call(
+        numbered[entry["collective_seq_id"]] = TorchCall(
             _title(entry),
             entry["input_sizes"],
             entry["input_dtypes"],

@@ -29,7 +29,7 @@ from allranks.engine.wire import give_up
 from allranks.errors import CollectiveError, CollectiveMismatch, RankLeft
 from allranks.features.torch_jax import other_ranks, torch_state
 from allranks.features.torch_jax.other_ranks import every
-from allranks.features.torch_jax.torch_state import Call
+from allranks.features.torch_jax.torch_state import TorchCall
 from allranks.records.ranks import label
 
 _STILL_SECONDS = 1.0
@@ -391,7 +391,7 @@ def _sentence(what: str, needed: tuple[int, ...], rank: int, why: str) -> str:
     )
 
 
-def _calls_of(rank: int) -> dict[str, dict[int, Call]]:
+def _calls_of(rank: int) -> dict[str, dict[int, TorchCall]]:
     """What another rank of this host has called, as it has last told."""
     board = world.current().board
     descriptor, nbytes = board.progress(rank, _CALLS)
@@ -401,12 +401,12 @@ def _calls_of(rank: int) -> dict[str, dict[int, Call]]:
     except (OSError, ValueError):  # it has written again, or may not be read
         return {}
     return {
-        group: {int(number): Call(*call) for number, call in calls.items()}
+        group: {int(number): TorchCall(*call) for number, call in calls.items()}
         for group, calls in told.items()
     }
 
 
-def _differ(called: dict[int, Call]) -> str:
+def _differ(called: dict[int, TorchCall]) -> str:
     """What ranks have brought to one collective, those that agree together."""
     ranks: dict[str, list[int]] = {}
     for rank, call in sorted(called.items()):

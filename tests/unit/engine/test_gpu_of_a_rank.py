@@ -11,7 +11,7 @@ import pytest
 
 from allranks import launched
 from allranks.engine import pinning
-from allranks.features.gpu.driver import Gpu, GpuUse, is_out_of_memory
+from allranks.features.gpu.driver import GpuUse, PinnedGpu, is_out_of_memory
 from allranks.features.gpu.memory import release
 
 FAKE = str(Path(__file__).resolve().parents[2] / "fakes" / "nvml")
@@ -68,17 +68,17 @@ def test_on_a_single_host_the_rank_counts():
 
 def test_a_gpus_use_is_what_the_driver_tells(nvml):
     nvml(used=3 * GIB, total=140 * GIB)
-    assert Gpu("cuda:0 (GPU-1)").use() == GpuUse(3 * GIB, 140 * GIB, 87, 54)
+    assert PinnedGpu("cuda:0 (GPU-1)").use() == GpuUse(3 * GIB, 140 * GIB, 87, 54)
     # A slice has memory of its own, and the thermometer is the whole GPU's.
-    assert Gpu("cuda:0 (MIG-1)").use() == GpuUse(3 * GIB, 140 * GIB, -1, 54)
+    assert PinnedGpu("cuda:0 (MIG-1)").use() == GpuUse(3 * GIB, 140 * GIB, -1, 54)
 
 
 def test_without_a_gpu_or_a_driver_nothing_is_told(nvml, monkeypatch):
     nvml()
-    assert Gpu("cpu").use() == GpuUse()
-    assert Gpu("cuda:0 (GPU-gone)").use() == GpuUse()
+    assert PinnedGpu("cpu").use() == GpuUse()
+    assert PinnedGpu("cuda:0 (GPU-gone)").use() == GpuUse()
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert Gpu("cuda:0 (GPU-1)").use() == GpuUse()
+    assert PinnedGpu("cuda:0 (GPU-1)").use() == GpuUse()
 
 
 def test_running_out_of_memory_names_rank_gpu_and_who_else_is_there(nvml):
@@ -88,7 +88,7 @@ def test_running_out_of_memory_names_rank_gpu_and_who_else_is_there(nvml):
         total=140 * GIB,
         processes=[[mine, 60 * GIB], [12, 70 * GIB], [other, GIB], [unknown, 0]],
     )
-    said = Gpu("cuda:0 (GPU-1)").out_of_memory(2, mine, {12: 0, 13: 4})
+    said = PinnedGpu("cuda:0 (GPU-1)").out_of_memory(2, mine, {12: 0, 13: 4})
     assert said.startswith(
         "rank 2 is out of memory on FAKE GPU (GPU-1): 139.0 GiB of 140.0 GiB are in use. "
         "Also using it: rank 0 (70.0 GiB), "

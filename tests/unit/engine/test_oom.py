@@ -23,11 +23,11 @@ def said(deaths, group):
 
 
 def test_what_was_counted_before_the_ranks_were_there_is_not_taken_for_theirs(group):
-    assert said(oom.Deaths(), group) == NONE
+    assert said(oom.ExitReports(), group) == NONE
 
 
 def test_a_kill_is_told_once(group):
-    deaths = oom.Deaths()
+    deaths = oom.ExitReports()
     (group / "memory.events").write_text("oom_kill 4\n")
     limit = f"the limit of its cgroup {group.name} is 1.0 GiB"
     assert said(deaths, group) == f"out of memory: {limit}; {HAD}"
@@ -35,7 +35,7 @@ def test_a_kill_is_told_once(group):
 
 
 def test_a_kill_of_long_ago_is_nobodys(group, monkeypatch):
-    deaths = oom.Deaths()
+    deaths = oom.ExitReports()
     monkeypatch.setattr(oom, "_of_the_system", lambda: 8)
     monkeypatch.setattr(oom, "_LOOK_SECONDS", 0.0)
     deaths.look()
@@ -50,4 +50,4 @@ def test_a_kill_of_long_ago_is_nobodys(group, monkeypatch):
 def test_where_nothing_is_counted_nothing_is_said_of_it(group, monkeypatch):
     monkeypatch.setattr(oom, "_of_the_system", lambda: None)
     (group / "memory.events").unlink()
-    assert said(oom.Deaths(), group) == HAD
+    assert said(oom.ExitReports(), group) == HAD
