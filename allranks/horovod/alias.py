@@ -21,7 +21,7 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -89,28 +89,18 @@ _V1 = "tensorflow.compat.v1"
 _import = builtins.__import__
 
 
-def add_lookup(module: ModuleType, find: Callable[[str], Any]) -> None:
-    """Makes a module look up the public names that it lacks; a second call does nothing.
-
-    Args:
-        module: the module.
-        find: returns the object of a name, or raises AttributeError or ImportError.
-    """
+def _look_up_in_tensorflow(module: ModuleType) -> None:
     if "__getattr__" in vars(module):
         return
+    copy = f"keras._tf_keras.{module.__name__}"
 
     def look_up(name: str) -> Any:
         if not name.startswith("_"):
             with suppress(ImportError, AttributeError):
-                return find(name)
+                return getattr(importlib.import_module(copy), name)
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
     vars(module)["__getattr__"] = look_up
-
-
-def _look_up_in_tensorflow(module: ModuleType) -> None:
-    copy = f"keras._tf_keras.{module.__name__}"
-    add_lookup(module, lambda name: getattr(importlib.import_module(copy), name))
 
 
 _keras_names = PostImportHook(_KERAS_MODULES, _look_up_in_tensorflow)

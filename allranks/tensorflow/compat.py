@@ -13,11 +13,11 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 
-from allranks.horovod.alias import add_lookup
 from allranks.tensorflow.keras_version import LEGACY, keras
 from allranks.tensorflow.patches import import_private, require
 
@@ -43,8 +43,8 @@ def install() -> None:
 
 def _add_names() -> None:
     """Adds ``tf.ConfigProto``, ``tf.Session``, ``K.set_session``, ``K.get_value`` and others."""
-    add_lookup(tf, lambda name: getattr(tf.compat.v1, name))
-    add_lookup(tf.train, lambda name: getattr(tf.compat.v1.train, name))
+    _look_up(tf, tf.compat.v1)
+    _look_up(tf.train, tf.compat.v1.train)
     # The import replaces `tf.keras.backend` by another module, so it comes first.
     importlib.import_module("tensorflow.keras.backend")
     for backend in _copies("keras.backend"):
@@ -67,6 +67,19 @@ def _copies(name: str) -> list[Any]:
         for known, module in list(sys.modules.items())
         if known.endswith(name) and known.removesuffix(name) in _PREFIXES
     ]
+
+
+def _look_up(module: ModuleType, older: ModuleType) -> None:
+    """Makes a module look up the names that it lacks in another module."""
+    if "__getattr__" in vars(module):
+        return
+
+    def look_up(name: str) -> Any:
+        if not name.startswith("_") and hasattr(older, name):
+            return getattr(older, name)
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+    vars(module)["__getattr__"] = look_up
 
 
 class _CallableList(list[Any]):
