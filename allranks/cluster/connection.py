@@ -135,13 +135,13 @@ class Connection:
         self.can_heal = self._config.heals
         self.log_dir = self._config.log_dir
         self.session_dir = self._config.session_dir
-        self._nurseries: list[HostAgentProcess | MultiHostAgents] = []
+        self._agents: list[HostAgentProcess | MultiHostAgents] = []
         # Runs when the connection is garbage, and when the kernel exits.
         self._finalizer = weakref.finalize(
             self,
             _end_anywhere,
             self._clients,
-            self._nurseries,
+            self._agents,
             self._wire,
             files,
             self._config.session_dir,
@@ -163,9 +163,9 @@ class Connection:
         try:
             with self.inbox.hearing_interrupts():
                 # An interrupt waits until this is known, and can be ended: a job, for example.
-                nursery = self._nursery()
+                agent = self._start_agent()
                 while self.roster.missing:
-                    if isinstance(nursery, MultiHostAgents) and (waits := nursery.begin()):
+                    if isinstance(agent, MultiHostAgents) and (waits := agent.begin()):
                         deadline = time.monotonic() + patience
                         tell(waits)
                     if InterruptRequested() in self.step(_POLL_SECONDS):
@@ -181,9 +181,9 @@ class Connection:
             self._expect_clients()
         self.state = "running"
 
-    def _hears_nursery(self) -> Callable[[str, dict[str, Any]], None]:
+    def _agent_listener(self) -> Callable[[str, dict[str, Any]], None]:
         # The threads must not refer to the connection: it closes with its last reference.
-        inbox, files, nurseries = self.inbox, self._files, self._nurseries
+        inbox, files, agents = self.inbox, self._files, self._agents
         sharing, session_dir = self.sharing, self.session_dir
 
         def deliver(name: str, told: dict[str, Any]) -> None:
@@ -191,7 +191,7 @@ class Connection:
                 sharing.open(session_dir)
                 return
             if name == "registered":
-                pids = (each.pid for each in nurseries if isinstance(each, HostAgentProcess))
+                pids = (each.pid for each in agents if isinstance(each, HostAgentProcess))
                 with suppress(OSError):  # a home may be read-only; client() needs no files
                     files.write(told["client"], told["engine"], next(pids, None))
                 return
@@ -201,8 +201,8 @@ class Connection:
 
         return deliver
 
-    def _nursery(self) -> HostAgentProcess | MultiHostAgents:
-        deliver = self._hears_nursery()
+    def _start_agent(self) -> HostAgentProcess | MultiHostAgents:
+        deliver = self._agent_listener()
         try:
             made: HostAgentProcess | MultiHostAgents
             if isinstance(self._launcher, MultiHostLauncher):
@@ -220,7 +220,7 @@ class Connection:
                 f"expected to start a process for the ranks, found {error}. "
                 "End other processes, and type: %distributed start"
             ) from error
-        self._nurseries.append(made)
+        self._agents.append(made)
         return made
 
     def _start_problem(self) -> str:
@@ -229,7 +229,7 @@ class Connection:
             self.step(_POLL_SECONDS / 4)
         missing, ends = self.roster.missing, self.roster.ends
         on = "".join(
-            each.where(missing) for each in self._nurseries if isinstance(each, MultiHostAgents)
+            each.where(missing) for each in self._agents if isinstance(each, MultiHostAgents)
         )
         told = failures.last_lines(self.log_dir, ends, self.launcher_text)
         if not ends:
@@ -257,9 +257,9 @@ class Connection:
         """
         self.state, self.lost_because = state, why
         self.hooks.stopped()
-        for nursery in self._nurseries if self.roster.ends else ():
+        for agent in self._agents if self.roster.ends else ():
             # As long as it is not ended from here.
-            self._cause = self._cause or nursery.why_ended()
+            self._cause = self._cause or agent.why_ended()
         with self.inbox.hearing_interrupts():  # it ends by itself, and soon
             self._finalizer()
             self.step(0)
@@ -272,8 +272,8 @@ class Connection:
         """
         assert self._taken is not None
         self.state = "attaching"
-        self._nurseries.append(self._taken)
-        self._taken.listen(self._hears_nursery())
+        self._agents.append(self._taken)
+        self._taken.listen(self._agent_listener())
         with self._requests.awaited(requests.ATTACH, {}) as (ask, got):
             try:
                 self._reach(ask, got)
@@ -281,7 +281,7 @@ class Connection:
                 self.let_go()
                 raise
         self.state = "running"
-        # Where others have had them, the nursery knows whether they are to end.
+        # Where others have had them, the host agent knows whether they are to end.
         self._finalizer.atexit = not self._taken.stays and not self._taken.shared
         told = {rank: answer.content for rank, (answer, _) in got.items()}
         one = self.roster.hellos[min(told)]
@@ -323,8 +323,8 @@ class Connection:
         Raises:
             UsageError: they are on several hosts, or no notebook could find them.
         """
-        (nursery,) = self._nurseries
-        if not isinstance(nursery, HostAgentProcess):
+        (agent,) = self._agents
+        if not isinstance(agent, HostAgentProcess):
             raise UsageError(
                 "expected ranks on this machine, found them on several hosts, where they end with "
                 "the notebook. Start them without --on"
@@ -338,7 +338,7 @@ class Connection:
         shared = self._taken is not None and self._taken.shared
         home = self._config.session_dir if seconds or shared else ""
         self.ask(requests.STAY, {"home": home}, ranks=self.roster.left)
-        nursery.stay(seconds, memo)
+        agent.stay(seconds, memo)
         self._finalizer.atexit = not seconds and not shared
 
     def lend(self, seconds: float, memo: dict[str, Any]) -> None:
@@ -350,10 +350,10 @@ class Connection:
         Raises:
             UsageError: a rank does not answer.
         """
-        (nursery,) = self._nurseries
-        assert isinstance(nursery, HostAgentProcess)  # only those can be watched
+        (agent,) = self._agents
+        assert isinstance(agent, HostAgentProcess)  # only those can be watched
         self.ask(requests.STAY, {"home": self.session_dir}, ranks=self.roster.left)
-        nursery.stay(seconds, memo)
+        agent.stay(seconds, memo)
         visit(self.session_dir, "share")
         self.let_go()
 
@@ -367,9 +367,9 @@ class Connection:
             client.close()
         # First, as the next notebook listens at the same place.
         self._wire.close()
-        for nursery in self._nurseries:
-            if isinstance(nursery, HostAgentProcess):
-                nursery.let_go()
+        for agent in self._agents:
+            if isinstance(agent, HostAgentProcess):
+                agent.let_go()
         self._files.close()
 
     def send(self, ranks: Iterable[int], record: Record, *payloads: bytes) -> None:
@@ -565,12 +565,12 @@ class Connection:
 
     def all_up(self) -> None:
         """Tells the host agents that all ranks are up."""
-        for nursery in self._nurseries:
-            nursery.all_up()
+        for agent in self._agents:
+            agent.all_up()
 
     def _expect_clients(self) -> None:
-        for nursery in self._nurseries:
-            nursery.clients()
+        for agent in self._agents:
+            agent.clients()
 
     def lose(self, shown: bool = False) -> str:
         """Ends the ranks after a death, and returns the text of :meth:`loss`."""
@@ -599,12 +599,12 @@ def _end_anywhere(*held: Any) -> None:
         # The thread may be one of those that it waits for.
         threading.Thread(target=_end, args=held, name="allranks-end").start()
     except RuntimeError:
-        pass  # the process ends: so does the nursery, which hears of it
+        pass  # the process ends: so does the host agent, whose input closes
 
 
 def _end(
     clients: list[ipyparallel.Client],
-    nurseries: list[HostAgentProcess | MultiHostAgents],
+    agents: list[HostAgentProcess | MultiHostAgents],
     wire: Wire,
     files: ConnectionFiles,
     session_dir: str,
@@ -614,7 +614,7 @@ def _end(
         ends.callback(shutil.rmtree, session_dir, ignore_errors=True)
         ends.callback(files.close)  # once no thread writes them any longer
         ends.callback(wire.close)
-        for held in (*nurseries, *clients):
+        for held in (*agents, *clients):
             ends.callback(
                 held.stop if isinstance(held, HostAgentProcess | MultiHostAgents) else held.close
             )

@@ -259,7 +259,7 @@ def describe_exits(ends: Sequence[ExitReport]) -> str:
 
 
 def last_lines(log_dir: str, ends: Sequence[ExitReport], launcher_text: str) -> str:
-    """Returns the last lines of the rank that died, else of the launcher and the nursery."""
+    """Returns the last lines of the rank that died, else of the launcher and the host agent."""
     for end in culprits(ends):
         said = log_tail(os.path.join(log_dir, f"rank-{end.rank}.log"))
         if said:

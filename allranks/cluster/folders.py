@@ -139,9 +139,9 @@ def _sweep_logs(place: Path) -> None:
 def name_session_folder(where: str = "") -> str:
     """Returns the path of a folder that is not there, for sockets and the launcher's own files.
 
-    Its name has this process's id in it. The nursery makes it and removes it at the end, whatever
-    becomes of this process; what a nursery that was killed has left is removed here. With several
-    hosts their relays do so, each on its own.
+    Its name contains this process's id. The host agent makes it and removes it at the end, even if
+    this process is killed. The folder of an agent that was killed is removed here. With several
+    hosts each relay does so on its host.
 
     Args:
         where: the folder that it is to lie in, where that is the same on every host.

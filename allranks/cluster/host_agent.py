@@ -36,7 +36,7 @@ def open_wire(
     deliver: Deliver,
     unread: DeliverUnread,
 ) -> tuple[Wire, NurseryConfig]:
-    """Opens the notebook's wire; returns it, and what the nursery is to bring up behind it.
+    """Opens the notebook's wire; returns it, and the host agent's configuration.
 
     Args:
         launcher: what starts the ranks.

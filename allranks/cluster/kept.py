@@ -62,8 +62,8 @@ class KeptFolders:
     """A folder in memory, where there is such a place, and one on disk; both mode 0700.
 
     The host agent makes them. They are removed by :meth:`close`, when this object is garbage,
-    when the kernel exits, and by the nursery where the kernel is killed, or nothing was kept. What
-    is left of a kernel that was killed when it had no nursery is removed by the next one.
+    when the kernel exits, and by the agent where the kernel is killed, or nothing was kept. What
+    is left of a kernel that was killed when it had no agent is removed by the next one.
 
     Args:
         paths: those of ranks that another notebook has started.

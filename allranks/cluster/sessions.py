@@ -327,7 +327,7 @@ class AttachedHostAgent(HostAgentProcess):
 
     @property
     def pid(self) -> int:
-        """The nursery's process id."""
+        """The agent's process id."""
         return self._pid
 
     def let_go(self) -> None:
@@ -340,7 +340,7 @@ class AttachedHostAgent(HostAgentProcess):
     def stop(self) -> None:
         """Ends every process of the cluster; returns when they are gone."""
         self._say("stop")
-        self._thread.join(_STOP_SECONDS)  # the line ends with the nursery
+        self._thread.join(_STOP_SECONDS)  # the connection ends with the agent
         if self._thread.is_alive():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)  # its children die with it
@@ -438,7 +438,7 @@ def _ask(found: SessionInfo) -> None:
     except TimeoutError:
         why = f"{whose} has not answered: it runs a cell of its own. Wait for its end there"
     except OSError:
-        return  # it has gone, or let them go: the nursery knows
+        return  # it has gone, or let them go: the host agent knows
     else:
         why = f"{whose} has them, and {json.loads(line)['refused']}" if b"refused" in line else ""
     if why:

@@ -388,7 +388,7 @@ async def _show_one(door: socket.socket, watched: WatchedCells) -> None:
         async for head, frames in messages(door):
             watched.take(head, frames)
     except OSError:
-        pass  # it has gone: the nursery knows who has the ranks
+        pass  # it has gone: the host agent knows who has the ranks
     finally:
         ticking.cancel()
         watched.end()

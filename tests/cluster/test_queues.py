@@ -188,7 +188,7 @@ def test_a_start_that_takes_too_long_names_the_hosts_that_nothing_was_heard_of(
 def test_ranks_of_several_hosts_do_not_stay_when_their_notebook_goes(monkeypatch, tmp_path):
     monkeypatch.setenv("ALLRANKS_LOG_DIR", str(tmp_path))
     made = Connection(4, (), Nowhere(), (), lambda *_: None)
-    made._nursery()
+    made._start_agent()
     with pytest.raises(UsageError, match="found them on several hosts"):
         made.stay(60.0, {})
     made.close()
