@@ -69,7 +69,7 @@ class Connection:
         launcher: what starts them.
         preload: modules that they begin with.
         of_cell: called with what ranks write, and with their replies.
-        hooks: those of the notebook's features.
+        hooks: those of the notebook's features; without them there are none.
         kept_dirs: the folders of what they keep.
         taken: instead, what another notebook has started, to be attached to.
     """
@@ -81,7 +81,7 @@ class Connection:
         launcher: AnyLauncher,
         preload: tuple[str, ...],
         of_cell: OfCell,
-        hooks: NotebookHooks,
+        hooks: NotebookHooks | None = None,
         kept_dirs: tuple[str, ...] = (),
         taken: AttachedHostAgent | None = None,
     ) -> None:
@@ -110,7 +110,7 @@ class Connection:
         self.healing = "on"
         self.in_crew = False
         # The threads must not refer to the connection: it closes with its last reference.
-        self.hooks = hooks
+        hooks = self.hooks = NotebookHooks(()) if hooks is None else hooks
 
         def deliver(record: Record, payloads: list[bytes]) -> None:
             left = hooks.message_arriving(record, payloads)
