@@ -113,7 +113,6 @@ def slurm(job: JobFile) -> str:
 
 
 def _pairs(options: Sequence[str]) -> list[str]:
-    """Puts each option and its value on one line."""
     lines: list[str] = []
     for word in options:
         if word.startswith("-") or not lines:
@@ -171,7 +170,6 @@ def mpijob(job: JobFile) -> str:
 
 
 def _replica(job: JobFile, count: int, container: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns pods of one kind, which mount the script."""
     one: dict[str, Any] = {"name": "allranks", "image": job.image, **container}
     pod: dict[str, Any] = {"containers": [one]}
     if not job.inside:
@@ -221,7 +219,6 @@ def trainjob(job: JobFile) -> str:
 
 
 def _waiting() -> list[str]:
-    """Returns the command that waits for all pods, and then runs the words that follow it."""
     return ["sh", "-c", _WHEN_ALL_ANSWER, "allranks"]
 
 
@@ -230,7 +227,7 @@ def _started(job: JobFile) -> list[str]:
 
 
 def _kept(words: Sequence[str]) -> list[str]:
-    """Returns words with each dollar doubled: Kubernetes replaces two by one."""
+    # Kubernetes replaces two dollars by one.
     return [word.replace("$", "$$") for word in words]
 
 
@@ -239,7 +236,7 @@ def _variables(values: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def _dns(name: str) -> str:
-    """Returns a name that Kubernetes accepts: lower-case letters, digits and dashes."""
+    # Kubernetes accepts lower-case letters, digits and dashes.
     made = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     made = made if made[:1].isalpha() else f"job-{made}".rstrip("-")
     return made[:50].rstrip("-")

@@ -51,7 +51,6 @@ _SHOW = "allranks.batch.show"
 
 
 def add(parsers: Any) -> None:
-    """Adds ``export``."""
     about = "writes a script of a notebook's distributed cells, for mpiexec or a batch system"
     parser = add_command(parsers, "export", about)
     put = parser.add_argument
@@ -97,7 +96,6 @@ def _export(said: argparse.Namespace) -> int:
 def _job(
     said: argparse.Namespace, size: int | None, launcher: str, source: str
 ) -> batch_files.JobFile:
-    """Returns the job with what was typed; the rest is as in the notebook."""
     kind, *words = shlex.split(launcher) or [""]
     asked = parse_batch(words if launchers.takes_options(kind) else [], _EXAMPLE)
     nodes = said.nodes or asked.nodes
@@ -223,7 +221,6 @@ def export_script(cells: Iterable[NotebookCell], name: str, file: str, command: 
 
 
 def _cell(one: NotebookCell, done: Plain, size: int | None) -> str:
-    """Returns the code of a cell; it begins when all ranks have ended the cell before."""
     options = one.options
     lines = [f"# %% {one.where}", *([f"# {one.magic}"] if one.magic else [])]
     lines += [f"# {line}" for line in _not_done(one)]
@@ -238,7 +235,6 @@ def _cell(one: NotebookCell, done: Plain, size: int | None) -> str:
 
 
 def _not_done(one: NotebookCell) -> Iterator[str]:
-    """Yields a comment for each option that only a notebook can fulfil."""
     options = one.options
     if options.timeout is not None:
         yield "--timeout: nothing interrupts a cell of a script; limit the job's time instead"
@@ -249,7 +245,6 @@ def _not_done(one: NotebookCell) -> Iterator[str]:
 
 
 def _comment(one: NotebookCell) -> tuple[str, str]:
-    """Returns the comment that replaces a cell that a script does not run, and a note about it."""
     if one.kind == HEADING:
         return f"# {'─' * 4} {one.source}", ""
     if one.kind == PUSH:

@@ -22,7 +22,6 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def add(parsers: Any) -> None:
-    """Adds ``install-kernel``."""
     more = " The first cell starts the ranks with these options."
     parser = add_command(parsers, "install-kernel", _ABOUT, more, conflict_handler="resolve")
     _add_options(parser)
@@ -71,10 +70,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _options(said: argparse.Namespace) -> ClusterOptions:
-    """Returns the options of the ranks; those of this command may also follow ``--on``."""
     said.launcher, *more = said.behind or [None]
     parser = argparse.ArgumentParser("allranks install-kernel", allow_abbrev=False)
     _add_options(parser)
+    # Options of this command may also follow ``--on``.
     ClusterOptions.parse(parser, more, said)
     if not _NAME.fullmatch(said.name):
         raise UsageError(

@@ -43,11 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _no_output(error: OSError) -> NoReturn:
-    """Ends the process if its output has no reader, or cannot be written.
-
-    Raises:
-        OSError: it is another error.
-    """
     if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EIO):
         raise error
     # Python flushes the rest when it exits, which would fail again.

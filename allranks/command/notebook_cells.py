@@ -86,7 +86,6 @@ def read_notebook(path: Path) -> dict[str, Any]:
 
 
 def _under(made: Any, *names: str) -> Any:
-    """Returns the value at a path of keys; None if there is none."""
     for name in names:
         made = made.get(name) if isinstance(made, dict) else None
     return made
@@ -94,7 +93,6 @@ def _under(made: Any, *names: str) -> Any:
 
 @contextmanager
 def _named(where: str) -> Iterator[None]:
-    """Names the cell in a `UsageError` that is raised in the block."""
     try:
         yield
     except UsageError as error:
@@ -148,7 +146,6 @@ def cells_of(notebook: dict[str, Any]) -> Iterator[NotebookCell]:
 
 
 def _in_notebook(source: str, where: str) -> Iterator[NotebookCell]:
-    """Yields the commands to the ranks in a cell of the notebook, and then the rest of the cell."""
     rest = []
     for line in source.strip("\n").splitlines():
         words = line.split()
@@ -243,7 +240,6 @@ def _parsed(source: str, where: str) -> tuple[str, ast.Module]:
 
 
 def _below_magics(source: str, where: str, notes: list[str]) -> str:
-    """Returns the cell below its cell magics, which stay as comments."""
     head = ""
     while match := re.match(r"\s*%%(\w+)(.*)\n?", source):
         if match[1] not in _BODY_ONLY:
@@ -258,7 +254,6 @@ def _below_magics(source: str, where: str, notes: list[str]) -> str:
 
 
 def _magics(tree: ast.Module, text: str, where: str, notes: list[str]) -> Iterator[_Change]:
-    """Yields the replacements of lines with magics or shell commands."""
     statements = {id(node.value): node for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for call in ast.walk(tree):
         if not _asks_shell(call):
@@ -285,9 +280,9 @@ def _magics(tree: ast.Module, text: str, where: str, notes: list[str]) -> Iterat
 
 
 def _asks_shell(node: ast.AST) -> bool:
-    """Whether a node is ``get_ipython().…(…)``, as IPython writes its own syntax."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
+    # IPython writes its own syntax as ``get_ipython().…(…)``.
     shell = node.func.value
     return (
         isinstance(shell, ast.Call) and isinstance(shell.func, ast.Name) and shell.func.id == _SHELL
@@ -301,7 +296,6 @@ def _typed(method: str, words: list[str]) -> str:
 
 
 def _without_shell(method: str, words: list[str], where: str) -> tuple[str, str] | None:
-    """Returns Python for a magic or shell command, and a note; None if there is no counterpart."""
     typed = _typed(method, words)
     if method == "system":
         # IPython expands variables: {name} and $name.
@@ -332,13 +326,13 @@ def _without_shell(method: str, words: list[str], where: str) -> tuple[str, str]
 
 
 def _has_value(last: ast.Expr, text: str) -> bool:
-    """Whether a notebook shows the value. Calls that print or draw have none."""
     if text.rstrip().endswith(";"):
         return False
     call = last.value
     if not isinstance(call, ast.Call):
         return not isinstance(call, ast.Constant) or not isinstance(call.value, str)
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    # A call that prints or draws has no value worth showing.
     return name not in ("barrier", "display", "print", "show")
 
 

@@ -139,7 +139,6 @@ class Ledger:
         self.show(member)
 
     def _ended(self, crew: MemberSlots, slot: Slot, member: Member) -> None:
-        """All ranks of a member have left it."""
         replies = [slot.replies[rank] for rank in slot.ranks]
         reports = _own(slot, [reply.report for reply in replies if reply.report is not None])
         why = self.why.pop(member.number, "")
@@ -183,11 +182,6 @@ class Ledger:
     def _open(
         self, member: Member, left: tuple[Result, list[bytes]] | None
     ) -> bytes | SharedResult:
-        """Takes what a member has left; returns it packed.
-
-        Raises:
-            OSError: it cannot be reached.
-        """
         if left is None:
             return b""
         result, payloads = left
@@ -221,7 +215,6 @@ class Ledger:
             )
 
     def _compare(self, member: Member) -> None:
-        """Lets the others be compared with a member that has ended in an earlier run."""
         series = member.series.get(self._metric or "")
         if self._early is not None and series is not None:
             self._early.report(member.number, zip(series.steps, series.values, strict=True))
@@ -299,10 +292,7 @@ class Ledger:
 
 
 def _own(slot: Slot, reports: Sequence[Report]) -> list[Report]:
-    """Returns reports with the ranks as the member counts them, as its own messages do.
-
-    Where it has one rank only, that is called by its number in the cluster.
-    """
+    # The messages of a member count its own ranks, but one rank keeps its number in the cluster.
     first = slot.ranks[0] if len(slot.ranks) > 1 else 0
     return [replace(report, rank=report.rank - first) for report in reports]
 

@@ -45,14 +45,11 @@ def map_items(
 
 
 class _Mapping(EnsembleRunner):
-    """Runs the calls as an ensemble's members are run."""
-
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._read: dict[int, Any] = {}
 
     def results(self) -> list[Any]:
-        """Returns what each call returned; None where it has not."""
         return [self._read.get(member.number) for member in self.runs]
 
     def _raise_outcome(self) -> None:
@@ -83,7 +80,6 @@ class _Mapping(EnsembleRunner):
         )
 
     def _text(self, failed: dict[int, str]) -> str:
-        """The first failures whole, the others in a line each; where to find all of them."""
         parts = [self._headline(failed)]
         for number in sorted(failed)[:_SHOWN]:
             parts.append(f"{_named(self.runs[number])}\n{failed[number]}")

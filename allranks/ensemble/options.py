@@ -103,7 +103,7 @@ def parse(line: str, parser: argparse.ArgumentParser) -> Options:
 
 
 def _sorted(found: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the words of the grid, and the options: argparse wants them apart."""
+    # argparse would take words of the grid for values of options.
     flags = {"--trust-store", "--retry-failed", "--no-fold", "--exclusive"}
     given: list[str] = []
     options: list[str] = []

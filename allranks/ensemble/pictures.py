@@ -178,7 +178,7 @@ def ordered(rows: Sequence[MemberRow], style: PlotStyle) -> list[MemberRow]:
 
 
 def _images(figures: CellModel, rows: Sequence[MemberRow], style: PlotStyle) -> str:
-    """Returns the curves as pictures; of many members a band for each value of a parameter."""
+    # Many members are drawn as a band for each value of a parameter.
     found = groups(rows) if len(rows) > svg.MANY else {}
     if not found or not figures.curves:
         return images(figures, style)
@@ -333,7 +333,6 @@ class _Axis:
         self.log = self.low > 0 and self.high / self.low >= _DECADES
 
     def share(self, value: Value) -> float:
-        """Returns 0 at the foot, 1 at the head."""
         if self.words:
             return self.words.index(str(value)) / max(1, len(self.words) - 1)
         low, high, at = (self._scaled(float(one)) for one in (self.low, self.high, value))
@@ -343,7 +342,6 @@ class _Axis:
         return _HEIGHT - _BOTTOM - self.share(value) * (_HEIGHT - _TOP - _BOTTOM)
 
     def drawn(self, name: str, x: float) -> str:
-        """Returns the axis with its name and its labels, on paper of their own."""
         body = f'<path d="M{x:.1f} {_TOP}V{_HEIGHT - _BOTTOM}" stroke="{svg.INK}"/>'
         body += _label(x, _TOP - 8, name[:24], 'text-anchor="middle" font-weight="bold"')
         for value, said in self._marks():
@@ -496,12 +494,12 @@ def _sorted_by(members: list[Member], by: str) -> list[Member]:
 
 
 def _mean(histories: Sequence[LoggedValues]) -> tuple[Sequence[float], Sequence[float]]:
-    """Returns the mean of several histories, as far as all of them go."""
     import numpy as np
 
     if len(histories) == 1:
         return histories[0].steps.tolist(), histories[0].values.tolist()
     steps = np.unique(np.concatenate([one.steps for one in histories]))
+    # Beyond the end of the shortest history the others alone would shift the mean.
     last = min(one.steps[-1] for one in histories)
     steps = steps[steps <= last]
     values = [np.interp(steps, one.steps, one.values) for one in histories]

@@ -120,14 +120,12 @@ class EnsembleRunner:
             self.view.finish()
 
     def _update_ranks(self) -> None:
-        """Passes on the ranks, which are new after a start."""
         hellos = self.cluster.hellos
         self.view.ranks(list(hellos.values()))
         self.ledger.logs = {rank: hello.log for rank, hello in hellos.items()}
 
     @contextmanager
     def _crew(self) -> Iterator[MemberSlots]:
-        """The ranks of a cluster, from their first member to their last, or to a death."""
         with self.cluster.crew(self.plan.ranks_each) as crew:
             crew.deliver = self.ledger.take
             for slot in crew.slots:
@@ -205,7 +203,6 @@ class EnsembleRunner:
             self.ledger.interrupt(crew, slot, STOPPED)
 
     def _handle_interrupt(self, crew: MemberSlots) -> None:
-        """Stops all members at the first interrupt; ends their ranks at the second."""
         self._interrupts += 1
         self.ledger.closed = True
         if self._interrupts == 1:
@@ -215,7 +212,6 @@ class EnsembleRunner:
             crew.ranks.close("lost", stubborn(pending, self.cluster.size))
 
     def _handle_requests(self, crew: MemberSlots) -> None:
-        """Handles requests of ``runs.add`` and ``runs.stop``."""
         assert self.runs.requests is not None
         while True:
             try:
@@ -245,7 +241,6 @@ class EnsembleRunner:
                 self.ledger.interrupt(crew, slot, FAILED)
 
     def _report_unheard(self, crew: MemberSlots) -> None:
-        """Reports members that ignore an interrupt; after their timeout it ends all ranks."""
         for slot in crew.at_work():
             waited = self.ledger.since_interrupt(slot)
             pending = [rank for rank in slot.ranks if rank not in slot.replies]
@@ -267,7 +262,6 @@ class EnsembleRunner:
                 return
 
     def _kill_ranks(self, crew: MemberSlots, stuck: Slot, where: str) -> None:
-        """Ends all ranks because one member exceeded its timeout and ignores the interrupt."""
         assert stuck.member is not None
         size, busy = self.cluster.size, crew.at_work()
         why = (
@@ -282,11 +276,7 @@ class EnsembleRunner:
             self.view.notice(f"{label(again, 'member')}, interrupted by that, will run again")
 
     def _put_back(self, slots: list[Slot]) -> list[int]:
-        """Queues members again whose ranks were ended, except those that the user had stopped.
-
-        Returns:
-            The numbers of those that run again.
-        """
+        """Queues members again unless they were stopped; returns the numbers of those queued."""
         again = []
         for slot in reversed(slots):
             if slot.member is None:
@@ -302,7 +292,6 @@ class EnsembleRunner:
         return sorted(again)
 
     def _handle_death(self, crew: MemberSlots) -> None:
-        """Runs members again after a death, which ended all ranks; the dead rank's once."""
         died = culprits(crew.ranks.roster.ends)
         culprit = died[0].rank if died else None
         busy = crew.at_work()
@@ -349,7 +338,6 @@ class EnsembleRunner:
         self.ledger.show(member)
 
     def _raise_outcome(self) -> None:
-        """Raises if storing failed, the user interrupted, or all members failed."""
         if self.ledger.problem is not None:
             raise self.ledger.problem
         if self._interrupts:

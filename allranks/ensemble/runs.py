@@ -118,7 +118,6 @@ class Runs(Sequence[Member]):
     @overload
     def __getitem__(self, index: slice) -> Runs: ...
     def __getitem__(self, index: int | slice) -> Member | Runs:
-        """Returns a member, or some of them."""
         if isinstance(index, slice):
             return self._of(self._members[index])
         return self._members[index]

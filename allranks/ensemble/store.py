@@ -52,11 +52,7 @@ def key_of(values: Mapping[str, Any]) -> str:
 
 
 class _Reader:
-    """Reads one value; what it has met before it names by its place.
-
-    Args:
-        before: a reader whose places it knows.
-    """
+    """Encodes a value; a value that it, or ``before``, has read already is encoded by its place."""
 
     def __init__(self, before: _Reader | None = None) -> None:
         self._places: dict[int, int] = before._places.copy() if before else {}
@@ -120,7 +116,7 @@ class _Reader:
         ]
 
     def _code(self, code: CodeType) -> list[bytes]:
-        """Reads what it does, and not where it stands in the notebook."""
+        # The file name and the line numbers are left out: they change when a cell runs again.
         counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
         names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
         return self._all((code.co_code, code.co_exceptiontable, counts, names, code.co_consts))
@@ -143,12 +139,7 @@ class _Reader:
         return self._all((type(value), *contents))
 
     def _pickled(self, value: Any) -> bytes:
-        """Reads what a library has made.
-
-        Returns:
-            A digest of its pickle, in which the notebook's functions and classes stand with their
-            content; of what cannot be pickled the name of its class, as no rank can get it.
-        """
+        # A value that cannot be pickled counts by the name of its class: no rank can receive it.
         for pickled in (self._dumped, cloudpickle.dumps):
             places = self._places.copy()
             try:
@@ -164,19 +155,12 @@ class _Reader:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles a value; where pickle would name a function or class of the notebook, it is read.
-
-    Args:
-        file: where the pickle is written.
-        reader: reads those functions and classes.
-    """
-
+    # Functions and classes of the notebook are pickled by their content, not by their names.
     def __init__(self, file: io.BytesIO, reader: _Reader) -> None:
         super().__init__(file, protocol=5)
         self._reader = reader
 
     def persistent_id(self, obj: Any) -> bytes | None:
-        """Returns what stands in the place of an object; None where that is its own pickle."""
         is_own = isinstance(obj, type | FunctionType) and _is_own(obj)
         return self._reader.read(obj) if is_own or type(obj) in _AROUND else None
 

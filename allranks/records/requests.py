@@ -114,11 +114,6 @@ class Script:
         return code
 
     def __call__(self) -> None:
-        """Runs the script in this process.
-
-        Raises:
-            ScriptExited: the script ended with an exit code, or with a text in its place.
-        """
         main = ModuleType("__main__")
         main.__file__ = self.arguments[0]
         kept = sys.modules["__main__"], sys.argv

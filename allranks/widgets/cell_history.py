@@ -110,7 +110,6 @@ def _missing(number: int | None, there: list[int], what: str) -> str:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes the oldest cells' files, where they are too many or too large."""
     found = sorted(folder.glob(_FILE_NAME.format("*")), key=lambda path: path.stat().st_mtime)
     nbytes = 0
     for count, path in enumerate(reversed(found)):
@@ -221,7 +220,7 @@ def compared(cells: Sequence[SavedCell], ranks: Sequence[int] | None = None) -> 
 def _means(
     cell: SavedCell, ranks: Sequence[int] | None
 ) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """Returns for each name, and member of what is no ensemble, the mean at each step."""
+    # Members of an ensemble have one mean for each name, ranks one for each name and member.
     sums: dict[tuple[str, str], dict[float, list[float]]] = {}
     for key, points in cell.points():
         if ranks is None or key.rank in ranks:

@@ -63,7 +63,6 @@ class DisplaySlot:
         return self.show({}) if self else 0
 
     def _move(self, name: str) -> None:
-        """Shows its content in the display of this id, or in a new one."""
         content, self._content, self._id = self._content, None, name
         assert content is not None
         self.show(*content)
@@ -112,8 +111,6 @@ _OPENS, _CLOSES = '<pre style="white-space:pre;overflow-x:auto;', "</pre>\n"
 
 @dataclass
 class _Display:
-    """What one rank displays."""
-
     rank: int
     name: str
     data: Data
@@ -279,14 +276,13 @@ class Gallery:
 
 
 def _is_printed(display: _Display) -> bool:
-    """Whether it is text that rich prints: a display a call, as the five of a Keras summary."""
+    # rich makes one display for each call: the summary of a Keras model comes as five of them.
     html = display.data.get("text/html")
     printed = isinstance(html, str) and html.startswith(_OPENS) and html.endswith(_CLOSES)
     return printed and not display.name and not display.metadata
 
 
 def _one_below(above: Data, below: Data) -> Data:
-    """Returns two printed texts as one."""
     html = above["text/html"].removesuffix(_CLOSES) + below["text/html"].partition(">")[2]
     return {"text/plain": f"{above['text/plain']}{below['text/plain']}", "text/html": html}
 

@@ -251,7 +251,6 @@ def shown_as(text: str) -> Data:
 
 
 def _in_colours(text: str) -> str:
-    """Returns text as HTML, in which colour codes have become styles."""
     first, *rest = _CODES.split(text)
     parts, styles = [escape(first, quote=False)], dict[str, str]()
     for codes, piece in zip(rest[::2], rest[1::2], strict=True):
@@ -263,7 +262,6 @@ def _in_colours(text: str) -> str:
 
 
 def _apply_codes(codes: str, styles: dict[str, str]) -> None:
-    """Changes the styles by a sequence of codes; codes of a background change nothing."""
     numbers = iter([int(code or 0) for code in codes.split(";")])
     for number in numbers:
         if number == 0:
@@ -274,6 +272,7 @@ def _apply_codes(codes: str, styles: dict[str, str]) -> None:
             styles.pop(f"{number - 20 if number > 22 else 1}", None)
         elif 30 <= number <= 37 or 90 <= number <= 97:
             styles["colour"] = f"color: {_COLOURS[number % 10]}"
+        # 48 is a background, which changes nothing, but its numbers must be read.
         elif number in (38, 48):  # a colour of many, in one number or in three
             wide = next(numbers, 0) == 2
             given = [next(numbers, 0) for _ in range(3 if wide else 1)]

@@ -110,7 +110,6 @@ class OutputReplay:
         return cell
 
     def _ended(self, result: ExecutionResult | None) -> None:
-        """Called when any cell of the notebook has ended."""
         if result is None or result.info is None or not result.info.store_history:
             return  # the notebook's part of a cell, which goes on
         cell = next((one for one in self._cells.values() if one.count is None), None)
@@ -132,12 +131,13 @@ class OutputReplay:
             self._say({"ended": cell.told() if cell.asked else {"cell": cell.cell}})
 
     def _heard(self, said: dict[str, Any]) -> None:
-        """Handles a page that was opened again, or has all outputs of a cell that has ended."""
         with self._lock:
+            # A page was opened again.
             if said.get("kind") == "opened":
                 for cell in self._cells.values():
                     cell.asked = True
                 self._say({"all": [cell.told() for cell in self._cells.values()]})
+            # The page has all outputs of a cell that has ended.
             elif said.get("kind") == "has":
                 name = str(said.get("cell"))
                 if name in self._cells and self._cells[name].count is not None:

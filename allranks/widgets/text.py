@@ -169,7 +169,6 @@ class RankText:
 
 
 def _as_shown(text: str) -> str:
-    """Returns the visible part of a line."""
     head, _, last = text.rpartition(_ERASE)[2].rpartition("\r")
     return last or head.rpartition("\r")[2]
 

@@ -47,7 +47,6 @@ class _RankBar:
 
     @property
     def share(self) -> float:
-        """How much of it is done."""
         return float(self.bar["value"]) / (float(self.bar["max"]) or 1.0)
 
 
@@ -64,7 +63,6 @@ class _Folded:
         self.box = HBox([self.before, self.bar, self.after])
 
     def refresh(self) -> None:
-        """Shows the slowest rank's bar, and the mean of all."""
         if all(state_of(own.name) is None for own in self.own.values()):
             self.box.layout.display = "none"  # every rank has taken its own away
             return
@@ -109,7 +107,6 @@ class DrawnBars:
 
 
 def _rank_bar(data: dict[str, Any]) -> _RankBar | None:
-    """Returns the bar that a display shows, None where it shows something else."""
     name = data.get(VIEW, {}).get("model_id", "")
     children = (state_of(name) or {}).get("children", ())
     if len(children) != len(_PARTS):

@@ -89,7 +89,6 @@ def legend() -> str:
 
 
 def _chosen(count: int, most: int) -> list[int]:
-    """Returns which frames are drawn: all, or the first, the last and some between them."""
     if count <= most:
         return list(range(count))
     return sorted({round(place * (count - 1) / (most - 1)) for place in range(most)})

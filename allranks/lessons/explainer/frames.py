@@ -261,7 +261,6 @@ def _reason(frames: Sequence[Frame], number: int, message: Message) -> str:
 
 
 def _near(right: int, own: int, every: Sequence[int], size: int) -> list[int]:
-    """Returns the right one and some that are easily taken for it, in order."""
     likely = [right, own, right + 1, right - 1, own - 1, own + 1, *every]
     found = dict.fromkeys(one % size for one in likely)
     return sorted([one for one in found if one in every][:_MOST_ANSWERS])

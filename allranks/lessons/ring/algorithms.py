@@ -96,7 +96,6 @@ class Pieces:
         self.input = recorder.values(self.flat) if recorder else None
 
     def __getitem__(self, chunk: int) -> Array:
-        """Returns a view of one chunk."""
         return self.flat[self.edges[chunk] : self.edges[chunk + 1]]
 
     def combine(self, chunk: int, received: Array, **step: Any) -> None:

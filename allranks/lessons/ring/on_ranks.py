@@ -87,18 +87,15 @@ def explain_here(algorithm: str, values: Sequence[Sequence[float]]) -> Explained
 
 
 def _time(allreduce: Algorithm, arrays: Sequence[Array], link: CellLink) -> tuple[list[float], int]:
-    """Returns each array's shortest time, the same on every rank, and the number of repeats.
-
-    The minimum, because other load on the host only adds time. Every round times all arrays, so
-    that load affects all sizes alike.
-    """
     for array in arrays:
         allreduce(array, link, "sum", None)
     rounds: list[list[float]] = []
     spent = 0.0
     while len(rounds) < _LEAST_REPEATS or (len(rounds) < _REPEATS and spent < _SECONDS):
+        # Every round times all arrays, so that other load on the host affects all sizes alike.
         rounds.append([_once(allreduce, array, link) for array in arrays])
         spent += sum(rounds[-1])
+    # The minimum, because other load on the host only adds time.
     return [min(taken) for taken in zip(*rounds, strict=True)], len(rounds)
 
 

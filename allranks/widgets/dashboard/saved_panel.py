@@ -151,8 +151,8 @@ def memory_page(figures: CellModel) -> str:
 
 
 def _legend(figures: CellModel) -> str:
-    """Returns which colour is whose; many ranks are drawn as one band and need none."""
     owners = figures.curves.numbers()
+    # Many ranks are drawn as one band, which needs no legend.
     if not 1 < len(owners) <= svg.MANY:
         return ""
     parts = []
@@ -226,7 +226,6 @@ def with_panel(
 
 @cache
 def _front() -> tuple[str, str, str]:
-    """Returns what begins the script, and what it needs, packed: the view's scripts and styles."""
     from allranks.widgets.page_widgets import CSS, ESM, FRONT
 
     loader = (FRONT / "loader.js").read_text("utf-8").strip().removesuffix(";")
@@ -260,13 +259,7 @@ def _fitting(state: dict[str, Any], figures: CellModel, logs: Logs | None) -> st
 
 
 def _with_curves(state: dict[str, Any], curves: Curves, whose: Set[int] | None = None) -> str:
-    """Returns the state packed, with as many points as there is room for; empty if for none.
-
-    Args:
-        state: what stands beside the curves.
-        curves: all curves.
-        whose: the ranks or members whose curves are kept; None for all.
-    """
+    """Returns the state packed, with the curves thinned until it fits; empty if it never does."""
     packed = _packed(_finite_json({**state, "curves": []}))
     if len(packed) > _STATE_NBYTES:
         return ""
@@ -292,8 +285,6 @@ def _rounded(value: Any) -> Any:
 
 
 def _best_first(lower: bool) -> Callable[[dict[str, Any]], tuple[bool, float]]:
-    """Returns by what members are sorted, the best first and those without a metric last."""
-
     def place(row: dict[str, Any]) -> tuple[bool, float]:
         metric = row["metric"]
         if metric is None or not math.isfinite(metric):
@@ -304,7 +295,7 @@ def _best_first(lower: bool) -> Callable[[dict[str, Any]], tuple[bool, float]]:
 
 
 def _finite_json(state: dict[str, Any]) -> str:
-    """Returns what a page can read: JSON knows no NaN, which a member's metric may be."""
+    # JSON has no NaN, which the metric of a member may be.
     finite = json.loads(json.dumps(state), parse_constant=lambda _: None)
     return json.dumps(finite, separators=(",", ":"))
 

@@ -157,7 +157,6 @@ def curve(
 
 
 def _band(frame: _Frame, band: Sequence[_Column], index: int, opacity: float) -> str:
-    """Returns the mean as a line between the least and the greatest."""
     edge = [(x, high) for x, _, _, high in band] + [(x, low) for x, low, *_ in band[::-1]]
     colour = COLOURS[index % len(COLOURS)]
     return (
@@ -167,7 +166,6 @@ def _band(frame: _Frame, band: Sequence[_Column], index: int, opacity: float) ->
 
 
 def _mark(x: float) -> str:
-    """Returns a line at the first step whose value is infinite or NaN."""
     line = f'd="M{x:.1f} {_TOP}V{_HEIGHT - _BOTTOM}" stroke-dasharray="4 3"'
     return f'<path {line} stroke="{WRONG}" class="not-finite"/>'
 

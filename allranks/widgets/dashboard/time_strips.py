@@ -34,7 +34,7 @@ def _parts(table: Table) -> tuple[str, list[str], list[list[str]]]:
 
 
 def _time_table(title: str, rows: Sequence[tuple[int, Shares, str]]) -> Table:
-    """Returns a table without kinds in which no rank spent time."""
+    # A kind in which no rank spent time has no column.
     kinds = [kind for kind in range(len(KINDS)) if any(sums[kind] for _, sums, _ in rows)]
     most = max((sum(sums) for _, sums, _ in rows), default=0.0)
     whys = any(why for *_, why in rows)
@@ -53,7 +53,6 @@ def _time_table(title: str, rows: Sequence[tuple[int, Shares, str]]) -> Table:
 
 
 def _why(time: RankTime) -> str:
-    """Returns the ranks that a rank waited for longest, and its imports."""
     said = []
     waits = [(f"rank {rank}", value) for rank, value in time.waits if rank >= 0]
     for what, pairs in (("waits for", waits), ("imports", time.importing)):
@@ -114,7 +113,6 @@ def _key(times: Sequence[RankTime]) -> str:
 
 
 def _strip(time: RankTime, y: float, height: int, longest: float) -> str:
-    """Returns a strip: in each column the kinds stand one upon the other."""
     columns = _columns(time, longest, _COLUMNS if height > _LOW_STEP else _FEW_COLUMNS)
     paths: dict[int, list[str]] = {}
     for start, end, heights in _runs([_heights(column, height) for column in columns]):
@@ -133,11 +131,11 @@ def _strip(time: RankTime, y: float, height: int, longest: float) -> str:
 
 
 def _columns(time: RankTime, longest: float, count: int) -> list[Shares | None]:
-    """Returns the kinds' shares in each column; None behind the rank's end."""
     width = longest / count
     found: list[Shares | None] = []
     for at in range(count):
         if (at + 0.5) * width > time.seconds:
+            # The strip of this rank has ended.
             found.append(None)
             continue
         sums = time.between(at * width, (at + 1) * width)
@@ -148,12 +146,12 @@ def _columns(time: RankTime, longest: float, count: int) -> list[Shares | None]:
 
 
 def _heights(shares: Shares | None, height: int) -> tuple[int, ...]:
-    """Returns whole heights that together are ``height``."""
     if shares is None:
         return ()
     tall, upto, before = [], 0.0, 0
     for share in shares:
         upto += share
+        # Rounding the edges, not the heights, keeps their sum at ``height``.
         edge = round(upto * height)
         tall.append(edge - before)
         before = edge
@@ -161,7 +159,6 @@ def _heights(shares: Shares | None, height: int) -> tuple[int, ...]:
 
 
 def _runs(columns: Sequence[tuple[int, ...]]) -> list[tuple[int, int, tuple[int, ...]]]:
-    """Returns equal columns side by side as one."""
     found: list[tuple[int, int, tuple[int, ...]]] = []
     for at, column in enumerate(columns):
         if found and found[-1][2] == column:
@@ -172,7 +169,6 @@ def _runs(columns: Sequence[tuple[int, ...]]) -> list[tuple[int, int, tuple[int,
 
 
 def _numbers(time: RankTime, y: float, longest: float) -> str:
-    """Returns the numbers of awaited ranks, for waits that are long enough to have a label."""
     body, begun, rank = "", 0, -1
     scale = time.width * _STRIP / longest
     mostly = [

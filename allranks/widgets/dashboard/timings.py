@@ -302,19 +302,18 @@ class Strips:
 
 
 def _joined(shares: bytes, each: int) -> bytes:
-    """Returns the mean of every ``each`` bins."""
     if each == 1:
         return shares
     return bytes(round(sum(shares[at : at + each]) / each) for at in range(0, len(shares), each))
 
 
 def _joined_whom(told: _RankStrip, first: int, each: int) -> bytes:
-    """Returns for every ``each`` bins the rank awaited in the bin with the longest wait."""
     if each == 1:
         return told.whom[first:].tobytes()
     waiting = told.shares[1]
     found = array("h")
     for at in range(0, len(waiting), each):
+        # The bin with the longest wait decides: ranks have no mean.
         most = max(range(at, min(at + each, len(waiting))), key=lambda one: waiting[one])
         found.append(told.whom[most])
     return found.tobytes()

@@ -204,7 +204,6 @@ class LivePanel:
         return bool(self.figures.strips) and self.figures.noun == "rank"
 
     def _add_time(self, message: dict[str, Any], now: float, final: bool) -> None:
-        """Adds where the ranks' time and memory went: while a reader looks, and at the end."""
         if not final and not self.looks_at_time:
             return
         strips = self.figures.strips
@@ -218,7 +217,6 @@ class LivePanel:
                 self._memory = message["memory"] = memory
 
     def _add_sections(self, message: dict[str, Any], now: float, final: bool) -> None:
-        """Adds the sections that have changed, at most once in three seconds."""
         if not self._sections or not (final or now >= self._next_sections):
             return
         self._next_sections = now + _MEMORY_SECONDS
@@ -354,10 +352,6 @@ _MUCH_TEXT_SECONDS = 1.0
 _NOTHING = {"text/html": "", "text/plain": ""}
 
 
-def _ask_nobody(*_: object) -> None:
-    """No page has a button for it."""
-
-
 class Dashboard:
     """Shows a cell's text, and above it a live panel that stays when the cell has ended.
 
@@ -386,7 +380,8 @@ class Dashboard:
         self._watching = StripRequests(self.figures)
         self._live.watched = ask is None
         self._text = text
-        self._ask = ask or _ask_nobody
+        # No page of another notebook has a button that asks its ranks.
+        self._ask: Ask = ask or (lambda *_: None)
         self._full = self.figures.memory.asked = mode == "full"
         self._shown = False
         self._with_imports = False
