@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from allranks.cluster.launchers.mpiexec import mpi_environment, mpiexec
 from allranks.errors import UsageError
 
+#: Settings of mpiexec for all systems. In a container, every user is root.
 _MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -25,24 +26,24 @@ _MPI = {
     # Else each of a node's first ranks gets one core for all of its threads.
     "PRTE_MCA_hwloc_default_binding_policy": "none",
 }
-"""Settings of mpiexec for all systems. In a container, every user is root."""
 _SSH = "-o LogLevel=ERROR -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+#: For pods: their host keys are new, and their names have dots.
 _PODS = _MPI | {
     "PRTE_MCA_plm_ssh_args": f"-o ConnectionAttempts=10 {_SSH}",
     "PRTE_MCA_prte_keep_fqdn_hostnames": "1",
 }
-"""For pods: their host keys are new, and their names have dots."""
 _HOSTFILE = "/etc/mpi/hostfile"
+#: The pod that starts mpiexec may be up before the others, or before their names resolve.
 _WHEN_ALL_ANSWER = (
     "while read -r host slots; do tries=0; "
     f'until ssh -n -o ConnectTimeout=5 {_SSH} "$host" true 2> /dev/null; do tries=$((tries + 1)); '
     '[ $tries -lt 300 ] || { echo "$host does not answer to ssh" >&2; exit 1; }; sleep 1; done; '
     f'done < {_HOSTFILE}; exec "$@"'
 )
-"""The pod that starts mpiexec may be up before the others, or before their names resolve."""
+_WAIT = ["sh", "-c", _WHEN_ALL_ANSWER, "allranks"]
 _MOUNTED = "/allranks"
+#: Largest length of an argument in a TrainJob.
 _ONE_ARGUMENT = 65536
-"""Largest length of an argument in a TrainJob."""
 
 
 class JobFile(NamedTuple):
@@ -76,7 +77,6 @@ class JobFile(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many ranks."""
         return self.nodes * self.each
 
 
@@ -131,7 +131,7 @@ def mpijob(job: JobFile) -> str:
     name = _dns(job.name)
     file = re.sub(r"[^A-Za-z0-9._-]", "-", job.file)
     python = ["python", job.inside or f"{_MOUNTED}/{file}"]
-    launch = _kept([*_waiting(), *_started(job), *python])
+    launch = _kept([*_WAIT, *_started(job), *python])
     serve = "mkdir -p /run/sshd && ssh-keygen -A && exec /usr/sbin/sshd -De"
     worker: dict[str, Any] = {"command": ["sh", "-c", serve]}
     if job.gpus:
@@ -194,7 +194,7 @@ def trainjob(job: JobFile) -> str:
     python = ["python", job.inside] if job.inside else ["python", "-c", job.source]
     trainer: dict[str, Any] = {
         "image": job.image,
-        "command": _kept(_waiting()),
+        "command": _kept(_WAIT),
         "args": _kept([*_started(job), *python]),
         "env": _variables(_PODS),
         "numNodes": job.nodes,
@@ -216,10 +216,6 @@ def trainjob(job: JobFile) -> str:
         f"# The runtime {job.runtime} is one of MPI, and its nodes have allranks too.\n"
     )
     return comment + yaml(made)
-
-
-def _waiting() -> list[str]:
-    return ["sh", "-c", _WHEN_ALL_ANSWER, "allranks"]
 
 
 def _started(job: JobFile) -> list[str]:
@@ -276,5 +272,5 @@ def _scalar(value: object, indent: int) -> str:
     return f"{chomped}\n{body}"
 
 
+#: Words that YAML does not read as text.
 _WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
-"""Words that YAML does not read as text."""

@@ -45,8 +45,8 @@ TARGETS = {
     "trainjob": (batch_files.trainjob, ".yaml"),
 }
 
+#: An upper bound, where the notebook names no number of ranks.
 _MOST = 1_000_000
-"""An upper bound, where the notebook names no number of ranks."""
 _SHOW = "allranks.batch.show"
 
 

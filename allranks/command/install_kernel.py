@@ -40,9 +40,8 @@ def act(said: argparse.Namespace) -> int:
     """Writes the kernel's specification, and prints where."""
     options = _options(said)
     if options.gpus != "none":
-        devices.numbers(
-            options.gpus
-        )  # the kernel may run on another machine: only the form is checked
+        # The kernel may run on another machine: only the form is checked.
+        devices.numbers(options.gpus)
     launchers.named(options.launcher or launchers.default())
     place = _install(said, options)
     sys.stdout.write(

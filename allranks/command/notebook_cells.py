@@ -19,19 +19,19 @@ from allranks.errors import UsageError
 from allranks.magics.options import CellOptions, parse_cell, parse_command
 
 _MAGIC, _COMMAND = "%%distributed", "%distributed"
+#: A cell that begins with one of these runs in the notebook, also after ``%distributed on``.
 _FOR_NOTEBOOK = (_COMMAND, "%%", "%load_ext", "%reload_ext")
-"""A cell that begins with one of these runs in the notebook, also after ``%distributed on``."""
+#: The tag of a cell that may fail: "Run all" continues after it.
 FAILS = "raises-exception"
-"""The tag of a cell that may fail: "Run all" continues after it."""
 
 HEADING, RANKS, NOTEBOOK, ENSEMBLE, PUSH = "heading", "ranks", "notebook", "ensemble", "push"
+#: Cell magics that run the rest of the cell.
 _BODY_ONLY = ("time", "capture")
-"""Cell magics that run the rest of the cell."""
+#: Line magics that can be left out: the rest of the cell does the same.
 _LEFT_OUT = (
     *("autoreload", "colors", "config", "gui", "load_ext", "matplotlib", "pip", "precision"),
     *("pprint", "reload_ext", "who", "whos", "xmode"),
 )
-"""Line magics that can be left out: the rest of the cell does the same."""
 _SHELL = "get_ipython"
 
 
@@ -302,14 +302,9 @@ def _without_shell(method: str, words: list[str], where: str) -> tuple[str, str]
         expanded = re.search(r"[{$]", words[0])
         if words[0].split()[:1] == ["pip"]:
             return f"pass  # {typed}", f"{typed} is left out: install it where the script runs"
-        return (
-            None
-            if expanded
-            else (
-                f"__import__('subprocess').run({words[0]!r}, shell=True)  # {typed}",
-                "",
-            )
-        )
+        if expanded:
+            return None
+        return f"__import__('subprocess').run({words[0]!r}, shell=True)  # {typed}", ""
     if method != "run_line_magic":
         return None
     name, rest = words[0], words[1] if len(words) > 1 else ""

@@ -52,7 +52,6 @@ def split(text: str, at: Callable[[str], bool]) -> list[str]:
 
 
 def words(line: str) -> list[str]:
-    """Returns the words of a line, quotes kept."""
     return [word for word in split(line, str.isspace) if word]
 
 
@@ -82,9 +81,9 @@ _OPERATIONS = """
     ProcessSet global_process_set add_process_set remove_process_set
     empty records timeline keep
 """
+#: The names that members find in their cells: no parameter can have one of these. Listed, because
+#: the notebook cannot import the collectives; a test compares the list with what a cell finds.
 RESERVED = frozenset(f"{_PLACE} {_OPERATIONS} log member result".split())
-"""The names that members find in their cells: no parameter can have one of these. Listed, because
-the notebook cannot import the collectives; a test compares the list with what a cell finds."""
 _EXAMPLE = "Type for example: %%ensemble lr=1e-1,1e-2 seed=0:8"
 
 Values = dict[str, Any]

@@ -62,8 +62,8 @@ class Ledger:
         self.runs, self.view = runs, view
         self._metric, self._timeout = metric, timeout
         self._store, self._early = store, early
+        #: How many members the store had.
         self._stored = 0
-        """How many members the store had."""
         self._arena = Arena()
         #: Members to run, in this order; and whether none are put back any more.
         self.waiting: deque[Member] = deque()

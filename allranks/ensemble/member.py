@@ -68,7 +68,6 @@ class InArena:
         self._arena, self._start, self.nbytes = arena, start, nbytes
 
     def load(self) -> Any:
-        """Returns the result, a fresh copy."""
         return _load(self._arena.fd, self._start, self.nbytes)
 
 
@@ -103,7 +102,7 @@ def is_foreign(file: os.stat_result) -> bool:
 
 
 class SharedResult:
-    """SharedResult memory that a rank of this host has left a packed result in.
+    """Shared memory in which a rank of this host has left a packed result.
 
     Args:
         address: where it can be opened.
@@ -245,7 +244,6 @@ class Member:
             ) from error
 
     def log(self, name: str, steps: array[float], values: array[float]) -> None:
-        """Adds logged values."""
         if name not in self.series:
             self.series[name] = Curve(len(self.series))
         self.series[name].add(steps, values, _HISTORY_POINTS)

@@ -69,7 +69,6 @@ class MemberTable:
         return found
 
     def news(self) -> dict[str, Any] | None:
-        """Returns what has changed since the last time; None where nothing has."""
         whole = self.metric, self.lower, self.said
         if not self._changed and whole == self._told:
             return None
@@ -79,7 +78,6 @@ class MemberTable:
         return told
 
     def everything(self) -> dict[str, Any]:
-        """Returns all rows, in the form of :meth:`news`."""
         return self._tell(list(self.rows.values()))
 
     def _tell(self, rows: list[MemberRow]) -> dict[str, Any]:
@@ -207,7 +205,7 @@ def best_of(rows: Sequence[MemberRow], lower: bool) -> MemberRow | None:
 
 
 def table_text(rows: Sequence[MemberRow], metric: str, lower: bool) -> str:
-    """Returns members as lines of text, the best one marked."""
+    # The best member is marked among all rows, not only among those that are shown.
     return _table(rows[:_ROWS_TEXT], rows, metric, lower).text()
 
 

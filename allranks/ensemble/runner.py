@@ -224,6 +224,7 @@ class EnsembleRunner:
                 self._stop_all(crew)
             elif kind == "stop":
                 member, slot = self.runs[what], crew.running(what)
+                # It may have ended between the click and this.
                 if slot is not None:
                     self.ledger.interrupt(crew, slot, STOPPED)
                 elif member in self.ledger.waiting:
@@ -252,6 +253,7 @@ class EnsembleRunner:
                 twice = (
                     "the next interrupt" if self._interrupts else "two interrupts of the notebook"
                 )
+                # Without a timeout, only the user decides to lose what the other members have done.
                 then = f"in {GRACE_SECONDS - NOTICE_SECONDS:g} s" if late else f"by {twice}"
                 self.view.notice(
                     f"member {slot.member} has not ended {NOTICE_SECONDS:g} s after its "
@@ -278,6 +280,7 @@ class EnsembleRunner:
     def _put_back(self, slots: list[Slot]) -> list[int]:
         """Queues members again unless they were stopped; returns the numbers of those queued."""
         again = []
+        # Reversed, because each is put before those that wait.
         for slot in reversed(slots):
             if slot.member is None:
                 continue  # its member's end has come while the others were ended
@@ -294,9 +297,11 @@ class EnsembleRunner:
     def _handle_death(self, crew: MemberSlots) -> None:
         died = culprits(crew.ranks.roster.ends)
         culprit = died[0].rank if died else None
+        # One death ends all ranks. Only the member on the rank that died first is to blame.
         busy = crew.at_work()
         blamed = next((slot for slot in busy if culprit in slot.ranks), None)
         if blamed is not None and culprit is not None and blamed.member is not None:
+            # What the rank had written and not sent: the log has it, and it may say why it died.
             text = crew.ranks.roster.unseen(culprit)
             if text:
                 said = Output(culprit, blamed.cell, (["out", text],), 0, 0, 0)

@@ -34,13 +34,11 @@ from allranks.errors import UsageError
 
 _ATOMS = (type(None), type(...), str, bytes, bool, int, float, complex)
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
-_NOT_CODE = frozenset(
-    # The last is what copyreg notes where an instance has been pickled.
-    (
-        *("__dict__", "__weakref__", "__module__", "__firstlineno__", "__static_attributes__"),
-        "__slotnames__",
-    )
-)
+#: ``__slotnames__`` is what copyreg notes where an instance has been pickled.
+_NOT_CODE = {
+    *("__dict__", "__weakref__", "__module__", "__firstlineno__"),
+    *("__static_attributes__", "__slotnames__"),
+}
 
 
 def key_of(values: Mapping[str, Any]) -> str:
@@ -226,8 +224,8 @@ class Store:
         self._names: dict[int, str] = {}
         self._seen: Counter[str] = Counter()
         self.shown = path
+        #: When the oldest of the members that were read had ended, in seconds since 1970.
         self.oldest: float | None = None
-        """When the oldest of the members that were read had ended, in seconds since 1970."""
         try:
             self.path = Path(path).expanduser().resolve()
             self._open(normal(source))

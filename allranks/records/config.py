@@ -63,12 +63,10 @@ class Invitation:
     host: str = ""
 
     def to_json(self) -> str:
-        """Return the invitation as one line of JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Invitation:
-        """Read back what :meth:`to_json` wrote."""
         return cls(**json.loads(text))
 
 
@@ -121,14 +119,11 @@ class NurseryConfig:
         return bool(self.interface)
 
     def to_json(self) -> str:
-        """Return the configuration as one line of JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> NurseryConfig:
-        """Read back what :meth:`to_json` wrote."""
-        fields: dict[str, Any] = json.loads(text)
-        return cls.from_fields(fields)
+        return cls.from_fields(json.loads(text))
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> NurseryConfig:

@@ -153,7 +153,6 @@ class CallTotals:
         return busbw(self.op, self.ranks, self.nbytes, self.fastest_seconds)
 
     def to_row(self) -> list[Any]:
-        """The totals as JSON carries them."""
         return list(astuple(self))
 
     @classmethod

@@ -43,7 +43,6 @@ class Record:
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """Returns the record with these fields, which have been JSON."""
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
 

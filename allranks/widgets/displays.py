@@ -15,9 +15,9 @@ from allranks.widgets.output_replay import replay
 from allranks.widgets.text import NOTEBOOK, TERMINAL, Data, Line, Row, front_end, is_rich, render
 from allranks.widgets.widget_states import VIEW, stands_below
 
+#: JupyterLab keeps the first figure of this type in a display, whatever it is updated to. Source:
+#: plotly's renderer, `renderModel`.
 _DRAWN_ONCE = "application/vnd.plotly.v1+json"
-"""JupyterLab keeps the first figure of this type in a display, whatever it is updated to. Source:
-plotly's renderer, `renderModel`."""
 
 
 class DisplaySlot:
@@ -292,13 +292,11 @@ _SHOW_AFTER_SECONDS = 1.0
 
 
 def bar_line(head: str, done: int, total: int, tail: str) -> str:
-    """Returns a bar between words, as text."""
     full = _BAR_WIDTH * done // max(1, total)
     return f"{head} {'█' * full}{'░' * (_BAR_WIDTH - full)}{tail}"
 
 
 def bar_data(head: str, done: int, total: int, tail: str) -> Data:
-    """Returns a bar between words, as a display's data."""
     meter = f'<meter value="{done}" max="{max(1, total)}"></meter>'
     html = f"<p>{escape(head)} {meter}{escape(tail)}</p>"
     return {"text/plain": bar_line(head, done, total, tail), "text/html": html}

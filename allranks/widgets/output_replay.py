@@ -81,7 +81,6 @@ class OutputReplay:
             self._widget = ReplayWidget(self._heard)
 
     def close(self) -> None:
-        """Forgets everything."""
         if self._shell is not None:
             self._shell.events.unregister("post_run_cell", self._ended)
         if self._widget is not None:
@@ -148,5 +147,5 @@ class OutputReplay:
         self._widget.send(message)
 
 
+#: Of this kernel.
 replay = OutputReplay()
-"""Of this kernel."""

@@ -79,8 +79,8 @@ _CONTROL = re.compile(
 )
 
 
+#: One of these is in every bar, and in hardly anything else.
 _MARKS = ("%|", "━", "[=", "[>.")
-"""One of these is in every bar, and in hardly anything else."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _TQDM = re.compile(
     r"(?P<name>.*?) *(?P<percent>\d+)%\|[^|]*\| *(?P<done>[\d.]+)(?P<unit>[a-zA-Z]*)"
@@ -274,11 +274,14 @@ def _merged(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
             if len(heads[line]) == owners[line]:
                 heappush(ready, (min(heads[line]), line))
 
+    def width(line: Line) -> tuple[int, int]:
+        return len(heads[line]), -min(heads[line])
+
     rows: list[Row] = []
     advance(left)
     while heads:
         # Where orders cross, the widest agreement goes first.
-        line = heappop(ready)[1] if ready else max(heads, key=lambda head: _width(heads[head]))
+        line = heappop(ready)[1] if ready else max(heads, key=width)
         ranks = sorted(heads.pop(line))
         rows.append(Row(tuple(ranks), line))
         for rank in ranks:
@@ -286,10 +289,6 @@ def _merged(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
             owners[line] -= not left[rank][line]
         advance(ranks)
     return rows
-
-
-def _width(ranks: Sequence[int]) -> tuple[int, int]:
-    return len(ranks), -min(ranks)
 
 
 def clean(text: str) -> str:

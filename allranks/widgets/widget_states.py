@@ -101,7 +101,6 @@ class DrawnBars:
         return {"text/plain": f"{title} {total:g}".strip(), VIEW: view}
 
     def refresh(self) -> None:
-        """Shows what the ranks have come to."""
         for folded in self._folded.values():
             folded.refresh()
 

@@ -13,8 +13,8 @@ from allranks.lessons.records import AllreduceRun, Explained, Scalar, Step
 from allranks.records.ranks import compact
 from allranks.widgets.dashboard.tables import Table, seconds
 
+#: Phases in which what has come takes the place of what was there; in the others it is added.
 _REPLACED = {"allgather", "unfold", "broadcast"}
-"""Phases in which what has come takes the place of what was there; in the others it is added."""
 _SPOKEN_MESSAGES = 8
 _SPOKEN_VALUES = 8
 
@@ -48,12 +48,12 @@ class Frame:
     """All ranks at one moment: before the first round, or after one."""
 
     phase: str
+    #: What has travelled since the frame before, all at the same time.
     messages: tuple[Message, ...]
-    """What has travelled since the frame before, all at the same time."""
+    #: What every rank holds: one array a rank.
     values: tuple[tuple[Scalar, ...], ...]
-    """What every rank holds: one array a rank."""
+    #: From how many ranks each of these values has a share.
     shares: tuple[tuple[int, ...], ...]
-    """From how many ranks each of these values has a share."""
 
     def words(self, number: int, rounds: int) -> str:
         """Returns what has happened, for who listens instead of looking.
@@ -109,7 +109,6 @@ def chunks(run: AllreduceRun) -> list[tuple[int, int, int]]:
 
 
 def shown(value: Scalar) -> str:
-    """Returns a value as it stands in its cell."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -160,7 +159,6 @@ def _frame(
 
 
 def title(told: Explained) -> str:
-    """Returns what was run."""
     run = told.run
     count = run.inputs[0].count
     return f"{run.algorithm} allreduce of {count} {run.dtype} over {run.size} ranks"
@@ -188,7 +186,6 @@ def steps(frames: list[Frame]) -> Table:
 
 
 def text(told: Explained, frames: list[Frame]) -> str:
-    """Returns all of it as lines of text."""
     end = f"every rank has {listed(told.run.result.items)}"
     return "\n".join([title(told), cost(told), steps(frames).text(), end])
 
@@ -203,8 +200,8 @@ class QuizAnswer:
     said: str
     right: bool
     why: str
+    #: The chunk that it names, which can be clicked on the rank as well.
     chunk: int | None = None
-    """The chunk that it names, which can be clicked on the rank as well."""
 
 
 @dataclass(frozen=True)
@@ -212,8 +209,8 @@ class Question:
     """What is asked before a round is played."""
 
     asked: str
+    #: The rank in question.
     rank: int
-    """The rank in question."""
     answers: tuple[QuizAnswer, ...]
 
 

@@ -173,12 +173,11 @@ class LoopbackLink:
         self.rank, self.size = rank, links.size
 
     def exchange(self, send_to: int, array: Array, receive_from: int) -> Array:
-        """Sends ``array`` to one rank and returns the array received from another."""
         self.send(send_to, array)
         return self.receive(receive_from)
 
     def send(self, to: int, array: Array) -> None:
-        """Puts a copy of ``array`` into the mailbox of rank ``to``."""
+        # A copy, as MPI would make one: the sender may overwrite its array.
         self._links.mailboxes[self.rank, to].put(array.copy())
 
     def receive(self, from_: int) -> Array:

@@ -41,18 +41,15 @@ class CellLink:
         self._comm = runtime.communicator()
 
     def exchange(self, send_to: int, array: Array, receive_from: int) -> Array:
-        """Sends ``array`` to one rank and returns the array received from another, or the same."""
         received: Array = self._comm.sendrecv(
             array, send_to, _TAG, source=receive_from, recvtag=_TAG
         )
         return received
 
     def send(self, to: int, array: Array) -> None:
-        """Sends ``array`` to rank ``to``."""
         self._comm.send(array, to, _TAG)
 
     def receive(self, from_: int) -> Array:
-        """Returns the next array that rank ``from_`` sent to this rank."""
         received: Array = self._comm.recv(source=from_, tag=_TAG)
         return received
 

@@ -152,7 +152,6 @@ class Tiles:
         self._changed.add(pulse.rank)
 
     def at_step(self, rank: int, step: float | None) -> None:
-        """Sets the step that a rank logged last."""
         tile = self.tiles.get(rank)
         if tile is not None and tile.step != step:
             tile.step = step

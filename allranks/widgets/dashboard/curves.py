@@ -38,8 +38,8 @@ class Logged:
         self._numbers: dict[Key, int] = {}
         self._batches = array("q")
         self._begins: dict[int, int] = {}
+        #: How many values the disk had no room for.
         self.missing = 0
-        """How many values the disk had no room for."""
 
     def add(self, key: Key, steps: array[float], values: array[float]) -> None:
         end = self._file.tell()
@@ -83,8 +83,8 @@ class Curve:
     sent: int = 0
     thinned: bool = False
     changed: bool = False
+    #: The first value that is infinite or not a number, with its step.
     broken: tuple[float, float] | None = None
-    """The first value that is infinite or not a number, with its step."""
 
     def add(self, steps: array[float], values: array[float], most: int) -> None:
         if self.broken is None and not math.isfinite(sum(values)):
@@ -132,7 +132,6 @@ class Curves:
         return list(dict.fromkeys(key.name for key in self.series))
 
     def of(self, name: str) -> dict[Key, Curve]:
-        """Returns the curves of one name, in order of rank and member."""
         found = [(key, series) for key, series in self.series.items() if key.name == name]
         return dict(sorted(found, key=lambda pair: pair[0]))
 

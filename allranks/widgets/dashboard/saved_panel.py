@@ -60,7 +60,6 @@ def tables(figures: CellModel) -> list[Table]:
 
 
 def time_tables(figures: CellModel) -> list[Table]:
-    """Returns where the ranks' time and memory went."""
     times = strip_tables(figures.strips) if figures.strips else []
     return [*times, *figures.memory.tables()]
 
@@ -82,7 +81,6 @@ def bundle(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> dict[str, st
 
 
 def page(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> str:
-    """Returns the still picture as HTML."""
     body = f"<p><b>{escape(summary(figures))}</b></p>"
     body += images(figures, style)
     if figures.timings and straggler(figures.timings):
@@ -181,7 +179,6 @@ def image(picture: str, words: str, sized: bool = False) -> str:
 
 
 def table_html(table: Table) -> str:
-    """Returns a table as HTML."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows

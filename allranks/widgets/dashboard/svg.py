@@ -240,11 +240,8 @@ class _Frame:
 
     def y(self, value: float) -> float:
         height = math.log10(value) if self.log else value
-        return (
-            _HEIGHT
-            - _BOTTOM
-            - (height - self.y0) / (self.y1 - self.y0) * (_HEIGHT - _TOP - _BOTTOM)
-        )
+        share = (height - self.y0) / (self.y1 - self.y0)
+        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
 
     def path(self, points: Iterable[_Point]) -> str:
         return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)

@@ -22,7 +22,6 @@ class Table:
     words: tuple[int, ...] = (0,)
 
     def text(self) -> str:
-        """Returns the table as lines of text."""
         every = [self.head, *self.rows]
         widths = [max(len(row[i]) for row in every) for i in range(len(self.head))]
         lines = [self.title] if self.title else []

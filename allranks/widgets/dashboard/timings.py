@@ -132,8 +132,8 @@ def _row_over_ranks(totals: list[CallTotals]) -> CallRow:
     )
 
 
+#: What a rank is at. Start-up is computing before the first step that the cell has logged.
 KINDS = ("start-up", "importing", "computing", "waiting", "transfer")
-"""What a rank is at. Start-up is computing before the first step that the cell has logged."""
 START_UP, IMPORTING, COMPUTING, WAITING, TRANSFER = range(5)
 
 #: Most bins that a page gets for all ranks together, and the most and least for one rank.
@@ -143,8 +143,8 @@ MOST_RANKS = 128
 _KINDS_TOLD = 3
 _DIGITS = 4
 
+#: How much of a time was of each kind, in the order of :data:`KINDS`.
 Shares = tuple[float, float, float, float, float]
-"""How much of a time was of each kind, in the order of :data:`KINDS`."""
 
 
 @dataclass(frozen=True)
@@ -154,10 +154,10 @@ class RankTime:
     rank: int
     seconds: float
     width: float
+    #: Seconds of each kind in each bin.
     bins: tuple[Shares, ...]
-    """Seconds of each kind in each bin."""
+    #: The rank that it waited for longest in each bin; -1 if it did not wait.
     whom: tuple[int, ...]
-    """The rank that it waited for longest in each bin; -1 if it did not wait."""
     waits: tuple[tuple[int, float], ...]
     importing: tuple[tuple[str, float], ...]
     steps: tuple[float, ...]
@@ -198,8 +198,8 @@ class _RankStrip:
     record: Strip
     shares: list[bytes]
     whom: array[int]
+    #: The first bin that has changed since the last message to a page.
     unsent: int | None = 0
-    """The first bin that has changed since the last message to a page."""
 
 
 class Strips:
