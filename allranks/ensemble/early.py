@@ -138,6 +138,7 @@ def remaining_seconds(
     """
     if len(taken) < _LEAST_SEEN or slots < 1:
         return None
+    # The same draws each time: otherwise the estimate would change while nothing happens.
     source = random.Random(0)
     ends = []
     for _ in range(max(5, min(_DRAWS, _STEPS // (waiting + 1)))):

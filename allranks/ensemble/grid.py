@@ -144,6 +144,7 @@ class Grid:
             UsageError: ``count`` is not between 1 and 100,000.
         """
         _check_count(count)
+        # A generator of its own: the state of the notebook's one neither counts nor changes.
         source = random.Random(seed)
         drawn = []
         for _ in range(count):

@@ -143,6 +143,7 @@ def _load(fd: int, start: int, nbytes: int) -> Any:
     packed = bytearray(nbytes)
     at = 0
     while at < nbytes:
+        # Not read(): results share one file, whose position belongs to `Arena.put`.
         more = os.preadv(fd, [memoryview(packed)[at:]], start + at)
         if not more:
             raise OSError("a result has been cut short")

@@ -339,6 +339,7 @@ def split_messages(frames: list[bytes]) -> Iterator[list[bytes]]:
         del rest[:count]
 
 
+#: Unpacked arrays lie in the packed bytes and are not copied: each begins at a multiple of this.
 _ALIGNED = 64
 
 

@@ -147,6 +147,7 @@ class RankText:
                 before = ""
             else:
                 continue
+            # The line may have ended in \r\n.
             shown = (before + piece).removesuffix("\r") if ended else before + piece
             self.lines.append(Line(kind, _as_shown(shown)))
             self._open = not ended

@@ -324,6 +324,7 @@ def tree_allreduce(
 
     if rank > 0:
         link.send(parent, pieces[0])
+        # A left child has an odd number and takes the first turn.
         turn = (rank + 1) % 2
         number = 2 * height + 2 * (depth - 1) + turn
         pieces.replace(0, link.receive(parent), number=number, phase="broadcast", sender=parent)

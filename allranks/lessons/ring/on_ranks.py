@@ -84,6 +84,7 @@ def explain_here(algorithm: str, values: Sequence[Sequence[float]]) -> Explained
 
 
 def _time(allreduce: Algorithm, arrays: Sequence[Array], link: CellLink) -> tuple[list[float], int]:
+    # A first call of each that is not timed: it pays for memory and connections.
     for array in arrays:
         allreduce(array, link, "sum", None)
     rounds: list[list[float]] = []

@@ -139,6 +139,7 @@ class Tiles:
 
     def take(self, pulse: Pulse) -> None:
         tile = self.tiles.get(pulse.rank)
+        # A pulse may arrive after the reply of its rank.
         if tile is None or tile.gone:
             return
         tile.state = "waiting" if pulse.activity else "running"
@@ -278,6 +279,7 @@ class _Tail:
         try:
             with open(self.path, "rb") as log:
                 log.seek(at)
+                # What stands behind ``known`` may end in the middle of a write.
                 text = log.read(min(self.known - at, PIECE_NBYTES))
         except OSError:
             text = b""  # the log has been removed

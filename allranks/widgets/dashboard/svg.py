@@ -149,6 +149,7 @@ def curve(
         index = numbers[key.rank, key.member]
         colour = COLOURS[index % len(COLOURS)]
         if len(set(line)) == 1:
+            # A line through a single point would be invisible.
             (x, y) = line[0]
             body += f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3" fill="{colour}"/>'
         else:
