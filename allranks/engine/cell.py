@@ -69,12 +69,7 @@ _rank_pid = getpid()
 class CellRunner:
     """Runs cells in the main thread of a rank, one after the other.
 
-    Args:
-        shell: the engine's IPython shell.
-        rank: this process's rank.
-        device: what the rank computes on.
-        mend: restores what a cell has replaced and the end of the cell needs.
-        features: whose hooks a cell calls.
+    ``mend`` restores what a cell has replaced and the end of the cell needs.
     """
 
     def __init__(
@@ -107,15 +102,12 @@ class CellRunner:
         warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
 
     def _transform(self, source: str) -> str:
-        """Returns a cell as plain Python; IPython asks twice for each cell."""
+        # IPython transforms each cell twice.
         (before, after), self._transformed = self._transformed, (None, "")
         return after if before is source else self._transform_as_ipython(source)
 
     def _trigger(self, event: str, *arguments: Any, **options: Any) -> None:
-        """Calls IPython's callbacks of an event; an interrupt while they run ends the cell.
-
-        IPython drops exceptions of these callbacks, KeyboardInterrupt included.
-        """
+        # IPython drops exceptions of these callbacks, KeyboardInterrupt included.
         before = self.interrupts.count
         self._trigger_as_ipython(event, *arguments, **options)
         # A cell that awaits is cancelled instead, which IPython does not drop.
@@ -130,10 +122,8 @@ class CellRunner:
     ) -> tuple[Reply, list[bytes]]:
         """Returns the reply to a cell and its payloads; never raises.
 
-        Args:
-            cell: what to run.
-            payloads: instead of source, a pickled call.
-            prepare: called first, as a part of the cell; such a cell is not kept in ``In``.
+        ``payloads``, if any, is a pickled call in place of the source. ``prepare`` runs as a part
+        of the cell; such a cell is not kept in ``In``.
         """
         with self._history.kept() if cell.source == DEBUG else nullcontext():
             return await self._run(cell, payloads, prepare)
@@ -227,9 +217,9 @@ class CellRunner:
         return error
 
     def _or_failure(self, error: BaseException | None) -> BaseException | None:
-        """Returns the cell's own error, or else a feature's failure; prints the failure if both."""
         failed = self.features.take_failure()
         if error is not None:
+            # A cell fails with one error, preferably its own.
             sys.stderr.write(f"{failed}\n")
         return error or failed
 
@@ -254,6 +244,7 @@ class CellRunner:
         if not shell.should_run_async(
             source, transformed_cell=transformed, preprocessing_exc_tuple=problem
         ):
+            # `run_cell` transforms the source again.
             if problem is None:
                 self._transformed = source, transformed
             self.interrupts.hear()
@@ -276,6 +267,7 @@ class CellRunner:
             result = await task
             return result
         finally:
+            # `run_cell` triggers these events itself, `run_cell_async` does not.
             shell.events.trigger("post_execute")
             if result is not None:
                 shell.events.trigger("post_run_cell", result)
@@ -303,8 +295,8 @@ class CellRunner:
         return self._in_rank(result)
 
     def _in_rank(self, result: ExecutionResult) -> ExecutionResult:
-        """Returns the result of a cell's code; in a process that the cell has forked, ends it."""
         if not in_rank():
+            # A process that the cell has forked ends with the cell.
             end_fork(result.error_before_exec or result.error_in_exec, self._exceptions.lines)
         return result
 
@@ -349,10 +341,10 @@ class CellNames:
         self._sources: dict[str, str] = {}
 
     def name(self, raw_code: str, transformed_code: str, number: int) -> str:
-        """Returns the file name to compile a cell under; the same text keeps its name."""
         again = 1
         while True:
             name = f"{CELL_FILE}{number}]" + (f"#{again}" if again > 1 else "")
+            # The same text keeps its name.
             if self._sources.setdefault(name, transformed_code) == transformed_code:
                 return name
             again += 1
@@ -363,9 +355,6 @@ class ShellHistory:
 
     The log has the output. The last three results stay, and the last exception, for ``%debug`` and
     ``%tb``.
-
-    Args:
-        shell: the engine's IPython shell.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -375,7 +364,6 @@ class ShellHistory:
         setattr(shell, "_tee", lambda channel: nullcontext())  # noqa: B010  a method, to mypy
 
     def keep(self, error: BaseException | None) -> None:
-        """Keeps the error with which a cell has ended, if any, as the last one."""
         self._failed = error is not None
         if error is not None:
             self._remember(error)
@@ -424,19 +412,12 @@ class ShellHistory:
 
 
 def in_rank() -> bool:
-    """Whether this process is the rank itself, not a process that it has forked."""
     return getpid() == _rank_pid
 
 
 def watch_forks(
     transcript: Transcript, call_soon: Callable[[Callable[[], object]], object]
 ) -> None:
-    """Prepares processes that this rank will fork.
-
-    Args:
-        transcript: the rank's.
-        call_soon: has the event loop call a function: a forked process that gets there ends.
-    """
     global _rank_pid
     _rank_pid = getpid()
     whole = world.current()
@@ -445,6 +426,7 @@ def watch_forks(
         transcript.forked()
         for one in (whole, world.current()):
             _refuse_collectives(one)
+        # A forked process that returns to the event loop ends there.
         call_soon(end_fork)
 
     # Buffered text would be written twice, by the rank and by the forked process.
@@ -454,7 +436,6 @@ def watch_forks(
 
 
 def _refuse_collectives(this: World) -> None:
-    """Has every method raise that other ranks would notice; rank and size stay readable."""
     rank, parent = this.rank, _rank_pid
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
@@ -463,17 +444,13 @@ def _refuse_collectives(this: World) -> None:
             f"(pid {parent}). Return the value to the rank, and make the call there."
         )
 
+    # Rank and size stay readable.
     for name in _SEEN_BY_OTHERS:
         setattr(this, name, refuse)
 
 
 def end_fork(error: BaseException | None = None, lines: list[str] | None = None) -> NoReturn:
-    """Ends a forked process as Python ends a program, but without the rank's exit functions.
-
-    Args:
-        error: the exception with which its part of the cell ended.
-        lines: the traceback.
-    """
+    """Ends a forked process as Python ends a program, but without the rank's exit functions."""
     code = 0
     try:
         if isinstance(error, SystemExit):

@@ -26,26 +26,26 @@ _WHOLE_TEXT = "print() writes the whole text to the log"
 
 
 class RankDisplayHook(DisplayHook):
-    """Shows the value of a cell's last expression; ``Out`` and ``_`` work as everywhere."""
+    """Shows the value of a cell's last expression."""
 
     def __init__(self, shell: InteractiveShell, transcript: Transcript) -> None:
         super().__init__(shell=shell, parent=shell)  # type: ignore[no-untyped-call]
         self.transcript = transcript
 
     def set_parent(self, parent: dict[str, Any]) -> None:
-        """Does nothing: ipykernel names the message that is answered, which is never a cell."""
+        # ipykernel names the message that is answered, which is never a cell.
+        ...
 
     def write_output_prompt(self) -> None:
-        """Does nothing: the view labels the value with its rank, not with ``Out[n]:``."""
+        # The view labels the value with its rank, not with ``Out[n]:``.
+        ...
 
     def write_format_data(
         self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
     ) -> None:
-        """Places the value's mime bundle in the transcript."""
         _place(self.transcript, "result", format_dict, md_dict)
 
     def finish_displayhook(self) -> None:
-        """Marks the hook as idle."""
         self._is_active = False
 
 
@@ -57,7 +57,8 @@ class RankDisplayPublisher(DisplayPublisher):
         self.transcript = transcript
 
     def set_parent(self, parent: dict[str, Any]) -> None:
-        """Does nothing: ipykernel names the message that is answered, which is never a cell."""
+        # ipykernel names the message that is answered, which is never a cell.
+        ...
 
     def publish(  # type: ignore[override]
         self,
@@ -68,13 +69,11 @@ class RankDisplayPublisher(DisplayPublisher):
         update: bool = False,
         **_: Any,
     ) -> None:
-        """Places a mime bundle in the transcript, or the update of an earlier one."""
         name = (transient or {}).get("display_id")
         kind = "update" if update else "display"
         _place(self.transcript, kind, data, metadata, None if name is None else str(name))
 
     def clear_output(self, wait: bool = False) -> None:
-        """Clears what this rank has shown in this cell."""
         self.transcript.place(["clear", bool(wait)])
 
 
@@ -101,11 +100,8 @@ class Bundle:
 def checked(data: Any, metadata: Any, text_nbytes: int, get_it: str) -> Bundle:
     """Returns the parts of a display that can be shown, or the reasons if there are none.
 
-    Args:
-        data: by mime type, as a user's class may have returned it.
-        metadata: returned with it.
-        text_nbytes: a longer plain text is cut in its middle.
-        get_it: how the user gets the whole of such a text.
+    ``data`` may be anything: a user's class returns it. A plain text longer than ``text_nbytes`` is
+    cut in its middle, where ``get_it`` names the way to the whole of it.
     """
     good: dict[str, Any] = {}
     notes: list[str] = []
@@ -142,10 +138,8 @@ class _CannotBeShown(Exception):
 
 
 def _part(mime: Any, value: Any) -> tuple[Any, int]:
-    """Returns the data of one mime type as JSON has it, and how many bytes it has.
-
-    Raises:
-        _CannotBeShown: a notebook would refuse it.
+    """Returns the data of one mime type as JSON has it, and its size; refuses what a notebook
+    refuses.
     """
     if not isinstance(mime, str):
         raise _CannotBeShown(f"expected a mime type, found {type(mime).__name__}")
@@ -171,10 +165,8 @@ def _too_large(nbytes: int) -> str:
 
 
 def _as_json(value: Any) -> tuple[Any, int]:
-    """Returns a value as JSON has it: bytes in base64, numpy's numbers as Python's.
-
-    Raises:
-        _CannotBeShown: JSON cannot represent it.
+    """Returns a value as JSON has it, and its size: bytes in base64, numpy's numbers as
+    Python's.
     """
     if type(value) is str:
         return value, len(value.encode("utf-8", "surrogatepass"))

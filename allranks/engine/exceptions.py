@@ -27,8 +27,8 @@ from allranks.errors import CollectiveError, RankLeft, Report, UsageError
 
 #: Raised inside allranks on the user's behalf: their tracebacks end at the user's last frame.
 _NOT_OUR_FRAMES = (CollectiveError, UsageError, KeyboardInterrupt, asyncio.CancelledError)
+#: Includes what torch and JAX raise when a feature ends a wait in them.
 _MAYBE_OTHERS = (*_NOT_OUR_FRAMES, RuntimeError, ValueError)
-"""Includes what torch and JAX raise when a feature ends a wait in them."""
 _BEFORE = "KeyboardInterrupt: it came before the cell's first statement, or after its last."
 _EXIT = "sys.exit() ends the cell, not the rank: the rank keeps running, with its variables."
 _NAME_CHARACTERS = 200
@@ -45,11 +45,6 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 class Exceptions:
     """Replaces how IPython shows exceptions; keeps the lines for the cell's reply.
-
-    Args:
-        shell: the engine's IPython shell.
-        features: may replace an error.
-        interrupts: of the cell that runs.
 
     Attributes:
         lines: the traceback that was shown last.
@@ -76,7 +71,6 @@ class Exceptions:
         setattr(shell.InteractiveTB, "structured_traceback", self._formatted)  # noqa: B010
 
     def begin(self) -> None:
-        """Begins a cell."""
         self.lines = []
         self.muted.clear()
         # For every cell, because IPython resets it if an interrupt comes while it formats.
@@ -102,10 +96,8 @@ class Exceptions:
         return self.lines
 
     def text_of(self, error: BaseException) -> str:
-        """Returns an exception's text; after an interrupt of its ``__str__``, a substitute.
-
-        IPython calls ``__str__`` several times, and takes an interrupt for an error of it.
-        """
+        """Returns an exception's text; after an interrupt of its ``__str__``, a substitute."""
+        # IPython calls ``__str__`` several times, and takes an interrupt for an error of it.
         if any(error is one for one in self.muted):
             return INTERRUPTED_TEXT
         if not self._interrupts.heard or get_ident() != MAIN_THREAD:
@@ -128,7 +120,7 @@ class Exceptions:
         self.lines = lines
 
     def _keep_usage_error(self, error: BaseException) -> None:
-        """Keeps the message, which IPython prints without a traceback."""
+        # IPython prints the message without a traceback.
         self.lines = [f"{type(error).__name__}: {self.text_of(error)}"]
 
     def _show(self, raised: tuple[Any, ...] | None = None, **options: Any) -> None:
@@ -183,11 +175,10 @@ class Exceptions:
         return lines
 
     def _is_interrupt_outside(self, error: BaseException, tb: Any) -> bool:
-        """Removes our frames from the end of a traceback; returns whether no others are left.
-
-        Only for an interrupt: one before the cell's first statement, or after its last, does not
-        pass through IPython.
+        """Removes our frames from the end of a traceback; returns whether an interrupt has no
+        others.
         """
+        # An interrupt before the cell's first statement, or after its last, has only our frames.
         found = not is_a(error, _NOT_OUR_FRAMES) or without_own_frames(
             tb, *self._features.hidden_frames()
         )
@@ -202,23 +193,22 @@ class Exceptions:
 
 
 def is_a(error: object, kinds: type | tuple[type, ...]) -> bool:
-    """Whether an object is of a kind; a user's exception may make ``isinstance`` raise."""
+    # A user's exception may make ``isinstance`` raise.
     return issubclass(type(error), kinds)
 
 
 def has_succeeded(error: BaseException) -> bool:
-    """Whether it is a sys.exit() that reports no error: a program that ends so has succeeded."""
+    # As a program: ``sys.exit()`` without a value, or with 0, reports success.
     return is_a(error, SystemExit) and vars(SystemExit)["code"].__get__(error) in (None, 0)
 
 
 def traceback_of(error: BaseException) -> TracebackType | None:
-    """Returns an exception's traceback, also if its class redefines ``__traceback__``."""
+    # A class may redefine ``__traceback__``.
     found: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)
     return found
 
 
 def cell_line(tb: TracebackType | None, is_cell: str) -> tuple[int | None, str]:
-    """Returns the number and text of the innermost line of the cell in a traceback."""
     line: tuple[int | None, str] = (None, "")
     for frame, number in traceback.walk_tb(tb):
         if frame.f_code.co_filename == is_cell:
@@ -229,11 +219,8 @@ def cell_line(tb: TracebackType | None, is_cell: str) -> tuple[int | None, str]:
 def without_own_frames(tb: TracebackType | None, *others: str) -> bool:
     """Ends a traceback at the last frame that is not in this package; returns whether there is one.
 
-    Frames of libraries below this package's are removed too: TensorFlow calls it back.
-
-    Args:
-        tb: the traceback.
-        others: parts of the names of further files whose frames are removed.
+    Frames of libraries below this package's are removed too: TensorFlow calls it back. So are those
+    of files whose names contain one of ``others``.
     """
     last, ours = None, False
     while tb is not None:
@@ -250,7 +237,7 @@ def without_own_frames(tb: TracebackType | None, *others: str) -> bool:
 
 
 def without_middle(tb: TracebackType | None) -> None:
-    """Removes the middle of a long traceback: IPython takes seconds for a thousand frames."""
+    # IPython takes seconds for a thousand frames.
     chain = []
     while tb is not None:
         chain.append(tb)
@@ -260,10 +247,7 @@ def without_middle(tb: TracebackType | None) -> None:
 
 
 def is_beyond_ipython(error: BaseException) -> bool:
-    """Whether IPython hides an exception, or never ends: a group, or one that is its own cause.
-
-    A very long chain of exceptions counts too.
-    """
+    # IPython hides the members of a group, and never ends if an exception is its own cause.
     try:
         chains = _chain(error, by_cause=True), _chain(error, by_cause=False)
     except Exception:  # a class may have a ``__cause__`` of its own
@@ -274,7 +258,6 @@ def is_beyond_ipython(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException, by_cause: bool) -> list[BaseException]:
-    """Returns an exception and its causes, up to a group or a limit."""
     chain = [error]
     while len(chain) <= _MOST_CHAINED and not isinstance(chain[-1], BaseExceptionGroup):
         before = (chain[-1].__cause__ if by_cause else None) or chain[-1].__context__
@@ -311,20 +294,13 @@ def shown_with(error: BaseException) -> list[BaseException]:
 
 
 def without_text(error: BaseException, cell_file: str, text: str) -> list[str]:
-    """Returns a traceback as Python prints it, without a call of any exception's ``__str__``.
-
-    Args:
-        error: what was raised.
-        cell_file: the file name that IPython compiled the cell under.
-        text: in place of the exception's own.
-    """
+    """Returns a traceback as Python prints it, without a call of any exception's ``__str__``."""
     frames = traceback.format_tb(from_cell(error, cell_file.__eq__))
     lines = ["Traceback (most recent call last):\n", *frames, f"{type(error).__name__}: {text}"]
     return "".join(lines).splitlines()
 
 
 def from_cell(error: BaseException, is_cell: Callable[[str], bool]) -> TracebackType | None:
-    """Returns an exception's traceback, from the first frame of a cell's file on."""
     raised_at = tb = traceback_of(error)
     while tb is not None and not is_cell(tb.tb_frame.f_code.co_filename):
         tb = tb.tb_next
@@ -342,14 +318,8 @@ def report(
 ) -> Report:
     """Returns the report of an exception that ended a cell.
 
-    Args:
-        error: what was raised.
-        formatted: the traceback as IPython shows it, lines with colour codes.
-        rank: this process's rank.
-        device: what the rank computes on.
-        cell_file: the file name that IPython compiled the cell under.
-        more: details to add to the exception's text.
-        text: the exception's text, if it is known already.
+    ``formatted`` is the traceback as IPython shows it, with colour codes. ``more`` is added to the
+    exception's text, which is ``text`` if it is known already.
     """
     line, source = cell_line(traceback_of(error), cell_file)
     if is_a(error, SyntaxError):
@@ -373,8 +343,8 @@ def report(
 
 
 def text_of(error: BaseException) -> str:
-    """Returns an exception's text, within bounds; a user's ``__str__`` may do anything."""
     try:
+        # A user's ``__str__`` may raise, or return any amount of text.
         return _bounded(str(error), _MESSAGE_CHARACTERS)
     except KeyboardInterrupt:
         return INTERRUPTED_TEXT

@@ -180,7 +180,7 @@ class RankFeature:
 
 
 class RankHooks:
-    """Calls the hooks of a rank's features.
+    """Calls the hooks of a rank's features; each method is named as its hook.
 
     Attributes:
         failed: the first failure of a hook that no cell has failed with yet, if any.
@@ -225,8 +225,8 @@ class RankHooks:
         self._cell_left = implementations(active, RankFeature.cell_left)
 
     def activate(self, feature: RankFeature) -> None:
-        """See `RankContext.activate`; from any thread, and more than once."""
         if feature in self._dormant:
+            # May run in any thread, and more than once.
             self._dormant.remove(feature)
             # New lists: another thread may be in a loop over the old ones.
             self._find_cell_hooks()
@@ -254,13 +254,11 @@ class RankHooks:
         return found
 
     def take_failure(self) -> FeatureFailed:
-        """Returns `failed`, which is set, and resets it: the cell fails with it."""
         failed, self.failed = self.failed, None
         assert failed is not None
         return failed
 
     def starting(self) -> None:
-        """See `RankFeature.starting`."""
         for hook in self._starting:
             try:
                 hook()
@@ -270,24 +268,17 @@ class RankHooks:
                 self._keep(failure(hook, error))
 
     def started(self, rank: RankContext) -> None:
-        """See `RankFeature.started`."""
         self._call(self._started, rank)
 
     def cell_started(self, cell: RunCell) -> None:
-        """See `RankFeature.cell_started`."""
         self._call(self._cell_started, cell)
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
-        """See `RankFeature.message_received`; a record that no feature takes is dropped."""
+        # A record that no feature takes is dropped.
         self._call(self._takers.get(type(record), []), record, payloads)
 
     def answer(self, name: str, arguments: Mapping[str, Any], payloads: list[bytes]) -> Answered:
-        """Returns a feature's answer to a request.
-
-        Raises:
-            UsageError: no feature answers it, or not as it was made.
-            FeatureFailed: the feature raised something else.
-        """
+        """Returns a feature's answer to a request; raises UsageError or FeatureFailed."""
         hook = self._answers.get(name)
         if hook is None:
             raise UsageError(f"a rank answers no request named {name!r}")
@@ -299,15 +290,12 @@ class RankHooks:
             raise failure(hook, error) from error
 
     def interrupted(self) -> None:
-        """See `RankFeature.interrupted`."""
         self._call(self._interrupted)
 
     def output_sending(self, final: bool) -> None:
-        """See `RankFeature.output_sending`."""
         self._call(self._output_sending, final)
 
     def error_raised(self, error: BaseException) -> BaseException:
-        """Returns the error, or the one with which a feature replaces it."""
         for hook in self._error_raised:
             try:
                 error = hook(error)
@@ -316,15 +304,12 @@ class RankHooks:
         return error
 
     def hidden_frames(self) -> tuple[str, ...]:
-        """Returns those of all features, see `RankFeature.hidden_frames`."""
         return tuple(part for parts in self._results(self._hidden_frames) for part in parts)
 
     def error_details(self, error: BaseException) -> str:
-        """Returns those of all features, see `RankFeature.error_details`."""
         return "\n".join(filter(None, self._results(self._error_details, error)))
 
     def pulse_fields(self) -> dict[str, Any]:
-        """Returns those of all features, see `RankFeature.pulse_fields`."""
         return {
             name: value
             for fields in self._results(self._pulse_fields)
@@ -332,23 +317,18 @@ class RankHooks:
         }
 
     def cell_finished(self, error: BaseException | None) -> None:
-        """See `RankFeature.cell_finished`."""
         self._call(self._cell_finished, error)
 
     def cell_left(self, error: BaseException | None) -> None:
-        """See `RankFeature.cell_left`."""
         self._call(self._cell_left, error)
 
     def epoch_ended(self, epoch: int) -> None:
-        """See `RankFeature.epoch_ended`."""
         self._call(self._epoch_ended, epoch)
 
     def rank_died(self, rank: int, how: str) -> None:
-        """See `RankFeature.rank_died`."""
         self._call(self._rank_died, rank, how)
 
     def rank_replaced(self, dead: list[int]) -> str:
-        """Returns the warnings of all features, see `RankFeature.rank_replaced`."""
         return " ".join(filter(None, self._results(self._rank_replaced, dead)))
 
 
@@ -369,7 +349,7 @@ class HostFeature:
 
 
 class HostHooks:
-    """Calls the hooks of the features in a host agent."""
+    """Calls the hooks of the features in a host agent; each method is named as its hook."""
 
     def __init__(self, classes: Iterable[type[HostFeature]] = ()) -> None:
         found: list[HostFeature] = []
@@ -383,15 +363,12 @@ class HostHooks:
         self._stopping = implementations(found, HostFeature.stopping)
 
     def started(self, config: NurseryConfig) -> None:
-        """See `HostFeature.started`."""
         _log(self._started, config)
 
     def rank_died(self, rank: int, code: int) -> None:
-        """See `HostFeature.rank_died`."""
         _log(self._rank_died, rank, code)
 
     def stopping(self) -> None:
-        """See `HostFeature.stopping`."""
         _log(self._stopping)
 
 

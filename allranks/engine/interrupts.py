@@ -34,17 +34,15 @@ _WAKE_SECONDS = (0.05, 0.2, 1.0, 4.0)
 
 
 def ignore_interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """The handler of SIGINT while no cell runs: an interrupt that comes late does nothing."""
+    # The handler while no cell runs: an interrupt that comes late does nothing.
+    ...
 
 
 class Interrupts:
     """Interrupts for the main thread, in which cells run one after the other.
 
-    Args:
-        press: called at each interrupt, before it reaches the cell.
-
-    Attributes:
-        count: how many interrupts the cell was sent.
+    ``press`` is called at each interrupt, before it reaches the cell. ``count`` is the number of
+    interrupts of the cell.
     """
 
     def __init__(self, press: Callable[[], object]) -> None:
@@ -59,25 +57,17 @@ class Interrupts:
             signal.signal(_WAKE_SIGNAL, _nothing)
 
     def begin(self, cell: int) -> None:
-        """Begins a cell, which does not accept interrupts yet."""
         self.count = 0
         self._number = cell
 
     @property
     def heard(self) -> bool:
-        """Whether the cell accepts interrupts now."""
         return bool(self._hearing)
 
     def hear(self, task: asyncio.Task[Any] | None = None) -> None:
-        """Lets SIGINT end the cell from now on.
+        """Lets SIGINT end the cell from now on; raises KeyboardInterrupt if one came before."""
 
-        Args:
-            task: the cell, if it awaits: an exception would be raised in the event loop instead.
-
-        Raises:
-            KeyboardInterrupt: the cell was interrupted before it had begun.
-        """
-
+        # The cell awaits: an exception would be raised in the event loop instead.
         def cancel(_signal: int, _frame: FrameType | None) -> None:
             assert task is not None
             task.get_loop().call_soon_threadsafe(task.cancel)
@@ -91,7 +81,6 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def hear_no_more(self) -> None:
-        """Ignores interrupts from now on: the cell has ended."""
         on_signal(signal.SIGINT, ignore_interrupt)
         with self._lock:
             self._hearing = 0
@@ -111,23 +100,18 @@ class Interrupts:
                 self._early = cell
 
     def repeat(self) -> None:
-        """Sends an interrupt again that Python has dropped; called in the main thread."""
         # No lock: only the main thread changes `_hearing`.
         if self._hearing:
             signal.raise_signal(signal.SIGINT)
 
 
 def _nothing(*_: object) -> None:
-    """Before Python calls this, it calls the handlers of other signals that have come."""
+    # Before Python calls this, it calls the handlers of other signals that have come.
+    ...
 
 
 def _wake(thread: int, over: threading.Event) -> None:
-    """Has a thread run the handler of its interrupt although it is blocked in a call.
-
-    Args:
-        thread: its identity.
-        over: set when the interrupted cell has ended.
-    """
+    """Has a thread run the handler of its interrupt although it is blocked in a call."""
 
     def again() -> None:
         for seconds in _WAKE_SECONDS:
@@ -139,10 +123,7 @@ def _wake(thread: int, over: threading.Event) -> None:
 
 
 def _interrupt_children() -> None:
-    """Sends SIGINT to the processes that this one started, as a terminal does.
-
-    A process in a process group of its own is left alone, as in a terminal.
-    """
+    # As a terminal does, which leaves a process in a process group of its own alone.
     for child in psutil.Process().children(recursive=True):
         with suppress(OSError):  # it has ended meanwhile
             if os.getpgid(child.pid) == os.getpgrp():
@@ -153,10 +134,8 @@ def repeat_dropped_interrupts(press: Callable[[], None]) -> None:
     """Interrupts a cell again after a finalizer in which Python dropped the interrupt.
 
     Python reports and drops what a finalizer raises, also KeyboardInterrupt, and a garbage
-    collection runs finalizers between any two steps of a cell.
-
-    Args:
-        press: interrupts the cell that runs now; called in the main thread.
+    collection runs finalizers between any two steps of a cell. ``press`` is called in the main
+    thread.
     """
     report = sys.unraisablehook
 
@@ -171,7 +150,7 @@ def repeat_dropped_interrupts(press: Callable[[], None]) -> None:
 
 
 def _at_next_step(frame: FrameType, do: Callable[[], None]) -> None:
-    """Calls a function before the next step of a frame; what it raises is raised there.
+    """Calls a function before the next step of a frame, which gets what the function raises.
 
     A delay would not do: a loop may spend nearly all its time in finalizers.
     """
@@ -184,7 +163,8 @@ def _at_next_step(frame: FrameType, do: Callable[[], None]) -> None:
         return local
 
     def follow_no_calls(*_: object) -> None:
-        """Further finalizers may run first: an exception in one would be dropped as well."""
+        # Further finalizers may run first: an exception in one would be dropped as well.
+        ...
 
     frame.f_trace, frame.f_trace_opcodes = step, True
     sys.settrace(follow_no_calls)
@@ -193,12 +173,8 @@ def _at_next_step(frame: FrameType, do: Callable[[], None]) -> None:
 def end_cells_too(shell: InteractiveShell, interrupts: Interrupts) -> None:
     """Has ``!command``, ``x = !command`` and ``%%bash`` raise the KeyboardInterrupt they caught.
 
-    IPython ends the command and goes on with the cell's next line. A cell of several commands
+    IPython ends the command and goes on with the next line of the cell. A cell of several commands
     would have to be interrupted several times, and the second interrupt ends the ranks.
-
-    Args:
-        shell: the engine's IPython shell.
-        interrupts: of the cell that runs.
     """
 
     def loud(quiet: Callable[..., Any]) -> Callable[..., Any]:

@@ -47,15 +47,8 @@ Info = dict[str, Any]
 class RankEngine(IPEngine):  # type: ignore[misc]
     """An engine whose id is its rank and whose output is left to the transcript.
 
-    ``rc[:]`` and ``%%px`` of ipyparallel reach the same variables as the cells do.
-
-    Args:
-        connection: ipyparallel's connection information for engines.
-        rank: this process's rank, and the engine id to ask for.
-        size: how many ranks there are.
-        session_dir: where the engine keeps its profile.
-        ready: called with the engine once its kernel and its shell are there.
-        replaces: whether it takes the place of an engine that has died.
+    ``rc[:]`` and ``%%px`` of ipyparallel reach the same variables as the cells do. ``ready`` is
+    called with the engine once its kernel and its shell are there.
     """
 
     def __init__(
@@ -87,15 +80,12 @@ class RankEngine(IPEngine):  # type: ignore[misc]
         self._look_ms = _CONNECT_MS if size <= CLIENTS_RANKS else _SELDOM_MS
 
     def init_engine(self) -> None:
-        """Uses the given connection information instead of waiting for a file."""
+        # Without it, the engine waits for a file.
         self.connection_info_env = json.dumps(self._given_connection)
         super().init_engine()
 
     async def register(self) -> None:
-        """Connects to the controller's ports and registers, without waiting for an answer.
-
-        First unregisters a dead engine that it replaces: the controller would wait for a minute.
-        """
+        """Connects to the controller's ports and registers, without waiting for an answer."""
         connect_once, maybe_tunnel = self.init_connector()
 
         def connect(place: Any, url: str, **options: Any) -> None:
@@ -108,6 +98,7 @@ class RankEngine(IPEngine):  # type: ignore[misc]
         registrar.setsockopt(zmq.LINGER, 0)  # the controller may never start
         connect(registrar, self.registration_url)
         if self._replaces:
+            # The controller would notice the death of the other engine only after a minute.
             self.session.send(registrar, "unregistration_request", content={"id": self.id})
         asked = {"uuid": self.ident, "id": self.id}
         self.session.send(registrar, "registration_request", content=asked)
@@ -121,7 +112,6 @@ class RankEngine(IPEngine):  # type: ignore[misc]
             self.exit(255)
 
     def start_heartbeat(self, hb_ping: str, hb_pong: str, _period: int, identity: bytes) -> None:
-        """Answers the controller's heartbeats, once it has started."""
         keys = {
             "curve_serverkey": self.curve_serverkey,
             "curve_secretkey": self.curve_secretkey,
@@ -134,17 +124,17 @@ class RankEngine(IPEngine):  # type: ignore[misc]
 
     @property
     def is_shut_down(self) -> bool:
-        """Whether ipyparallel's client has ended the engine."""
         return self.kernel._shutdown_message is not None
 
     def redirect_output(self, iopub_socket: Any) -> None:
-        """Leaves the standard streams to the transcript."""
+        # The transcript has the standard streams.
+        ...
 
     def init_signal(self) -> None:
-        """Leaves the signals to the rank."""
+        # The rank has its own handlers.
+        ...
 
     async def complete_registration(self, msg: Any, connect: Any, maybe_tunnel: Any) -> None:
-        """Makes the kernel, then passes it to the rank."""
         await super().complete_registration(msg, connect, maybe_tunnel)
         self._ready(self)
 
@@ -152,14 +142,9 @@ class RankEngine(IPEngine):  # type: ignore[misc]
 def connection_info(interface: str = "") -> tuple[Info, Info, str, list[socket.socket]]:
     """Returns the connection information for engines and for clients, on free ports.
 
-    Every message is signed with a key that both have; beyond loopback it is encrypted as well.
-
-    Args:
-        interface: the controller's address, as ``tcp://10.0.0.1``; by default loopback.
-
-    Returns:
-        Both, the controller's CURVE secret key, which is empty on loopback, and sockets that
-        reserve its ports, to be closed once it listens there.
+    Every message is signed with a key that both have; beyond loopback it is encrypted as well. Also
+    returns the controller's CURVE secret key, which is empty on loopback, and sockets that reserve
+    its ports, to be closed once it listens there.
     """
     address = (interface or _LOOPBACK).removeprefix("tcp://")
     held = [_hold(address) for _ in range(len(_SHARED_PORTS) + 2 * len(_PAIRED_PORTS) + 5)]
@@ -185,7 +170,7 @@ def connection_info(interface: str = "") -> tuple[Info, Info, str, list[socket.s
 
 
 def _hold(address: str) -> socket.socket:
-    """Returns a socket that reserves a port, on which the controller can still listen."""
+    # SO_REUSEADDR: the controller can listen on the port although this socket reserves it.
     place = socket.socket()
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     place.bind((address, 0))
@@ -240,15 +225,9 @@ def run(
 
 
 def accept_late_registrations(hub: Any) -> None:
-    """Registers engines also if their first heartbeat comes before their registration.
-
-    ipyparallel's hub reports a new heart once, and ignores one that it does not expect: its own
-    engines begin to beat after the hub's answer. Ours do not wait for the answer, and their sockets
-    connect in any order.
-
-    Args:
-        hub: an `ipyparallel.controller.hub.Hub`.
-    """
+    # The hub reports a new heart once, and ignores one that it does not expect: the engines of
+    # ipyparallel begin to beat after its answer. Those of ranks do not wait for the answer, and
+    # their sockets connect in any order.
     early: set[bytes] = set()
     heard, register = hub.handle_new_heart, hub.query_handlers["registration_request"]
 

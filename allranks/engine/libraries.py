@@ -39,11 +39,6 @@ def preload(config: NurseryConfig, tell: Callable[..., None]) -> None:
     """Imports, once for all ranks, what each of them needs, and then the modules of ``--preload``.
 
     An import that fails here fails again, with its error, in the cell that needs the module.
-
-    Args:
-        config: has the modules of ``--preload``.
-        tell: called with an event and its fields: the module that is imported next, and one that
-            has opened CUDA.
     """
     for name in _IMPORTS:
         importlib.import_module(name)
@@ -76,10 +71,10 @@ def _preload(config: NurseryConfig, tell: Callable[..., None]) -> None:
 
 
 def _prepare_tracebacks() -> None:
-    """Formats a traceback, which loads and compiles what each rank would need for its first one."""
     from IPython.core.ultratb import VerboseTB
 
     try:
+        # Loads and compiles what each rank would need for its first traceback.
         raise ValueError
     except ValueError as error:
         with suppress(Exception):  # ranks handle it if IPython cannot
@@ -87,25 +82,20 @@ def _prepare_tracebacks() -> None:
 
 
 def ignore_warnings() -> None:
-    """Ignores all warnings until `restore_warnings`.
-
-    With ``PYTHONWARNINGS=error``, a deprecation in a library would end every rank at its start.
-    """
+    # With ``PYTHONWARNINGS=error``, a deprecation in a library would end every rank at its start.
     warnings.simplefilter("ignore")
 
 
 def restore_warnings() -> None:
-    """Restores the user's filters, except for the libraries that run beside the cells."""
     warnings.filters.remove(_EVERY_WARNING)  # type: ignore[attr-defined]
     # This call also invalidates Python's cache of filters.
     warnings.filterwarnings("ignore", module=_BESIDE_CELLS)
 
 
 def keep_temporary_files_in(folder: str) -> None:
-    """Has multiprocessing and TensorFlow's AutoGraph write temporary files to a folder.
+    """Has multiprocessing and TensorFlow's AutoGraph write temporary files to the session's folder.
 
-    The session's folder is removed. The libraries remove their files at the exit of the process,
-    but a rank is killed.
+    The libraries remove them at the exit of the process, but a rank is killed.
     """
     import multiprocessing
 
@@ -135,18 +125,15 @@ class _TqdmChoice(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Finds that module only."""
         return ModuleSpec(name, self) if name == _TQDM_CHOICE else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Chooses the bar that tqdm chooses in a terminal."""
         import tqdm.std
 
         vars(module).update(tqdm=tqdm.std.tqdm, trange=tqdm.std.trange)
 
 
 def _draw_as_in_a_terminal(progress: Any) -> None:
-    """Has rich draw bars without a console of their own as in a terminal."""
     from rich.console import Console
 
     # TERM of the kernel's environment describes a terminal in which the bars are not drawn.

@@ -31,7 +31,6 @@ def names(device: str) -> dict[str, Any]:
 
 
 def place() -> dict[str, Any]:
-    """Returns the names that say where this rank is in the world that is current."""
     from mpi4py import MPI
 
     found: dict[str, Any] = {name: getattr(collectives, name)() for name in PLACE}
@@ -40,5 +39,6 @@ def place() -> dict[str, Any]:
 
 def renew(namespace: dict[str, Any], old: object) -> None:
     """Points ``comm`` at the new epoch's communicator, unless the cell gave the name away."""
+    # A cell may have given the name away.
     if namespace.get("comm") is old:
         namespace["comm"] = collectives.comm
