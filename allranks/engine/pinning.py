@@ -13,11 +13,11 @@ import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 
 HIDDEN = "-1"
+#: A value of TF_CPP_MIN_LOG_LEVEL for ranks without a GPU: only fatal errors. TensorFlow reports at
+#: length that it finds no CUDA.
 QUIET = "3"
-"""A value of TF_CPP_MIN_LOG_LEVEL for ranks without a GPU: only fatal errors. TensorFlow reports at
-length that it finds no CUDA."""
+#: torch warns of each connection that ends, with a stack of C++; ranks report the cause instead.
 QUIET_TORCH = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-"""torch warns of each connection that ends, with a stack of C++; ranks report the cause instead."""
 #: The rest is for CUDA's context and for the libraries' code, which these limits do not count.
 _SHARED_PERCENT = 90
 _DRIVER_SECONDS = 20.0
@@ -51,17 +51,14 @@ def visible() -> tuple[str, ...]:
 
 
 def sharers(devices: Sequence[str], local: int, local_size: int) -> tuple[int, ...]:
-    """Returns the local ranks on the GPU of one of them, itself included."""
+    # Ranks take the devices in turn.
     return tuple(range(local % len(devices), local_size, len(devices))) if devices else (local,)
 
 
 def pinning(devices: Sequence[str], local: int, local_size: int) -> tuple[str, dict[str, str]]:
     """Returns a rank's device, as ``cuda:0 (GPU-…)`` or ``cpu``, and the variables that pin it.
 
-    Args:
-        devices: UUIDs of the host's GPUs for ranks, taken in turn; ``-1`` hides all of them.
-        local: the rank's number on its host.
-        local_size: how many ranks the host has.
+    Ranks take the host's ``devices``, UUIDs, in turn; ``-1`` hides all of them.
     """
     if not devices:
         return "cpu", {}
@@ -80,21 +77,20 @@ def pinning(devices: Sequence[str], local: int, local_size: int) -> tuple[str, d
 
 
 def apply(environment: MutableMapping[str, str], settings: Mapping[str, str]) -> None:
-    """Sets the variables that pin a rank; limits that the user has set stay."""
     for name, value in settings.items():
         if name == "CUDA_VISIBLE_DEVICES":
             environment[name] = value
         else:
+            # A limit that the user has set stays.
             environment.setdefault(name, value)
 
 
 def is_cuda_open() -> bool:
     """Whether this process has initialised CUDA; a library that merely loaded it has not.
 
-    A process that is forked from one that has initialised CUDA cannot use a GPU.
-
-    Source: CUDA driver API, cuInit, which every other call needs. A child does not inherit its
-    state: there, all calls of CUDA fail with cudaErrorInitializationError.
+    A process that is forked from one that has initialised CUDA cannot use a GPU: all calls of CUDA
+    fail there with cudaErrorInitializationError. Source: CUDA driver API, cuInit, which every other
+    call needs.
     """
     try:
         # Only where it has been loaded already.

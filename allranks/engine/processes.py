@@ -42,8 +42,8 @@ def die_with_parent(parent: int) -> None:
 def sleeping_longer(ranks: int) -> Iterator[None]:
     """Within, this thread's short sleeps last longer where ranks outnumber the cores (Linux).
 
-    While it starts, Open MPI looks every 0.1 ms whether the other ranks are there. A hundred that
-    do so leave no time for the launcher, for which they all wait.
+    While it starts, Open MPI polls every 0.1 ms for the other ranks. A hundred that do so leave no
+    time for the launcher, for which they all wait.
     """
     cores = _cores()
     seconds = _SLEEP_SECONDS * ranks / cores if ranks > cores else 0.0
@@ -55,10 +55,8 @@ def sleeping_longer(ranks: int) -> Iterator[None]:
 
 
 def share_cores(ranks: int) -> None:
-    """Limits numeric libraries to one rank's share of this host's cores.
-
-    They read ``OMP_NUM_THREADS`` as they are loaded: what is loaded before a fork needs it there.
-    """
+    """Limits numeric libraries to one rank's share of this host's cores."""
+    # They read these variables as they are loaded: before a fork, if they are preloaded.
     share = str(max(1, _cores() // ranks))
     os.environ.setdefault("OMP_NUM_THREADS", share)
     # TensorFlow's own threads: without these every rank makes one a core, twice.
@@ -72,7 +70,6 @@ def _cores() -> int:
 
 
 def close_all_but(kept: set[int]) -> None:
-    """Closes every descriptor of this process except those."""
     highest = max([int(name) for name in os.listdir("/dev/fd") if name.isdigit()], default=255)
     for descriptor in range(highest + 1):
         if descriptor not in kept:
@@ -83,7 +80,6 @@ def close_all_but(kept: set[int]) -> None:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Sends a signal to a process that may be gone."""
     if pid > 0:
         try:
             os.kill(pid, number)
@@ -92,7 +88,6 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def reap_all() -> bool:
-    """Reaps children that have ended; returns whether others are left."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -103,18 +98,16 @@ def reap_all() -> bool:
 
 
 def descendants() -> list[int]:
-    """Returns the processes that this one has started, and theirs."""
     return [process.pid for process in psutil.Process().children(recursive=True)]
 
 
 def kill_children(spare_trackers: bool = False, spare_agents: bool = False) -> bool:
     """Kills every descendant of this process; returns whether there were any.
 
-    Args:
-        spare_trackers: not those of multiprocessing's that remove what a process had in shared
-            memory, once it and all that it has spawned are gone. Nobody else knows the names.
-        spare_agents: end host agents of clusters that ranks have started with SIGTERM instead.
-            Each ends its own processes, and then removes their files.
+    ``spare_trackers`` leaves those of multiprocessing, which remove what a process had in shared
+    memory, once it and all that it has spawned are gone: only they have the names.
+    ``spare_agents`` ends host agents of clusters that ranks have started with SIGTERM instead: each
+    ends its own processes, and then removes their files.
     """
     found = psutil.Process().children(recursive=True)
     spared = set[int]()
@@ -130,11 +123,11 @@ def kill_children(spare_trackers: bool = False, spare_agents: bool = False) -> b
 
 
 def shared_memory_left() -> float:
-    """Returns how many bytes files in shared memory may still have."""
+    # In bytes.
     try:
         found = os.statvfs(_SHARED_MEMORY)
     except OSError:
-        return math.inf  # there is no such place, so nobody's files go there
+        return math.inf  # there is no such place, so no files go there
     return found.f_bavail * found.f_frsize
 
 
@@ -143,10 +136,7 @@ def _is_tracker(process: psutil.Process) -> bool:
 
 
 def _is_host_agent(process: psutil.Process) -> bool:
-    """Whether it is a host agent, as this process: it runs the same module.
-
-    Its ranks have the same command line, but only the agent leads its session.
-    """
+    # Its ranks have the same command line, but only the agent leads its session.
     try:
         return os.getsid(process.pid) == process.pid and _has_word(process, sys.orig_argv[-1])
     except ProcessLookupError:
@@ -161,7 +151,6 @@ def _has_word(process: psutil.Process, text: str) -> bool:
 
 
 def shared_segments(pid: int) -> set[str]:
-    """Returns the files in shared memory that a process has mapped."""
     found = set()
     try:
         with open(f"/proc/{pid}/maps") as maps:
@@ -175,7 +164,7 @@ def shared_segments(pid: int) -> set[str]:
 
 
 def segments_since(began: float) -> set[str]:
-    """Returns the files of this user in shared memory that are not older than a time."""
+    # Files of this user only.
     found = set()
     for path in glob.glob(f"{_SHARED_MEMORY}*"):
         try:
@@ -188,7 +177,6 @@ def segments_since(began: float) -> set[str]:
 
 
 def unlink(path: str) -> None:
-    """Removes a file that may be gone."""
     try:
         os.unlink(path)
     except OSError:
@@ -204,12 +192,8 @@ def fork(
 ) -> int:
     """Returns the id of a new process that runs ``live`` and dies with this one.
 
-    Args:
-        live: what it runs; its exit code is 0 when that returns.
-        environment: all of its environment variables.
-        log: the file that it writes to.
-        work_dir: the folder in which it runs.
-        keep: descriptors that stay open in it.
+    The process has only these environment variables, writes to ``log``, and keeps the descriptors 0
+    to 2 and ``keep``. Its exit code is 0 if ``live`` returns.
     """
     parent = os.getpid()
     pid = os.fork()

@@ -56,14 +56,9 @@ _LIVES_ON = "the rank keeps running, with its variables."
 class Rank:
     """One rank of a notebook's cluster, from start to end of its process.
 
-    Args:
-        config: the configuration of the host agent.
-        connection: ipyparallel's connection information for engines.
-        rank: the rank that the launcher gave this process.
-        features: the classes of its features.
-        dead: the ranks that have died, if it replaces the first of them.
-        running: for each rank, the number of the cell that it runs, or 0; the host agent reads it.
-        stays: whether it waits for another notebook when its own ends.
+    ``dead`` are the ranks that have died, if it replaces the first of them. ``running`` has, for
+    each rank, the number of the cell that it runs, or 0; the host agent reads it. A rank that
+    ``stays`` waits for another notebook when its own ends.
     """
 
     def __init__(
@@ -172,7 +167,6 @@ class Rank:
             run = self._loop.run_forever
 
     def _ready(self, engine: RankEngine) -> None:
-        """Takes over the engine's shell, and sends hello."""
         shell = engine.kernel.shell
         for prompt in ("ps1", "ps2", "ps3"):
             # Lightning takes these for a sign of an interactive session, and refuses to use ranks.
@@ -186,7 +180,7 @@ class Rank:
         fresh = shell.init_user_ns
 
         def init_user_ns() -> None:
-            """Has ``%reset`` leave the names that each rank has."""
+            # ``%reset`` leaves the names that each rank has.
             fresh()
             shell.user_ns.update(namespace.names(self.device))
 
@@ -255,7 +249,6 @@ class Rank:
         self.transcript.place(["notice", text])
 
     def _receive(self, record: Record, payloads: list[bytes]) -> None:
-        """Handles a record in the wire's thread; cells and most requests go to the main thread."""
         assert self._loop is not None
         self._features.message_received(record, payloads)
         if isinstance(record, RunCell):
@@ -274,8 +267,8 @@ class Rank:
                 self._loop.call_soon_threadsafe(self._answer, record, payloads)
 
     def _submit(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]) -> None:
-        """Runs a cell in the main thread; called in the wire's thread."""
         assert self._loop is not None
+        # This is the thread of the wire; cells run in the main thread.
         self._loop.call_soon_threadsafe(self._start_cell, cell, run)
 
     def _start_cell(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]) -> None:
@@ -298,19 +291,17 @@ class Rank:
             self._running[self.rank] = 0
 
     def _reply_failure(self, cell: int, error: BaseException) -> None:
-        """Replies to a cell whose end has failed: the notebook waits for each rank's reply.
-
-        If the output cannot be sent, the reply is sent without it. If that fails too, the rank
-        ends, which the notebook notices.
-        """
+        """Replies to a cell whose end has failed: the notebook waits for each rank's reply."""
         try:
             reply = self._runner.reply_after(cell, error)
             try:
                 self._end_cell((reply, []))
             except BaseException:
+                # The output cannot be sent: the reply is sent without it.
                 self._requests.busy = self.wire.busy = False
                 self.wire.send(reply)
         except BaseException:
+            # The notebook notices the end of the rank.
             give_up(self.rank, "cannot report the end of its cell to the notebook")
 
     def _end_cell(self, *replies: tuple[Record, list[bytes]]) -> None:
@@ -339,12 +330,11 @@ class Rank:
 
 
 def log_path(config: NurseryConfig, rank: int) -> str:
-    """Returns the path of a rank's log file."""
     return os.path.join(config.log_dir, f"rank-{rank}.log")
 
 
 def _pin(config: NurseryConfig, rank: int) -> str:
-    """Shows this process its own GPU only, before anything can open CUDA; returns its name."""
+    # Before anything can open CUDA.
     processes.share_cores(config.ranks_here)
     for name, value in pinning.QUIET_TORCH.items():
         os.environ.setdefault(name, value)
@@ -358,23 +348,18 @@ def _pin(config: NurseryConfig, rank: int) -> str:
 
 
 def _library() -> str:
-    """Returns the MPI library's name and version, as ``Open MPI v5.0.11``."""
     from mpi4py import MPI
 
     return MPI.Get_library_version().split(",")[0].split("\n")[0].strip()
 
 
 def _fresh_main_module() -> None:
-    """Gives cells a ``__main__`` of their own, as in a new Python."""
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv = [""]
 
 
 def _no_windows(gui: str | None = None) -> None:
-    """Accepts ``%matplotlib inline``, which is the default, and refuses windows.
-
-    ipykernel's own looks for an application that a rank does not have.
-    """
+    # Accepts ``%matplotlib inline``. ipykernel's own looks for an application that a rank lacks.
     if gui not in (None, "", "inline"):
         raise UsageError(
             f"expected figures in the notebook, found %gui {gui}: a rank opens no windows. "
@@ -383,5 +368,5 @@ def _no_windows(gui: str | None = None) -> None:
 
 
 def _print_page(_shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:
-    """Prints the text of ``name?``, because a rank has no pager."""
+    # A rank has no pager for the text of ``name?``.
     print(data["text/plain"] if isinstance(data, dict) else data)

@@ -27,15 +27,7 @@ T = TypeVar("T")
 
 
 class RankRequests:
-    """Answers requests for one rank.
-
-    Args:
-        shell: the engine's IPython shell.
-        rank: this process's rank.
-        send_output: sends the output so far.
-        watch: sends strips of the running cell, in at most this many bins.
-        features: answer their own requests.
-    """
+    """Answers requests for one rank; ``watch`` sends strips of the running cell in so many bins."""
 
     def __init__(
         self,
@@ -53,11 +45,6 @@ class RankRequests:
         self._process = psutil.Process()
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
-        """Returns the content and the payloads of the answer.
-
-        Raises:
-            UsageError: the request is invalid.
-        """
         if name == requests.STATUS:
             return self._status(), []
         if name == requests.SEND:
@@ -85,7 +72,7 @@ class RankRequests:
         return self._features.answer(name, arguments, payloads)
 
     def begin_epoch(self, begin: Callable[[], T]) -> T:
-        """Calls a function that begins an epoch; the cells' ``comm`` becomes that epoch's."""
+        # The cells' ``comm`` becomes that of the new epoch.
         old, ended = self.shell.user_ns.get("comm"), collectives.epoch()
         found = begin()
         self._features.epoch_ended(ended)

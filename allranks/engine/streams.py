@@ -28,12 +28,9 @@ _STANDARD = ("standard input", "standard output", "standard error")
 
 
 class _MarkedFile(io.FileIO):
-    """Standard error: appends to the log, and records which bytes of the log are its own.
+    """Standard error: appends to the log, and records in ``marks`` which bytes of it are its own.
 
-    Args:
-        descriptor: of the log.
-        marks: the list to which it adds the first and last offset of each write.
-        marking: held during a write and until it is recorded.
+    ``marking`` is held during a write and until it is recorded.
     """
 
     def __init__(
@@ -44,7 +41,6 @@ class _MarkedFile(io.FileIO):
         self._marking = marking
 
     def forget(self) -> None:
-        """Records no more."""
         self._marks = None
 
     def write(self, data: Any, /) -> int:
@@ -60,10 +56,6 @@ class _MarkedFile(io.FileIO):
 
 class Streams:
     """Connects the output of this process to its log, and restores that after a cell.
-
-    Args:
-        path: the log file.
-        log: a descriptor of it.
 
     Attributes:
         marks: which bytes of the log are standard error.
@@ -81,7 +73,6 @@ class Streams:
         self.spare: dict[int, int] = {}
 
     def capture(self) -> None:
-        """Connects descriptors 1 and 2 and Python's standard streams to the log."""
         for number in (1, 2):
             # Two open file descriptions, because `_MarkedFile` reads the offset of its own.
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -91,7 +82,6 @@ class Streams:
             self._open(name)
 
     def _open(self, name: str) -> None:
-        """Opens one of Python's standard streams."""
         former = (vars(sys).get(name), vars(sys)[f"__{name}__"])
         if name == "stdout":
             file = io.FileIO(1, "w", closefd=False)
@@ -109,17 +99,13 @@ class Streams:
         _log_to(stream, former)
 
     def mend_descriptors(self) -> list[int]:
-        """Connects descriptors 1 and 2 to the log again; returns those that were not."""
         moved = [number for number in self.spare if not same_file(number, self._log)]
         for number in moved:
             os.dup2(self.spare[number], number)
         return moved
 
     def mend_python(self) -> list[str]:
-        """Opens the standard streams that a cell has closed; returns their names.
-
-        An open stream with which a cell has replaced one stays.
-        """
+        # An open stream with which a cell has replaced one stays.
         closed = []
         for name in self._streams:
             stream = vars(sys).get(name)
@@ -133,15 +119,12 @@ class Streams:
         return [f"sys.{name}" for name in closed]
 
     def reopen_err(self) -> None:
-        """Connects descriptor 2 to the log by a new descriptor, for a last message."""
+        # By a new descriptor: the cell may have closed the spare one.
         os.dup2(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), 2)
 
     def flush(self, c_streams: bool = False, replaced: bool = True) -> None:
-        """Flushes Python's standard streams.
-
-        Args:
-            c_streams: C's streams, too.
-            replaced: also streams with which a cell has replaced Python's.
+        """Flushes Python's standard streams; on request, C's, and those with which a cell
+        replaced them.
         """
         for name, own in self._streams.items():
             try:
@@ -155,16 +138,14 @@ class Streams:
             self._libc.fflush(None)
 
     def measure(self, start: int) -> tuple[int, tuple[list[int], ...]]:
-        """Returns the log's length, and which bytes from ``start`` on are standard error.
-
-        Adjoining spans are merged, and their number is limited.
-        """
+        """Returns the log's length, and which bytes from ``start`` on are standard error."""
         with self._marking:  # all that is in the file by now is in `marks`
             end = os.fstat(self._log).st_size
         spans: list[list[int]] = []
         for a, b in self.marks:
             if b <= start or a >= end:
                 continue
+            # Adjoining spans are merged, and their number is limited: they are sent.
             if spans and spans[-1][1] >= a:
                 spans[-1][1] = b
             elif len(spans) < _SPANS_A_BATCH:
@@ -172,17 +153,16 @@ class Streams:
         return end, tuple(spans)
 
     def drop_marks(self, end: int) -> None:
-        """Forgets marks before ``end``; another thread may add one meanwhile."""
+        # Another thread may add a mark meanwhile.
         passed = sum(1 for _ in takewhile(lambda mark: mark[1] <= end, self.marks))
         del self.marks[:passed]
 
     def forget_marks(self) -> None:
-        """Records no more marks: this process is a forked copy of the log's owner."""
+        # In a process that a cell has forked: the marks are the rank's.
         self._err.forget()
 
 
 def same_file(one: int, other: int) -> bool:
-    """Whether two descriptors refer to the same file."""
     try:
         return os.path.sameopenfile(one, other)
     except OSError:
@@ -190,7 +170,7 @@ def same_file(one: int, other: int) -> bool:
 
 
 def _log_to(stream: Any, former: tuple[Any, ...]) -> None:
-    """Replaces a former standard stream in log handlers, such as those of preloaded modules."""
+    # In log handlers of preloaded modules, for example.
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     handlers = [ref() for ref in logging._handlerList]  # type: ignore[attr-defined]
     for logger in loggers:
@@ -206,11 +186,8 @@ def _log_to(stream: Any, former: tuple[Any, ...]) -> None:
 class Mender:
     """Restores what cells need and one has replaced: builtins, descriptors 0 to 2, the streams.
 
-    What a cell replaces in other modules stays replaced: the rank uses its own references, which
-    it took before the first cell.
-
-    Args:
-        streams: standard output and standard error.
+    What a cell replaces in other modules stays replaced: the rank uses its own references, which it
+    took before the first cell.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -220,8 +197,7 @@ class Mender:
         os.dup2(self._input, 0)
 
     def builtins(self) -> None:
-        """Restores Python's builtins; to be called before anything else after a cell."""
-        # No builtin can be called here that a cell may have replaced.
+        # First of all after a cell. No builtin can be called here that a cell may have replaced.
         for name, value in _OWN:
             if _NAMES.get(name) is not value:
                 _NAMES[name] = value

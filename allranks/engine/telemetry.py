@@ -23,8 +23,8 @@ from allranks.collectives.timings import BINS, Totals
 from allranks.errors import UsageError
 from allranks.records.telemetry import Points, Pulse, Strip, Telemetry, Timings
 
+#: How the file names of cells begin, as in tracebacks.
 CELL_FILE = "In["
-"""How the file names of cells begin, as in tracebacks."""
 _POINTS_SECONDS = 0.1
 _TIMINGS_SECONDS = 0.5
 _PULSE_SECONDS = 1.0
@@ -46,14 +46,7 @@ Message = tuple[Telemetry, list[bytes]]
 
 
 class TelemetrySender:
-    """Makes this rank's telemetry: each kind at its own intervals, and only what is new.
-
-    Args:
-        rank: this process's rank.
-        metrics: the numbers that cells log.
-        totals: sums of the collectives.
-        pulse_fields: returns fields of a pulse that features add.
-    """
+    """Makes this rank's telemetry: each kind at its own intervals, and only what is new."""
 
     def __init__(
         self,
@@ -70,7 +63,6 @@ class TelemetrySender:
         self.begin(0)
 
     def begin(self, cell: int) -> None:
-        """Begins a cell, to which all later records belong."""
         self._cell = cell
         self._metrics.begin()
         self._totals.begin()
@@ -88,19 +80,11 @@ class TelemetrySender:
         self._pulse_at = now + _FIRST_PULSE_SECONDS
 
     def watch(self, bins: int) -> None:
-        """Sends strips while the cell runs, of at most this many bins; 0 ends that.
-
-        May be called from another thread.
-        """
         self._sent_width, self._strip_at = 0.0, 0.0
         self._each = -(-BINS // bins) if bins else 0
 
     def news(self, final: bool = False) -> Iterator[Message]:
-        """Yields the records that are due.
-
-        Args:
-            final: the cell has ended: everything is due, and no pulse.
-        """
+        """Yields the records that are due; at the end of a cell all but a pulse."""
         now = monotonic()
         if not final:  # else the main thread is here: it imports nothing
             self._see_imports()
@@ -137,16 +121,16 @@ class TelemetrySender:
             yield Points(self.rank, self._cell, tuple(series), dropped), [pairs]
 
     def _see_imports(self) -> None:
-        """Adds the time since the last call to the module that is being imported."""
         now, module = perf_counter(), importing()
         if module and module == self._importing:
+            # Only if the last look found the same module: else it began in between.
             self._totals.spans.imported(module, self._seen_at, now)
         elif module:
             self._import_began = now
         self._importing, self._seen_at = module, now
 
     def _strip(self) -> Iterator[Message]:
-        """Yields how the rank has spent the cell's time, unless it was short or uneventful."""
+        """Yields how the rank has spent the time of the cell, unless it was short or uneventful."""
         spans = self._totals.spans
         seconds = perf_counter() - spans.origin
         something = spans.waits or spans.imports or self._steps or self._sent_width
@@ -198,7 +182,7 @@ class TelemetrySender:
             return 0  # the cell has used up all descriptors
 
     def _cpu_percent(self) -> float:
-        """Returns the load of this process since the last call, in percent of a core."""
+        # Since the last call, in percent of a core.
         busy, at = self._busy_seconds, self._looked_at
         self._busy_seconds, self._looked_at = process_time(), monotonic()
         return 100 * (self._busy_seconds - busy) / (self._looked_at - at)
@@ -221,7 +205,6 @@ class TelemetrySender:
 
 
 def _ends(series: list[list[Any]]) -> Iterator[int]:
-    """Yields the index after the last pair of each series."""
     return accumulate(count for *_, count in series)
 
 
@@ -283,17 +266,13 @@ class Metrics:
             points.append((name, who, at, number))
 
     def begin(self) -> None:
-        """Begins a cell: steps count from 0 again."""
         self._points.clear()
         self._next.clear()
         self.dropped = 0
 
     def take(self) -> tuple[list[list[Any]], bytes]:
-        """Returns the values since the last call (see ``allranks.records.telemetry.Points``).
-
-        May be called from another thread.
-        """
         series: dict[tuple[str, str], array[float]] = {}
+        # May run beside `log`, in another thread: values that it adds meanwhile stay.
         for _ in range(len(self._points)):
             name, who, at, number = self._points.popleft()
             pairs = series.get((name, who))
@@ -319,8 +298,8 @@ def _number(name: str, value: Any) -> float:
         ) from None
 
 
+#: Those of this process: cells and callbacks of Keras log to it.
 process_metrics = Metrics()
-"""Those of this process: cells and callbacks of Keras log to it."""
 log = process_metrics.log
 
 
@@ -343,7 +322,6 @@ def current_line() -> str:
 
 
 def importing() -> str:
-    """Returns the package that the main thread is importing, or ""."""
     return _outermost(frames.of_main_thread())
 
 

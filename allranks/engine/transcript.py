@@ -26,8 +26,8 @@ Entry = list[Any]
 _CHUNK_NBYTES = 1 << 20
 _TAIL_SHARE = 4  # a quarter of a cell's screen budget is kept for its last lines
 _DISPLAYS_A_CELL = 64
+#: For the displays of a cell and rank: some 50 figures, or a page with its own scripts.
 DISPLAYS_NBYTES = 8 << 20
-"""For the displays of a cell and rank: some 50 figures, or a page with its own scripts."""
 #: A clear leaves these.
 _STAY = ("notice", "into")
 #: How often free space on the disk is checked, in addition to the end of each cell.
@@ -56,10 +56,8 @@ _KNOWN = re.compile(
 class Transcript:
     """Owns the log file of this process, and returns the output that was not sent yet.
 
-    Args:
-        path: the log file, created with mode 0600.
-        limit_nbytes: the space that it may take on the disk.
-        sift: removes from text what only the log shall have.
+    ``limit_nbytes`` is the space of the log on the disk. ``sift`` removes from text what only the
+    log shall have.
     """
 
     def __init__(
@@ -70,8 +68,8 @@ class Transcript:
         # Reentrant, because a finalizer may display something while it is held.
         self._lock = threading.RLock()
         self._placed: list[tuple[int, Entry]] = []
+        #: Which bytes of the last batch's part of the log are standard error.
         self.err_spans: tuple[list[int], ...] = ()
-        """Which bytes of the last batch's part of the log are standard error."""
         self._reader = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._log = os.fstat(self._reader)
         self._sent = self._log.st_size
@@ -83,7 +81,7 @@ class Transcript:
         self.streams = Streams(path, self._reader)
 
     def lost(self) -> list[int]:
-        """Returns its descriptors that a cell has closed: they are no longer the log's."""
+        # Descriptors that a cell has closed: they are no longer those of the log.
         own = [self._reader, self._room.file, *self.streams.spare.values()]
         return [number for number in own if not self._is_log(number)]
 
@@ -108,7 +106,6 @@ class Transcript:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def begin_cell(self, limit_nbytes: int) -> list[Entry]:
-        """Starts a new screen budget; returns what was written since the last cell ended."""
         entries, *_ = self.collect(final=True)
         with self._lock:
             self._begin(limit_nbytes)
@@ -123,19 +120,14 @@ class Transcript:
         self._inside: dict[str, tuple[int, int]] = {}
 
     def forked(self) -> None:
-        """In a forked copy of the rank: from now on only writes to the log."""
+        # In a forked copy of the rank, which from now on only writes to the log.
         self._forked = True
         # A thread that holds it in the rank does not exist in this process.
         self._lock = threading.RLock()
         self.streams.forget_marks()
 
     def place(self, entry: Entry, nbytes: int = 0) -> None:
-        """Puts a display, a result or a notice at this point of the text.
-
-        Args:
-            entry: see ``allranks.records.wire.Output``.
-            nbytes: of a display's data.
-        """
+        """Puts a display, a result or a notice at this point of the text."""
         if self._forked:
             print(_text_of(entry), end="")
             return
@@ -190,23 +182,20 @@ class Transcript:
         return fits
 
     def _clear_displays(self, end: int) -> None:
-        """Removes cleared displays: the first ``end`` of those not sent yet, and their count."""
         self._placed[:end] = [placed for placed in self._placed[:end] if placed[1][0] in _STAY]
         self._begin_displays()
 
     def note(self, text: str) -> None:
-        """Places a notice about a display, once in a cell, and at most one for each display."""
+        # Once in a cell, and at most one for each display.
         if text not in self._notes and len(self._notes) < _DISPLAYS_A_CELL:
             self._notes.add(text)
             self.place(["notice", text])
 
     def _afford(self, entry: Entry, nbytes: int) -> bool:
-        """Counts a display; returns whether the cell's limits allow it.
-
-        An update replaces what it changes.
-        """
+        """Counts a display; returns whether the limits of the cell allow it."""
         name = entry[3] if len(entry) > 3 else None
         new = entry[0] != "update"
+        # An update replaces what it changes.
         changed = 0 if new else self._named[name]
         if nbytes - changed > self._displays_nbytes_left or (new and not self._displays_left):
             return False
@@ -217,10 +206,8 @@ class Transcript:
         return True
 
     def collect(self, final: bool = False) -> tuple[list[Entry], int, int, int]:
-        """Returns the new entries, the hidden lines and bytes of this cell, and the offset reached.
-
-        Args:
-            final: the cell has ended: the last lines, which were held back, are returned too.
+        """Returns the new entries, the hidden lines and bytes of this cell, and the offset
+        reached.
         """
         self.streams.flush(c_streams=final, replaced=final)
         with self._lock:
@@ -243,7 +230,7 @@ class Transcript:
             return entries, self._hidden_lines, self._hidden_nbytes, end
 
     def _look_at_room(self, end: int, final: bool) -> list[str]:
-        """Limits the log's size; returns the warnings for the cell, each of them once."""
+        """Limits the size of the log; returns the warnings for the cell, each of them once."""
         found = []
         if self._room.cut(end):
             size = as_text(self._room.limit_nbytes)
@@ -281,8 +268,8 @@ class Transcript:
         self._sent = end
 
     def _finish(self, end: int, entries: list[Entry]) -> None:
-        """Shows the last lines of the skipped text, and subtracts them from the count."""
         if self._skipped_from is not None:
+            # The last lines were held back; now they are shown, and no longer count as hidden.
             start = max(self._skipped_from, end - self._tail_nbytes)
             if start > self._skipped_from:
                 start = self._line_start_after(start, end)
@@ -306,7 +293,6 @@ class Transcript:
         return f"{self._displays_hidden} more displays are not shown: at most {most}"
 
     def _show(self, start: int, end: int, entries: list[Entry]) -> None:
-        """Appends the text of a range, split into standard output and standard error."""
         cuts = sorted(
             (max(a, start), min(b, end)) for a, b in self.streams.marks if a < end and b > start
         )
@@ -344,7 +330,6 @@ class Transcript:
 
 
 def _text_of(entry: Entry) -> str:
-    """Returns a display as a line of text."""
     if entry[0] not in ("display", "update"):
         return ""
     return str(entry[1].get("text/plain", "")) + "\n"
@@ -355,10 +340,6 @@ class LogRoom:
 
     Processes that a cell has started write to the log by descriptors of their own, so it stays the
     same file, and every byte keeps its offset: the oldest part is cut out, which leaves a hole.
-
-    Args:
-        path: the log, which exists.
-        limit_nbytes: its limit; half of it stays when it is cut.
     """
 
     def __init__(self, path: str, limit_nbytes: int) -> None:
@@ -368,13 +349,9 @@ class LogRoom:
         self._gone = 0
 
     def cut(self, end: int) -> bool:
-        """Cuts the oldest part out if the log, ``end`` bytes long, is too large.
-
-        Returns:
-            Whether it was cut.
-        """
         if end - self._gone <= self.limit_nbytes:
             return False
+        # Half of the limit stays: the next cut is far away.
         upto = (end - self.limit_nbytes // 2) // _BLOCK_NBYTES * _BLOCK_NBYTES
         if _allocate(self.file, _PUNCH_HOLE | _KEEP_SIZE, 0, upto):
             # This file system cannot make holes: remove all text, and keep the offsets.
@@ -393,7 +370,7 @@ class LogRoom:
         )
 
     def is_full(self) -> bool:
-        """Whether nothing can be appended, because the disk or the user's quota is full."""
+        # The disk may be full, or the user's quota.
         end = os.fstat(self.file).st_size
         # Allocates the next block if necessary, and leaves the size.
         problem = _allocate(self.file, _KEEP_SIZE, end, 1)
@@ -403,7 +380,6 @@ class LogRoom:
 
 
 def as_text(nbytes: int) -> str:
-    """Returns a size as ``1 GB``."""
     for unit, name in ((10**9, "GB"), (10**6, "MB")):
         if nbytes >= unit:
             return f"{nbytes / unit:g} {name}"
@@ -419,7 +395,6 @@ def _allocate(file: int, mode: int, start: int, nbytes: int) -> int:
 
 
 def held_back(text: str) -> str:
-    """Returns text without the known lines that TensorFlow writes at its start."""
     if _BEFORE not in text and "0000 00:00:" not in text:
         return text
     return "".join(line for line in text.splitlines(keepends=True) if not _is_noise(line))

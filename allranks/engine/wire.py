@@ -63,14 +63,8 @@ class KeptOutput(Protocol):
 class RankWire:
     """Carries records between this rank and the notebook until the process ends.
 
-    Args:
-        rank: this process's rank.
-        commands_url: of the notebook's ROUTER.
-        events_url: of the notebook's PULL.
-        key: the notebook's CURVE public key; empty for a relay on this host.
-        transcript: the output to send.
-        telemetry: sent while a cell runs.
-        receive: called in the wire's thread with each record and its payloads.
+    ``key`` is the notebook's CURVE public key, empty for a relay on this host. ``receive`` is
+    called in the wire's thread with each record and its payloads.
     """
 
     def __init__(
@@ -123,13 +117,9 @@ class RankWire:
         self._poller.register(self._commands, zmq.POLLIN)
 
     def stay(self, home: str, kept: KeptOutput) -> None:
-        """Prepares for another notebook that comes when this one ends.
+        """Prepares for another notebook, which will listen in ``home``; empty to end that again.
 
         To be called before the start, or in the wire's thread.
-
-        Args:
-            home: the folder in which it will listen; empty to end that again.
-            kept: keeps output for it.
         """
         with self._lock:
             self._home = home
@@ -142,12 +132,12 @@ class RankWire:
         self._poller.register(self._monitor, zmq.POLLIN)
 
     def _leave_line(self) -> None:
-        """Handles the end of the notebook: output is kept until the next one comes."""
         assert self._monitor is not None
         recv_monitor_message(self._monitor)
         if not self._home:
             return
         with self._lock:
+            # Output is kept until the next notebook comes.
             self._attached = False
             self._commands.disable_monitor()
             for socket in (self._monitor, self._commands, self._events):
@@ -169,7 +159,6 @@ class RankWire:
             self._attached = True
 
     def start(self) -> None:
-        """Starts the thread that reads commands and sends new output."""
         self._thread.start()
 
     def send(self, record: Record, *payloads: bytes) -> None:
@@ -188,11 +177,6 @@ class RankWire:
             self._events.send_multipart(frames)
 
     def send_output(self, final: bool = False) -> None:
-        """Sends new output and telemetry.
-
-        Args:
-            final: it is the last of the cell, after `end_if_log_closed`.
-        """
         if not final:
             self.end_if_log_closed()
         self.before_output(final)
@@ -204,7 +188,7 @@ class RankWire:
                     self.send(record, *payloads)
 
     def end_if_log_closed(self) -> None:
-        """Ends the rank if a cell has closed its log: further output would be lost."""
+        # Without its descriptors, further output would be lost.
         lost = self._transcript.lost() if getpid() == self._pid else []
         if lost:
             self._transcript.streams.reopen_err()
@@ -216,8 +200,8 @@ class RankWire:
             )
 
     def begin_cell(self, cell: int, limit_nbytes: int) -> None:
-        """Sends output from between the cells, then begins this cell and its output budget."""
         with self._lock:
+            # Output from between the cells is sent first.
             late = self._transcript.begin_cell(limit_nbytes)
             self.send_entries(late, 0, 0, 0)
             if self._kept is not None:
@@ -231,7 +215,6 @@ class RankWire:
     _complaint = ""
 
     def send_entries(self, entries: list[list[object]], lines: int, nbytes: int, at: int) -> None:
-        """Sends one batch of output unless it has nothing new."""
         if entries or (lines, nbytes) != self._last_counts:
             self._last_counts = (lines, nbytes)
             spans = self._transcript.err_spans
@@ -273,13 +256,7 @@ class RankWire:
 
 
 def give_up(rank: int, why: str, more: str = "") -> NoReturn:
-    """Ends the rank, for which its cell would wait for ever, with a message in its log.
-
-    Args:
-        rank: this process's.
-        why: the reason.
-        more: advice; if empty, the current exception is shown.
-    """
+    """Ends the rank with a message in its log: its cell would wait for ever."""
     try:
         write(2, f"allranks: rank {rank} {why}, so it ends.\n{more or format_exc()}".encode())
     finally:
