@@ -30,10 +30,8 @@ Row = list[float]
 
 
 class Spans:
-    """Bins of time from a cell's start on; when all are full, each two are merged.
-
-    Args:
-        origin: when the cell begins, by the same clock as the times that are added.
+    """Bins of time from a cell's start on; when all are full, each two are merged. ``origin`` is
+    the cell's start, by the clock of the times that are added.
     """
 
     def __init__(self, origin: float) -> None:
@@ -68,7 +66,6 @@ class Spans:
             self._spread(row, met - wait, met)
 
     def imported(self, module: str, began: float, ended: float) -> None:
-        """Counts the import of a module."""
         row = self.imports.get(module)
         if row is None:
             if len(self.imports) >= _MOST_ROWS:
@@ -80,18 +77,13 @@ class Spans:
         self._spread(row, began, ended)
 
     def used(self, seconds: float) -> int:
-        """Returns the number of bins that a cell of these seconds fills."""
         while self.origin + seconds >= self._end:
             self._coarser()
         return max(1, min(BINS, 1 + int(seconds / self.width)))
 
     def shares(self, bins: int, first: int = 0, each: int = 1) -> bytes:
-        """Returns the shares of importing, waiting and transfer in each bin, as bytes.
-
-        Args:
-            bins: the end of the range.
-            first: the first bin.
-            each: the number of bins that are merged into one.
+        """Shares of importing, waiting and transfer in each bin, as bytes, from bin ``first`` to
+        ``bins``; ``each`` bins are merged into one.
         """
         data = bytearray()
         for rows in (self.imports.values(), self.waits.values(), [self.transfer]):
@@ -173,7 +165,6 @@ class _Sums:
         """For each rank that arrived last: how often, and how long this rank waited then."""
 
     def add(self, wait: float, transfer: float, moving: float, last_rank: int) -> None:
-        """Counts one call."""
         self.calls += 1
         self.wait += wait
         self.transfer += transfer
@@ -184,7 +175,6 @@ class _Sums:
             self.last[last_rank] = calls + 1, seconds + wait
 
     def record(self, key: _Key) -> CallTotals:
-        """The record that is sent."""
         last = tuple((rank, *sums) for rank, sums in sorted(self.last.items()))
         sums = self.calls, self.wait, self.transfer, self.moving, self.fastest
         return CallTotals(*key, *sums, last)
@@ -199,7 +189,6 @@ class Totals:
         self.begin()
 
     def begin(self) -> None:
-        """Resets all sums."""
         self._journal.take()
         self._sums.clear()
         self.spans = Spans(perf_counter())

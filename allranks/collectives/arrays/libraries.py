@@ -30,7 +30,6 @@ class ArrayHeader(NamedTuple):
     device: str = ""
 
     def pack(self, width: int = 0) -> NDArray[np.uint8]:
-        """The header as bytes, padded to ``width``."""
         return np.frombuffer(_dumps(self).encode().ljust(width), np.uint8)
 
     @classmethod
@@ -46,14 +45,9 @@ HOST_TYPES = (np.ndarray, np.generic, bool, int, float, complex, list, tuple)
 
 
 def to_numpy(value: Any) -> tuple[Array, Restore]:
-    """A value as a C-contiguous numpy array in native byte order, and the conversion of results.
-
-    The conversion returns the kind of the value: library, device and, for a Python number, a
-    number; for a list a numpy array. It takes over the result's memory. CPU arrays are not copied.
-
-    Raises:
-        TypeError: it is not an array of numbers.
-        MissingDependency: a package for it is missing.
+    """A value as a C-contiguous numpy array in native byte order, and the conversion of results to
+    the value's library and device. The conversion takes over the result's memory. CPU arrays are
+    not copied. A Python number comes back as a number, a list as a numpy array.
     """
     if type(value) is np.ndarray:
         return _plain(value), _same
@@ -89,7 +83,6 @@ def library_of(value: Any) -> str:
 
 
 def to_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of a name, including bfloat16."""
     return np.dtype(bfloat16() if name == "bfloat16" else name)
 
 

@@ -66,11 +66,7 @@ def is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def check(op: ReduceOp, dtype: np.dtype[Any]) -> None:
-    """Checks that a reduction is defined for a dtype.
-
-    Raises:
-        TypeError: it is not.
-    """
+    """Raises `TypeError` if a reduction is not defined for a dtype."""
     if dtype.kind == "b" and op in (Average, Adasum):
         raise TypeError(
             f"{op.name} needs numbers, and this array is bool. "
@@ -135,7 +131,6 @@ class Arithmetic:
         step."""
 
     def unscaled(self) -> Arithmetic:
-        """The same for values that are prescaled already."""
         return Arithmetic(self.op, self.dtype, self.ranks, 1.0, self.postscale)
 
     def staged(self, values: Array, out: Array) -> None:
@@ -194,11 +189,8 @@ class Arithmetic:
         return out
 
     def finish(self, total: Array, out: Array) -> None:
-        """Writes accumulated values, postscaled, to ``out``.
-
-        Args:
-            total: in `total`, or in another dtype that a transport needs: it is cut first.
-            out: the result; may be ``total`` itself.
+        """Writes accumulated values, postscaled, to ``out``, which may be ``total`` itself. Values
+        in another dtype than `total` are cut first.
         """
         if self.by is not None and type(total) is np.ndarray:
             np.divide(total, self.by, out=out)

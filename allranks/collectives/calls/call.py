@@ -143,17 +143,13 @@ class Agreement(Protocol):
     members: Members
 
     def arrive(self, call: Call, offer: Offer) -> bool:
-        """Publishes this rank's call; True if all arrive and agree within microseconds.
-
-        Raises:
-            CollectiveMismatch: the calls differ; no data has moved.
+        """Publishes this rank's call; True if all arrive and agree within microseconds. Raises
+        `CollectiveMismatch` if the calls differ, before data moves.
         """
 
     def wait(self, call: Call, offer: Offer) -> Steps[None]:
         """After `arrive` returned False: ends when every member has arrived with the same call.
-
-        Raises:
-            CollectiveMismatch: the calls differ; no data has moved.
+        Raises `CollectiveMismatch` as `arrive`.
         """
 
     def offers(self, call: Call) -> list[Offer]:
@@ -162,8 +158,7 @@ class Agreement(Protocol):
     def barrier(self, call: Call) -> Steps[None]:
         """Ends when the data that the members published after they agreed can be read."""
 
-    def missing(self, call: Call) -> tuple[int, ...]:
-        """The ranks that have not arrived."""
+    def missing(self, call: Call) -> tuple[int, ...]: ...
 
     def unfinished(self, call: Call) -> tuple[int, ...]:
         """The ranks that have not finished their part, if all have arrived."""
@@ -174,8 +169,7 @@ class Agreement(Protocol):
     def finish(self, call: Call) -> None:
         """Records that this rank has done its part of a call."""
 
-    def renew(self) -> None:
-        """Begins a new epoch: calls are counted again."""
+    def renew(self) -> None: ...
 
 
 class Call:
@@ -232,11 +226,9 @@ class Call:
         self.started = perf_counter()
 
     def moved(self, move: Callable[..., Prepared[T]], *arguments: Any, **options: Any) -> Steps[T]:
-        """Prepares a move, waits until all have agreed, and moves the data.
-
-        A call that makes several moves agrees on the first only.
-        """
+        """Prepares a move, waits until all have agreed, and moves the data."""
         offer, rest = move(self, *arguments, **options)
+        # A call with several moves agrees on the first only.
         if self.posted:
             yield from self.agreement.barrier(self)
         elif not self.agreement.arrive(self, offer):
@@ -249,7 +241,6 @@ class Call:
         return rest() if callable(rest) else (yield from rest)
 
     def agreed(self, offer: Offer = NOTHING) -> Steps[None]:
-        """Ends when all have agreed; moves no data."""
         if not self.agreement.arrive(self, offer):
             yield from self.agreement.wait(self, offer)
 
@@ -259,7 +250,6 @@ class Call:
 
     @property
     def moving(self) -> bool:
-        """Whether all have arrived and agreed, so that data moves."""
         return self.last_rank >= 0
 
     @property
@@ -268,7 +258,6 @@ class Call:
 
     @property
     def needs(self) -> str:
-        """The ranks that it needs, as text."""
         return f"all of {label(self.members.ranks)}"
 
     def missing(self) -> tuple[int, ...]:
@@ -324,9 +313,9 @@ class PointCall(Call):
         return True
 
     def patience(self) -> float:
-        """Two ranks with data on its way would otherwise look like a deadlock."""
         if not self.posted:
             return 0.0
+        # Two ranks with data on its way would otherwise look like a deadlock.
         return _PATIENCE_SECONDS + self.nbytes / _SLOWEST_BYTES_A_SECOND
 
 

@@ -50,7 +50,6 @@ class Site(NamedTuple):
 
 
 def kind_of(name: str) -> int:
-    """Whether a source file is ours, a library's, or the user's."""
     known = _kinds.get(name)
     if known is not None:
         return known
@@ -88,7 +87,6 @@ def _found(frame: FrameType | None) -> tuple[Site | None, Site | None]:
 
 
 def of_traceback(traceback: TracebackType | None) -> Site:
-    """The user's line that raised an exception, or led to it."""
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
     return of_frame(traceback.tb_frame if traceback is not None else None)
@@ -148,7 +146,6 @@ class Spec(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The call in messages: allreduce(Sum)."""
         return f"{self.op}({self.reduction})" if self.reduction else self.op
 
 
@@ -219,7 +216,6 @@ def pack(spec: Spec) -> Packed:
 
 
 def _tuples(value: Any) -> Any:
-    """Turns JSON's lists back into tuples."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 

@@ -38,7 +38,6 @@ class Presence:
         self._left = perf_counter()
 
     def begin(self, call: Call) -> None:
-        """Reads the clock when a call is posted."""
         began = call.started - self._away
         call.began, call.uncounted = began, began - self._counted
 
@@ -78,12 +77,10 @@ class Journal:
         self._callback: Callable[[CallRecord], None] | None = None
 
     def set_callback(self, callback: Callable[[CallRecord], None] | None) -> None:
-        """Passes every record to ``callback`` at the end of its call."""
         self._callback = callback
         self.keep = self.fresh.append if callback is None else self.add
 
     def add(self, call: Call) -> None:
-        """Records the end of a call, as a `CallRecord`."""
         record = self._record(call)
         self.fresh.append(record)
         if self._callback is not None:

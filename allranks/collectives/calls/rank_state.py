@@ -154,14 +154,12 @@ class Board:
 
 
 def text_of(memory: mmap.mmap | bytes, kind: int, page: int = 0) -> str:
-    """One of the texts of the page that begins at ``page``."""
     start = page + _TEXTS + kind * _TEXT
     length = min(int.from_bytes(memory[start : start + 2], "little"), _TEXT - 2)
     return memory[start + 2 : start + 2 + length].decode("utf-8", "replace")
 
 
 def with_text(page: bytes, kind: int, text: str) -> bytes:
-    """A copy of a page with another text."""
     start = _TEXTS + kind * _TEXT
     return page[:start] + _packed(text).ljust(_TEXT, b"\0") + page[start + _TEXT :]
 
@@ -272,7 +270,6 @@ class Peers:
         return (0, board.text(rank, BROKE)) if refused else None
 
     def deadlocked(self, rank: int, epoch: int) -> str | None:
-        """The text of a deadlock that this rank has found."""
         state = self.state(rank)
         return state.broke if state.broken == (epoch + 1) * 2 + 1 else None
 
@@ -377,7 +374,7 @@ class RankState:
         return len(self.local_ranks)
 
     def hint(self, text: str) -> None:
-        """Gives a notice, the first time only."""
+        """Sends a notice, the first time only."""
         if text not in self._hinted:
             self._hinted.add(text)
             self.notice(text)
@@ -418,16 +415,13 @@ class RankState:
         self.board.put(ENTERED, number + 1)
 
     def begin(self) -> None:
-        """Makes the process the scope."""
         self.enter(PROCESS.name, None, PROCESS.number)
 
     def asks(self, person: bool) -> None:
-        """Publishes whether this rank waits for typed input."""
         self.doing = "waiting for what is typed" if person else ""
         self.board.put(ASKING, int(person))
 
     def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
-        """Publishes that this rank has left its scope."""
         self._gone = gone
         self.board.write(REASON, reason)
         self.board.write(WHERE, where)

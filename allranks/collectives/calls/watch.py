@@ -74,14 +74,11 @@ class Watch:
         self._reported_asking: tuple[int, ...] = ()
 
     def attend(self, call: Call, waited: float) -> None:
-        """Called every 20 ms of a wait.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed, and this is not the main thread.
-            RankLeft: a missing rank will never arrive.
-            CollectiveMismatch: this rank and others wait for each other.
+        """Called every 20 ms of a wait. Raises `RankLeft` if a missing rank will never arrive, and
+        `CollectiveMismatch` if this rank and others wait for each other.
         """
         own = self.own
+        # Python raises KeyboardInterrupt in the main thread only.
         if threading.get_ident() != own.main_thread and interrupt_pipe.received():
             raise KeyboardInterrupt
         if own.nudge is not None:
@@ -126,7 +123,6 @@ class Watch:
         return found
 
     def rest(self) -> None:
-        """The wait is over."""
         if self.call is not None:
             self._edge = (0, 0)
             self._suspects = {}

@@ -46,32 +46,27 @@ class Stream(Protocol):
 class Communicator(Protocol):
     """``cupy.cuda.nccl.NcclCommunicator``. Counts are elements; the last number is a stream."""
 
-    def allReduce(self, send: int, recv: int, n: int, dtype: int, op: int, stream: int, /) -> None:
-        """ncclAllReduce."""
+    def allReduce(
+        self, send: int, recv: int, n: int, dtype: int, op: int, stream: int, /
+    ) -> None: ...
 
     def reduce(
         self, send: int, recv: int, n: int, dtype: int, op: int, root: int, stream: int, /
-    ) -> None:
-        """ncclReduce."""
+    ) -> None: ...
 
     def broadcast(
         self, send: int, recv: int, n: int, dtype: int, root: int, stream: int, /
-    ) -> None:
-        """ncclBroadcast."""
+    ) -> None: ...
 
     def reduceScatter(
         self, send: int, recv: int, n: int, dtype: int, op: int, stream: int, /
-    ) -> None:
-        """ncclReduceScatter."""
+    ) -> None: ...
 
-    def allGather(self, send: int, recv: int, n: int, dtype: int, stream: int, /) -> None:
-        """ncclAllGather."""
+    def allGather(self, send: int, recv: int, n: int, dtype: int, stream: int, /) -> None: ...
 
-    def send(self, buffer: int, n: int, dtype: int, peer: int, stream: int, /) -> None:
-        """ncclSend."""
+    def send(self, buffer: int, n: int, dtype: int, peer: int, stream: int, /) -> None: ...
 
-    def recv(self, buffer: int, n: int, dtype: int, peer: int, stream: int, /) -> None:
-        """ncclRecv."""
+    def recv(self, buffer: int, n: int, dtype: int, peer: int, stream: int, /) -> None: ...
 
     def check_async_error(self) -> None:
         """Raises if launched work has failed, and a KeyError while it is being launched."""
@@ -97,15 +92,13 @@ class NcclModule(Protocol):
     def groupStart(self) -> None:
         """Begins a group: its calls are launched together."""
 
-    def groupEnd(self) -> None:
-        """Launches the group."""
+    def groupEnd(self) -> None: ...
 
 
 class Runtime(Protocol):
     """``cupy.cuda.runtime``."""
 
-    def getDeviceCount(self) -> int:
-        """The number of GPUs that this process sees; raises without a driver."""
+    def getDeviceCount(self) -> int: ...
 
     def getDeviceProperties(self, device: int, /) -> dict[str, Any]:
         """``name``, ``uuid`` and more."""
@@ -128,8 +121,7 @@ class Runtime(Protocol):
     def hostRegister(self, address: int, nbytes: int, flags: int, /) -> None:
         """Pins whole pages of this process's memory; none of them may be pinned already."""
 
-    def hostUnregister(self, address: int, /) -> None:
-        """Unpins memory."""
+    def hostUnregister(self, address: int, /) -> None: ...
 
 
 class Current(AbstractContextManager[object], Protocol):
@@ -144,8 +136,7 @@ class Cuda(Protocol):
 
     runtime: Runtime
 
-    def Device(self, device: int, /) -> Current:
-        """One GPU."""
+    def Device(self, device: int, /) -> Current: ...
 
     def get_current_stream(self) -> Stream:
         """The stream of the caller's work."""
@@ -172,8 +163,7 @@ class Cupy(Protocol):
     def asnumpy(self, array: Any, /) -> Any:
         """An array in host memory; waits for the copy."""
 
-    def ascontiguousarray(self, array: Any, /) -> Any:
-        """The same in C order."""
+    def ascontiguousarray(self, array: Any, /) -> Any: ...
 
     def empty(self, shape: Any, dtype: Any, /) -> Any:
         """An uninitialised array on the current GPU."""

@@ -50,7 +50,6 @@ class EventPool:
             return self._make(timed)
 
     def give_back(self, *events: Event, timed: bool = False) -> None:
-        """Releases events that are no longer needed."""
         spare = self._spare[timed]
         if len(spare) < _KEPT:
             spare.extend(events)
@@ -94,17 +93,11 @@ class Device:
         """Pinned memory that groups have released and that such a call may still use."""
 
     def use(self) -> None:
-        """Makes this the current GPU of the calling thread.
-
-        In a new thread a ``with`` is not enough: it calls cudaSetDevice only if another GPU is the
-        current one, and in a new thread GPU 0 is, without a context.
-
-        Source: cupy 14, cupy/cuda/device.pyx.
-        """
+        # A ``with`` is not enough in a new thread: it calls cudaSetDevice only if another GPU is
+        # the current one, and there GPU 0 is, without a context (cupy 14, cupy/cuda/device.pyx).
         self.cupy.cuda.Device(self.number).use()
 
     def new_stream(self) -> Stream:
-        """A stream that waits for no other."""
         stream: Stream = self.cupy.cuda.Stream(non_blocking=True)
         return stream
 
@@ -132,7 +125,7 @@ class Device:
         return bytes(self.runtime.getDeviceProperties(self.number).get("uuid", b""))
 
     def end(self) -> None:
-        """Ends the epoch for this rank: aborts communicators, and clears the call order."""
+        """Ends the epoch for this rank."""
         self.call_order.clear()
         self.aborts.abort()
         self._let_go()
@@ -211,9 +204,9 @@ class Device:
 
     @contextmanager
     def copying(self, call: Call) -> Iterator[None]:
-        """Copies within come after the work that made the arrays, and before the call."""
         with self.behind_caller(call) as stream:
             yield
+            # The call waits for the copies, which wait for the work that made the arrays.
             before, call.ready = call.ready, self.event(stream)
             if before is not None:
                 self.events.give_back(before)
@@ -240,14 +233,9 @@ class Device:
             yield awaited
 
     def happened(self, event: Event) -> bool:
-        """Whether an event has happened.
-
-        Not ``Event.done``, which reports an error of the GPU as "not yet", for ever.
-
-        Raises:
-            TransportFailed: the GPU has failed.
-        """
+        """Raises `TransportFailed` if the GPU has failed."""
         try:
+            # Not ``Event.done``, which reports an error of the GPU as "not yet", for ever.
             status = self.runtime.eventQuery(event.ptr)
         except RuntimeError as error:
             raise TransportFailed(_failed(str(error))) from error

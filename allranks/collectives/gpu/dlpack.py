@@ -155,7 +155,6 @@ def to_cupy(value: Any) -> tuple[Array, Restore]:
 
 
 def upload(source: Array) -> tuple[Array, Restore]:
-    """A numpy array on the GPU, and the function that converts results to numpy."""
     cupy = cupy_api.load()
     found: Array = cupy.asarray(source)
     return found, cupy.asnumpy
@@ -243,7 +242,6 @@ def _standard(value: Any) -> tuple[Array, Restore]:
 
 
 def aligned(out: Any) -> Any:
-    """The array, or a copy if its memory is not aligned for JAX and TensorFlow."""
     return out if out.data.ptr % ALIGNED == 0 else out.copy()
 
 

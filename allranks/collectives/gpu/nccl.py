@@ -235,7 +235,7 @@ def _failed(error: RuntimeError) -> TransportFailed:
 
 
 def last_error() -> str:
-    """NCCL's text about its last error; "" if it is not available."""
+    """NCCL's text about its last error, if it is available."""
     try:
         library = ctypes.CDLL("libnccl.so.2")
         library.ncclGetLastError.restype = ctypes.c_char_p
@@ -287,7 +287,6 @@ class NcclForm(NamedTuple):
     """The dtype as which its memory is viewed; None for its own."""
 
     def view(self, array: NDArray[Any]) -> Any:
-        """A contiguous array of one dimension, viewed in NCCL's elements."""
         return array if self.seen is None else array.view(self.seen)
 
 
@@ -374,7 +373,6 @@ class NcclTransport:
         yield from self._reduce(call, source, out, reduction, form, launch)
 
     def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
-        """ncclBroadcast of bytes, in place."""
         comm = yield from self.connection.comm(call)
         at, nbytes = array.data.ptr, array.nbytes
         if nbytes:

@@ -60,14 +60,12 @@ class NcclCallOrder:
         call.stage += 1
 
     def leave(self, call: Call) -> None:
-        """A call is over, or has been left."""
         call.behind = None
         found = self._calls.get(call.members.number)
         if found is not None and found[1] is call:
             del self._calls[call.members.number]
 
     def clear(self) -> None:
-        """Removes all calls: their epoch has ended."""
         self._calls.clear()
 
 
@@ -160,6 +158,5 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 def _join(thread: threading.Thread | None, seconds: float | None = None) -> None:
-    """Waits for the end of a thread, unless it is this one."""
     if thread is not None and thread is not threading.current_thread() and thread.is_alive():
         thread.join(None if seconds is None else max(0.0, seconds))

@@ -34,10 +34,8 @@ class Placement(NamedTuple):
 
 
 def read(kind: str, transport: str | None, device: str) -> Placement:
-    """The placement that a call's ``transport`` and ``device`` ask for.
-
-    Raises:
-        UsageError: they contradict each other, or are unknown.
+    """The placement that a call's ``transport`` and ``device`` ask for; `UsageError` if they
+    contradict each other.
     """
     memory = ""
     if device:
@@ -87,12 +85,10 @@ class RankDevice(NamedTuple):
     """Whether NCCL may put several ranks on one GPU: set by the user, and supported."""
 
     def pack(self) -> bytes:
-        """This record as bytes."""
         return "\0".join(map(str, (*self[:-1], int(self.shares)))).encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> RankDevice:
-        """The record that `pack` was called on."""
         host, bus, uuid, nccl, why, shares = data.decode().split("\0", 5)
         return cls(int(host), bus, uuid, int(nccl), why, shares == "1")
 
@@ -102,11 +98,8 @@ SHARES_FROM = 23000
 
 
 def obstacle(ranks: Sequence[int], devices: Sequence[RankDevice], *, sharing: bool = False) -> str:
-    """Why NCCL cannot serve a group, as a clause; "" if it can.
-
-    Args:
-        ranks, devices: the members, and each one's GPU.
-        sharing: NCCL may have several ranks on one GPU.
+    """Why NCCL cannot serve a group, as a clause; "" if it can. ``sharing``: NCCL may have several
+    ranks on one GPU.
     """
     found: dict[tuple[int, str], tuple[RankDevice, list[int]]] = {}
     for rank, device in zip(ranks, devices, strict=True):

@@ -41,7 +41,6 @@ class Blocks:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one block."""
         return int(self.down[0].nbytes)
 
 
@@ -100,13 +99,8 @@ class Pipeline:
     def run(
         self, call: Call, blocks: Blocks, count: int, fill: Fill, move: Move, drain: Fill
     ) -> Steps[None]:
-        """Moves ``count`` blocks: down from the GPU, between the ranks, and up.
-
-        Args:
-            call, blocks, count: the call, its blocks, and their number on every member.
-            fill: queues the copies of one block to host memory.
-            move: moves it between the ranks, collectively.
-            drain: queues the copies of its result to the GPU.
+        """Moves ``count`` blocks: ``fill`` queues copies from the GPU, ``move`` moves a block
+        between the ranks, collectively, and ``drain`` queues copies to the GPU.
         """
         device = self.device
         came: list[Event | None] = [None, None]
@@ -157,7 +151,6 @@ class StagedTransport:
     def allreduce(
         self, call: Call, source: GpuArray, out: GpuArray, reduction: Arithmetic
     ) -> Steps[None]:
-        """Reduces block by block."""
         blocks = yield from self.pipeline.blocks(call)
         step = blocks.nbytes // source.itemsize
 
@@ -179,7 +172,6 @@ class StagedTransport:
     def _reduce(
         self, call: Call, blocks: Blocks, index: int, mine: Host, out: Host, reduction: Arithmetic
     ) -> Steps[None]:
-        """One block's reduction on the host."""
         host = self.host
         if not blocks.offers or not isinstance(host, SharedMemoryTransport):
             yield from call.moved(host.allreduce, mine, reduction, out)

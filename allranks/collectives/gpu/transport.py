@@ -33,9 +33,7 @@ class GpuTransport:
 
     def _transport(self, call: Call) -> Steps[DeviceTransport]:
         """The transport of a call, which all members have agreed on. Collective over the group.
-
-        Raises:
-            UsageError: the transport that was asked for cannot be used; on every member.
+        Raises `UsageError` on every member if the wanted transport cannot be used.
         """
         if not self._device_map:
             mine = self.device.describe(self._number).pack()
@@ -71,7 +69,6 @@ class GpuTransport:
             self.device.hold(call)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An uninitialised array on this rank's GPU."""
         out: Array = self.device.empty(shape, dtype)
         return out
 

@@ -47,7 +47,6 @@ fence: Callable[[], None] = (lambda: None) if ORDERED else _fence_by_lock
 
 
 def rounded(nbytes: int) -> int:
-    """The size of a segment for this number of bytes: whole pages."""
     return max(mmap.PAGESIZE, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
 
 
@@ -82,7 +81,7 @@ class Segment:
         return self.file or f"/proc/{os.getpid()}/fd/{self.fd}"
 
     def close(self) -> None:
-        """No other rank can attach any more; what is mapped stays mapped."""
+        """After this no other rank can attach; mappings stay."""
         if self.file:
             os.unlink(self.file)
             self.file = None
@@ -116,7 +115,6 @@ def attach(address: str, nbytes: int, *, populate: bool = False) -> mmap.mmap:
 
 
 def attempt(address: str, nbytes: int) -> mmap.mmap | None:
-    """As `attach`; None where nothing is at the address, or it cannot be opened from here."""
     try:
         return attach(address, nbytes) if address else None
     except OSError:

@@ -187,7 +187,6 @@ class Channel:
         return True
 
     def wait_for_all(self, call: Call) -> Steps[None]:
-        """Ends when every member has arrived as often as this one."""
         call.stage = self.count
         for _, page, _ in self._others:
             while self.words[page] < self.count:
@@ -216,7 +215,6 @@ class Channel:
         return [memory[where] for where in self._offers_at[call.number & 1]]
 
     def offers(self, call: Call) -> list[Offer]:
-        """What each member has offered, until this rank arrives at the next call."""
         found = []
         for packed in self.offered(call):
             nbytes, segments, source, out, copied, answered = _OFFER.unpack(packed)
@@ -224,7 +222,6 @@ class Channel:
         return found
 
     def brought(self, call: Call) -> dict[int, tuple[Spec, Site]]:
-        """The call of every member, and its line."""
         texts = map(guard.unpack_text, self.texts(call))
         return dict(zip(self.members.ranks, texts, strict=True))
 
@@ -597,7 +594,6 @@ class SharedMemoryTransport:
                     read(member, start, channel.blocks[member][turn][:size])
 
     def _step(self, array: Array) -> int:
-        """The number of elements of a block."""
         return max(1, self.channel.block // array.dtype.itemsize)
 
     def _stage(self, part: Array, reduction: Arithmetic) -> int:
@@ -607,7 +603,6 @@ class SharedMemoryTransport:
         return turn
 
     def _blocks(self, dtype: np.dtype[Any], shape: tuple[int, ...], turn: int) -> list[Array]:
-        """Every member's block of one turn, as an array."""
         key = dtype, shape, turn
         parts = self._parts.get(key)
         if parts is None:
@@ -617,7 +612,6 @@ class SharedMemoryTransport:
         return parts
 
     def _fill(self, source: Array, start: int) -> int:
-        """Fills the next block with bytes, and returns its turn."""
         turn = self.channel.turn ^ 1
         part = source[start : start + self.channel.block]
         np.copyto(self.channel.blocks[self.members.me][turn][: part.size], part)
@@ -625,7 +619,6 @@ class SharedMemoryTransport:
 
 
 def keep(known: dict[Any, T], key: object, made: T) -> T:
-    """Caches a value; empties a full cache."""
     if len(known) >= _KEPT:
         known.clear()
     known[key] = made

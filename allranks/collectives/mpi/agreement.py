@@ -45,16 +45,8 @@ _LENGTH_BYTES = 8
 
 
 class HostLeaders:
-    """The leaders of a group's hosts: a communicator of each epoch, and their transfers.
-
-    Memory that MPI may write to after a call has been left is used in no later epoch.
-
-    Args:
-        own: this rank's state.
-        ranks: the first ranks of the hosts, in the hosts' order.
-        number: the group's number.
-        user: the communicator of all ranks, which stands for each epoch's in turn.
-        row_bytes: the largest row that a leader sends.
+    """The leaders of a group's hosts: a communicator of each epoch, and their transfers. Memory
+    that MPI may write to after a call has been left is used in no later epoch.
     """
 
     def __init__(
@@ -135,7 +127,6 @@ class HostLeaders:
         return into
 
     def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
-        """``array`` (bytes) becomes the root's on all leaders."""
         yield from complete(self.own.held_requests, call, self.comm.Ibcast, [array, MPI.BYTE], root)
 
     def reduce(self, call: Call, total: Array, reduction: Arithmetic, turn: int) -> Steps[Array]:
@@ -233,15 +224,7 @@ class RemoteSite(Site):
 
 
 class MultiHostAgreement:
-    """`Agreement` over the channels of several hosts.
-
-    Args:
-        own: this rank's state.
-        members: the group's.
-        hosts: the members on each host.
-        memory: what the members on this host share.
-        user: the communicator of all ranks.
-    """
+    """`Agreement` over the channels of several hosts."""
 
     def __init__(
         self, own: RankState, members: Members, hosts: Hosts, memory: mmap.mmap, user: Any
@@ -277,7 +260,6 @@ class MultiHostAgreement:
         self.renew()
 
     def renew(self) -> None:
-        """Begins a new epoch: calls are counted again. Collective over the leaders."""
         self.channel.renew()
         self.ticks = self.channel.count
         """Counts chunks, the same on all members."""
@@ -305,10 +287,8 @@ class MultiHostAgreement:
         return True
 
     def wait(self, call: Call, offer: Offer) -> Steps[None]:
-        """Ends when every member has arrived with the same fingerprint.
-
-        Raises:
-            CollectiveMismatch: the calls differ; no data has moved.
+        """Ends when every member has arrived with the same fingerprint. Raises
+        `CollectiveMismatch` if the calls differ, before data moves.
         """
         if self.is_first:
             yield from self._exchange(call)
@@ -393,7 +373,6 @@ class MultiHostAgreement:
         return [offer for _, offer in sorted(zip(self.order, map(Offer, offered), strict=True))]
 
     def mine(self, chunk: int, dtype: np.dtype[Any]) -> Array:
-        """This rank's block for a chunk."""
         block: Array = self.channel.blocks[self.channel.members.me][chunk & 1].view(dtype)
         return block
 

@@ -135,7 +135,6 @@ class Epochs:
 
 
 def reports_death(error: BaseException) -> bool:
-    """Whether MPI reports with this error that a rank has died."""
     return isinstance(error, MPI.Exception) and error.Get_error_class() in _DEATHS
 
 

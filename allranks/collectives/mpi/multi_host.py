@@ -134,7 +134,6 @@ class Gathering:
     def begin(
         self, call: Call, source: Array, lengths: Sequence[int] | None, root: int
     ) -> tuple[Offer, Steps[list[Array]]]:
-        """As `Transport.allgather`."""
         part = source[: self._share]
         self.agreement.mine(0, part.dtype)[: part.size] = part
         carried = not call.posted and lengths is None
@@ -262,7 +261,6 @@ class MultiHostTransport:
         return np.empty(shape, dtype)
 
     def renew(self) -> None:
-        """Begins a new epoch, which has new rows."""
         self._known.clear()
 
     def allreduce(

@@ -57,12 +57,10 @@ def with_source(text: str) -> str:
 
 
 def page_to_send(page: bytes) -> bytes:
-    """The form in which a page is sent."""
     return _changed(page, without_source)
 
 
 def page_received(page: bytes) -> bytes:
-    """A received page, as it is written to the board."""
     return _changed(page, with_source)
 
 
@@ -129,7 +127,6 @@ class HostLink:
         self.lost = fields.SILENT if silent else fields.ENDED
 
     def receive(self) -> list[StatusMessage]:
-        """The messages that have arrived."""
         try:
             data = self.connection.recv(1 << 20)
             self.lost = 0 if data else fields.ENDED
@@ -150,13 +147,8 @@ class HostLink:
 
 
 class StatusExchange(threading.Thread):
-    """The thread of one host's first rank.
-
-    Args:
-        board: the host's.
-        first: this rank.
-        near: the ranks whose pages are written on this host.
-        links: one to the first rank of all; there one to each other host.
+    """The thread of one host's first rank, with a link to the first rank of all; that rank has one
+    to each other host.
     """
 
     def __init__(
@@ -180,7 +172,6 @@ class StatusExchange(threading.Thread):
             return  # the thread is about to read the board anyway
 
     def run(self) -> None:
-        """Exchanges messages until no connection is left."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake, selectors.EVENT_READ)
             for link in self.links:
@@ -342,7 +333,7 @@ def connect_hosts(own: RankState, base: MPI.Intracomm) -> None:
 def _accept(
     listening: socket.socket, token: bytes, firsts: Sequence[int], shares: Sequence[int]
 ) -> list[HostLink]:
-    """Connections from these ranks."""
+    """Accepts connections from these ranks."""
     found: dict[int, socket.socket] = {}
     end = time.monotonic() + _ALL_SECONDS
     while len(found) < len(firsts):

@@ -96,7 +96,6 @@ def _to_order(values: Array, op: ReduceOp) -> Array:
 
 
 def _from_order(found: Array) -> Array:
-    """The floats, in the same memory."""
     np.copyto(found, _turned(found))
     return found.view(np.float32 if found.itemsize == 4 else np.float64)
 
@@ -156,7 +155,6 @@ class MpiTransport:
         self.renew()
 
     def renew(self) -> None:
-        """Begins a new epoch, which has new communicators."""
         self._comm = self._create() if self._now and not self._is_world else None
 
     def _create(self) -> MPI.Intracomm:
@@ -212,7 +210,6 @@ class MpiTransport:
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, reduction: Arithmetic
     ) -> Move[None]:
-        """MPI_Ireduce_scatter."""
         yield Offer(source.nbytes)
         comm = yield from self.comm(call)
         if mpi_lacks(reduction):
@@ -226,7 +223,6 @@ class MpiTransport:
 
     @prepared
     def broadcast(self, call: Call, array: Array, root: int) -> Move[None]:
-        """MPI_Ibcast of bytes."""
         yield Offer(array.nbytes)
         comm = yield from self.comm(call)
         yield from self._do(call, comm.Ibcast, array, root)
@@ -288,5 +284,4 @@ class MpiTransport:
 
 
 def offsets(counts: Sequence[int]) -> list[int]:
-    """The offsets of consecutive pieces of these lengths."""
     return list(accumulate(counts, initial=0))[:-1]

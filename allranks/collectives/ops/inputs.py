@@ -55,21 +55,14 @@ class CollectiveInputs:
         return [restore(out) for restore, out in zip(self.restores, outs, strict=True)]
 
     def restored_alone(self, out: Array) -> Any:
-        """The only result, as the kind of its input."""
         return self.restored([out])[0] if self.at_once else self.restores[0](out)
 
 
 def read_inputs(
     kind: str, values: Sequence[Any], transport: str | None, device: str, *, host: bool = False
 ) -> CollectiveInputs:
-    """The arrays of a call, in the memory from which they move.
-
-    ``transport`` and ``device`` are as in `allreduce`. With ``host``, arrays on a GPU go through
-    host memory.
-
-    Raises:
-        UsageError: ``transport`` needs them in other memory.
-        MissingDependency: a package for GPUs is missing.
+    """The arrays of a call, in the memory from which they move. ``transport`` and ``device`` are
+    as in `allreduce`. With ``host``, arrays on a GPU go through host memory.
     """
     want = placement.read(kind, transport, device) if transport or device else placement.Placement()
     on_gpu: list[bool] = []
@@ -132,11 +125,8 @@ def no_inputs(kind: str, transport: str | None, device: str) -> CollectiveInputs
 
 
 def device_of(this: world.World, kind: str, arrays: list[Any]) -> Device:
-    """This rank's GPU: that of its first array on a GPU.
-
-    Raises:
-        UsageError: an array is on another GPU.
-        MissingDependency: there is no driver, or no GPU.
+    """This rank's GPU: that of its first array on a GPU. Raises `UsageError` for an array on
+    another GPU.
     """
     numbers = {int(array.device.id) for array in arrays}
     if this.gpu is None and len(numbers) == 1:

@@ -66,7 +66,6 @@ def keep_in(
     series: VersionedFiles, collect: Callable[[], dict[str, Any]], *, copy: bool = True
 ) -> None:
     """Makes the result of ``collect`` the next version of a series. Collective over all ranks.
-
     Without ``copy`` the values must not change before the next call.
     """
     this = world.current()

@@ -75,7 +75,6 @@ def raised() -> BaseException | None:
 
 
 def raise_kept() -> None:
-    """Raises the exception of an `Op`'s function, once."""
     if (error := raised()) is not None:
         raise error
 
@@ -94,7 +93,6 @@ class PointToPoint(Raw):
     _epoch: int | None = None
 
     def bind(self, world: World, number: int, epoch: int | None = None) -> None:
-        """Sets the world, the group and the epoch of this communicator."""
         self._world, self._number, self._epoch = world, number, epoch
 
     @property
@@ -103,12 +101,6 @@ class PointToPoint(Raw):
         return self._epoch is not None and self._epoch != self._world.epoch
 
     def _group(self) -> Group:
-        """Its group.
-
-        Raises:
-            StaleHandle: its epoch is over.
-            MPI.Exception: it is null, or has been freed.
-        """
         if self.stale:
             raise StaleHandle(
                 "a communicator from Split(), Dup() or Create_…() lasts until an error or an "

@@ -227,11 +227,7 @@ def _begin_reduction(
 
 
 def op_of(kind: str, op: Any) -> ReduceOp:
-    """The reduction for an argument ``op``.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """The reduction for an argument ``op``; `UsageError` if it is none."""
     try:
         return ReduceOp(op)
     except (ValueError, TypeError):

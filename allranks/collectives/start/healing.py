@@ -51,17 +51,9 @@ class ReplacementInfo:
 
 
 def heal(dead: Sequence[int], command: Sequence[str], epoch: int) -> None:
-    """Replaces dead ranks by new processes, and begins an epoch with them.
-
-    Args:
-        dead: their ranks, ascending.
-        command: starts one of them, followed by the list of those still to be started.
-        epoch: the number of the epoch.
-
-    Raises:
-        UsageError: the ranks cannot be replaced now, as another one has died.
-
-    Collective over all surviving ranks.
+    """Replaces dead ranks by new processes, and begins an epoch with them. ``command`` starts one
+    of them, followed by the list of those still to be started. Raises `UsageError` if another rank
+    has died meanwhile. Collective over all surviving ranks.
     """
     this = worlds.current()
     assert this.mpi is not None

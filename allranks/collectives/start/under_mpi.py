@@ -194,10 +194,8 @@ def find_hosts(base: MPI.Intracomm) -> HostLayout:
 
 
 def start(comm: MPI.Intracomm | Sequence[int] | None, *, sharing: bool = False) -> World:
-    """This rank's world. Collective over the ranks of ``comm``.
-
-    Raises:
-        UsageError: they share no memory, and ``sharing`` requires it.
+    """This rank's world. Collective over the ranks of ``comm``. Raises `UsageError` if they share
+    no memory and ``sharing`` requires it.
     """
     from allranks.collectives.mpi.epochs import NAME, Epochs
     from allranks.collectives.mpi.status_exchange import connect_hosts
@@ -257,14 +255,9 @@ def pretended_host(rank: int, per_host: str) -> int:
 
 
 def check_launched(size: int, library: str) -> None:
-    """Checks that MPI has found the processes that the launcher has started beside this one.
-
-    Under a launcher of another MPI than the library's each process is the only one for its MPI:
-    each would train alone, as rank 0 of 1, without a message. ``size`` is the number of processes
-    that MPI knows, ``library`` the name that it reports.
-
-    Raises:
-        UsageError: the launcher has started more processes than MPI knows.
+    """Checks that MPI has found the processes that the launcher has started beside this one. Under
+    a launcher of another MPI than the library's each process is the only one for its MPI: each
+    would train alone, as rank 0 of 1, without a message. Raises `UsageError`.
     """
     started, source = launched.size(os.environ)
     if size > 1 or started <= 1:
@@ -308,11 +301,6 @@ def share(node: MPI.Intracomm, nbytes: int) -> mmap.mmap | None:
 
 
 def required(block: mmap.mmap | None) -> mmap.mmap:
-    """Memory that must exist.
-
-    Raises:
-        UsageError: it is None.
-    """
     if block is None:
         raise UsageError("expected memory for all ranks to share, found too little of it")
     return block

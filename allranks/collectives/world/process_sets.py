@@ -79,11 +79,7 @@ global_process_set = ProcessSet(None)
 
 
 def group_of(process_set: ProcessSet | None, op: str) -> Group:
-    """The group of a process set.
-
-    Raises:
-        UsageError: the set is not registered, or this rank is not a member.
-    """
+    """The group of a process set; `UsageError` if it is not registered or lacks this rank."""
     this = world.current()
     if process_set is None:
         return this.groups[0]
@@ -96,11 +92,7 @@ def group_of(process_set: ProcessSet | None, op: str) -> Group:
 
 
 def takes_part(process_set: ProcessSet, op: str) -> bool:
-    """Whether this rank is a member of a registered process set.
-
-    Raises:
-        UsageError: the set is not registered.
-    """
+    """Whether this rank is a member; `UsageError` if the set is not registered."""
     check(process_set, op)
     number = process_set.process_set_id
     if number == 0:
@@ -122,7 +114,6 @@ def takes_part(process_set: ProcessSet, op: str) -> bool:
 
 
 def check(process_set: Any, op: str) -> None:
-    """Raises `UsageError` if the argument is not a process set."""
     if not isinstance(process_set, ProcessSet):
         raise UsageError(
             f"{op} needs a process set, or none for all ranks: found {process_set!r:.60}. Make one "
@@ -166,12 +157,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | MPI.Comm) -> Proce
 
 
 def number_of(ranks: tuple[int, ...]) -> int | None:
-    """The number of the registered process set with these ranks."""
     return next((n for n, members in ids_and_ranks().items() if members == list(ranks)), None)
 
 
 def ids_and_ranks() -> dict[int, list[int]]:
-    """The ranks of each registered process set, by its number."""
     this = world.current()
     return {0: list(range(this.size))} | {n: list(ranks) for n, ranks in sorted(this.sets.items())}
 

@@ -27,13 +27,7 @@ _POLL_SECONDS = 0.1
 
 
 class VersionedFiles:
-    """The versions of one rank's variables.
-
-    Args:
-        folders: where, in the order of preference.
-        name: of the files.
-        rank, size: the rank, and how many ranks' files make a version valid.
-    """
+    """The versions of one rank's variables; one is valid once all ranks' files of it exist."""
 
     def __init__(self, folders: Sequence[str], name: str, rank: int, size: int) -> None:
         self._folders, self._name = folders, name
@@ -66,15 +60,12 @@ class VersionedFiles:
             self.wait()
 
     def newest(self) -> int:
-        """The newest valid version, or 0."""
         whole = (number for number, files in self._found().items() if len(files) == self._size)
         return max(whole, default=0)
 
     def load(self) -> tuple[float, Any] | None:
         """The time and the value of this rank's part of the newest version; None without one.
-
-        Raises:
-            Exception: any exception of unpickling.
+        Raises any exception of unpickling.
         """
         version = self.newest()
         if not version:
@@ -125,7 +116,6 @@ class VersionedFiles:
             yield folder
 
     def _found(self) -> dict[int, dict[int, str]]:
-        """The files by version and rank."""
         found: dict[int, dict[int, str]] = {}
         for folder in self._folders:
             for name in _names(folder):
@@ -136,13 +126,8 @@ class VersionedFiles:
 
 
 class VariableStore:
-    """The kept variables of one rank: those of its cells, and the state of a training.
-
-    Args:
-        folders: for the files.
-        rank, size: the rank, and the number of ranks.
-        namespace: the cells' variables.
-        name: a prefix for the files of an ensemble's members.
+    """The kept variables of one rank: those of its cells, and the state of a training. ``name``
+    prefixes the files of an ensemble's members.
     """
 
     def __init__(
@@ -174,10 +159,8 @@ class VariableStore:
         self._cut_off = True
 
     def settled(self) -> int:
-        """Waits for the files under way.
-
-        Returns:
-            The version from which an interrupted training continues, once; else 0.
+        """Waits for the files under way; returns the version from which an interrupted training
+        continues, once, else 0.
         """
         self.of_cells.wait()
         self.of_training.wait()
@@ -187,9 +170,7 @@ class VariableStore:
 
 def snapshot(values: dict[str, Any], rank: int, *, copy: bool) -> list[memoryview | bytes]:
     """The time and the values, pickled for `VersionedFiles.write`; ``copy`` copies arrays too.
-
-    Raises:
-        UsageError: one of them cannot be pickled.
+    Raises `UsageError` if one of them cannot be pickled.
     """
     try:
         return _packed((time.time(), values), copy)

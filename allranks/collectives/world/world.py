@@ -77,11 +77,7 @@ class Group:
         return call
 
     def index(self, root: int, op: str) -> int:
-        """The root's place among the members.
-
-        Raises:
-            UsageError: it is not a member.
-        """
+        """The root's place among the members; `UsageError` if it is not a member."""
         if root in self.ranks:
             return self.ranks.index(root)
         raise UsageError(
@@ -90,7 +86,6 @@ class Group:
         )
 
     def renew(self) -> None:
-        """Starts a new epoch: the order of calls, counters and communicators."""
         self.abandon()
         self.queue.clear()
         self.agreement.renew()
@@ -98,18 +93,13 @@ class Group:
             transport.renew()
 
     def abandon(self) -> None:
-        """Leaves all transfers between GPUs."""
         if self.gpu is not None:
             self.gpu.abandon(self.queue)
             self.gpu = None
 
     def choose(self, call: Call, wanted: str = "", device: Device | None = None) -> Transport:
         """The transport of a call: the fastest that reaches every member, or the ``wanted`` one.
-
         ``device`` is this rank's GPU if the call's arrays are on it.
-
-        Raises:
-            UsageError: the wanted transport does not reach every member.
         """
         if device is not None:
             if self.gpu is None:
@@ -214,23 +204,20 @@ class World(RankState):
         self.groups[number] = Group(self, agreement, transports)
 
     def close(self, number: int) -> None:
-        """Removes a group, if there is one of that number.
-
-        Its NCCL communicator stays until `end_closed`, or the end of the epoch: other members may
-        still wait for data of this rank.
-        """
+        """Removes a group, if there is one of that number."""
         gone = self.groups.pop(number, None)
         if gone is not None:
+            # The NCCL communicator stays until `end_closed` or the end of the epoch: other members
+            # may still wait for data of this rank.
             gone.abandon()
             if self.gpu is not None:
                 self.gpu.forget(number)
 
     def end_closed(self) -> None:
-        """Ends the NCCL communicators of closed groups.
-
-        All ranks have arrived at a call since: so they have completed their calls in these groups.
-        """
+        """Ends the NCCL communicators of closed groups."""
         if self.gpu is not None:
+            # All ranks have arrived at a call since: so they have completed their calls in these
+            # groups.
             self.gpu.aborts.abort()
 
     def run(
@@ -240,11 +227,8 @@ class World(RankState):
         source: Any = None,
         reduction: Any = None,
     ) -> Any:
-        """Drives a call to its end and returns its result.
-
-        Args:
-            call: with its steps, or without them if it is a single move of a transport.
-            move: that move, which is called with ``call``, ``source`` and ``reduction``.
+        """Drives a call to its end and returns its result. A single move of a transport comes as
+        ``move``, ``source`` and ``reduction``; other calls have steps.
         """
         if self.notebook and (self.scope is PROCESS or get_ident() != self.main_thread):
             self._check_for_strays(call)
@@ -299,10 +283,8 @@ class World(RankState):
             return self.run(call, *arguments)
 
     def _attend(self, call: Call, waited: float) -> None:
-        """Called every 20 ms of a wait: another thread may make the call that ends it.
-
-        Collectives do not overlap: the first one ends before the second one begins.
-        """
+        """Called every 20 ms of a wait: another thread may make the call that ends it."""
+        # Collectives do not overlap: the first one ends before the second one begins.
         if self._queued and sum(other.ordered for other in (call, *self._queued)) <= 1:
             self.watch.rest()
             self._queued.append(call)
@@ -345,7 +327,6 @@ class World(RankState):
             )
 
     def join(self, call: Call) -> Any:
-        """Waits for a submitted call and returns its result."""
         with self.lock:
             if not call.done:
                 self.check_clean(call)
@@ -381,7 +362,6 @@ class World(RankState):
         return get_ident() != self.main_thread or not known.issuperset(threading.enumerate())
 
     def submit(self, call: Call) -> Call:
-        """Posts a call, and advances it without waiting."""
         if self.notebook and (self.scope is PROCESS or get_ident() != self.main_thread):
             self._check_for_strays(call)
         with self.lock:
@@ -392,7 +372,6 @@ class World(RankState):
             return call
 
     def poll(self, call: Call) -> None:
-        """Advances all calls under way without waiting."""
         with self.lock:
             self.check_clean(call)
             with self.presence:
@@ -473,7 +452,6 @@ class World(RankState):
         return call.result
 
     def check_clean(self, call: Call) -> None:
-        """Raises `RankLeft` if this rank has left a collective of the epoch."""
         if self.dirty:
             raise RankLeft(
                 f"{call.spec.title} needs an intact epoch: this rank has left an earlier "
@@ -498,10 +476,8 @@ class World(RankState):
         self.quarantine.append(call.held)
 
     def refuse(self, call: Call) -> None:
-        """Publishes that this rank cannot make a call at which all have arrived.
-
-        The epoch stays intact if all ranks refuse; ranks that do not refuse leave the call.
-        """
+        """Publishes that this rank cannot make a call at which all have arrived."""
+        # The epoch stays intact if all ranks refuse; ranks that do not refuse leave the call.
         call.posted = False
         self.board.write(fields.BROKE, f"cannot make {call.spec.title} at {call.site}")
         self.board.put(fields.REFUSED, call.number)
@@ -549,11 +525,6 @@ _threaded = False
 
 
 def current() -> World:
-    """This rank's world.
-
-    Raises:
-        NotInitialized: before ``init()``, or after ``shutdown()``.
-    """
     found = _found()
     if found is None:
         raise NotInitialized(
@@ -577,7 +548,6 @@ def set_thread(world: World | None) -> None:
 
 
 def exists() -> bool:
-    """True between ``init()`` and ``shutdown()``."""
     return _found() is not None
 
 
