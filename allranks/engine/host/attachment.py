@@ -32,11 +32,7 @@ _VISIT_SECONDS = 1.0
 
 
 class Attachment:
-    """The notebook that has the ranks, the socket for other ones, and the time without any.
-
-    Args:
-        config: the configuration of the host agent, which is this process.
-    """
+    """The notebook that has the ranks, the socket for other ones, and the time without any."""
 
     def __init__(self, config: NurseryConfig) -> None:
         self._config = config
@@ -58,17 +54,16 @@ class Attachment:
 
     @property
     def stays(self) -> bool:
-        """Whether the ranks stay when the notebook ends."""
         return self._seconds > 0 or bool(self._others.sharing)
 
     @property
     def open(self) -> bool:
-        """Whether no notebook has the ranks."""
+        # No notebook has the ranks.
         return self._until is not None
 
     @property
     def over(self) -> bool:
-        """Whether no notebook has come in time."""
+        # No notebook has come in time.
         if self._until is not None and self._others.sharing:
             self._until = time.monotonic() + self._seconds
             return False
@@ -76,22 +71,15 @@ class Attachment:
 
     @property
     def left(self) -> bool:
-        """Whether the notebook is gone. Its children may still have its pipes open."""
+        # The process counts: its children may still have its pipes open.
         if self._starter:
             return os.getppid() != self._starter
         return bool(self._sign) and sign_of(self._holder) != self._sign
 
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
-        """Sets how long the ranks stay when the notebook ends.
-
-        Args:
-            seconds: 0 for not at all.
-            memo: for the next notebook.
-        """
         self._seconds, self._memo = seconds, memo
 
     def begin(self) -> None:
-        """Waits for another notebook from now on: this one is gone."""
         self._until = time.monotonic() + self._seconds
         self._starter, self._holder, self._sign = 0, 0, ""
         nobody = os.open(os.devnull, os.O_RDWR)
@@ -106,11 +94,7 @@ class Attachment:
                 fcntl.flock(self._kept[-1], fcntl.LOCK_SH)
 
     def visited(self, watched: Callable[[], object]) -> dict[str, Any] | None:
-        """Serves a notebook at the socket; returns the answer if it has the ranks from now on.
-
-        Args:
-            watched: called if it wants to watch.
-        """
+        """Serves a notebook at the socket; returns the answer if it has the ranks from now on."""
         visitor, _ = self.door.accept()
         with visitor:
             visitor.settimeout(_VISIT_SECONDS)
@@ -172,23 +156,15 @@ class OtherNotebooks:
         self._had: set[int] = set()
 
     def come(self, pid: int, had: bool) -> None:
-        """Adds a notebook.
-
-        Args:
-            pid: its process.
-            had: whether it has had the ranks, and lends them to another one.
-        """
         self._signs[pid] = sign_of(pid)
         if had:
             self._had.add(pid)
 
     def leave(self, pid: int) -> None:
-        """Removes a notebook."""
         self._signs.pop(pid, None)
         self._had.discard(pid)
 
     def watching(self, but: int) -> list[int]:
-        """Returns the processes that live, except one."""
         for pid, sign in list(self._signs.items()):
             if not sign or sign_of(pid) != sign:
                 self.leave(pid)
@@ -196,12 +172,12 @@ class OtherNotebooks:
 
     @property
     def sharing(self) -> list[int]:
-        """Those that have had the ranks and live: the ranks stay for them."""
+        # Those that have had the ranks and live: the ranks stay for them.
         return [pid for pid in self.watching(but=0) if pid in self._had]
 
 
 def process_of(visitor: socket.socket) -> int:
-    """Returns the process at the other end; 0 if it is unknown, as in another container."""
+    # 0 if it is unknown, as in another container.
     if not hasattr(socket, "SO_PEERCRED"):
         return 0
     credentials = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
@@ -209,12 +185,10 @@ def process_of(visitor: socket.socket) -> int:
 
 
 def sign_of(pid: int) -> str:
-    """Returns a mark that a later process of the same number does not have; empty if it is gone.
-
-    It is the start time, in ticks that do not depend on the clock's setting.
-    """
+    """Returns a mark that a later process of the same number does not have; empty if it is gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:
+            # The start time, in ticks that do not depend on the setting of the clock.
             state, *fields = file.read().rpartition(")")[2].split()
     except OSError:
         return ""

@@ -5,7 +5,7 @@ other end of its standard input. The agent starts the launcher, imports once wha
 forks one process for each rank that the launcher asks for, then ipyparallel's controller. It is
 the parent of these processes, so it can report exactly how each of them ended. When its standard
 input closes (the kernel stopped, was restarted, or was killed with -9), it ends the whole cluster.
-If it was told to, it keeps the ranks for a while for another notebook (see
+On request, it keeps the ranks for a while for another notebook (see
 ``allranks.engine.host.attachment``).
 
 Standard output carries one JSON event a line (see ``HostAgent._tell``), standard input one command
@@ -47,8 +47,8 @@ _TICK_SECONDS = 0.5
 _TERM_SECONDS = 0.2
 _MPI_NBYTES = 16 << 20
 _TRACKER_SECONDS = 1.0
+#: For clusters that ranks have started; the notebook waits 10 s for all.
 _NESTED_SECONDS = 5.0
-"""For clusters that ranks have started; the notebook waits 10 s for all."""
 _WHO = "OMPI_COMM_WORLD_"
 _NO_MORE: Mapping[str, str] = MappingProxyType({})
 
@@ -58,10 +58,8 @@ Load = Callable[[str], list[Any]]
 class HostAgent:
     """Brings up, watches and ends the processes of one cluster on this host.
 
-    Args:
-        config: what to bring up.
-        load: returns the classes of the features for one side, ``host`` or ``rank``.
-        heard: input that came after the configuration.
+    ``load`` returns the classes of the features for one side, ``host`` or ``rank``. ``heard`` is
+    input that came after the configuration.
     """
 
     def __init__(self, config: NurseryConfig, load: Load, heard: bytes = b"") -> None:
@@ -73,14 +71,14 @@ class HostAgent:
         self.ranks: dict[int, int] = {}
         self.places: dict[int, socket.socket] = {}
         self.environments: dict[int, dict[str, str]] = {}
+        #: The ranks that the launcher has started, and that are alive.
         self.first: set[int] = set()
-        """The ranks that the launcher has started, and that are alive."""
         self.anchor: socket.socket | None = None
         self.exits = ExitReports()
         self.segments: set[str] = set()
         self.stopping = False
+        #: Whether the notebook's kernel is gone: then the agent removes kept variables.
         self.abandoned = False
-        """Whether the notebook's kernel is gone: then the agent removes kept variables."""
         self.admitted = 0
         self.began = time.time()
         self.gate, self._open_gate = os.pipe()
@@ -89,20 +87,20 @@ class HostAgent:
         self.controller = 0
         self.connection: dict[str, Any] = {}
         self.planned: tuple[dict[str, Any], dict[str, Any], str] = ({}, {}, "")
+        #: Sockets that reserve the controller's ports until it has them.
         self.held: list[socket.socket] = []
-        """Sockets that reserve the controller's ports until it has them."""
         self.attachment: Attachment | None = None
+        #: Events to send again to a notebook that attaches.
         self.told: dict[str, dict[str, Any]] = {}
-        """Events to send again to a notebook that attaches."""
+        #: The events of ranks that have died and were not replaced.
         self.dead: dict[int, dict[str, Any]] = {}
-        """The events of ranks that have died and were not replaced."""
         self.launcher: subprocess.Popen[bytes] | None = None
         self.shells: stubs.RemoteShells | None = None
         self._heard = heard
         processes.adopt_orphans()
 
     def run(self) -> None:
-        """Serves until the kernel is gone or sends stop; leaves nothing behind."""
+        # Until the kernel is gone or sends stop.
         # Before the first file is made, which a process that SIGTERM ends would leave.
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopping", True))
         if not self.config.several_hosts:  # else this host's relay has made it
@@ -141,7 +139,7 @@ class HostAgent:
             self._end()
 
     def _launch(self, address: str) -> None:
-        """Starts the launcher, which starts a stub for each rank, which connects to the agent."""
+        # The launcher starts a stub for each rank, which connects to the agent.
         command = [*self.config.launch, *stubs.command("rank", address)]
         if self.config.several_hosts:
             self.shells = stubs.RemoteShells(self.config.session_dir)
@@ -164,16 +162,16 @@ class HostAgent:
         os.set_blocking(self.launcher.stdout.fileno(), False)
 
     def _asked(self) -> None:
-        """Passes a command for another host to the notebook, which can reach that host."""
+        # The notebook can reach the other host.
         assert self.shells is not None
         asked = self.shells.asked()
         if asked is not None:
             self._tell("reach", **asked)
 
     def _plan_controller(self) -> None:
-        """Chooses the controller's ports, to which the ranks connect by themselves."""
         from allranks.engine import ipp
 
+        # The ranks connect to the ports by themselves, whenever the controller starts.
         planned = ipp.connection_info(self.config.interface)
         engine, client, secret, self.held = planned
         self.connection = engine
@@ -207,7 +205,6 @@ class HostAgent:
         self.selector.register(complete, selectors.EVENT_READ, tell)
 
     def _watch(self) -> None:
-        """Serves stubs, the launcher's output and the kernel until one of them ends the cluster."""
         wake, wake_writer = os.pipe()
         os.set_blocking(wake_writer, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -236,16 +233,14 @@ class HostAgent:
                 self.stopping = self.abandoned = True
 
     def _is_left(self) -> bool:
-        """Whether the notebook is gone, or another host's relay."""
         return os.getppid() != self.parent if self.attachment is None else self.attachment.left
 
     @property
     def _lives(self) -> bool:
-        """Whether there are ranks that another notebook could have."""
+        # Another notebook could have these ranks.
         return bool(self.ranks) and self.launcher is not None and self.launcher.returncode is None
 
     def _lose_notebook(self) -> None:
-        """Ends the cluster, or waits for another notebook: this one is gone."""
         if self.stopping:
             return
         if self.attachment is None or not self.attachment.stays:
@@ -263,7 +258,6 @@ class HostAgent:
             )
 
     def _visited(self) -> None:
-        """Serves another notebook, which asks about the cluster or attaches to it."""
         assert self.attachment is not None
         about = self.attachment.visited(lambda: self._tell("watched"))
         if about is None:
@@ -278,7 +272,6 @@ class HostAgent:
             self._tell("watched")
 
     def _open_door(self) -> None:
-        """Accepts stubs, and reads the launcher's output."""
         self.selector.register(self.door, selectors.EVENT_READ, self._admit)
         if self.launcher is not None and self.launcher.stdout is not None:
             self.selector.register(self.launcher.stdout, selectors.EVENT_READ, self._relay)
@@ -341,7 +334,6 @@ class HostAgent:
             self.selector.unregister(self.launcher.stdout)
 
     def _admit(self) -> None:
-        """Accepts a stub, and forks the rank that it stands for."""
         from allranks.engine.rank import Rank, log_path
 
         place, _ = self.door.accept()
@@ -412,12 +404,10 @@ class HostAgent:
         self.selector.register(place, selectors.EVENT_READ, lambda: self._leave(pid))
 
     def _leave(self, pid: int) -> None:
-        """Ends a rank whose stub was ended by the launcher."""
         self._dismiss(pid)
         processes.kill(pid)
 
     def _free_place(self, pid: int) -> None:
-        """Releases the stub of a dead rank, which another process may replace."""
         self.first.discard(pid)
         place = self.places.pop(pid, None)
         if place is None:
@@ -440,7 +430,6 @@ class HostAgent:
             place.close()
 
     def _reap(self) -> None:
-        """Reports ended children to the kernel and to the launcher."""
         while (ended := self.exits.next()) is not None:
             pid, code = ended.pid, ended.code
             if pid in self.ranks:
@@ -480,7 +469,6 @@ class HostAgent:
             self._lose_notebook()
 
     def _end(self) -> None:
-        """Ends every process of the cluster and removes every file but the logs."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.abandoned = self.abandoned or (self.attachment is not None and self.attachment.open)
         if new := processes.segments_since(self.began) - self.segments:
@@ -535,26 +523,19 @@ def _rest(place: socket.socket, head: bytes) -> bytes | None:
 
 
 def first_line(descriptor: int) -> tuple[bytes, bytes] | None:
-    """Returns the first line, and input that came with it; None if the input ends first.
-
-    Input of another host, which was faster, may follow the configuration at once.
-    """
+    """Returns the first line, and input that came with it; None if the input ends first."""
     said = b""
     while b"\n" not in said:
         more = os.read(descriptor, 65536)
         if not more:
             return None
         said += more
+    # Input of another host, which was faster, may follow the configuration at once.
     line, _, rest = said.partition(b"\n")
     return line, rest
 
 
 def main(load: Load) -> None:
-    """Reads the configuration from standard input and serves.
-
-    Args:
-        load: returns the classes of the features for one side, ``host`` or ``rank``.
-    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     found = first_line(0)
     if found is not None:

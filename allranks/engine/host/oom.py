@@ -10,9 +10,9 @@ from pathlib import Path
 from signal import SIGKILL
 
 _GROUPS = Path("/sys/fs/cgroup")
+#: Of both versions of cgroups.
 _LIMITS = "memory.max", "memory.limit_in_bytes"
 _COUNTS = "memory.events", "memory.oom_control"
-"""Of both versions of cgroups."""
 _ANY_NUMBER = 1 << 60
 _LOOK_SECONDS, _RECENT_SECONDS = 0.4, 10.0
 _KIB = 1024
@@ -33,8 +33,8 @@ class _Counts:
 
     at: float
     system: int | None
+    #: In the cgroup of this process.
     group: int | None
-    """In the group of this process."""
 
 
 class ExitReports:
@@ -45,10 +45,7 @@ class ExitReports:
         self._counts = deque([self._now()])
 
     def look(self) -> None:
-        """Reads the kernel's counts, twice a second.
-
-        A large process ends some time after it was counted.
-        """
+        # Twice a second. A large process ends some time after its kill was counted.
         if time.monotonic() < self._counts[-1].at + _LOOK_SECONDS:
             return
         self._counts.append(self._now())
@@ -108,7 +105,6 @@ def _killings(group: Path) -> int | None:
 
 
 def _count(path: Path, name: str) -> int | None:
-    """Returns the number after a name in a file of the kernel; None if there is none."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -117,11 +113,9 @@ def _count(path: Path, name: str) -> int | None:
 
 
 def _group_of(pid: int) -> Path | None:
-    """Returns the folder of a process's cgroup; None if none counts memory.
-
-    With cgroups of version 1, that of an ended process is unknown: this process's own is returned,
-    which mostly is the same.
-    """
+    """Returns the folder of a process's cgroup; None if none counts memory."""
+    # With cgroups of version 1, that of an ended process is unknown: mostly it is the same as this
+    # one's.
     for name in (str(pid), "self"):
         try:
             lines = Path(f"/proc/{name}/cgroup").read_text().splitlines()
@@ -136,7 +130,6 @@ def _group_of(pid: int) -> Path | None:
 
 
 def _limit(group: Path) -> int:
-    """Returns the memory limit of a cgroup in bytes; 0 for none."""
     for name in _LIMITS:
         try:
             said = (group / name).read_text().strip()

@@ -53,8 +53,8 @@ _LINGER_MS = 1000
 #: Counted from a ping; the first one comes up to a beat later.
 _PATIENCE_MS = int((LIMIT_SECONDS - BEAT_SECONDS) * 1000)
 _POLL_MS = int(BEAT_SECONDS * 500)
+#: The time for which messages of ranks wait to be sent together.
 TICK_SECONDS = 0.05
-"""The time for which messages of ranks wait to be sent together."""
 #: The first bytes of messages that may wait.
 _WAITING = tuple(f'["{name}"'.encode() for name in ("Output", "Points", "Timings", "Pulse"))
 _LONGEST = max(map(len, _WAITING))
@@ -70,9 +70,6 @@ class Batching:
     Each rank sends its output and telemetry twenty times a second, and the notebook would wake for
     each message. Here such messages wait for each other for up to `TICK_SECONDS`. All others are
     sent at once, after those that wait, so the order of each rank's messages stays.
-
-    Args:
-        events: the notebook's socket.
     """
 
     def __init__(self, events: zmq.Socket[bytes]) -> None:
@@ -83,13 +80,13 @@ class Batching:
 
     @property
     def left_seconds(self) -> float:
-        """How long the oldest message may still wait; infinity if none does."""
+        # How long the oldest message may still wait.
         if not self._waiting:
             return float("inf")
         return max(0.0, self._since + TICK_SECONDS - time.monotonic())
 
     def drain(self, told: zmq.Socket[bytes]) -> None:
-        """Takes the messages that have come from the ranks, and sends them if one must not wait."""
+        # Sends the messages if one of them must not wait.
         urgent = False
         for _ in range(_AT_ONCE):
             if not told.poll(0):
@@ -106,7 +103,6 @@ class Batching:
             self.send()
 
     def send(self) -> None:
-        """Sends all messages that wait."""
         if self._waiting:
             self._events.send_multipart(join_messages(self._waiting), copy=False)
             self._waiting, self._nbytes, self._since = [], 0, time.monotonic()
@@ -115,10 +111,7 @@ class Batching:
 class Relay:
     """Passes messages between one host and the notebook until one of them is gone.
 
-    Args:
-        invitation: the notebook's addresses.
-        host: the launcher's name for this host.
-        lifeline: a descriptor whose end of file ends the relay; -1 for none.
+    The end of file of the descriptor ``lifeline``, if any, ends the relay.
     """
 
     def __init__(self, invitation: Invitation, host: str, lifeline: int = -1) -> None:
@@ -155,7 +148,6 @@ class Relay:
         self._url = invitation.commands_url
 
     def run(self) -> int:
-        """Serves; returns an exit code."""
         self._wake, wake_writer = os.pipe()
         os.set_blocking(wake_writer, False)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
@@ -186,7 +178,6 @@ class Relay:
         return [self._lifeline] if self._lifeline >= 0 else []
 
     def _meet(self) -> bool:
-        """Returns whether the notebook was reached and has the key."""
         deadline = time.monotonic() + FIRST_SECONDS
         while time.monotonic() < deadline:
             for source, _ in self._poller.poll(_POLL_MS):
@@ -253,17 +244,10 @@ class Relay:
             pass  # it has ended, which its standard output shows
 
     def _begin(self, config: NurseryConfig) -> None:
-        """Starts the host agent, in folders of its own.
-
-        Raises:
-            OSError: a folder is missing, or is another user's.
-            ZMQError: there can be no sockets in it.
-        """
         if not os.path.isdir(config.work_dir):
             raise FileNotFoundError(f"the notebook's folder {config.work_dir} is not there")
-        os.mkdir(
-            config.session_dir, mode=0o700
-        )  # fails if it exists: another user's could be open to others
+        # Fails if it exists: another user's could be open to others.
+        os.mkdir(config.session_dir, mode=0o700)
         self._session_dir = config.session_dir
         os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
         self._commands.bind(config.commands_url)
@@ -283,7 +267,6 @@ class Relay:
         self._say(config.to_json().encode())
 
     def _pass_on(self, descriptor: int) -> bool:
-        """Sends the host agent's events to the notebook; returns whether there may be more."""
         said = os.read(descriptor, 65536)
         *lines, self._heard = (self._heard + said).split(b"\n")
         if lines:
@@ -331,7 +314,7 @@ class Relay:
         self._events.context.destroy(linger=0 if self._why == _LOST else _LINGER_MS)
 
     def _tidy_up(self) -> None:
-        """Ends the descendants of a host agent that was killed: this process has adopted them."""
+        # Descendants of a host agent that was killed: this process has adopted them.
         deadline = time.monotonic() + _LAUNCHER_SECONDS
         # The launcher's helper ends by itself, and removes MPI's files in shared memory.
         while processes.reap_all() and time.monotonic() < deadline:
@@ -346,12 +329,12 @@ def _own_address(url: str) -> str:
     """Returns the address of this host on the route to the notebook."""
     found = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        # For UDP, this only chooses the route: no packet is sent.
         way.connect((found.hostname, found.port))
         return str(way.getsockname()[0])
 
 
 def main(words: list[str]) -> int:
-    """Reads the invitation and serves."""
     if words:
         _, path, name = words
         with open(path) as kept:

@@ -19,22 +19,19 @@ import signal
 import socket
 import sys
 
-#: Descriptors through which a rank talks to MPICH's process manager; it knows their numbers.
+#: Variables with the numbers of descriptors that connect a rank to MPICH's process manager.
 _PASSED_DESCRIPTORS = ("PMI_FD",)
 _CALLERS = 64
 
 
 def command(kind: str, address: str) -> list[str]:
-    """Returns the command of a stub of this kind; its remaining arguments follow."""
     return [sys.executable, "-I", "-S", os.path.abspath(__file__), kind, address]
 
 
 def stand_for_rank(address: str, replaced: str = "[]") -> int:
     """Returns the exit code of the rank; a signal is raised again in this process.
 
-    Args:
-        address: the host agent's socket.
-        replaced: the ranks that have died, if this process replaces one of them.
+    ``replaced`` are the ranks that have died, as JSON, if this process replaces one of them.
     """
     passed = [int(os.environ[name]) for name in _PASSED_DESCRIPTORS if name in os.environ]
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
@@ -52,26 +49,23 @@ def stand_for_rank(address: str, replaced: str = "[]") -> int:
         return 1  # the host agent is gone, and its ranks with it
     code = int.from_bytes(answer, "little", signed=True)
     if code < 0:
+        # SIGKILL and SIGSTOP have no handlers.
         signal.signal(-code, signal.SIG_DFL) if -code not in (9, 19) else None
         os.kill(os.getpid(), -code)
     return code
 
 
 def stand_for_ssh(address: str, host: str, *words: str) -> int:
-    """Asks the host agent to run a command on a host; returns when the agent is gone."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
         agent.connect(address)
         agent.sendall(json.dumps({"host": host, "command": " ".join(words)}).encode() + b"\n")
+        # Returns when the agent is gone.
         agent.recv(1)
     return 0
 
 
 class RemoteShells:
-    """Receives the commands that mpiexec, by stubs of ssh, wants to run on other hosts.
-
-    Args:
-        folder: for its socket, and for the script that mpiexec runs.
-    """
+    """Receives the commands that mpiexec, by stubs of ssh, wants to run on other hosts."""
 
     def __init__(self, folder: str) -> None:
         address, script = os.path.join(folder, "agent"), os.path.join(folder, "agent.sh")
@@ -82,11 +76,10 @@ class RemoteShells:
         with open(script, "w") as text:
             # Open MPI splits the name of an agent at blanks, which a path may have.
             text.write(f'exec {shlex.join(command("shell", address))} "$@"\n')
+        #: The setting with which mpiexec runs the script.
         self.environment = {"PRTE_MCA_plm_ssh_agent": f"/bin/sh {script}"}
-        """The setting with which mpiexec runs the script."""
 
     def asked(self) -> dict[str, str] | None:
-        """Returns the ``host`` and the ``command`` of the next stub; None if it has left."""
         caller, _ = self.listening.accept()
         with caller.makefile("rb") as request:
             line = request.readline()
@@ -97,7 +90,6 @@ class RemoteShells:
         return asked
 
     def close(self) -> None:
-        """Ends all stubs, as ssh would end with the command that it runs."""
         for caller in self._callers:
             caller.close()
 
