@@ -21,7 +21,7 @@ from allranks.horovod import alias
 
 
 def _device() -> str:
-    """Shows this process its own GPU only, before anything can open CUDA; returns its name."""
+    # Before anything can open CUDA.
     if collectives.is_initialized():
         # `allranks run` pins its ranks when it starts them.
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
@@ -35,7 +35,6 @@ def _device() -> str:
 
 
 def _begin() -> dict[str, Any]:
-    """Makes this process a rank and returns the names that a cell has."""
     device = _device()
     if device == "cpu":
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", pinning.QUIET)

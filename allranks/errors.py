@@ -23,7 +23,7 @@ AllranksError
     ├── TransportFailed       NCCL has failed, or the GPU itself
     └── NotInitialized        a collective was called before ``init()``
 
-A message says what was expected, what was found, and what to type next.
+A message has three parts: what was expected, what was found, and what to type next.
 """
 
 from __future__ import annotations

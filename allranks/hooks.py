@@ -1,9 +1,9 @@
-"""How the core calls features without knowing them. Standard library only.
+"""How the core calls features without an import of them. Standard library only.
 
 A feature is an object whose class overrides some hooks of a base class: of
 `allranks.engine.features.RankFeature` on a rank, of `allranks.engine.features.HostFeature` in the
 agent of a host, of `allranks.cluster.features.NotebookFeature` in the notebook. `allranks.features`
-lists them; the modules of the base classes say when each hook is called.
+lists them; the modules of the base classes describe when each hook is called.
 """
 
 from __future__ import annotations
@@ -25,10 +25,6 @@ def implementations(
 
     The core makes each list once. A loop over eight of them takes 0.3 µs. The alternatives, a check
     of every feature at each call or a hook library, take ten times as long.
-
-    Args:
-        features: instances of subclasses of the class that defines the hook.
-        hook: the base class's method, as ``RankFeature.cell_started``.
     """
     found: list[Callable[P, R]] = []
     for feature in features:
@@ -41,8 +37,7 @@ def implementations(
 def call_all(hooks: Iterable[Callable[P, object]], *args: P.args, **kwargs: P.kwargs) -> None:
     """Calls every implementation of a hook, also those after one that fails.
 
-    Raises:
-        FeatureFailed: at least one has failed; the message names the first one that did.
+    Raises FeatureFailed, which names the first one that failed.
     """
     failed: FeatureFailed | None = None
     for hook in hooks:
@@ -55,7 +50,6 @@ def call_all(hooks: Iterable[Callable[P, object]], *args: P.args, **kwargs: P.kw
 
 
 def failure(hook: Callable[..., object], error: BaseException) -> FeatureFailed:
-    """Returns the exception to raise after a feature's hook has raised."""
     feature = type(getattr(hook, "__self__", None)).__module__
     failed = FeatureFailed(
         f"expected the feature {feature} to return from {getattr(hook, '__name__', hook)}, found "

@@ -12,14 +12,11 @@ from typing import NamedTuple
 class RankVariables(NamedTuple):
     """The names of the variables that a launcher sets in each of its processes."""
 
+    #: The first one that is set counts.
     ranks: tuple[str, ...]
-    """The rank of the process; the first one that is set counts."""
     size: str
-    """The number of processes."""
     local_rank: str
-    """The number of the process among those of its host."""
     local_size: str
-    """The number of processes on its host."""
 
 
 #: OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1
@@ -39,17 +36,15 @@ _SLURM = RankVariables(
 # An mpiexec comes before srun, which may have started it.
 _KNOWN = (_OPEN_MPI, _MPICH, _SLURM)
 
+#: Open MPI's setting of the folder for the files through which ranks of a host share memory. Its
+#: default is /dev/shm.
 SHARED_FILES = "OMPI_MCA_btl_sm_backing_directory"
-"""Open MPI's setting of the folder for the files through which ranks of a host share memory. Its
-default is /dev/shm."""
 
 
 def rank(environment: Mapping[str, str], own: Sequence[RankVariables] = ()) -> int:
     """Returns the rank that a launcher gave this process; 0 where none has started it.
 
-    Args:
-        environment: the process's variables.
-        own: what its launcher sets, if that is neither mpiexec nor srun.
+    ``own`` is what its launcher sets, if that is neither mpiexec nor srun.
     """
     for variables in (*own, *_KNOWN):
         for name in variables.ranks:
@@ -59,7 +54,9 @@ def rank(environment: Mapping[str, str], own: Sequence[RankVariables] = ()) -> i
 
 
 def size(environment: Mapping[str, str]) -> tuple[int, str]:
-    """Returns how many processes were started, and the variable that says so; 1 and "" if none."""
+    """Returns the number of processes that were started, and the variable with it; 1 and "" if
+    none.
+    """
     for variables in _KNOWN:
         if environment.get(variables.size, "").isdecimal():
             return int(environment[variables.size]), variables.size
@@ -69,14 +66,12 @@ def size(environment: Mapping[str, str]) -> tuple[int, str]:
 def local_place(
     environment: Mapping[str, str], rank: int, size: int, own: Sequence[RankVariables] = ()
 ) -> tuple[int, int]:
-    """Returns a process's number among those of its host, and how many these are.
-
-    With several hosts, these are the launcher's numbers. On a single host it is the rank: Open MPI
-    numbers local ranks in another order where there are more of them than cores.
-    """
+    """Returns a process's number among those of its host, and the number of these."""
     for variables in (*own, *_KNOWN):
         local, count = variables.local_rank, variables.local_size
         if environment.get(local, "").isdecimal() and environment.get(count, "").isdecimal():
+            # Only with several hosts: Open MPI numbers local ranks in another order where there are
+            # more of them than cores, and on a single host the rank is that number.
             if int(environment[count]) < size:
                 return int(environment[local]), int(environment[count])
             break

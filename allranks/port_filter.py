@@ -11,14 +11,15 @@ import socket
 import struct
 import sys
 
+#: A system call without a function in the C library. Its number is the same on all processors but
+#: Alpha.
 _PIDFD_GETFD = 438
-"""A system call without a function in the C library. Its number is the same on all processors but
-Alpha."""
 _SO_ATTACH_FILTER = 26
+#: A program of one instruction for the kernel's packet filter: keep no byte of any packet.
 _DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)
-"""A program of one instruction for the kernel's packet filter: keep no byte of any packet."""
 
 _SOURCE, _NETWORK = 12, -0x100000 & 0xFFFFFFFF
+#: The same, but keep packets from 127.0.0.0/8.
 _KEEP_LOOPBACK = b"".join(
     struct.pack("=HBBI", *instruction)
     for instruction in (
@@ -29,15 +30,13 @@ _KEEP_LOOPBACK = b"".join(
         (0x06, 0, 0, 0),
     )
 )
-"""The same, but keep packets from 127.0.0.0/8."""
 
 
 def restrict_ports_of(pid: int) -> None:
     """Refuses all connections to ports on which a child listens beyond loopback.
 
-    mpiexec waits there for its helpers on other hosts, and has no setting that turns this off. The
-    sockets stay open, since it polls them, but receive nothing. Where the system lets no process
-    inspect its child's descriptors, the ports stay open.
+    mpiexec waits there for its helpers on other hosts, and has no setting that turns this off.
+    Where the system lets no process inspect its child's descriptors, the ports stay open.
     """
     if sys.platform != "linux":
         return
@@ -52,6 +51,7 @@ def restrict_ports_of(pid: int) -> None:
                 continue
             descriptor = libc.syscall(_PIDFD_GETFD, child, int(name), 0)
             if descriptor >= 0:
+                # The child's socket stays open, since mpiexec polls it, but receives nothing.
                 with socket.socket(fileno=descriptor) as found:
                     _restrict(found)
     except OSError:
@@ -61,7 +61,6 @@ def restrict_ports_of(pid: int) -> None:
 
 
 def is_supported() -> bool:
-    """Whether a process can restrict ports on which it listens itself."""
     if sys.platform != "linux":
         return False
     with socket.socket() as tried:
@@ -73,14 +72,10 @@ def is_supported() -> bool:
 
 
 def restrict_own_ports(*, allow_this_host: bool) -> list[int]:
-    """Refuses connections to the ports on which this process listens.
+    """Refuses connections to the ports on which this process listens, and returns the ports.
 
-    Args:
-        allow_this_host: whether connections from this host stay possible. Replacements of dead
-            ranks need them: they connect by the loopback's address.
-
-    Returns:
-        The ports.
+    Replacements of dead ranks need connections from this host: they connect by the address of the
+    loopback.
     """
     ports = []
     program = _KEEP_LOOPBACK if allow_this_host else _DROP_ALL

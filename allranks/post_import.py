@@ -16,18 +16,13 @@ Act = Callable[[ModuleType], object]
 
 
 class PostImportHook(importlib.abc.MetaPathFinder):
-    """A finder that calls a function with each of some modules, after the module has run.
-
-    Args:
-        names: the modules' names.
-        act: called with each module.
-    """
+    """A finder that calls a function with each of some modules, after the module has run."""
 
     def __init__(self, names: Collection[str], act: Act) -> None:
         self._names, self._act = names, act
 
     def install(self) -> None:
-        """Starts the hook; calls the function at once with modules that are already imported."""
+        # Modules that are already imported have their call at once.
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
         for name in self._names:
@@ -35,19 +30,18 @@ class PostImportHook(importlib.abc.MetaPathFinder):
                 self._act(sys.modules[name])
 
     def uninstall(self) -> None:
-        """Ends the hook: the function is not called for later imports."""
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns the other finders' spec of a module, with a loader that calls the function."""
         if name not in self._names:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         found = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
+            # The loader of the other finders runs the module, then ours calls the function.
             spec.loader = _ActingLoader(spec.loader, self._act)
         return spec
 
