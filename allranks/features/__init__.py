@@ -25,6 +25,7 @@ import warnings
 from functools import cache
 from typing import Any
 
+#: Packages below this one, in the order in which their hooks are called.
 BUILT_IN: tuple[str, ...] = (
     "horovod_alias",
     "torch_jax",
@@ -36,7 +37,6 @@ BUILT_IN: tuple[str, ...] = (
     "attach",
     "ensemble",
 )
-"""Packages below this one, in the order in which their hooks are called."""
 GROUP = "allranks.features"
 
 
@@ -69,5 +69,5 @@ def _side(package: str, side: str) -> list[Any]:
 
 @cache
 def _of_others(group: str) -> tuple[str, ...]:
-    """Returns what other distributions have registered; the look-up takes up to 50 ms."""
+    # The look-up takes up to 50 ms.
     return tuple(entry.value for entry in importlib.metadata.entry_points(group=group))

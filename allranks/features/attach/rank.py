@@ -48,7 +48,6 @@ class RankAttach(RankFeature):
         self._began = monotonic()
 
     def started(self, rank: RankContext) -> None:
-        """Prepares for another notebook, if the rank shall stay."""
         self._rank, self._wire = rank, rank.wire
         if rank.stays:
             self._stay(rank.config.session_dir)
@@ -59,7 +58,6 @@ class RankAttach(RankFeature):
         self._wire.stay(home, self._kept)
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
-        """Notes which cell was sent last, and what need not be kept any longer."""
         if isinstance(record, RunCell | RunMember):
             self._last = record
             self._in_ensemble = isinstance(record, RunMember)
@@ -75,7 +73,6 @@ class RankAttach(RankFeature):
                 self._kept.clear()
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
-        """Answers a notebook that leaves, or that attaches."""
         wire, kept = self._wire, self._kept
         if name == requests.STAY:
             self._stay(arguments["home"])
@@ -109,12 +106,8 @@ class RankAttach(RankFeature):
 class KeptCell:
     """The messages of the last cell, until a notebook reports that it has shown them.
 
-    Args:
-        rank: this process's rank.
-        log: the path of its log.
-
     Attributes:
-        has_reply: whether the cell's reply is among them.
+        has_reply: whether the reply to the cell is among them.
         ended: when the last cell ended, by the monotonic clock.
     """
 
@@ -125,7 +118,6 @@ class KeptCell:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all messages: another cell begins, or a notebook has shown them."""
         self._messages: deque[Frames] = deque()
         self._nbytes = 0
         self._dropped = False
@@ -134,7 +126,6 @@ class KeptCell:
         self.has_reply = False
 
     def take(self, record: Record, frames: Frames) -> None:
-        """Keeps a record that is sent, or would be sent if a notebook were attached."""
         if isinstance(record, Prompt):
             self._prompt = frames
         elif isinstance(record, Widget):
@@ -145,7 +136,7 @@ class KeptCell:
                 self.has_reply, self.ended, self._prompt = True, monotonic(), None
 
     def _take_widget(self, record: Widget, frames: Frames) -> None:
-        """Keeps the current state of a widget instead of all its updates."""
+        # The current state of a widget stands for all its updates.
         known = self._widgets.get(record.comm)
         if len(frames) > 1:
             self._add(frames)  # its buffers belong to places in its state
@@ -167,14 +158,13 @@ class KeptCell:
             self._dropped = True
 
     def prompt_answered(self) -> None:
-        """Forgets the prompt."""
         self._prompt = None
 
     def messages(self, cell: int) -> Iterator[Frames]:
-        """Yields all messages, in order; ``cell`` is the cell's number."""
         for widget in self._widgets.values():
             yield encode(widget)
         if self._dropped:
+            # Text is complete in the log.
             notice = f"its first displays were not kept; the text is in {self._log}"
             yield encode(Output(self._rank, cell, (["notice", notice],), 0, 0, 0))
         yield from self._messages

@@ -13,7 +13,6 @@ class EnsembleMap(NotebookFeature):
     commands = frozenset({"map"})
 
     def command(self, name: str, *arguments: Any) -> Any:
-        """Returns the results of ``map``."""
         # Imported at the first use: loading the extension does not need ensembles.
         from allranks.ensemble.mapping import map_items
 

@@ -44,30 +44,25 @@ class RankEnsemble(RankFeature):
         self._kept: VariableStore | None = None
 
     def started(self, rank: RankContext) -> None:
-        """Members run from now on."""
         self._context, self._rank = rank, rank.rank
         self._names = rank.shell.user_ns
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
-        """Submits a member in the place of a cell."""
         if isinstance(record, RunMember):
             self._context.submit(record, lambda: self._run(record, payloads))
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
-        """Prepares for members of so many ranks."""
         return self._make_ready(arguments["ranks_each"]), []
 
     def rank_replaced(self, dead: list[int]) -> str:
-        """Drops worlds of several ranks, which the replaced ranks were in."""
+        # A replaced rank was in each world of several ranks.
         self._worlds = {each: part for each, part in self._worlds.items() if each == 1}
         return ""
 
     def _make_ready(self, ranks_each: int) -> dict[str, Any]:
-        """Members of so many ranks can run; with 0, nothing is kept of those that have run.
+        """Prepares for members of so many ranks; with 0, drops what members have kept.
 
-        Returns:
-            The epoch that this rank's world of so many is in, and whether it needs another one.
-
+        Returns the epoch of the world of so many ranks, and whether it needs another one.
         Collective over all ranks where ``ranks_each`` is more than 1.
         """
         self._forget()
@@ -82,10 +77,7 @@ class RankEnsemble(RankFeature):
         return {"epoch": part.epoch, "dirty": part.dirty or part.pending > 0}
 
     async def _run(self, member: RunMember, payloads: list[bytes]) -> Replies:
-        """Returns what a member left in ``result``, and how it ended.
-
-        Never raises.
-        """
+        """Returns what a member left in ``result``, and how it ended; never raises."""
         self._forget()
         names = self._names
         cell = RunCell(
@@ -99,7 +91,7 @@ class RankEnsemble(RankFeature):
         )
 
         def prepare() -> None:
-            # An interrupt is not heard yet: a renewal that one rank leaves strands the others.
+            # Interrupts are not accepted yet: one that ends a renewal here would strand the others.
             if member.epoch > collectives.epoch():
                 self._context.begin_epoch(lambda: collectives.renew(member.epoch))
             names.update(namespace.place())
@@ -120,7 +112,7 @@ class RankEnsemble(RankFeature):
         return (result, parts), (reply, [])
 
     def _keeps(self, member: RunMember, part: World) -> VariableStore | None:
-        """Returns what this member keeps on this rank of its own; None where nothing can be."""
+        # Each member has variables of its own, also on the same rank.
         whole = world.current().variable_store
         if whole is None:
             return None
@@ -128,7 +120,6 @@ class RankEnsemble(RankFeature):
         return VariableStore(whole.folders, part.rank, part.size, whole.namespace, name)
 
     def _found(self) -> Mapping[str, Any]:
-        """Returns the variables that the member had kept before its rank died."""
         found = self._kept.of_cells.load() if self._kept is not None else None
         if found is None:
             return {}
@@ -141,12 +132,11 @@ class RankEnsemble(RankFeature):
         return values
 
     def _leave(self, member: RunMember, value: Any) -> tuple[Result, list[bytes]]:
-        """Packs what a member has left, into shared memory where it is large."""
         if value is None:
             return Result(self._rank, member.cell, {}, "", 0, "", ""), []
         try:
             numbers, text = numbers_of(value), summary_of(value)
-        except BaseException:  # an object may refuse to be looked at in its own way
+        except BaseException:  # an object may raise anything at a look
             numbers, text = {}, type(value).__name__
         buffers: list[pickle.PickleBuffer] = []
         try:
@@ -158,6 +148,7 @@ class RankEnsemble(RankFeature):
         *_, nbytes = wire.lay_out(parts)
         if member.shared and nbytes > _SENT_NBYTES:
             try:
+                # A large result does not pass through the socket: the notebook maps this memory.
                 self._left = Segment(nbytes)
             except (OSError, AttributeError):
                 pass  # there is no such memory here, or not enough: it is sent
@@ -171,7 +162,7 @@ class RankEnsemble(RankFeature):
         return Result(self._rank, member.cell, numbers, text, nbytes, "", ""), [bytes(packed)]
 
     def _forget(self) -> None:
-        """The notebook has taken what the last member left, or will not; it does not run again."""
+        # The last member does not run again, and the notebook has its result or will not take it.
         if self._kept is not None:
             self._kept.drop()
             self._kept = None
@@ -183,10 +174,8 @@ class RankEnsemble(RankFeature):
 
 @contextmanager
 def _restored(names: dict[str, Any]) -> Iterator[None]:
-    """Within, names may be set and deleted; afterwards they are what they were.
-
-    It stays the same dictionary: functions of earlier cells look their names up in it.
-    """
+    """Within, names may be set and deleted; afterwards they are what they were."""
+    # It stays the same dictionary: functions of earlier cells look their names up in it.
     before = dict(names)
     try:
         yield
@@ -220,16 +209,15 @@ def _number(entry: Any) -> float | None:
 
 
 def _fits(number: float) -> bool:
-    """Whether a number is in the range of floats, as Python's whole numbers need not be."""
     try:
         float(number)
+    # Whole numbers of Python have no bound.
     except OverflowError:
         return False
     return True
 
 
 def summary_of(value: Any) -> str:
-    """Returns what a result is, as ``accuracy 0.97, weights array (64, 10) float64``."""
     if isinstance(value, Mapping):
         parts = [f"{name} {_brief(entry)}" for name, entry in value.items()]
         return _cut(", ".join(parts))

@@ -18,11 +18,7 @@ class GpuUse(NamedTuple):
 
 
 class PinnedGpu:
-    """The GPU that a rank was pinned to, or none.
-
-    Args:
-        device: as ``cuda:0 (GPU-…)``, or ``cpu``.
-    """
+    """The GPU of a rank with a device as ``cuda:0 (GPU-…)``, or none with ``cpu``."""
 
     def __init__(self, device: str) -> None:
         self.uuid = device.partition("(")[2].removesuffix(")")
@@ -42,14 +38,14 @@ class PinnedGpu:
         return self._handle is not None
 
     def use(self) -> GpuUse:
-        """Returns how it is used now; zeros where that cannot be known."""
+        # Zeros where the driver cannot be reached.
         if not self._open():
             return GpuUse()
         nvml, handle = self._nvml, self._handle
         memory, percent, celsius = None, -1, -1
         with suppress(nvml.NVMLError):
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        with suppress(nvml.NVMLError):  # not told of a slice
+        with suppress(nvml.NVMLError):  # not reported for a slice
             percent = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         with suppress(nvml.NVMLError):
             celsius = int(nvml.nvmlDeviceGetTemperature(self._whole(), nvml.NVML_TEMPERATURE_GPU))
@@ -58,13 +54,12 @@ class PinnedGpu:
         return GpuUse(int(memory.used), int(memory.total), percent, celsius)
 
     def _whole(self) -> Any:
-        """The GPU that a slice is of: it has the thermometer."""
+        # The GPU of a slice has the thermometer.
         if not self.uuid.startswith("MIG-"):
             return self._handle
         return self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
 
     def name(self) -> str:
-        """Returns the GPU's name, as ``NVIDIA H200``; "GPU" where it cannot be known."""
         if self._open():
             with suppress(self._nvml.NVMLError):
                 name = self._nvml.nvmlDeviceGetName(self._handle)
@@ -72,7 +67,7 @@ class PinnedGpu:
         return "GPU"
 
     def processes(self) -> list[tuple[int, int]]:
-        """Returns the pid and the bytes of each process on it; 0 bytes where it is not told."""
+        # The pid and the bytes of each; 0 bytes where the driver does not report them.
         if self._open():
             with suppress(self._nvml.NVMLError):
                 found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
@@ -80,12 +75,10 @@ class PinnedGpu:
         return []
 
     def out_of_memory(self, rank: int, pid: int, sharers: dict[int, int]) -> str:
-        """Returns who ran out of which GPU's memory, and who else is on it.
+        """Returns a text: the rank that ran out of memory, the GPU, and the other processes on it.
 
-        Args:
-            rank: the rank that did.
-            pid: its process.
-            sharers: the other ranks that are pinned to this GPU, by pid; pids may be unknown.
+        ``sharers`` are the other ranks that are pinned to this GPU, by pid. The driver may not know
+        these pids.
         """
         use = self.use()
         full = f": {_gib(use.used_nbytes)} of {_gib(use.total_nbytes)} are in use" * bool(
@@ -109,7 +102,7 @@ class PinnedGpu:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says, in any library's words, that a GPU's memory has run out."""
+    # Each library has an exception, or words, of its own.
     for kind in type(error).__mro__:
         if (kind.__module__.partition(".")[0], kind.__name__) in _OUT_OF_MEMORY:
             return True

@@ -1,4 +1,4 @@
-"""What a failed cell left in a GPU's memory is given back, so that the next cell finds it free."""
+"""Frees the memory of a GPU that a failed cell has used, for the next cell."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 from allranks.collectives.gpu import dlpack
 
 _LIBRARIES = ("cupy", "torch", "tensorflow", "jax")
+#: How long to wait for what another library has dropped: its kernels may still read it.
 _LENT_SECONDS = 5.0
-"""For so long it is waited for what another library has dropped: its kernels may still read it."""
 
 
 def release(error: BaseException) -> None:
     """Forgets the local variables of a failed cell's calls, and gives unused GPU memory back.
 
-    Variables of the cell itself stay. Does nothing where no library for GPUs has been imported.
-    Libraries keep freed memory in pools for themselves: of a shared GPU the others need it, and
-    so do the other libraries of this rank.
+    Variables of the cell itself stay. Libraries keep freed memory in pools for themselves: the
+    other ranks of a shared GPU need it, and so do the other libraries of this rank.
     """
     if not any(name in sys.modules for name in _LIBRARIES):
         return
     for failed in _chain(error):
         traceback.clear_frames(failed.__traceback__)
     for name in ("last_exc", "last_value", "last_traceback", "last_type"):
+        # The last exception has the frames, and these have the variables.
         if hasattr(sys, name):
             delattr(sys, name)
     gc.collect()
-    # Into a pool that has been emptied already it would come back too late.
+    # Before the pools are emptied, into which it returns.
     dlpack.wait_for_exports(_LENT_SECONDS)
     # A GPU that has failed has no memory to give back.
     with suppress(Exception):

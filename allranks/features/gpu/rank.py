@@ -1,4 +1,4 @@
-"""Tells how a rank's GPU is used, who uses it when its memory runs out, and frees that memory."""
+"""Reports the use of a rank's GPU, and its users when memory runs out; frees that memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class RankGpu(RankFeature):
     dormant = True  # without a GPU
 
     def started(self, rank: RankContext) -> None:
-        """Learns which other ranks are on the GPU."""
         self._rank = rank
         self._gpu = PinnedGpu(rank.device)
         self._sharers = _find_sharers(rank)
@@ -28,7 +27,6 @@ class RankGpu(RankFeature):
             rank.activate(self)
 
     def pulse_fields(self) -> dict[str, Any]:
-        """Returns the GPU's memory, load and temperature."""
         use = self._gpu.use()
         return {
             "gpu_nbytes": use.used_nbytes // _STEP_NBYTES * _STEP_NBYTES,
@@ -38,14 +36,12 @@ class RankGpu(RankFeature):
         }
 
     def error_details(self, error: BaseException) -> str:
-        """Returns who is on the GPU, if the error says that its memory has run out."""
         if not is_out_of_memory(error):
             return ""
         rank = self._rank
         return PinnedGpu(rank.device).out_of_memory(rank.rank, os.getpid(), self._sharers)
 
     def cell_left(self, error: BaseException | None) -> None:
-        """Frees what a failed cell has left in the GPU's memory."""
         if error is not None:
             release(error)
 

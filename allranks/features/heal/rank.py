@@ -18,23 +18,19 @@ from allranks.records import requests
 
 
 class RankHeal(RankFeature):
-    """Joins with replacements, and stores kept variables in memory that outlives the process.
-
-    The host agent removes that memory.
-    """
+    """Joins with replacements, and stores kept variables in memory that outlives the process."""
 
     requests = frozenset({requests.HEAL, requests.SETTLE, requests.RESTORE})
 
     def started(self, rank: RankContext) -> None:
-        """Makes the store if the host has a folder for it."""
         self._rank = rank
         folders = tuple(filter(os.path.isdir, rank.config.kept_dirs))
         if folders:
             namespace = rank.shell.user_ns
+            # The host agent removes its files.
             world.current().variable_store = VariableStore(folders, rank.rank, rank.size, namespace)
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
-        """Joins with replacements, completes the storing, or restores a dead rank's variables."""
         if name == requests.HEAL:
             dead, epoch = arguments["dead"], arguments["epoch"]
             return {"warning": self._rank.begin_epoch(lambda: self._join(dead, epoch))}, []
@@ -47,12 +43,12 @@ class RankHeal(RankFeature):
         """Joins with the processes that replace dead ranks; returns a warning, or "".
 
         Collective over the survivors, which have left their collectives, and the replacements.
-        Then the features restore, before the next cell.
         """
         rank = self._rank
         address = os.path.join(rank.config.session_dir, "nursery")
         port_filter.restrict_own_ports(allow_this_host=True)
         healing.heal(dead, stubs.command("rank", address), epoch)
+        # The features restore their state before the next cell.
         return rank.rank_replaced(dead)
 
     def _restore(self) -> dict[str, Any]:

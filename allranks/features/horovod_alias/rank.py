@@ -10,7 +10,6 @@ class HorovodAlias(RankFeature):
     """Changes what ``import`` finds, before a cell or MPI has imported anything."""
 
     def starting(self) -> None:
-        """Installs both names."""
         alias.install()
         alias.install_tensorflow()
 

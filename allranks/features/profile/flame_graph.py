@@ -17,9 +17,9 @@ from allranks.widgets.dashboard.svg import PAPER, WRONG
 from allranks.widgets.dashboard.tables import seconds
 from allranks.widgets.text import TERMINAL, front_end
 
-#: A frame differs where the rank with most is so far above the one with least, as a share of all.
+#: A frame is marked if the times of the ranks differ by this share of the whole time.
 _DIFFERS = 0.1
-#: So much time is a few looks, which chance alone may deal to one rank.
+#: And by this time: a rank may have a few samples more by chance.
 _DIFFERS_SECONDS = 0.05
 _EXPLAINED = 0.7
 DIFFERS = "≠"
@@ -47,17 +47,14 @@ class Node:
     children: dict[str, Node] = field(default_factory=dict)
 
     def add(self, rank: int, seconds: float) -> None:
-        """Counts a rank's time."""
         self.seconds[rank] = self.seconds.get(rank, 0.0) + seconds
 
     @property
     def by_time(self) -> list[Node]:
-        """What it called, the longest first."""
         return sorted(self.children.values(), key=lambda node: (-node.total, node.name))
 
     @property
     def total(self) -> float:
-        """The seconds of all ranks."""
         return sum(self.seconds.values())
 
 
@@ -70,34 +67,30 @@ class Folded:
 
     @property
     def seconds(self) -> float:
-        """What a rank has been looked at for, as a mean."""
+        # A mean over the ranks.
         return self.root.total / len(self.ranks)
 
     def mean(self, node: Node) -> float:
-        """Returns a rank's seconds in a frame, as a mean over all ranks."""
         return node.total / len(self.ranks)
 
     def each(self, node: Node) -> dict[int, float]:
-        """Returns the seconds of every rank in a frame."""
         return {rank: node.seconds.get(rank, 0.0) for rank in self.ranks}
 
     def spread(self, node: Node) -> float:
-        """Returns how many seconds lie between the rank with most and the one with least."""
         every = self.each(node).values()
         return max(every) - min(every)
 
     def differs(self, node: Node) -> bool:
-        """Whether ranks spend times in a frame that differ enough to be marked."""
+        # Enough to be marked.
         return self.spread(node) >= max(_DIFFERS * self.seconds, _DIFFERS_SECONDS)
 
     def differing(self) -> list[Node]:
-        """Returns the frames in which a difference arises, the greatest first.
-
-        A frame whose difference is that of one frame it called is left out for that one.
-        """
+        """Returns the frames in which a difference arises, the greatest first."""
         found = [
             node
             for node in _below(self.root)
+            # A frame whose difference is that of one frame which it called is left out for that
+            # one.
             if self.differs(node)
             and not any(
                 self.spread(child) >= _EXPLAINED * self.spread(node)
@@ -108,7 +101,6 @@ class Folded:
 
 
 def fold(profiles: Sequence[Profile]) -> Folded:
-    """Returns one tree of the stacks of several ranks."""
     root = Node("all")
     for profile in profiles:
         for stack, spent in profile.stacks.items():
@@ -131,13 +123,11 @@ def _below(node: Node) -> Iterator[Node]:
 
 
 def text(folded: Folded) -> str:
-    """Returns the whole profile as text."""
     head = f"{'time':>8}  {'share':>5}    one frame per line, called frames indented"
     return "\n".join([summary(folded), *differences(folded), head, *_tree(folded)])
 
 
 def summary(folded: Folded) -> str:
-    """Returns one line: which ranks, for how long."""
     each = ", a mean" if len(folded.ranks) > 1 else ""
     return (
         f"profile of {label(folded.ranks)}: {seconds(folded.seconds)}{each}, "
@@ -146,7 +136,6 @@ def summary(folded: Folded) -> str:
 
 
 def differences(folded: Folded) -> list[str]:
-    """Returns a line for each place where ranks differ most."""
     return [f"{DIFFERS} {node.name}: {by_rank(folded, node)}" for node in _differing(folded)]
 
 
@@ -155,10 +144,8 @@ def _differing(folded: Folded) -> list[Node]:
 
 
 def by_rank(folded: Folded, node: Node) -> str:
-    """Returns what ranks spend in a frame, as ``rank 3 1.2 s, ranks 0–2 0.1 s``.
-
-    Ranks whose times differ little stand together.
-    """
+    """Returns the times of ranks in a frame, as ``rank 3 1.2 s, ranks 0–2 0.1 s``."""
+    # Ranks with similar times stand together.
     near = max(0.02 * folded.seconds, 0.25 * folded.spread(node))
     groups: list[list[tuple[int, float]]] = []
     for rank, value in sorted(folded.each(node).items(), key=lambda pair: -pair[1]):
@@ -211,7 +198,6 @@ class _Box:
 
 
 def page(folded: Folded) -> str:
-    """Returns the profile as HTML."""
     boxes = list(_boxes(folded))
     name = f"allranks-{uuid.uuid4().hex}"
     data = base64.b64encode(svg(folded, boxes).encode()).decode()
@@ -247,7 +233,7 @@ def _height(boxes: list[_Box]) -> int:
 
 
 def _boxes(folded: Folded) -> Iterator[_Box]:
-    """Returns what is wide enough to be seen, row by row."""
+    # Only frames that are wide enough to be seen, row by row.
     scale = _WIDTH / (folded.root.total or 1.0)
     row = [_Box(folded.root, 0, 0.0, float(_WIDTH))]
     count = 0
@@ -307,11 +293,6 @@ def _title(folded: Folded, node: Node) -> str:
 
 
 def check_file(name: str) -> Path:
-    """Returns where a profile is to be written.
-
-    Raises:
-        UsageError: there is no such folder.
-    """
     path = Path(name).expanduser()
     if path.is_dir() or not path.parent.is_dir():
         raise UsageError(
@@ -322,7 +303,6 @@ def check_file(name: str) -> Path:
 
 
 def bundle(profiles: Sequence[Profile]) -> dict[str, str]:
-    """Returns text/html and text/plain of the flame graph of all ranks."""
     folded = fold(profiles)
     return {"text/html": page(folded), "text/plain": text(folded)}
 

@@ -12,18 +12,16 @@ from allranks.features.profile.samples import Profile
 from allranks.records import requests
 from allranks.records.wire import Answer
 
+#: Ranks answer at once, unless C code holds the interpreter.
 _ASK_SECONDS = 10.0
-"""Ranks answer at once, unless C code holds the interpreter."""
 _MARGIN_SECONDS = 0.05
 
 
 class Profiling:
     """One profile: the samples of a cell's ranks.
 
-    Args:
-        show: called once, with the profiles of the ranks that have samples.
-        seconds: how long to sample; 0 for the whole cell.
-        empty: whether ``show`` is called without samples too.
+    ``show`` is called once, with the profiles of the ranks that have samples; if ``empty``, without
+    samples too. With 0 seconds, the whole cell is sampled.
     """
 
     def __init__(
@@ -35,18 +33,17 @@ class Profiling:
         self._ranks: tuple[int, ...] = ()
         self._over_at: float | None = None
         self._profiles: dict[int, Profile] = {}
+        #: Whether it has been shown.
         self.over = False
-        """Whether it has been shown."""
 
     def begin(self, cell: CellContext, ranks: tuple[int, ...]) -> None:
-        """Asks the ranks to sample, from now on or from the beginning of their next cell."""
+        # A rank without a cell samples its next one.
         self._ranks = ranks
         cell.ask_soon(requests.PROFILE, {"seconds": self._seconds}, lambda _: None, ranks)
         if self._seconds:
             self._over_at = time.monotonic() + self._seconds + _MARGIN_SECONDS
 
     def step(self, cell: CellContext) -> None:
-        """Begins if it has not, and asks for the samples when its seconds are over."""
         if not self._ranks and (pending := cell.pending()):
             self.begin(cell, pending)
         if self._over_at is not None and time.monotonic() >= self._over_at:
@@ -54,7 +51,6 @@ class Profiling:
             cell.ask_soon(requests.PROFILED, {}, self._answered, self._ranks)
 
     def finish(self, cell: CellContext) -> None:
-        """Asks the ranks that have not sent their samples yet, and shows all."""
         missing = [rank for rank in self._ranks if rank not in self._profiles]
         if missing:
             answers = cell.ask(requests.PROFILED, {}, missing, _ASK_SECONDS)
@@ -77,10 +73,7 @@ class Profiling:
 
 
 class NotebookProfile(NotebookFeature):
-    """Profiles the cell that runs, or the next one.
-
-    Its commands may come from another thread, as a notebook's subshell.
-    """
+    """Profiles the cell that runs, or the next one."""
 
     commands = frozenset({"profile", "profile_in_panel"})
 
@@ -89,7 +82,7 @@ class NotebookProfile(NotebookFeature):
         self._running: Profiling | None = None
 
     def command(self, name: str, *arguments: Any) -> Any:
-        """Begins a profile.
+        """Begins a profile; may run in another thread, as the subshell of a notebook.
 
         ``profile`` takes the seconds, a file or None, and optionally a function that shows the
         profiles. It returns whether a cell runs, else the next one is profiled.
@@ -120,7 +113,7 @@ class NotebookProfile(NotebookFeature):
         return True
 
     def cell_started(self) -> None:
-        """Begins the profile that was asked for before the cell."""
+        # The profile may have been requested before the cell.
         assert self.cell is not None
         self._running = None
         if self._next is not None and self.cell.shown:
@@ -134,7 +127,6 @@ class NotebookProfile(NotebookFeature):
         return False
 
     def cell_finished(self) -> None:
-        """Shows the profile."""
         running, self._running = self._running, None
         if self.cell is not None and running is not None:
             running.finish(self.cell)

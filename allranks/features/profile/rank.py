@@ -1,9 +1,9 @@
-"""Where this rank spends its time: a thread looks, fifty times a second.
+"""Where this rank spends its time: a thread samples its main thread, fifty times a second.
 
-It looks at the frames of the thread that runs the cells, from within the process. A profiler
-beside it, as py-spy, would need the right to trace other processes, which containers do not give;
-a timer's signal (`setitimer`) would break into what the cell, MPI and NCCL wait for, and is heard
-between two lines of Python only.
+It reads the frames of the thread that runs the cells, from within the process. A profiler outside
+of it, as py-spy, would need the right to trace other processes, which containers do not give. The
+signal of a timer (`setitimer`) would break into waits of the cell, MPI and NCCL, and Python handles
+signals between two of its own steps only.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from allranks.features.profile.samples import SAMPLES_A_SECOND, Profile
 from allranks.records import requests
 from allranks.records.wire import RunCell
 
+#: The longest of them are sent; the others are summed up.
 _MOST_STACKS = 1000
-"""The longest of them are told; the others are summed up."""
 _KEPT_STACKS = 20_000
 _DEEPEST = 300
 _SWITCH_SECONDS = 0.0005
@@ -42,9 +42,7 @@ _Key = tuple[int | tuple[int, int] | str, ...]
 class Sampler:
     """Sums up the seconds that the main thread spends in each stack of frames.
 
-    Args:
-        rank: this process's rank.
-        calls: the code that calls a function which the notebook has sent.
+    ``calls`` is the code that calls a function which the notebook has sent.
     """
 
     def __init__(self, rank: int, calls: CodeType) -> None:
@@ -60,11 +58,7 @@ class Sampler:
         self._lock = threading.RLock()
 
     def start(self, seconds: float) -> None:
-        """Begins now, or with the next cell; what was seen before is forgotten.
-
-        Args:
-            seconds: how long; 0 for all of the cell.
-        """
+        """Begins now, or with the next cell, and ends after the seconds; with 0, with the cell."""
         with self._lock:
             self.stop()
             self._armed = seconds
@@ -72,21 +66,19 @@ class Sampler:
                 self._go()
 
     def begin_cell(self) -> None:
-        """A cell begins."""
         with self._lock:
             self._busy = True
             if self._armed is not None:
                 self._go()
 
     def end_cell(self) -> None:
-        """It has ended: the rank waits for others, or for the next cell."""
+        # The rank waits for others, or for the next cell.
         with self._lock:
             self._busy = False
             if self._thread is not None:
                 self.stop()
 
     def stop(self) -> None:
-        """Looks no more."""
         with self._lock:
             self._armed = None
             if self._thread is not None:
@@ -95,7 +87,6 @@ class Sampler:
                 self._thread = None
 
     def take(self) -> Profile:
-        """Stops, and returns what was seen since the start."""
         with self._lock:
             self.stop()
             sums, self._sums = self._sums, {}
@@ -114,7 +105,7 @@ class Sampler:
         thread = threading.Thread(
             target=self._run, args=(seconds, self._over), name="allranks-sampler", daemon=True
         )
-        with suppress(RuntimeError):  # no thread is to be had: the cell runs, without a profile
+        with suppress(RuntimeError):  # no thread can start: the cell runs, without a profile
             thread.start()
             self._thread = thread
 
@@ -179,7 +170,7 @@ class Sampler:
             kind, name = _OTHER, f"import {module}"
         else:
             kind, name = _OTHER, f"{called} ({module or file})"
-        # The code is kept, so that nothing else comes to lie at its address.
+        # The code is kept, so that no other object gets its address.
         known = self._known[key] = kind, name, code
         return known
 
@@ -193,7 +184,7 @@ class Sampler:
                 names.append(part)
                 continue
             kind, name, code = self._known[part[0] if isinstance(part, tuple) else part]
-            # Of our own frames the one that was called says all; importlib's say nothing.
+            # Of our own frames only the first matters, of importlib's none.
             hidden = kind == _IMPORT or (kind == _OWN and within_own)
             within_own = kind == _OWN
             if isinstance(part, tuple):
@@ -204,7 +195,7 @@ class Sampler:
 
 
 def _closed() -> threading.Lock:
-    """A lock that is held: to wait for it takes no Python, as an event does."""
+    # A lock that is held: a wait for it runs no Python code, unlike a wait for an event.
     lock = threading.Lock()
     lock.acquire()
     return lock
@@ -224,12 +215,10 @@ class RankProfile(RankFeature):
     requests_while_busy = frozenset({requests.PROFILE, requests.PROFILED})
 
     def started(self, rank: RankContext) -> None:
-        """Makes the sampler, which takes no time before it is asked for samples."""
         self._rank = rank
         self._sampler = Sampler(rank.rank, CellRunner._call.__code__)
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
-        """Starts to sample, or ends that and returns the profile."""
         if name == requests.PROFILE:
             self._rank.activate(self)
             if self._rank.cell():  # it may have begun before the hooks were active
@@ -239,11 +228,9 @@ class RankProfile(RankFeature):
         return self._sampler.take().to_content(), []
 
     def cell_started(self, cell: RunCell) -> None:
-        """Begins to sample if that was asked for before the cell."""
         self._sampler.begin_cell()
 
     def cell_left(self, error: BaseException | None) -> None:
-        """Ends the samples."""
         self._sampler.end_cell()
 
 

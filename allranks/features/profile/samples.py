@@ -6,26 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+#: Each costs some 0.2 ms where Python is busy: two threads have to take turns twice.
 SAMPLES_A_SECOND = 50
-"""Each costs some 0.2 ms where Python is busy: two threads have to take turns twice."""
+#: Seconds by stack, the outermost frame first.
 Stacks = Mapping[tuple[str, ...], float]
-"""Seconds by stack, the outermost frame first."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What one rank has been at, and for how long: ``stacks`` holds seconds by stack."""
+    """The seconds of one rank in each stack."""
 
     rank: int
     stacks: Stacks
 
     @property
     def seconds(self) -> float:
-        """The time that was looked at."""
         return sum(self.stacks.values())
 
     def to_content(self) -> dict[str, Any]:
-        """The same as JSON carries it: each frame's name once."""
+        # For JSON, with each frame's name once.
         numbers: dict[str, int] = {}
         rows = [
             [seconds, [numbers.setdefault(name, len(numbers)) for name in stack]]
@@ -35,7 +34,6 @@ class Profile:
 
     @classmethod
     def from_content(cls, rank: int, content: Mapping[str, Any]) -> Profile:
-        """The profile that :meth:`to_content` wrote."""
         frames = content["frames"]
         return cls(
             rank,
@@ -43,9 +41,9 @@ class Profile:
         )
 
     def collapsed(self) -> str:
-        """One line a stack, ``rank 0;outer;inner 1234``: frames and microseconds.
+        """Returns one line a stack, ``rank 0;outer;inner 1234``: frames and microseconds.
 
-        This is what flamegraph.pl, speedscope and inferno read.
+        This is the format of flamegraph.pl, speedscope and inferno.
         """
         lines = []
         for stack, seconds in sorted(self.stacks.items()):

@@ -42,20 +42,13 @@ class Field(Protocol):
         """Shows a prompt; what was typed at an earlier one is forgotten."""
 
     def typed(self) -> str | None:
-        """Returns what was typed, None as long as nothing was.
-
-        Raises:
-            EOFError: there is no more to read.
-            KeyboardInterrupt: Ctrl-C was pressed instead.
+        """Returns what was typed, None as long as nothing was; raises EOFError or
+        KeyboardInterrupt.
         """
 
 
 class KernelField:
-    """The field of the front end that has sent the cell which runs now.
-
-    Args:
-        kernel: ipykernel's, of this process.
-    """
+    """The field of the front end that has sent the cell which runs now."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
@@ -64,7 +57,6 @@ class KernelField:
         self.problem = "" if self._request.get("content", {}).get("allow_stdin") else NOBODY
 
     def ask(self, prompt: str, hidden: bool) -> None:
-        """Shows a prompt."""
         while self._answer() is not None:
             pass  # an answer to a prompt of a cell that was interrupted
         content = {"prompt": prompt, "password": hidden}
@@ -74,7 +66,6 @@ class KernelField:
         )
 
     def typed(self) -> str | None:
-        """Returns what was typed."""
         typed = self._answer()
         if typed == _END:
             raise EOFError
@@ -95,7 +86,7 @@ class TerminalField:
         self._raised: BaseException | None = None
 
     def ask(self, prompt: str, hidden: bool) -> None:
-        """Shows a prompt, and returns when it was answered."""
+        # Returns when it was answered.
         sys.stdout.flush()
         try:
             with _interruptible():
@@ -108,7 +99,6 @@ class TerminalField:
             sys.stdout.write("\n")  # the prompt's line has no end yet
 
     def typed(self) -> str | None:
-        """Returns what was typed."""
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised
@@ -129,7 +119,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def field() -> Field:
-    """Returns the field that belongs to what runs now."""
+    # Of the front end that has sent the cell which runs now.
     kernel = of_this_process()
     return TerminalField() if kernel is None else KernelField(kernel)
 
@@ -145,11 +135,8 @@ _FOR_ALL = re.compile(r"\s*%distributed\s+all(?: (.*))?")
 class PromptQueue:
     """Shows the prompts of one cell and sends what is typed.
 
-    Args:
-        field: where it is typed.
-        send: sends an answer to a rank.
-        above: called before a prompt is shown, to show what was written before it.
-        say: shows a line about the cell as a whole.
+    ``above`` is called before a prompt is shown, to show what was written before it. ``say`` shows
+    a line about the cell as a whole.
     """
 
     def __init__(
@@ -180,21 +167,14 @@ class PromptQueue:
 
     @property
     def asking(self) -> set[int]:
-        """The ranks that wait for what is typed."""
         return {*self._waiting, *([self._shown.rank] if self._shown is not None else [])}
 
     @property
     def open(self) -> bool:
-        """Whether a rank waits for what is typed."""
         return self._shown is not None or bool(self._waiting)
 
     def take(self, prompt: Prompt, others: Iterable[int]) -> bool:
-        """Adds a prompt; returns whether the other ranks are to send their output.
-
-        Args:
-            prompt: what it asks.
-            others: the ranks that are in the cell beside it.
-        """
+        """Adds a prompt; returns whether the other ranks are to send their output."""
         if self._field.problem:
             self._send(prompt.rank, Typed(prompt.cell, prompt.number, "", self._field.problem))
             return False
@@ -214,26 +194,20 @@ class PromptQueue:
         return True
 
     def heard(self, rank: int) -> None:
-        """Records that a rank has sent its output before the last prompt."""
         self._unheard.discard(rank)
 
     def left(self, rank: int) -> None:
-        """Drops the prompts of a rank that has left the cell."""
         self._waiting.pop(rank, None)
         if self._shown is not None and self._shown.rank == rank:
             self._shown = None
 
     def interrupt(self) -> None:
-        """Drops the prompts of all ranks: the interrupt ends them."""
+        # The interrupt ends the prompts of all ranks.
         self._interrupted = True
         self._waiting.clear()
 
     def step(self) -> None:
-        """Shows the next prompt, or sends on what was typed.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed at the prompt.
-        """
+        """Shows the next prompt, or sends on what was typed; may raise KeyboardInterrupt."""
         if self._shown is None and self._waiting:
             self._show()
         if self._shown is None:
@@ -291,7 +265,7 @@ class PromptQueue:
         self._send(prompt.rank, Typed(prompt.cell, prompt.number, text, problem))
 
     def _choose(self, rank: int) -> None:
-        """Another rank is asked now; the one that was waits again."""
+        # Asks this rank next; the one that was asked waits again.
         assert self._shown is not None
         self._waiting[self._shown.rank] = self._shown
         self._shown = None
@@ -312,15 +286,13 @@ class NotebookPrompts(NotebookFeature):
         self._interrupts = 0
 
     def started(self, cluster: ClusterContext) -> None:
-        """Keeps the function that sends answers."""
         self._send = cluster.send
 
     def ensemble_started(self) -> None:
-        """Refuses prompts from now on: members run side by side, and each would ask."""
+        # Members run side by side, and each would ask.
         self._in_ensemble = True
 
     def cell_started(self) -> None:
-        """Finds the input field of the front end that has sent the cell."""
         assert self.cell is not None
         self._in_ensemble = self._polls = False
         self._interrupts = 0
@@ -332,7 +304,6 @@ class NotebookPrompts(NotebookFeature):
         )
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
-        """Queues a prompt, and asks the other ranks for what they wrote before it."""
         assert isinstance(record, Prompt)
         cell, queue = self.cell, self._queue
         if cell is None or queue is None:
@@ -351,11 +322,10 @@ class NotebookPrompts(NotebookFeature):
             cell.poll(self._poll)
 
     def cell_finished(self) -> None:
-        """Drops the queue, which refers to the cell's view."""
+        # The queue refers to the view of the cell.
         self._queue = None
 
     def stopped(self) -> None:
-        """Does the same."""
         self._queue = None
 
     def _answer(self, rank: int, typed: Typed) -> None:

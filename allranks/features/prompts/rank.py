@@ -45,7 +45,6 @@ class RankPrompts(RankFeature):
         self._typed: Typed | None = None
 
     def started(self, rank: RankContext) -> None:
-        """Replaces Python's own functions, and lets an interrupt end a debugger that asks."""
         self._rank = rank
         builtins.input = self.input
         getpass.getpass = self.getpass
@@ -88,7 +87,6 @@ class RankPrompts(RankFeature):
         return self._line(str(prompt), hidden=True)
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
-        """Hands the answer to the thread that waits for it."""
         if isinstance(record, Typed) and record.number == self._number:
             self._typed = record
             self._came.set()
@@ -126,7 +124,7 @@ class RankPrompts(RankFeature):
 
 @contextmanager
 def _shown_as_asking() -> Iterator[None]:
-    """Within, ranks that wait for this one report that it waits for input."""
+    # Ranks that wait for this one report that it waits for input.
     scope.asks(True)
     try:
         yield

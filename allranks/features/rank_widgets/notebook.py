@@ -26,12 +26,7 @@ _NBYTES_A_SECOND = 500_000
 
 
 class ProxyWidget:
-    """Stands for a rank's widget where a page that is loaded anew asks for all that there are.
-
-    Args:
-        name: the widget's id.
-        state: its state, which is kept up to date by others.
-    """
+    """Stands for a rank's widget where a page that is loaded anew asks for all that there are."""
 
     def __init__(self, name: str, state: dict[str, Any]) -> None:
         self.model_id = name
@@ -41,7 +36,6 @@ class ProxyWidget:
         self._model_module_version = state.get("_model_module_version", "")
 
     def get_state(self, *_: Any, **__: Any) -> dict[str, Any]:
-        """Returns its state."""
         return dict(self.state)
 
     def _get_embed_state(self, drop_defaults: bool = False) -> dict[str, Any]:
@@ -51,7 +45,8 @@ class ProxyWidget:
         return state
 
     def close(self) -> None:
-        """Does nothing: it is the rank's."""
+        # The widget is the rank's.
+        ...
 
 
 @dataclass
@@ -83,7 +78,7 @@ class WidgetProxies:
         self._lock = threading.RLock()
 
     def sift(self, record: Any, payloads: Sequence[bytes]) -> Any:
-        """Handles messages of widgets, and output in them; returns the rest, or None."""
+        # Handles messages of widgets, and output in them; the rest is returned.
         if isinstance(record, Widget):
             with self._lock:
                 self._take(record, payloads)
@@ -94,7 +89,7 @@ class WidgetProxies:
         return record
 
     def close(self) -> None:
-        """Keeps the views of the ranks' widgets, which show a line when they are used."""
+        # The views stay, and show a line when they are used.
         with self._lock:
             self.send = lambda *_: None
             for name, proxy in self._proxies.items():
@@ -215,7 +210,7 @@ class WidgetProxies:
 
 
 def _write(proxy: _Proxy, entry: list[Any]) -> None:
-    """Adds what a rank wrote to the outputs of a widget, as a notebook keeps them."""
+    # As a notebook keeps outputs.
     kind, *rest = entry
     outputs = proxy.outputs
     if kind == "clear":
@@ -259,15 +254,14 @@ def _as_text(outputs: list[dict[str, Any]]) -> str:
 class NullComm:
     """The channel where no widgets are drawn."""
 
-    def send(self, *_: Any) -> None:
-        """Sends nothing."""
+    def send(self, *_: Any) -> None: ...
 
-    def close(self, **_: Any) -> None:
-        """Closes nothing."""
+    def close(self, **_: Any) -> None: ...
 
 
 def _around(name: str, states: dict[str, dict[str, Any]]) -> list[str]:
     found = [name]
+    # The list grows meanwhile: outer widgets may be in others.
     for inner in found:
         found += [
             outer
@@ -312,25 +306,22 @@ class NotebookWidgets(NotebookFeature):
         self._proxies = WidgetProxies()
 
     def started(self, cluster: ClusterContext) -> None:
-        """Begins anew; views of widgets of earlier ranks keep their proxies."""
+        # Views of widgets of earlier ranks keep their proxies.
         self._proxies = WidgetProxies()
         self._proxies.send = cluster.send
 
     def cell_started(self) -> None:
-        """Notes whether the front end that has sent the cell draws widgets."""
+        # Each cell may come from another front end.
         self._proxies.drawn = front_end() == NOTEBOOK
 
     def ensemble_started(self) -> None:
-        """Does the same."""
         self._proxies.drawn = front_end() == NOTEBOOK
 
     def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
-        """Handles messages of widgets, and output that belongs in one."""
         left: Record | None = self._proxies.sift(record, payloads)
         return left
 
     def stopped(self) -> None:
-        """Keeps the widgets' views, and has them report that they no longer work."""
         self._proxies.close()
 
 

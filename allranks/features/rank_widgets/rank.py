@@ -38,7 +38,7 @@ class _State:
     buffers: dict[str, list[tuple[list[Any], bytes]]] = field(default_factory=dict)
 
     def take(self, state: dict[str, Any], paths: list[list[Any]], buffers: list[bytes]) -> None:
-        """Puts newer values in the place of those that were not sent."""
+        # Newer values replace those that were not sent.
         for name, value in state.items():
             self.values[name] = value
             self.buffers.pop(name, None)
@@ -46,7 +46,6 @@ class _State:
             self.buffers.setdefault(path[0], []).append((path, buffer))
 
     def message(self) -> tuple[dict[str, Any], list[bytes]]:
-        """Returns the update of all of them."""
         every = [one for some in self.buffers.values() for one in some]
         paths, buffers = [path for path, _ in every], [buffer for _, buffer in every]
         return {"method": "update", "state": self.values, "buffer_paths": paths}, buffers
@@ -70,7 +69,6 @@ class RankWidgets(RankFeature):
         self._listener: threading.Thread | None = None
 
     def started(self, rank: RankContext) -> None:
-        """Has every library that makes widgets make them here."""
         self._rank, self._send, self._transcript = rank.rank, rank.wire.send, rank.transcript
         self._activate = rank.activate
         self._most = max(1, _STATES_AT_A_TIME // rank.size)
@@ -87,6 +85,7 @@ class RankWidgets(RankFeature):
                 else:
                     super().handle_msg(msg)
 
+        # Every library that makes widgets makes them by this function.
         comm.create_comm = RankComm
 
     def publish(
@@ -98,7 +97,7 @@ class RankWidgets(RankFeature):
         buffers: list[bytes] | None = None,
         **_: Any,
     ) -> None:
-        """Sends what a widget says; a state a little later, together with what follows."""
+        """Sends the message of a widget; a state a little later, together with what follows."""
         if not in_rank():
             return  # the views are the rank's
         told = _as_json(data or {})
@@ -125,7 +124,7 @@ class RankWidgets(RankFeature):
             self._tell(name, kind, told, _as_json(metadata or {}), channel.target_name, raw)
 
     def output_sending(self, final: bool) -> None:
-        """Sends the states that have changed longest ago, or at the end all of them."""
+        # The states that have waited longest, or at the end all of them.
         with self._lock:
             for name in list(self._states)[: None if final else self._most]:
                 self._flush(name)
@@ -165,7 +164,7 @@ class RankWidgets(RankFeature):
         return True
 
     def _redirect(self, name: str, begins: bool) -> None:
-        """What is written from here on belongs in a widget for output, or no longer does."""
+        # Later output belongs in a widget for output, or no longer does.
         if begins:
             self._open.append(name)
         elif name in self._open:
@@ -173,7 +172,7 @@ class RankWidgets(RankFeature):
         self._transcript.into(self._open[-1] if self._open else "")
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
-        """Hands a view's message to the listener's thread; this one goes on at once."""
+        # In a thread of its own, because a callback may take long and this thread receives records.
         if not isinstance(record, Widget):
             return
         if self._listener is None:
@@ -196,7 +195,7 @@ class RankWidgets(RankFeature):
 
 
 def _as_json(value: dict[str, Any]) -> dict[str, Any]:
-    """Returns a copy that crosses the wire as it is now."""
+    # A copy, because the state may change before it is sent.
     copy: dict[str, Any] = _read(_write(value))
     return copy
 
