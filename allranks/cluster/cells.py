@@ -31,10 +31,8 @@ from allranks.records.wire import (
 
 @dataclass
 class Slot:
-    """Some ranks in a row, and the member that they run now, if they do.
-
-    ``epoch`` is that of the world that they are by themselves; where ``dirty``, the next member
-    must have another one.
+    """A row of ranks, and the member that they run now, if any. ``epoch`` is that of their own
+    world. After a member that left it ``dirty``, the next one needs another epoch.
     """
 
     ranks: tuple[int, ...]
@@ -46,12 +44,8 @@ class Slot:
 
 
 class MemberSlots:
-    """The slots of one ensemble on one set of ranks.
-
-    Args:
-        ranks: the connection to them.
-        cells: how many cells they have been sent.
-        ranks_each: how many ranks a slot has; it divides their number.
+    """The slots of one ensemble on one set of ranks. ``cells`` is the number of cells sent to the
+    ranks so far; ``ranks_each`` divides the number of ranks.
     """
 
     def __init__(self, ranks: Connection, cells: int, ranks_each: int) -> None:
@@ -65,15 +59,12 @@ class MemberSlots:
         self.deliver: Callable[[MemberSlots, Slot, CellRecord, list[bytes]], None] = lambda *_: None
 
     def free(self) -> Slot | None:
-        """Returns a slot that runs nothing."""
         return next((slot for slot in self.slots if slot.member is None), None)
 
     def running(self, member: int) -> Slot | None:
-        """Returns the slot that runs a member."""
         return next((slot for slot in self.slots if slot.member == member), None)
 
     def at_work(self) -> list[Slot]:
-        """Returns the slots that run a member."""
         return [slot for slot in self.slots if slot.member is not None]
 
     def start(
@@ -88,11 +79,6 @@ class MemberSlots:
         limit_nbytes: int,
         shared: bool,
     ) -> None:
-        """Sends a member to a slot that is free.
-
-        Raises:
-            UsageError: its values cannot be pickled.
-        """
         payload = pack(values, "a rank")
         slot.epoch += slot.dirty
         slot.dirty = False
@@ -113,12 +99,12 @@ class MemberSlots:
         self.ranks.send(slot.ranks, record, payload)
 
     def interrupt(self, slot: Slot) -> None:
-        """Interrupts the member that a slot runs, on the ranks that have not left it."""
+        # Only the ranks that have not left the member.
         pending = [rank for rank in slot.ranks if rank not in slot.replies]
         self.ranks.send(pending, Interrupt(slot.cell))
 
     def take(self, record: CellRecord, payloads: list[bytes]) -> bool:
-        """Handles a record if it is a member's; returns whether it is."""
+        """Handles a record of a member; returns false for any other record."""
         for slot in self.slots:
             if slot.member is not None and slot.cell == record.cell:
                 if isinstance(record, Reply):
@@ -130,17 +116,17 @@ class MemberSlots:
 
     @contextmanager
     def attending(self) -> Iterator[None]:
-        """Within, :meth:`attend` counts the notebook's interrupts, which raise nothing."""
+        # Within, `attend` counts the notebook's interrupts instead of raising them.
         with self.ranks.inbox.hearing_interrupts():
             yield
 
     def attend(self, seconds: float) -> int:
-        """Handles what comes within ``seconds``; returns how often the notebook was interrupted."""
+        """Handles events within ``seconds``; returns the number of the notebook's interrupts."""
         return len(self.ranks.step(seconds))
 
     @contextmanager
     def awaiting(self) -> Iterator[Callable[[float], Awaitable[int]]]:
-        """Within, a coroutine can await what :meth:`attend` does."""
+        """Within, `attend` can be awaited."""
         with self.ranks.inbox.waking() as next_event:
 
             async def attend(seconds: float) -> int:
@@ -158,17 +144,10 @@ _TRIES = 5
 
 
 class Replacement:
-    """New processes for the ranks that are dead, and for those that die meanwhile.
+    """New processes for dead ranks, and for ranks that die meanwhile.
 
-    Args:
-        ranks: the connection to all of them.
-        epoch: the number of the epoch that begins with the new ones, or one more for each new try.
-        tell: called with what happens meanwhile.
-
-    Attributes:
-        epoch: the number of the epoch that has begun.
-        ends: how the ranks that were replaced had ended.
-        presses: how often the notebook was interrupted meanwhile.
+    ``epoch`` is one more for each new try, ``ends`` how the replaced ranks had ended, ``presses``
+    the number of the notebook's interrupts meanwhile.
     """
 
     def __init__(self, ranks: Connection, epoch: int, tell: Callable[[str], None]) -> None:
@@ -179,10 +158,9 @@ class Replacement:
         self._tell = tell
 
     def make(self) -> None:
-        """Replaces the ranks. An interrupt is heard when it has; the second one ends all ranks.
+        """Replaces the ranks. The first interrupt waits for the end; the second one ends all ranks.
 
-        Raises:
-            ClusterLost: they could not be replaced, and all were killed.
+        Raises ClusterLost if they cannot be replaced; all are killed then.
         """
         ranks, roster, problem = self._ranks, self._ranks.roster, ""
         with ranks.inbox.hearing_interrupts():
@@ -206,13 +184,10 @@ class Replacement:
         raise ClusterLost(why)
 
     def _try(self) -> str:
-        """Tries to replace the ranks that are dead now; returns what was in the way, if anything.
+        """Tries to replace the ranks that are dead now; returns the obstacle, if any.
 
-        Once one of those that live has done its part all of them have, and the new ones belong to
-        them. A rank that dies after that is replaced by the next try.
-
-        Raises:
-            TimeoutError: they did not come to an end.
+        Once one living rank has done its part, all have, and the new ranks belong to them. A rank
+        that dies after that is replaced by the next try.
         """
         ranks, roster = self._ranks, self._ranks.roster
         dead, left = sorted(roster.dead), roster.left
@@ -249,7 +224,6 @@ class Replacement:
         return ""
 
     def _wait(self, done: Callable[[], bool], seconds: float) -> None:
-        """Handles events until ``done``, the time is over, or the second interrupt."""
         dead = self._ranks.roster.dead
         known, began, slow = set(dead), time.monotonic(), False
         while not done() and time.monotonic() < began + seconds and self.presses < 2:
@@ -280,10 +254,10 @@ _REPLY_SECONDS = 1.0
 
 
 class Cells:
-    """Numbers the cells, sends them, and hands on what ranks tell of the one that runs.
+    """Numbers the cells, sends them, and passes on the records of the one that runs.
 
-    Between a cell that has left its communicator unusable and the next one, the ranks move to a
-    fresh one. What is written when its cell has ended is shown with the next one.
+    After a cell that left its communicator unusable, the ranks move to a fresh one before the next
+    cell. Output that comes after the end of its cell is shown with the next one.
     """
 
     _ranks: Connection
@@ -298,21 +272,19 @@ class Cells:
         self._dirty = False
 
     def begin(self, ranks: Connection) -> None:
-        """Starts to use these ranks, which are new."""
         self._ranks = ranks
         self._epoch, self._dirty, self._left = 0, False, None
         ranks.of_death = self._take_death
         self.late.clear()
 
     def take_over(self, ranks: Connection, left: DetachedCell) -> None:
-        """Starts to use these ranks, which another notebook has started."""
         self.begin(ranks)
         self._number, self._epoch, self._dirty = left.cell, left.epoch, left.dirty
         if left.members:
             self._end_members(left)
 
     def _end_members(self, left: DetachedCell) -> None:
-        """Interrupts the members of an ensemble whose notebook is gone."""
+        """Interrupts the members of an ensemble whose notebook has ended."""
         for rank, cell in left.members.items():
             self._ranks.send((rank,), Interrupt(cell))
             self._ranks.ask_soon(requests.SEEN, {"cell": cell}, lambda _: None, (rank,))
@@ -330,34 +302,28 @@ class Cells:
         self._ask(requests.MEMBERS, {"ranks_each": 0})
 
     def follow(self, run: CellRun) -> None:
-        """Shows a cell from now on that another notebook has sent."""
+        """Shows a cell of another notebook from now on."""
         self._running = run
 
     def show_late(self, view: View) -> None:
-        """Shows what was written between cells."""
         self._show_late(view)
 
     @property
     def busy(self) -> bool:
-        """Whether a cell or a crew is under way."""
+        # An ensemble counts as well.
         return self._running is not None or self._crew is not None
 
     @property
     def count(self) -> int:
-        """How many cells these ranks have been sent, by any notebook."""
+        """The number of cells that these ranks have run, of any notebook."""
         return self._number
 
     @property
     def running(self) -> CellRun | None:
-        """The cell that is under way, if one is."""
         return self._running if self._running is not None and self._running.pending else None
 
     def check_idle(self) -> None:
-        """Raises where another cell is under way: one that is awaited lets its event loop run.
-
-        Raises:
-            UsageError: the ranks run a cell or an ensemble.
-        """
+        """Raises UsageError while another cell runs: an awaited cell lets its event loop run."""
         if self._running is not None:
             if not self._running.settled():
                 raise UsageError(
@@ -373,22 +339,17 @@ class Cells:
             )
 
     def prepare(self, view: View) -> int:
-        """Makes the ranks ready for another cell, shown in ``view``; returns its number.
-
-        Ranks may die meanwhile.
-        """
+        """Makes the ranks ready for another cell; returns its number. Ranks may die meanwhile."""
         self._show_late(view)
         self._renew()
         self._number += 1
         return self._number
 
     def send(self, cell: RunCell, run: CellRun, *payloads: bytes) -> None:
-        """Sends a cell to the ranks of ``run``, all of them or none."""
         self._running = run
         self._ranks.send(run.ranks, cell, *payloads)
 
     def end(self, run: CellRun) -> None:
-        """Records that a cell has ended, with or without an error."""
         self._running = None
         self._dirty = self._dirty or run.dirty
 
@@ -406,11 +367,7 @@ class Cells:
 
     @contextmanager
     def crew(self, ranks_each: int) -> Iterator[MemberSlots]:
-        """Within, members of an ensemble run side by side, each on ``ranks_each`` ranks in a row.
-
-        Raises:
-            UsageError: the ranks run a cell or another ensemble.
-        """
+        """Within, members run side by side, each on ``ranks_each`` ranks in a row."""
         self.check_idle()
         self._renew()
         told = self._ask(requests.MEMBERS, {"ranks_each": ranks_each})
@@ -432,7 +389,6 @@ class Cells:
                 )
 
     def interrupt(self) -> bool:
-        """Interrupts what is under way; returns whether something was."""
         if self._crew is not None:
             self._ranks.inbox.put(InterruptRequested())
             return True
@@ -442,7 +398,6 @@ class Cells:
         return True
 
     def take(self, record: CellRecord, payloads: list[bytes]) -> None:
-        """Handles a record of a cell."""
         if self._crew is not None and self._crew.take(record, payloads):
             return
         if self._running is not None and record.cell == self._running.cell:
@@ -465,15 +420,12 @@ class Cells:
 
     @property
     def occupied(self) -> bool:
-        """Whether ranks are still in a cell that was interrupted, or may be."""
+        # Ranks may still be in a cell that was interrupted.
         return self._left is not None and not self._left.settled()
 
     def heal(self, tell: Callable[[str], None]) -> Replacement:
-        """Has new processes take the place of ranks that have died, in a fresh epoch.
-
-        Raises:
-            UsageError: a rank is still in a cell that was interrupted.
-            ClusterLost: they could not be replaced, and all were killed.
+        """Replaces dead ranks by new processes, in a fresh epoch; raises ClusterLost after it has
+        killed all ranks.
         """
         if self._left is not None:
             self._see_off(self._left)
@@ -493,11 +445,7 @@ class Cells:
         self.late.clear()
 
     def _see_off(self, left: CellRun) -> None:
-        """Waits until all ranks have left a cell that was interrupted.
-
-        Raises:
-            UsageError: a rank stays in it.
-        """
+        """Waits until all ranks have left an interrupted cell; raises UsageError if one stays."""
         deadline = time.monotonic() + _DETACHED_SECONDS
         self._ranks.wait_until(left.settled, _REPLY_SECONDS)
         while not left.settled() and (busy := self._in_it(left)):

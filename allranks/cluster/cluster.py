@@ -121,7 +121,7 @@ class Cluster:
 
     @property
     def gpu_notices(self) -> list[str]:
-        """What a user should know about the ranks' GPUs: who shares one, which are not found."""
+        """Lines for the user: shared GPUs, and GPUs that were not found."""
         if isinstance(self.launcher, MultiHostLauncher):
             return []  # they are seen by the ranks alone
         found = (devices.shared(self.gpus, self.size), devices.overlooked())
@@ -196,13 +196,7 @@ class Cluster:
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
         """Sets how long the ranks keep running when this notebook ends; 0 for not at all.
 
-        Args:
-            seconds: how long.
-            memo: what the next notebook is to know.
-
-        Raises:
-            UsageError: they are on several hosts, or do not answer.
-            ClusterLost: the ranks are gone.
+        ``memo`` is for the next notebook. Raises UsageError if the ranks are on several hosts.
         """
         self.catch_up()
         self._ranks.stay(seconds, memo)
@@ -211,26 +205,13 @@ class Cluster:
             self._kept.stay(seconds > 0)
 
     def let_go(self) -> None:
-        """Detaches from the ranks, to which another notebook can attach.
-
-        Raises:
-            UsageError: they run a cell.
-        """
         self._cells.check_idle()
         self._ranks.let_go()
         if self._kept is not None:
             self._kept.let_go()
 
     def lend(self, memo: dict[str, Any]) -> None:
-        """Leaves the ranks to another notebook; they stay as long as this one does.
-
-        Args:
-            memo: what the other notebook is to know.
-
-        Raises:
-            UsageError: they run a cell, or do not answer.
-            ClusterLost: the ranks are gone.
-        """
+        """Leaves the ranks to another notebook; they stay as long as this one runs."""
         self.catch_up()
         self._cells.check_idle()
         if self._cells.occupied:
@@ -240,19 +221,16 @@ class Cluster:
             self._kept.let_go()
 
     def lends(self, lend: Callable[[socket.socket], object]) -> None:
-        """Sets the function that a thread calls with a notebook that asks for the ranks."""
+        # A thread calls it with the socket of a notebook that asks for the ranks.
         self._ranks.sharing.lend = lend
 
     @property
     def count(self) -> int:
-        """How many cells the ranks have been sent."""
         return self._cells.count
 
     def attach(self, taken: AttachedHostAgent) -> DetachedCell:
-        """Takes over ranks that another notebook has started; returns what they had been doing.
-
-        Raises:
-            UsageError: they do not answer, and stay where they are.
+        """Takes over another notebook's ranks; returns their last cell. If they do not answer, they
+        stay detached.
         """
         config = taken.config
         self._connection = Connection(
@@ -282,7 +260,7 @@ class Cluster:
         return left
 
     def follow(self, left: DetachedCell, view: View) -> CellRun:
-        """Returns the cell that the ranks were left with, in flight and from its beginning."""
+        """Returns the ranks' unfinished cell, in flight and shown from its beginning."""
         run = CellRun(left.cell, left.ranks, self._ranks, view, None)
         self._ranks.sharing.follow(left)
         self._cells.follow(run)
@@ -290,7 +268,6 @@ class Cluster:
         return run
 
     def show_late(self, view: View) -> None:
-        """Shows what the ranks have written between cells."""
         self._cells.show_late(view)
 
     @property
@@ -319,7 +296,7 @@ class Cluster:
 
     @property
     def hellos(self) -> dict[int, Hello]:
-        """Who and where every rank is."""
+        # Each rank's first record: its process and its host.
         return dict(sorted(self._ranks.roster.hellos.items()))
 
     @property
@@ -334,7 +311,7 @@ class Cluster:
 
     @property
     def session_dir(self) -> str:
-        """The folder of the ranks' sockets, by which other notebooks find them."""
+        # Other notebooks find the ranks' sockets here.
         return self._ranks.session_dir
 
     def __enter__(self) -> Cluster:
@@ -344,7 +321,7 @@ class Cluster:
         self.stop()
 
     def __dir__(self) -> list[str]:
-        """Leaves out what is for the package's own magics, so that Tab shows what is for users."""
+        # Tab completion shows only the names for users, not those for the package's own magics.
         return sorted(set(super().__dir__()) - _OF_THE_PACKAGE)
 
     def __repr__(self) -> str:
@@ -445,20 +422,10 @@ class Cluster:
         view: View | None = None,
         want_value: bool = False,
     ) -> CellRun:
-        """Sends a cell to its ranks, all of them or none, and returns it in flight.
+        """Sends a cell to all of its ranks or to none, and returns it in flight.
 
-        Args:
-            text: the cell's source.
-            call: instead of source, a pickled ``(function, args, kwargs)``.
-            name: what the cell is called in reports.
-            number: the notebook's number of the cell, for tracebacks.
-            ranks, timeout, view: as in :meth:`run`.
-            want_value: whether the last expression's value is sent back.
-
-        Raises:
-            SyntaxError: the source cannot be compiled; nothing was sent.
-            ClusterLost: the ranks are gone; nothing was sent.
-            UsageError: they are busy, there are no such ranks, or no such time.
+        ``call`` is a pickled ``(function, args, kwargs)`` instead of source; ``number`` is the
+        notebook's number of the cell, for tracebacks. Raises before anything is sent.
         """
         if call is None:
             check_source(text)
@@ -487,7 +454,7 @@ class Cluster:
         return run
 
     def _ready(self, chosen: Iterable[int], view: View) -> int:
-        """Makes ranks ready for a cell; returns its number. Some may die of what they have left."""
+        # Ranks may die of what they have left.
         while True:
             gone = set(chosen) & set(self.dead)
             if gone and not self._heals_by_itself:
@@ -514,22 +481,14 @@ class Cluster:
         return explain(self, algorithm, values, self._cells.late.append)
 
     def wait(self, run: CellRun) -> CellRun:
-        """Shows a cell's output until all its ranks have left it; returns it if all went well.
-
-        Raises:
-            CellFailed: at least one rank raised, or died while others are left.
-            ClusterLost: at least one rank died, and none is left.
-        """
+        """Shows a cell's output until all its ranks have left it; raises the cell's failure."""
         with self._cells.attended(run), self._ranks.inbox.hearing_interrupts():
             while not run.settled():
                 run.step(run.poll_seconds)
         return self._conclude(run)
 
     async def wait_awaited(self, run: CellRun) -> CellRun:
-        """Does what :meth:`wait` does, and lets the event loop run meanwhile.
-
-        The notebook's kernel answers its widgets in that loop, so that their buttons work.
-        """
+        # The event loop runs meanwhile: the kernel answers its widgets in it, so that buttons work.
         inbox = self._ranks.inbox
         attended = self._cells.attended(run)
         with attended, inbox.hearing_interrupts(), inbox.waking() as next_event:
@@ -539,7 +498,6 @@ class Cluster:
         return self._conclude(run)
 
     def _conclude(self, run: CellRun) -> CellRun:
-        """Ends a settled cell: shows the rest, and raises what it ended with."""
         try:
             run.end()
         finally:
@@ -567,7 +525,6 @@ class Cluster:
         return run
 
     def _heal_after(self, run: CellRun) -> None:
-        """Has ranks replaced that have died in a cell, and shows it there."""
         if not self._heals_by_itself:
             return
 
@@ -644,7 +601,6 @@ class Cluster:
         return f"{label(dead)} {new}; {kept}({time.monotonic() - began:.1f} s)", healed.presses > 0
 
     def _keep_after(self, run: CellRun) -> None:
-        """Has the ranks keep what they are to keep when a cell has ended well."""
         keeping, view = self.keeping, run.view
         if keeping is None or isinstance(view, HiddenView) or self.state != "running":
             return
@@ -661,11 +617,10 @@ class Cluster:
             view.notice(f"{listed(keeping.names)} not kept: {said}")
 
     def take_over(self, lost: Cluster) -> None:
-        """Once they are started, these ranks have what those of a cluster that was lost kept."""
         self._kept = lost._kept
 
     def _restore(self, new: Iterable[int]) -> str:
-        """Has new ranks take back what was kept in their places; returns what that is."""
+        """New ranks take back what was kept in their places; returns what that is."""
         old = set(self._ranks.roster.left) - set(new)
         try:
             settled = self._ranks.ask(requests.SETTLE, {}, ranks=old, seconds=_RESTORE_SECONDS)
@@ -678,12 +633,7 @@ class Cluster:
             return ""
 
     def log_end(self, rank: int, nbytes: int) -> str:
-        """Returns the last bytes of a rank's log, which may lie on another host, as text.
-
-        Raises:
-            UsageError: the rank there does not answer.
-            ClusterLost: the ranks are gone, and with them the way to that host.
-        """
+        """Returns the last bytes of a rank's log, which may lie on another host, as text."""
         path = self.hellos[rank].log
         try:
             return end_of(path, nbytes)
@@ -733,12 +683,6 @@ class Cluster:
         *payloads: bytes,
         ranks: Iterable[int] | None = None,
     ) -> Answers:
-        """Returns the ranks' answers to a request (see ``allranks.records.requests``).
-
-        Raises:
-            UsageError: a rank refused, did not answer, or is not there.
-            ClusterLost: the ranks are gone.
-        """
         self.catch_up()
         return self._ranks.ask(name, arguments, *payloads, ranks=among(ranks, self.size))
 
@@ -751,17 +695,12 @@ class Cluster:
         return self._ranks.client()
 
     def connection_information(self) -> dict[str, Any]:
-        """Returns what ``ipyparallel.Client`` takes to connect to these ranks."""
         self.client()  # all engines are there then
         return self._ranks.connection_information
 
     def is_up(self, tell: Callable[[str], None] | None = None) -> bool:
-        """Handles events since the last cell; returns whether the ranks are up.
-
-        Ranks that have died are replaced, if healing is automatic.
-
-        Args:
-            tell: called with what happens to them; by default that is shown with the next cell.
+        """Handles events since the last cell; returns whether the ranks are up. With automatic
+        healing it replaces dead ranks.
         """
         self._look()
         if self._heals_by_itself and not self.busy and not self._cells.occupied:
@@ -778,11 +717,7 @@ class Cluster:
                 self._ranks.lose()
 
     def catch_up(self) -> None:
-        """Handles events since the last cell.
-
-        Raises:
-            ClusterLost: the ranks are not up; if they died, how.
-        """
+        """Handles events since the last cell; raises ClusterLost if the ranks are not up."""
         self.is_up()
         self._check_up()
 
@@ -801,19 +736,14 @@ class Cluster:
         deliver: Callable[[Answer], None],
         ranks: Iterable[int] | None = None,
     ) -> None:
-        """Makes a request of ranks while a cell runs; its answers are delivered as they come."""
+        # For use while a cell runs: its answers are delivered as they come.
         if self.state == "running":
             chosen = range(self.size) if ranks is None else ranks
             self._ranks.ask_soon(name, arguments, deliver, chosen)
 
     @contextmanager
     def crew(self, ranks_each: int) -> Iterator[MemberSlots]:
-        """Within, members of an ensemble run side by side, each on ``ranks_each`` ranks in a row.
-
-        Raises:
-            ClusterLost: the ranks are gone; nothing was sent.
-            UsageError: they are busy.
-        """
+        """Within, members run side by side, each on ``ranks_each`` ranks in a row."""
         self.catch_up()
         self.hooks.ensemble_started()
         with self._cells.crew(ranks_each) as crew:

@@ -60,18 +60,8 @@ OfCell = Callable[[CellRecord, list[bytes]], None]
 class Connection:
     """A set of ranks, up and reachable once :meth:`start` has returned.
 
-    It knows whether they are up, have died or were ended: ``state`` is ``starting``,
-    ``running``, ``stopped`` or ``lost``, and ``roster`` knows who lives.
-
-    Args:
-        size: how many ranks.
-        gpus: ``CUDA_VISIBLE_DEVICES`` values to pin them to, or none.
-        launcher: what starts them.
-        preload: modules that they begin with.
-        of_cell: called with what ranks write, and with their replies.
-        hooks: those of the notebook's features; without them there are none.
-        kept_dirs: the folders of what they keep.
-        taken: instead, what another notebook has started, to be attached to.
+    ``state`` is ``starting``, ``running``, ``stopped`` or ``lost``. ``of_cell`` receives output and
+    replies. With ``taken`` it attaches to another notebook's ranks.
     """
 
     def __init__(
@@ -148,15 +138,11 @@ class Connection:
         )
 
     def start(self, tell: Callable[[str], None], progress: Callable[[int, int, str], None]) -> None:
-        """Brings up the ranks.
+        """Brings up the ranks; after StartFailed only their logs are left.
 
-        Args:
-            tell: called, again and again, with what is waited for where hosts are to be had later.
-            progress: called several times a second with how many are up, of how many the process
-                runs, and with the module that is preloaded, if one is.
-
-        Raises:
-            StartFailed: they did not come up; nothing of them is left but logs.
+        ``tell`` is called repeatedly while hosts are in a queue; ``progress`` several times a
+        second with the number of ranks that are up, of the processes, and the module that is
+        preloaded.
         """
         patience = _START_SECONDS + self.size + bool(self._config.preload) * _PRELOAD_SECONDS
         deadline = time.monotonic() + patience
@@ -249,12 +235,7 @@ class Connection:
         )
 
     def close(self, state: str = "stopped", why: str = "") -> None:
-        """Ends the ranks; returns when every process of theirs is gone.
-
-        Args:
-            state: what they are from now on, ``stopped`` or ``lost``.
-            why: why they are lost.
-        """
+        """Ends the ranks; returns when all their processes have ended."""
         self.state, self.lost_because = state, why
         self.hooks.stopped()
         for agent in self._agents if self.roster.ends else ():
@@ -267,8 +248,7 @@ class Connection:
     def attach(self) -> dict[int, dict[str, Any]]:
         """Takes over the ranks; returns each living rank's answer about its last cell.
 
-        Raises:
-            UsageError: a rank does not answer, or all have just ended; then they stay detached.
+        Raises UsageError if a rank does not answer, or all have just ended; they stay detached.
         """
         assert self._taken is not None
         self.state = "attaching"
@@ -293,7 +273,7 @@ class Connection:
         return told
 
     def _reach(self, ask: Ask, got: AnswersSoFar) -> None:
-        """Makes a request of ranks that look for this notebook, until all have answered."""
+        """Repeats a request until all answer: ranks may still be looking for this notebook."""
         deadline = time.monotonic() + _ATTACH_SECONDS
         reached: set[int] = set()
         while silent := set(range(self.size)) - set(got) - {end.rank for end in self._early}:
@@ -310,19 +290,11 @@ class Connection:
                 )
 
     def resume(self) -> None:
-        """Has the ranks send what the last notebook may not have shown, and all that follows."""
+        """Ranks send what the last notebook may not have shown, and all that follows."""
         self.ask_soon(requests.RESUME, {}, lambda _: None, self.roster.left)
 
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
-        """Sets how long the ranks stay for another notebook when this one ends; 0 for not at all.
-
-        Args:
-            seconds: how long.
-            memo: what the next notebook is to know.
-
-        Raises:
-            UsageError: they are on several hosts, or no notebook could find them.
-        """
+        """Sets how long the ranks stay when this notebook ends; 0 for not at all."""
         (agent,) = self._agents
         if not isinstance(agent, HostAgentProcess):
             raise UsageError(
@@ -342,14 +314,6 @@ class Connection:
         self._finalizer.atexit = not seconds and not shared
 
     def lend(self, seconds: float, memo: dict[str, Any]) -> None:
-        """Leaves the ranks to another notebook, and has them stay for this one.
-
-        Args:
-            seconds, memo: as in :meth:`stay`.
-
-        Raises:
-            UsageError: a rank does not answer.
-        """
         (agent,) = self._agents
         assert isinstance(agent, HostAgentProcess)  # only those can be watched
         self.ask(requests.STAY, {"home": self.session_dir}, ranks=self.roster.left)
@@ -358,7 +322,6 @@ class Connection:
         self.let_go()
 
     def let_go(self) -> None:
-        """Leaves the ranks to another notebook."""
         self.state = "stopped"
         self.lost_because = "this notebook is detached from the ranks. Type: %distributed attach"
         self.hooks.stopped()
@@ -373,16 +336,13 @@ class Connection:
         self._files.close()
 
     def send(self, ranks: Iterable[int], record: Record, *payloads: bytes) -> None:
-        """Sends a record to ranks."""
         self._wire.send(ranks, record, *payloads)
 
     def step(self, seconds: float) -> list[InterruptRequested]:
-        """Handles what comes within ``seconds``; returns the interrupts among it.
+        """Handles events within ``seconds``; returns the interrupts among them.
 
-        Raises:
-            WireError: something of it could not be read.
-            Exception: something of it could not be shown. All that came with it is handled first,
-                so that no reply is lost, and the interrupts are returned by the next call.
+        It handles all events before it raises what reading or showing one of them raised, so that
+        no reply is lost; the next call returns the interrupts.
         """
         pressed: list[InterruptRequested] = []
         failed: Exception | None = None
@@ -427,9 +387,8 @@ class Connection:
     ) -> Answers:
         """Returns the ranks' answers to a request (see ``allranks.records.requests``).
 
-        Raises:
-            UsageError: a rank refused, or did not answer in time (unless not ``strict``).
-            ClusterLost: a rank died meanwhile.
+        Raises UsageError if a rank refuses, or (when ``strict``) does not answer in time;
+        ClusterLost if one dies meanwhile.
         """
         chosen, roster = tuple(ranks), self.roster
         with self.asking(chosen, name, arguments, *payloads) as got:
@@ -455,11 +414,11 @@ class Connection:
     def ask_soon(
         self, name: str, arguments: dict[str, Any], deliver: DeliverAnswer, ranks: Iterable[int]
     ) -> None:
-        """Makes a request; ``deliver`` is called with each answer, whenever it comes."""
+        # `deliver` gets each answer, however late.
         self.send(ranks, self._requests.delivered(name, arguments, deliver))
 
     def client(self) -> ipyparallel.Client:
-        """Returns an ipyparallel client of the ranks, which closes with this connection."""
+        # It closes with this connection.
         import ipyparallel
 
         self._expect_clients()
@@ -484,7 +443,6 @@ class Connection:
 
     @property
     def connection_information(self) -> dict[str, Any]:
-        """What ipyparallel's clients connect with."""
         found: dict[str, Any] = self._ipyparallel["client"]
         return found
 
@@ -527,7 +485,7 @@ class Connection:
 
     @property
     def spares_others(self) -> bool:
-        """Whether the others are left alone where a rank dies."""
+        """Whether the other ranks survive the death of a rank."""
         return self.can_heal and self.healing != "off" and not self.in_crew
 
     def _take_end(self, end: failures.ExitReport) -> None:
@@ -550,21 +508,18 @@ class Connection:
 
     @property
     def up(self) -> bool:
-        """Whether every rank is there."""
         return self.state == "running" and not self.roster.ends
 
     @property
     def closed(self) -> bool:
-        """Whether the ranks were ended."""
         return self.state in ("stopped", "lost")
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to be expected: they were ended, or have died."""
+        # The ranks were ended or have died: no event can follow.
         return self.closed or self.roster.all_over
 
     def all_up(self) -> None:
-        """Tells the host agents that all ranks are up."""
         for agent in self._agents:
             agent.all_up()
 
@@ -573,17 +528,13 @@ class Connection:
             agent.clients()
 
     def lose(self, shown: bool = False) -> str:
-        """Ends the ranks after a death, and returns the text of :meth:`loss`."""
+        """Ends the ranks after a death; returns the text of :meth:`loss`."""
         self.close("lost")
         self.lost_because = self.loss(shown)
         return self.lost_because
 
     def loss(self, shown: bool = False) -> str:
-        """Returns which rank died, how, and what is lost with it.
-
-        Args:
-            shown: the last lines of the ranks have been shown already.
-        """
+        """Returns which rank died, how, and what is lost; ``shown`` leaves out shown lines."""
         known = self.roster
         return failures.loss_text(
             known.ends, known.hellos, self.launcher_text, self.size, shown, self._cause
@@ -591,7 +542,7 @@ class Connection:
 
 
 def _end_anywhere(*held: Any) -> None:
-    """Ends what a connection holds; a collection of garbage may ask for it in any thread."""
+    """Ends what a connection holds, from any thread: garbage collection may call it."""
     if threading.current_thread() is threading.main_thread():
         _end(*held)
         return

