@@ -1,4 +1,4 @@
-"""What the calls cost: sums by kind of call, the shares of a cell's time, and the timeline.
+"""Times of the calls: sums by kind of call, the shares of a cell's time, and the timeline.
 
 The timeline is a Chrome trace, which Perfetto opens.
 

@@ -1,1 +1,1 @@
-"""What a call is, what it brings, how it waits, what is known of the others."""
+"""Calls: their arguments, their agreement, their waits, and the state of the other ranks."""

@@ -97,7 +97,7 @@ NOWHERE: Place = (0, 0, 0)
 
 
 class Offer(NamedTuple):
-    """What one member brings to a move: computed by its transport before the ranks agree."""
+    """One member's contribution to a move: computed by its transport before the ranks agree."""
 
     nbytes: int = 0
     place: Place = NOWHERE
@@ -153,7 +153,7 @@ class Agreement(Protocol):
         """
 
     def offers(self, call: Call) -> list[Offer]:
-        """What each member has offered, after all have agreed."""
+        """The offers of all members, after all have agreed."""
 
     def barrier(self, call: Call) -> Steps[None]:
         """Ends when the data that the members published after they agreed can be read."""
@@ -182,7 +182,7 @@ class Call:
     ordered = every = True
     """False for send and recv, which are not part of the order of calls, nor need all ranks."""
 
-    # What most calls never set stands here: making a call is on the shortest path there is.
+    # Class attributes: most calls never set them, and every collective makes a call.
     steps: Steps[Any]
     transport = ""
     longest_sleep = LONGEST_SLEEP

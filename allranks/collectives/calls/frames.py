@@ -1,4 +1,4 @@
-"""What every thread of this process is doing."""
+"""The current frames of this process's threads."""
 
 from __future__ import annotations
 

@@ -64,9 +64,8 @@ def kind_of(name: str) -> int:
 
 
 def of_frame(frame: FrameType | None) -> Site:
-    """The innermost line of the user at or above ``frame``.
-
-    A line in a library (Keras calls us from deep within ``fit``) is used only if the user has none.
+    """The innermost line of the user at or above ``frame``; without one, the innermost of a
+    library.
     """
     user, library = _found(frame)
     return user or library or Site("<unknown>", 0)
@@ -93,11 +92,7 @@ def of_traceback(traceback: TracebackType | None) -> Site:
 
 
 def find(frame: FrameType | None) -> Site:
-    """The user's line at or above ``frame``; it is cached.
-
-    TensorFlow calls us from its own threads, above which the user has no line: then it is the line
-    at which the main thread waits.
-    """
+    """The user's line at or above ``frame``; it is cached."""
     above = frame
     while above is not None:
         code = above.f_code
@@ -117,6 +112,8 @@ def find(frame: FrameType | None) -> Site:
         above = above.f_back
     user, library = _found(frame)
     if user is None and threading.current_thread() is not threading.main_thread():
+        # TensorFlow calls from its own threads, above which the user has no line: the line at
+        # which the main thread waits is the next best.
         user, _ = _found(frames.of_main_thread())
     return user or library or Site("<unknown>", 0)
 
@@ -174,11 +171,7 @@ class Shapes(tuple[object, ...]):
 def describe_group(
     dtypes: Sequence[str], shapes: Sequence[tuple[object, ...]], labels: Sequence[str] = ()
 ) -> tuple[str, Shapes]:
-    """The dtype and the shapes in a `Spec` of several arrays.
-
-    A shape is preceded by its dtype if dtypes are mixed, and by its label if the caller has given
-    one.
-    """
+    """The dtype and the shapes in a `Spec` of several arrays."""
     kinds = dict.fromkeys(dtypes)
     if len(kinds) > 1:
         shapes = [(dtype, *shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
@@ -231,7 +224,6 @@ _SPEC_BYTES = 700
 
 
 def pack_text(text: bytes, site: Site) -> bytes:
-    """A spec's text together with a line of source, for the other ranks."""
     known = _texts.get((text, site))
     if known is None:
         where = f"{site.lineno}\0{site.filename}".encode("utf-8", "surrogateescape")
@@ -243,7 +235,6 @@ def pack_text(text: bytes, site: Site) -> bytes:
 
 
 def unpack_text(data: bytes) -> tuple[Spec, Site]:
-    """The spec and the line that a rank published."""
     text, _, rest = data.partition(b"\1")
     lineno, _, filename = (
         rest.partition(b"\1")[0].decode("utf-8", "surrogateescape").partition("\0")
@@ -278,7 +269,7 @@ _ADVICE = {
 
 
 def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
-    """The text of `CollectiveMismatch`: the first difference, its ranks and their lines."""
+    """The first difference between the calls, its ranks and their lines."""
     specs = [spec for spec, _ in brought.values()]
     field = next((f for f in Spec._fields if len({getattr(s, f) for s in specs}) > 1), "op")
     title = specs[0].title if field != "op" else "a collective"
@@ -299,7 +290,6 @@ def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
 
 
 def list_sites(sites: dict[int, Site]) -> list[str]:
-    """One line of text for each line of source, with the ranks that are there."""
     return [
         f"  {label(ranks)} at {site}"
         for site, ranks in _group({rank: str(site) for rank, site in sites.items()})
@@ -325,8 +315,8 @@ def _value(spec: Spec, field: str) -> str:
 
 
 def _group(values: dict[int, str]) -> list[tuple[str, list[int]]]:
-    """Ranks by value, the fewest ranks first: they are the likely cause."""
     found: dict[str, list[int]] = {}
     for rank, value in sorted(values.items()):
         found.setdefault(value, []).append(rank)
+    # The fewest ranks first: they are the likely cause.
     return sorted(found.items(), key=lambda item: (len(item[1]), item[1][0]))

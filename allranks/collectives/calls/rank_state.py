@@ -1,4 +1,4 @@
-"""The state of a rank, and what it knows of the other ranks.
+"""The state of a rank, and its view of the other ranks.
 
 Ranks publish their state on a board in shared memory: a page for each rank, written by its owner
 (except for `ASKED` to `ROUND`) and read by all. A read needs no action of the owner, so it works
@@ -70,8 +70,8 @@ class Board:
         return PAGE * ranks
 
     def move(self, memory: mmap.mmap) -> None:
-        """Moves the board to other memory, where this rank's page is empty."""
         self.memory, self.words = memory, memoryview(memory).cast("Q")
+        # This rank's page is empty there.
         self._places = {}
         self.put(PID, os.getpid())
 
@@ -92,15 +92,13 @@ class Board:
         return text_of(self.memory, kind, self._page[rank])
 
     def write(self, kind: int, text: str) -> None:
-        """Sets one of this rank's texts, cut to its space."""
         start, data = self._page[self.rank] + _TEXTS + kind * _TEXT, _packed(text)
         self.memory[start : start + len(data)] = data
 
     def note(self, group: int, agreed: int, finished: int) -> None:
-        """Publishes this rank's progress in a group that has no memory of its own.
-
-        It is written before the rank publishes that it has left, and read after that: so a reader
-        sees all calls that the rank has made.
+        """Publishes this rank's progress in a group that has no memory of its own. It is written
+        before the rank publishes that it has left, and read after that: so a reader sees all calls
+        that the rank has made.
         """
         places = self._places
         place = places.pop(group, -1)
@@ -109,6 +107,7 @@ class Board:
             place = len(places) if len(places) < _GROUPS else places.pop(next(iter(places)))
         places[group] = place
         at = self._mine + _PROGRESS + 3 * place
+        # No reader finds the group before both numbers are written.
         self.words[at] = 0
         self.words[at + 1], self.words[at + 2] = agreed, finished
         self.words[at] = group + 1
@@ -122,7 +121,6 @@ class Board:
         return 0, 0
 
     def publish(self, index: int, fd: int, nbytes: int) -> None:
-        """Publishes a segment of this rank's window."""
         at = self._mine + _DIRECTORY + 2 * index
         self.words[at + 1] = nbytes
         self.words[at] = fd
@@ -133,13 +131,12 @@ class Board:
         return f"/proc/{self.get(rank, PID)}/fd/{self.words[at]}", self.words[at + 1]
 
     def page(self, rank: int) -> bytes:
-        """A rank's page, for other hosts.
-
-        The numbers are read first: a rank writes everything else before it publishes that it has
-        left.
-        """
+        """A rank's page, for other hosts."""
         start = self._page[rank]
+        # The numbers are read first: a rank writes everything else before it publishes that it has
+        # left.
         head = bytearray(self.memory[start : start + _TEXTS])
+        # Each host has its own copy of the words that other ranks write.
         head[slice(*_OTHERS)] = bytes(_OTHERS[1] - _OTHERS[0])
         texts = self.memory[start + _TEXTS : start + 8 * _DIRECTORY]
         return bytes(head) + texts + self.memory[start + 8 * _PROGRESS : start + PAGE]
@@ -287,7 +284,8 @@ class InterruptPipe:
         self._read = -1
 
     def open(self) -> None:
-        """Listens from now on, unless another library does, or this is not the main thread."""
+        """Listens from now on, unless another library does."""
+        # Python allows set_wakeup_fd in the main thread only.
         if self._read >= 0 or threading.current_thread() is not threading.main_thread():
             return
         read, write = os.pipe()
@@ -322,7 +320,7 @@ def _to_stderr(text: str) -> None:
 
 
 class RankState:
-    """One rank's number, hosts, scope and epoch, and what it publishes on the board."""
+    """One rank's number, hosts, scope and epoch, and the state that it publishes on the board."""
 
     def __init__(self, rank: int, hosts: tuple[int, ...], board: Board) -> None:
         self.rank, self.size = rank, len(hosts)
@@ -381,7 +379,6 @@ class RankState:
 
     @property
     def shared_by_all(self) -> bool:
-        """Whether all ranks share one memory."""
         return not any(self.shares)
 
     def sharing(self, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -392,19 +389,16 @@ class RankState:
         return tuple(map(tuple, found.values()))
 
     def snapshot_number(self) -> int:
-        """The number of the snapshot of the board that this rank begins now.
-
-        On several hosts it is the number of the last complete exchange between all hosts: a rank
-        whose snapshot has a number has seen everything published before that exchange.
-        """
+        """The number of the snapshot of the board that this rank begins now."""
         if self.shared_by_all:
             return self.board.get(self.rank, BEAT) + 1
+        # The last complete exchange between all hosts: a rank whose snapshot has its number has
+        # seen everything published before that exchange.
         return self.board.get(self.shares[self.rank], ROUND)
 
     def seen_by(self, snapshot: int, beat: int) -> int:
-        """The number of another rank's snapshot that contains all of this rank's ``snapshot``.
-
-        ``beat`` is the number of that rank's last snapshot.
+        """The number of another rank's snapshot that contains all of this rank's ``snapshot``;
+        ``beat`` is the number of that rank's last one.
         """
         return beat + 2 if self.shared_by_all else snapshot + 3
 
@@ -441,11 +435,12 @@ class RankState:
     def give_up(self, why: str, *, deadlock: bool) -> None:
         """Publishes that this rank takes no further part in this epoch."""
         self.board.write(BROKE, why)
+        # The lowest bit marks a deadlock; the epoch counts from 1, because 0 stands for "not
+        # broken".
         self.board.put(BROKEN, (self.epoch + 1) * 2 + int(deadlock))
         if self.wake_exchange is not None:
             self.wake_exchange()
 
     def start_over(self, epoch: int) -> None:
-        """Begins a new epoch, in which this rank takes part again."""
         self.epoch = epoch
         self.board.put(BROKEN, 0)

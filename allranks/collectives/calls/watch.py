@@ -1,4 +1,4 @@
-"""What a rank does while it waits: it finds ranks that have left, late ranks, and deadlocks."""
+"""The watch over a rank's waits: it finds ranks that have left, late ranks, and deadlocks."""
 
 from __future__ import annotations
 
@@ -146,6 +146,7 @@ class Watch:
             self._edge = edge, call.stage
             self._ticket += 1
             self._suspects = {}
+            # Ticket 0 hides the edge while it changes.
             board.put(fields.TICKET, 0)
             board.put(fields.EDGE, edge)
             board.put(fields.TICKET, self._ticket)
@@ -179,17 +180,13 @@ class Watch:
         return missing[0] + 1 if call.ordered or len(missing) == 1 else _ANYBODY
 
     def _look_for_deadlock(self, call: Call, snapshot: int) -> None:
-        """Follows the wait-for graph.
-
-        A cycle through this rank is a deadlock if all ranks in it confirm it with a second
-        snapshot.
-        """
         board, ring = self.own.board, set[int]()
         ahead, returns = [board.rank], False
         anybody: list[int] = []
         while ahead:
             rank = ahead.pop()
             edge = board.get(rank, fields.EDGE)
+            # One rank that can go on may free all others.
             if not edge or not board.get(rank, fields.TICKET):
                 self._suspects = {}
                 return
@@ -204,6 +201,8 @@ class Watch:
             return
         beats = {r: board.get(r, fields.BEAT) for r in ring}
         seen = {r: (board.get(r, fields.TICKET), board.get(r, fields.EDGE)) for r in ring}
+        # A cycle through this rank is a deadlock if all ranks in it confirm it with a second
+        # snapshot.
         if seen != self._suspects:
             self._suspects = seen
             self._due = {r: self.own.seen_by(snapshot, beat) for r, beat in beats.items()}

@@ -134,12 +134,12 @@ class NcclConnection:
             raise _failed(error) from error
 
     def abandon(self) -> None:
-        """Parks the communicator to be aborted: freeing one that hangs would hang."""
         making, comm = self._making, self._comm
         self._making = self._comm = None
         if making is not None:
             making.leave()
         if comm is not None:
+            # Freeing a communicator that hangs would hang.
             self.device.aborts.park(comm)
 
 
@@ -156,7 +156,6 @@ class _Making(threading.Thread):
         self.problem: Exception | None = None
 
     def run(self) -> None:
-        """Creates it, and makes all connections that a first call would otherwise make."""
         # With it calls return at once, with a result that cupy takes for an unknown error.
         os.environ.pop("NCCL_COMM_BLOCKING", None)
         # Connect for all algorithms now: otherwise the first use of one blocks within a call.
@@ -213,13 +212,12 @@ def settle(comm: Communicator, left: Callable[[], bool]) -> None:
 
 
 def is_in_progress(comm: Communicator) -> bool:
-    """Whether a launch is in progress; raises RuntimeError if one has failed.
-
-    Source: cupy 14, cupy_backends/cuda/libs/nccl.pyx: the KeyError of a result it has no text for.
-    """
+    """Whether a launch is in progress; raises RuntimeError if one has failed."""
     try:
         comm.check_async_error()
     except KeyError as error:
+        # cupy raises KeyError for a result without a text: cupy 14,
+        # cupy_backends/cuda/libs/nccl.pyx.
         if error.args != (IN_PROGRESS,):
             raise RuntimeError(f"NCCL returned the result {error}") from error
         return True
@@ -333,7 +331,6 @@ class NcclTransport:
     def allreduce(
         self, call: Call, source: Array, out: Array, reduction: Arithmetic
     ) -> Steps[None]:
-        """ncclAllReduce, if NCCL has the dtype's arithmetic; else `_by_pieces`."""
         comm = yield from self.connection.comm(call)
         form = nccl_form(reduction.op, reduction.dtype)
         if form is None:
@@ -349,7 +346,6 @@ class NcclTransport:
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, reduction: Arithmetic
     ) -> Steps[None]:
-        """ncclReduceScatter, or one ncclReduce for each part if the parts differ in size."""
         comm = yield from self.connection.comm(call)
         form = nccl_form(reduction.op, reduction.dtype)
         if form is None:
@@ -383,7 +379,6 @@ class NcclTransport:
     def allgather(
         self, call: Call, source: Array, lengths: Sequence[int], root: int
     ) -> Steps[list[Array]]:
-        """ncclAllGather; sends and receives if the parts differ in size, or go to one member."""
         comm = yield from self.connection.comm(call)
         members = self.members
         reads = root in (-1, members.me)
@@ -403,7 +398,6 @@ class NcclTransport:
     def alltoall(
         self, call: Call, source: Array, table: Sequence[Sequence[int]]
     ) -> Steps[list[Array]]:
-        """ncclSend and ncclRecv with every member, launched as one group."""
         comm = yield from self.connection.comm(call)
         lengths = [row[self.members.me] for row in table]
         out = self.device.empty((sum(lengths),), source.dtype)
@@ -523,10 +517,8 @@ class NcclTransport:
 
 @contextmanager
 def _at_once(nccl: Any) -> Iterator[None]:
-    """A group: NCCL launches the calls within together.
-
-    Interrupts are deferred: if the group stayed open, later calls of this thread would be in it.
-    """
+    """A group: NCCL launches the calls within together."""
+    # If an interrupt left the group open, later calls of this thread would be in it.
     with deferred():
         nccl.groupStart()
         try:

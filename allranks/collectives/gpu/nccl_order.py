@@ -1,4 +1,4 @@
-"""What all NCCL communicators of one GPU share: the order of their calls, and their aborts.
+"""The order of calls, and the aborts, of all NCCL communicators of one GPU.
 
 NCCL's kernels wait for each other between GPUs, and one may keep another from starting: a GPU has
 to start those of several communicators in the same order everywhere. Programs post to their process
@@ -87,7 +87,6 @@ class Aborts:
 
     def park(self, communicator: Communicator, user: threading.Thread | None = None) -> None:
         """Keeps it until the next `abort`: other members may still need this rank's end of it.
-
         ``user`` is a thread that may be in a call on it; the abort ends that call.
         """
         with self._lock:
@@ -141,12 +140,8 @@ class Aborts:
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Starts a thread; while the interpreter ends, runs it in this thread instead.
-
-    Source: Python 3.12, "What's New": no thread can be started from then on.
-
-    Raises:
-        RuntimeError: the system allows no further thread.
+    """Starts a thread; while the interpreter ends, runs it in this thread instead. Raises
+    RuntimeError if the system allows no further thread.
     """
     try:
         thread.start()
@@ -154,6 +149,7 @@ def start_thread(thread: threading.Thread) -> None:
         # Only the text shows it: sys.is_finalizing() is not true yet.
         if "interpreter shutdown" not in str(error):
             raise
+        # No thread can be started from then on: Python 3.12, "What's New".
         thread.run()
 
 

@@ -65,7 +65,7 @@ class HostChannel(Channel):
 
 
 class LeaderBuffer:
-    """What a host's first rank, its leader, writes for the others: results of all hosts."""
+    """Memory that a host's first rank, its leader, writes for the others: results of all hosts."""
 
     def __init__(self, memory: mmap.mmap, here: int, members: int) -> None:
         start, slot = rounded(HostChannel.nbytes(here)), HostChannel.block_bytes(here)

@@ -77,7 +77,7 @@ class Segment:
 
     @property
     def address(self) -> str:
-        """What another rank of this host passes to `attach`."""
+        """The argument of `attach`, for other ranks of this host."""
         return self.file or f"/proc/{os.getpid()}/fd/{self.fd}"
 
     def close(self) -> None:
@@ -103,12 +103,10 @@ def _flags(populate: bool) -> int:
 
 
 def attach(address: str, nbytes: int, *, populate: bool = False) -> mmap.mmap:
-    """Maps a segment that another rank of this host created.
-
-    ``populate`` maps all of its pages now, at a tenth of what they cost one by one.
-    """
+    """Maps a segment that another rank of this host created."""
     fd = os.open(address, os.O_RDWR | os.O_CLOEXEC)
     try:
+        # Mapping all pages now takes a tenth of the time of one by one.
         return mmap.mmap(fd, nbytes, _flags(populate))
     finally:
         os.close(fd)
@@ -142,9 +140,8 @@ def sweep() -> None:
 
 
 def of_open_mpi() -> list[str]:
-    """Returns the paths of the files that Open MPI shares between the ranks of this host.
-
-    mpiexec removes them. No other process does so for one that runs without mpiexec.
+    """The files that Open MPI shares between the ranks of this host. mpiexec removes them; without
+    mpiexec no other process does.
     """
     try:
         maps = Path("/proc/self/maps").read_text()
@@ -173,12 +170,10 @@ class Region(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 class Lease(ref[Region]):
-    """What a region leaves behind: its segment, offset and bytes.
-
-    A region ends in any thread, at any moment, and no Python code may run there: an interrupt that
-    came just then would be raised in that code, as in any finalizer, and be lost. So the weak
-    reference's callback is a deque's own method, and the allocator takes the memory back when it
-    runs next.
+    """The remains of a region: its segment, offset and bytes. A region ends in any thread, at any
+    moment, and no Python code may run there: an interrupt at that moment would be raised in that
+    code, as in any finalizer, and be lost. So the weak reference's callback is a deque's own
+    method, and the allocator takes the memory back when it runs next.
     """
 
     __slots__ = ("where",)
@@ -226,7 +221,6 @@ class Window:
         return 0, 0
 
     def at(self, rank: int, segment: int, offset: int, nbytes: int) -> Bytes:
-        """The bytes at a place in a rank's window."""
         mapped = self._mapped.get((rank, segment))
         if mapped is None:
             address, size = self.board.segment(rank, segment - 1)
@@ -319,9 +313,8 @@ class Window:
 
 
 def place(source: tuple[int, int], out: tuple[int, int]) -> Place:
-    """Where a call's in- and output are: both segment numbers in one word, and two offsets.
-
-    Both have to be in the window; they may be the same array.
+    """Places of a call's in- and output: both segment numbers in one word, and two offsets.
+    `NOWHERE` unless both are in the window; they may be the same array.
     """
     if not source[0] or not out[0]:
         return NOWHERE

@@ -318,11 +318,9 @@ def chunk(dtype: np.dtype[Any]) -> int:
 
 
 def one_block_bytes(members: int, block: int) -> int:
-    """The largest array that every member reduces as a whole, through blocks.
-
-    That takes one arrival instead of two, for members − 1 times the arithmetic. Larger results are
-    in the windows, where every member can write them.
-    """
+    """The largest array that every member reduces as a whole, through blocks."""
+    # That takes one arrival instead of two, for members − 1 times the arithmetic. Larger results
+    # are in the windows, where every member can write them.
     return min(block, WARM_BYTES, CHUNK_BYTES // 2 // max(1, members - 1))
 
 
@@ -365,7 +363,6 @@ class SharedMemoryTransport:
     def allreduce(
         self, call: Call, source: Array, reduction: Arithmetic, out: Array | None = None
     ) -> Prepared[Array]:
-        """Reduces small arrays through the blocks, and others in place."""
         nbytes = source.nbytes
         if nbytes <= self._one_block_bytes:
             turn = self.channel.turn ^ 1
@@ -422,9 +419,8 @@ class SharedMemoryTransport:
         *,
         copied: bool,
     ) -> Steps[Array]:
-        """Reduces in place, if all arrays are in a window. All members have agreed.
-
-        If ``offers`` is None, they are those of the agreement.
+        """Reduces in place, if all arrays are in a window. All members have agreed. If ``offers``
+        is None, they are those of the agreement.
         """
         known = offers or self.channel.offered(call)
         key = reduction, source.size, copied, *known
@@ -444,6 +440,7 @@ class SharedMemoryTransport:
                 reduction.staged(source[start : start + step], flat[start : start + step])
                 yield from channel.barrier(call)
             reduce_blocks(found, reduction)
+        # Until they arrive again, other members write their parts of ``out``.
         if not channel.try_barrier():
             yield from channel.wait_for_all(call)
         return out
@@ -462,14 +459,11 @@ class SharedMemoryTransport:
     def _through_blocks(
         self, source: Array, out: Array, reduction: Arithmetic, call: Call, turn: int | None = None
     ) -> Steps[Array]:
-        """Reduces block by block.
-
-        ``turn`` is that of the first block, if it has been filled and all have arrived since.
-        """
         channel, step, flat = self.channel, self._step(source), out.reshape(-1)
         by_slice = source.nbytes > self._one_block_bytes and self.members.size >= _SLICE_FROM
         for start in range(0, max(1, source.size), step):
             part, into = source[start : start + step], flat[start : start + step]
+            # The first block may have been filled before the agreement.
             if start or turn is None:
                 turn = self._stage(part, reduction)
                 yield from channel.barrier(call)
@@ -492,7 +486,6 @@ class SharedMemoryTransport:
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, reduction: Arithmetic
     ) -> Move[None]:
-        """Every member reduces its own part of each block."""
         channel, step = self.channel, self._step(source)
         first, last = bounds[self.members.me], bounds[self.members.me + 1]
         for start in range(0, max(1, source.size), step):
@@ -577,10 +570,7 @@ class SharedMemoryTransport:
         read: Callable[[int, int, Array], None],
         turn: int | None = None,
     ) -> Steps[None]:
-        """Passes every member's bytes to ``read``, block by block.
-
-        ``turn`` is that of the first block, if it has been filled and all have arrived since.
-        """
+        """Passes every member's bytes to ``read``, block by block."""
         channel = self.channel
         # One block takes its turn even if all members are empty.
         for start in range(0, max(1, *lengths), channel.block):

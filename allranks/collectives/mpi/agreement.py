@@ -79,12 +79,12 @@ class HostLeaders:
         self._scratch: dict[tuple[str, int], Array] = {}
 
     def begin_exchange(self, nbytes: int) -> None:
-        """Begins to send the first bytes of this leader's row, and to receive the others' rows."""
         comm, coming, going = self.comm, list[MPI.Request](), list[MPI.Request]()
         held = self._exchange = [coming, going, self._whole]
         self.own.held_requests[id(held)] = held
         length = self._lengths[self.me][0] = _LENGTH_BYTES + nbytes
         for index, begin in self._begins:
+            # The first piece begins with the row's length: `exchanged` receives the rest.
             coming.append(comm.Irecv(begin, index, _TAG))
         for piece in _pieces(self._whole[self.me], 0, length):
             for index in self._others:
@@ -130,12 +130,10 @@ class HostLeaders:
         yield from complete(self.own.held_requests, call, self.comm.Ibcast, [array, MPI.BYTE], root)
 
     def reduce(self, call: Call, total: Array, reduction: Arithmetic, turn: int) -> Steps[Array]:
-        """The reduction of all leaders' totals, the same bits on each; it may be in ``total``.
-
-        Two leaders swap their totals. More reduce a part each, and swap the results: MPI's own
-        reduction sends everything to one of them and back.
-        """
+        """The reduction of all leaders' totals, the same bits on each; it may be in ``total``."""
         many = len(self.ranks)
+        # Two leaders swap their totals. More reduce a part each, and swap the results: MPI's own
+        # reduction sends everything to one of them and back.
         parts = [total] * many if many == 2 else np.array_split(total, many)
         mine = parts[self.me]
         _, brought = self._room("brought", turn, total.dtype, [mine.size] * many)
@@ -334,10 +332,7 @@ class MultiHostAgreement:
         self.leaders.begin_exchange(end)
 
     def _publish(self, call: Call) -> bool:
-        """Publishes the exchanged rows to this host; False if the hosts make different calls.
-
-        Without checks they are not compared.
-        """
+        """Publishes the exchanged rows to this host; False if the hosts make different calls."""
         buffer, rows = self.buffer, self.leaders.rows
         heads = [_ROW.unpack_from(row) for row in rows]
         first = heads[0][:3]
@@ -368,7 +363,7 @@ class MultiHostAgreement:
         return guard.mismatch_text(dict(zip(ranks, texts, strict=True)))
 
     def offers(self, call: Call) -> list[Offer]:
-        """What each member has offered, until this rank arrives at the next call."""
+        """The offers of all members, until this rank arrives at the next call."""
         offered = self.buffer.offers.tolist()
         return [offer for _, offer in sorted(zip(self.order, map(Offer, offered), strict=True))]
 

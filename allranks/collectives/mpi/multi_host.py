@@ -62,9 +62,8 @@ class Chunks(NamedTuple):
 
 
 def overlaps(lengths: Sequence[int], low: int, high: int) -> Iterator[tuple[int, slice, slice]]:
-    """Of consecutive pieces those that overlap ``low:high``: index, part of the piece, and place.
-
-    The place is counted from ``low``.
+    """Of consecutive pieces those that overlap ``low:high``: index, part of the piece, and place,
+    counted from ``low``.
     """
     at = 0
     for index, length in enumerate(lengths):
@@ -84,7 +83,7 @@ def move_chunks(agreement: MultiHostAgreement, call: Call, chunks: Chunks, resul
         call.longest_sleep = SHORTEST_SLEEP
 
     def advance() -> None:
-        """On a leader: drives the transfers between hosts, and publishes what has arrived."""
+        """On a leader: drives the transfers between hosts, and publishes results."""
         while under_way and next(under_way[0], None) is None:
             under_way.popleft()
             fence()
@@ -238,7 +237,7 @@ Carried = tuple[Array, Carry, Callable[..., Any]]
 
 
 class MultiHostTransport:
-    """Transport over the channels of several hosts; what does not shrink there goes by MPI."""
+    """Transport over the channels of several hosts; data that does not shrink there goes by MPI."""
 
     name = "hosts"
 

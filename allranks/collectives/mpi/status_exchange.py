@@ -1,4 +1,4 @@
-"""What ranks of several hosts know of each other: the board's pages, copied between hosts.
+"""Copies of the board's pages between hosts.
 
 The first rank of each host has a thread, the `StatusExchange`. It sends the changes of its ranks'
 pages, and writes what it receives to its host's board. It has one TCP connection to the first rank
@@ -214,7 +214,6 @@ class StatusExchange(threading.Thread):
             self.board.ask(rank, number, fields.LOST)
 
     def _read_board(self) -> None:
-        """Notes which pages of this host's ranks have changed."""
         for rank in self.near:
             page = self.board.page(rank)
             if page != self._pages.get(rank):
@@ -243,7 +242,6 @@ class StatusExchange(threading.Thread):
                     link.send(StatusMessage(kind, rank, asked))
 
     def _begin_round(self) -> None:
-        """Begins the next round once all hosts have completed the last one."""
         now = time.monotonic()
         quiet = _PERIOD_SECONDS if self._news else _IDLE_SECONDS
         if now - self._began < quiet or any(link.round < self._round for link in self.links):
@@ -266,11 +264,9 @@ class StatusExchange(threading.Thread):
 
 
 def watch_over(connection: socket.socket) -> None:
-    """Lets the kernel end a connection whose other end has not answered for ten seconds.
-
-    The other end's kernel answers: a rank that computes, or is stopped for long, does not count as
-    lost.
-    """
+    """Lets the kernel end a connection whose other end has not answered for ten seconds."""
+    # The other end's kernel answers: a rank that computes, or is stopped for long, does not count
+    # as lost.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {
         "TCP_NODELAY": 1,
@@ -290,12 +286,9 @@ _TOKEN_BYTES = 16
 
 
 def connect_hosts(own: RankState, base: MPI.Intracomm) -> None:
-    """Connects the first ranks of all hosts, and starts a `StatusExchange` on each.
-
-    Rank 0 listens only until all have connected. Each connection has to present a random number
-    that rank 0 has sent by MPI.
-
-    Collective over ``base``.
+    """Connects the first ranks of all hosts, and starts a `StatusExchange` on each. Rank 0 listens
+    only until all have connected. Each connection has to present a random number that rank 0 has
+    sent by MPI. Collective over ``base``.
     """
     rank, firsts = own.rank, sorted(set(own.shares))
     listening = None

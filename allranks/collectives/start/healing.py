@@ -42,7 +42,7 @@ _HOLDS = "ALLRANKS_HOLDS"
 
 @dataclass
 class ReplacementInfo:
-    """What a new rank needs to know of the world that it joins."""
+    """The state of the world that a new rank joins."""
 
     epoch: int
     checks: bool
@@ -92,7 +92,6 @@ def heal(dead: Sequence[int], command: Sequence[str], epoch: int) -> None:
 
 def join(dead: Sequence[int]) -> None:
     """Makes this process a rank, in place of the first of ``dead``; it spawns the rest of them.
-
     Collective over all ranks, new and surviving ones.
     """
     mpi = load_mpi()
@@ -122,13 +121,11 @@ def join(dead: Sequence[int]) -> None:
 def _spawn(
     made: _Made, comm: MPI.Intracomm, command: Sequence[str], dead: Sequence[int]
 ) -> MPI.Intracomm:
-    """Adds a new process for each dead rank, one after the other; rank 0 has the command.
-
-    Each is spawned as its own job: the launcher ends all processes of a spawned job with one.
-    """
+    """Adds a new process for each dead rank, one after the other; only rank 0 has the command."""
     mpi = load_mpi()
     for index in range(len(dead)):
         program, *arguments = [*command, json.dumps(list(dead[index:]))]
+        # Each as its own job: the launcher ends all processes of a spawned job with one.
         between = comm.Spawn(program, arguments, 1, mpi.INFO_NULL, 0)
         made.keep(between)
         comm = made.add(between.Merge(False))

@@ -1,4 +1,4 @@
-"""From a process to a rank under MPI: who is on which host, the shared memory, the communicators.
+"""From a process to a rank under MPI: the ranks' hosts, the shared memory, the communicators.
 
 The MPI calls of a start block, here and in the functions that it calls: every rank of a job starts,
 or none does.
@@ -117,7 +117,6 @@ def _wait_for_all(world: World) -> bool:
 
 
 def _will_not_end(state: PeerState) -> bool:
-    """Whether a rank has failed for good, or its host cannot be reached."""
     return bool(state.lost) or (state.failed and state.left >= fields.GONE)
 
 
@@ -135,10 +134,10 @@ or, as %2, the number of pretended hosts, to which the ranks are dealt in turn."
 
 
 def load_mpi() -> Any:
-    """The module mpi4py.MPI. MPI is initialised; `finish` finalizes it, not mpi4py."""
     try:
         import mpi4py
 
+        # `finish` finalizes MPI, in mpi4py's place.
         mpi4py.rc.finalize = False
         from mpi4py import MPI
     except ImportError as error:
@@ -245,7 +244,6 @@ def start(comm: MPI.Intracomm | Sequence[int] | None, *, sharing: bool = False) 
 
 
 def pretended_host(rank: int, per_host: str) -> int:
-    """The number of a rank's pretended host."""
     if per_host.startswith("%"):
         return rank % int(per_host[1:])
     counts = [int(count) for count in per_host.split(",")]
@@ -307,10 +305,7 @@ def required(block: mmap.mmap | None) -> mmap.mmap:
 
 
 def clock_offset(base: MPI.Intracomm, node: MPI.Intracomm, leaders: Sequence[int]) -> float:
-    """What to add to this host's clock to get the first rank's, in seconds.
-
-    The fastest of ten round trips between the hosts' first ranks, halved.
-    """
+    """Seconds to add to this host's clock to get that of the first rank's host."""
     rank, offset = base.Get_rank(), 0.0
     others = [first for first in sorted(set(leaders)) if first != 0]
     if rank == 0:
@@ -325,6 +320,7 @@ def clock_offset(base: MPI.Intracomm, node: MPI.Intracomm, leaders: Sequence[int
             base.send(None, dest=0)
             theirs = base.recv(source=0)
             ended = perf_counter()
+            # Of ten round trips the fastest, halved.
             if ended - began < best:
                 best, offset = ended - began, theirs - (began + ended) / 2
     result: float = node.bcast(offset)
@@ -333,9 +329,7 @@ def clock_offset(base: MPI.Intracomm, node: MPI.Intracomm, leaders: Sequence[int
 
 def guard_mpi4py(world: World) -> None:
     """Replaces mpi4py's own names, as MPI.COMM_WORLD, by the guarded communicators of ``world``.
-
-    In a notebook `MPI.Finalize` is refused. Code that has imported a name before keeps the
-    unguarded object.
+    Code that has imported a name before keeps the unguarded object.
     """
     from mpi4py import MPI
 
@@ -376,7 +370,6 @@ def _finalize(world: World, plain: Callable[[], None]) -> Callable[[], None]:
 
 def divide(ranks_each: int) -> World:
     """Returns the world of this rank's part, where ``ranks_each`` ranks in a row are one part.
-
     Collective over all ranks if ``ranks_each`` is more than 1.
     """
     whole = world.current()
@@ -393,9 +386,8 @@ def divide(ranks_each: int) -> World:
 
 @contextmanager
 def inside(part: World) -> Iterator[None]:
-    """Within, ``part`` is the world of this process, in all of its threads.
-
-    ``rank()``, ``size()``, the collectives, process sets and ``comm`` mean its ranks only.
+    """Within, ``part`` is the world of this process, in all of its threads: ``rank()``,
+    ``size()``, the collectives, process sets and ``comm`` mean its ranks only.
     """
     whole = world.current()
     world.set_process(part)

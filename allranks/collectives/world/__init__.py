@@ -1,4 +1,4 @@
-"""One rank: its groups, process sets, scopes, and what is under way."""
+"""One rank: its groups, process sets, scopes, and its calls under way."""
 
 from allranks.collectives.world.world import World, current, exists, set_process, set_thread
 
