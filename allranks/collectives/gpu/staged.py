@@ -63,10 +63,8 @@ class Pipeline:
         return self._blocks
 
     def _memory(self) -> Host:
-        """Pinned memory for four blocks, if possible in shared memory.
-
-        A group keeps it over its epochs: pinning takes longer than moving a block.
-        """
+        """Pinned memory for four blocks, if possible in shared memory."""
+        # A group keeps it over its epochs: pinning takes longer than moving a block.
         kept, number = self.device.blocks, self.members.number
         whole = kept.get(number)
         if whole is None:
@@ -176,6 +174,7 @@ class StagedTransport:
         if not blocks.offers or not isinstance(host, SharedMemoryTransport):
             yield from call.moved(host.allreduce, mine, reduction, out)
             return
+        # In place: the block is in shared memory, where other members read it.
         if reduction.prescale != 1.0:
             reduction.staged(mine, mine)
         yield from call.agreement.barrier(call)
@@ -219,7 +218,6 @@ class StagedTransport:
         yield from self.pipeline.run(call, blocks, _count(source.size, step), fill, move, drain)
 
     def broadcast(self, call: Call, array: GpuArray, root: int) -> Steps[None]:
-        """Copies the root's bytes down, and up on all other members."""
         blocks = yield from self.pipeline.blocks(call)
         step, mine = blocks.nbytes, self.members.me == root
 
@@ -243,7 +241,6 @@ class StagedTransport:
     def allgather(
         self, call: Call, source: GpuArray, lengths: Sequence[int], root: int
     ) -> Steps[list[GpuArray]]:
-        """Gathers all members' blocks in host memory, on every member or on the root."""
         incoming = list(lengths) if root in (-1, self.members.me) else [0] * len(lengths)
 
         def move(call: Call, mine: Host, sizes: list[list[int]]) -> Steps[list[Host]]:
@@ -273,9 +270,8 @@ class StagedTransport:
         incoming: Sequence[int],
         meet: Callable[[Call, Host, list[list[int]]], Steps[list[Host]]],
     ) -> Steps[list[GpuArray]]:
-        """Pieces that differ in size, some of each in every block.
-
-        ``table`` holds the bytes of each member's pieces; ``incoming`` of those for this one.
+        """Pieces that differ in size, some of each in every block. ``table`` holds the bytes of
+        each member's pieces; ``incoming`` of those for this one.
         """
         blocks = yield from self.pipeline.blocks(call)
         step = blocks.nbytes // self.members.size

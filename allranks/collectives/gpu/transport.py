@@ -122,7 +122,6 @@ class GpuTransport:
         return (yield from self._in_turn(call, way.alltoall(call, source, table)))
 
     def _way(self, call: Call, *arrays: Array) -> Steps[DeviceTransport]:
-        """The transport of a call, which holds these arrays."""
         way = yield from self._transport(call)
         call.held = [call.held, *arrays]
         return way

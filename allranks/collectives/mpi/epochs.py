@@ -29,16 +29,10 @@ NAME = "MPI_COMM_WORLD"
 
 
 class Epochs:
-    """The communicators of one rank, epoch by epoch.
-
-    ``pristine`` is used for nothing but making the next epoch's communicator. A communicator
-    that has been left in the middle of a call is never freed: freeing one makes MPICH return
-    wrong results later.
-
-    Args:
-        user: the guarded communicator for users; it stands for each epoch's communicator in turn.
-        alone: the same for this rank alone.
-        renewed: called with the epoch's number once it has begun.
+    """The communicators of one rank, epoch by epoch. ``pristine`` is used for nothing but making
+    the next epoch's communicator. ``user`` stands for each epoch's communicator in turn; ``alone``
+    is the same for this rank alone. ``renewed`` is called with the epoch's number once it has
+    begun.
     """
 
     def __init__(
@@ -53,27 +47,22 @@ class Epochs:
         self.pristine = pristine
         self._renewed = renewed
         self._renewing: tuple[int, Steps[MPI.Intracomm]] | None = None
+        # Never freed: freeing one that was left in the middle of a call makes MPICH return wrong
+        # results later.
         self._retired: list[MPI.Intracomm] = []
 
     def transport(self, members: Members, *, now: bool) -> MpiTransport:
-        """A group's transport through MPI; ``now`` means that all members are here, and stay."""
         return MpiTransport(self.own, members, self.user, now=now)
 
     def bridge(
         self, members: Members, hosts: Hosts, memory: mmap, flat: MpiTransport
     ) -> tuple[MultiHostAgreement, MultiHostTransport]:
-        """The agreement and the transport of a group on several hosts.
-
-        ``memory`` is what the members on this host share.
-        """
+        """The agreement and the transport of a group on several hosts."""
         agreement = MultiHostAgreement(self.own, members, hosts, memory, self.user)
         return agreement, MultiHostTransport(agreement, flat)
 
     def renew(self, epoch: int) -> None:
-        """Moves this rank to a fresh communicator. Collective over all ranks.
-
-        An interrupt is raised between two steps; the next call continues where this one was left.
-        """
+        """Moves this rank to a fresh communicator. Collective over all ranks."""
         with deferred() as held:
             if self._renewing is None or self._renewing[0] != epoch:
                 self._renewing = epoch, self._renew_steps()
@@ -85,6 +74,7 @@ class Epochs:
                 except StopIteration as end:
                     fresh: MPI.Intracomm = end.value
                     break
+                # An interrupt is raised here; the next call continues where this one was left.
                 held.leave()
                 pause()
             self._renewing = None
@@ -102,13 +92,11 @@ class Epochs:
         rebind(self.user, fresh)
 
     def lost_by(self, error: Exception) -> RankLost | None:
-        """The `RankLost` for an MPI error that reports a rank's death; None for other errors.
-
-        MPI may report the death before this rank has learned how the other one died.
-        """
+        """The `RankLost` for an MPI error that reports a rank's death; None for other errors."""
         if not reports_death(error):
             return None
         pause, died = Pause(), self.own.peers.died
+        # MPI may report the death before the reason has arrived.
         while not died and pause() < _TOLD_SECONDS:
             pass
         how = "; ".join(f"rank {rank} {how}" for rank, how in sorted(died.items()))
@@ -146,10 +134,8 @@ class _Renewal:
 
 
 def rebind(comm: MPI.Comm, fresh: MPI.Comm) -> None:
-    """Makes a communicator object stand for another communicator.
-
-    The user's `comm` lives as long as the notebook and many cells refer to it, but its
-    communicator changes with the epoch.
-    """
+    """Makes a communicator object stand for another communicator."""
     kind = ctypes.c_uint64 if MPI._sizeof(MPI.Comm) == 8 else ctypes.c_uint32
+    # In place: the user's `comm` lives as long as the notebook, and many cells refer to it, but
+    # its communicator changes with the epoch.
     kind.from_address(MPI._addressof(comm)).value = kind.from_address(MPI._addressof(fresh)).value

@@ -164,7 +164,6 @@ class Gathering:
         return Carry(pack, unpack)
 
     def _brought(self, sizes: Sequence[int]) -> list[int]:
-        """The bytes of each host, given those of each member, host by host."""
         left = iter(sizes)
         return [sum(islice(left, len(ranks))) for ranks in self.agreement.hosts]
 
@@ -298,7 +297,6 @@ class MultiHostTransport:
     def _carry_reduced(
         self, call: Call, source: Array, reduction: Arithmetic
     ) -> Callable[..., Any]:
-        """Sends the reduction with the agreement; returns the function that makes the result."""
         key = reduction, source.shape
         mine, call.carry, rest = self._known.get(key) or self._begin_carried(key)
         reduction.staged(source, mine)
@@ -439,7 +437,6 @@ class MultiHostTransport:
     def allgather(
         self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
     ) -> Prepared[list[Array]]:
-        """Leaders exchange every rank's bytes; few bytes go with the agreement."""
         return self._gathering.begin(call, source, lengths, root)
 
     def alltoall(

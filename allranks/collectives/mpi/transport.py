@@ -44,7 +44,7 @@ _BOOL_OPS = {
 
 
 def prepare(source: Array, out: Array, reduction: Arithmetic) -> tuple[Array, Array, MPI.Op]:
-    """What MPI reads, where it writes, and its operation."""
+    """MPI's input and output buffers, and its operation."""
     ready = reduction.wide(source) if reduction.half else reduction.prescaled(source)
     if ready is out:
         # Not MPI_IN_PLACE: all members have to pass that, and one that has joined does not.
@@ -62,7 +62,7 @@ def prepare(source: Array, out: Array, reduction: Arithmetic) -> tuple[Array, Ar
 
 
 def finish(total: Array, out: Array, reduction: Arithmetic) -> None:
-    """Writes what MPI has written to ``total`` as the result."""
+    """Writes MPI's ``total`` as the result."""
     if _is_ordered(reduction):
         total = _from_order(total)
     reduction.finish(total, out)
@@ -101,7 +101,7 @@ def _from_order(found: Array) -> Array:
 
 
 def _turned(bits: Array) -> Array:
-    """Flips the bits of negative floats, as their order is reversed. Its own inverse."""
+    """Flips the bits of negative floats, as their order is reversed; its own inverse."""
     limits = np.iinfo(bits.dtype)
     turned: Array = bits ^ ((bits >> (limits.bits - 1)) & limits.max)
     return turned
@@ -117,12 +117,9 @@ def complete(
     *arguments: object,
     status: MPI.Status | None = None,
 ) -> Steps[MPI.Request]:
-    """Posts one non-blocking call and ends when it has completed.
-
-    ``kept`` holds request and buffers until then, and for ever if the wait is left: MPI may still
-    write to them.
-    """
+    """Posts one non-blocking call and ends when it has completed."""
     held: list[Any] = [arguments]
+    # If the wait is left, request and buffers are kept for ever: MPI may still write to them.
     kept[id(held)] = held
     try:
         # In one step of the interpreter: an interrupt cannot come between the call and the list.
@@ -184,7 +181,6 @@ class MpiTransport:
     def allreduce(
         self, call: Call, source: Array, reduction: Arithmetic, out: Array | None = None
     ) -> Move[Array]:
-        """MPI_Iallreduce, or an allgather if MPI lacks the arithmetic."""
         found = np.empty(source.shape, source.dtype) if out is None else out
         into = found.reshape(-1)
         flat = into if source is found else source.reshape(-1)
@@ -231,7 +227,6 @@ class MpiTransport:
     def allgather(
         self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
     ) -> Move[list[Array]]:
-        """MPI_Iallgatherv, or MPI_Igatherv, of bytes."""
         yield Offer(source.nbytes)
         sizes = lengths or [offer.nbytes for offer in call.agreement.offers(call)]
         return (yield from self.gather(call, source, sizes, root))
@@ -255,7 +250,6 @@ class MpiTransport:
     def alltoall(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
     ) -> Move[list[Array]]:
-        """MPI_Ialltoallv, or MPI_Iscatterv, of bytes."""
         yield Offer(source.nbytes)
         comm = yield from self.comm(call)
         size, me = self.members.size, self.members.me

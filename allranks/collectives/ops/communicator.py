@@ -35,13 +35,8 @@ _TRANSPORTS = "OMPI_MCA_btl"
 
 
 def _check_reach(op: str) -> None:
-    """Checks that processes of another job can be reached; otherwise Open MPI waits for ever.
-
-    It does not reach them in shared memory.
-
-    Raises:
-        UsageError: they cannot be reached.
-    """
+    """Raises `UsageError` if processes of another job cannot be reached."""
+    # Open MPI does not reach them in shared memory, and would wait for ever.
     chosen = os.environ.get(_TRANSPORTS, "")
     if chosen and not chosen.startswith("^") and "tcp" not in chosen.split(","):
         raise UsageError(
@@ -124,9 +119,8 @@ class Comm(Collectives):
         alike: tuple[Any, ...] = (),
         **options: Any,
     ) -> Made:
-        """A guarded communicator that MPI makes of this one.
-
-        ``alike``: values that must be the same on every rank.
+        """A guarded communicator that MPI makes of this one. ``alike``: values that must be the
+        same on every rank.
         """
         world, parent = self._world, self._group()
         # After all have arrived, MPI's call is certain to end, so no interrupt is raised meanwhile.

@@ -87,9 +87,10 @@ class Collectives(NonBlocking):
         self._world.run(self._group().call(Spec(title), title, steps=self._agreed))
 
     def _agreed(self, call: Call) -> Steps[None]:
-        """Ends when all have arrived; meanwhile MPI progresses, as late ranks may need it."""
+        """Ends when all have arrived."""
         call.transport = "mpi"
         for awaited in call.agreed():
+            # MPI progresses only within its calls, and late ranks may need that.
             Raw.Iprobe(self)
             yield awaited
 
@@ -166,7 +167,6 @@ class Collectives(NonBlocking):
         return root
 
     def _objects(self, op: str, value: Any, root: int | None = None) -> Any:
-        """All ranks' objects; None if another rank is the root."""
         index = -1 if root is None else self._rooted(op, root)
         return self._world.run(
             operations.begin_object_gather(self._group(), f"comm.{op}", value, op, index)
@@ -250,7 +250,6 @@ def _making(kind: type[Any], name: str, place: int) -> Any:
 
 
 def _together(kind: type[Any], name: str) -> Callable[..., Any]:
-    """A collective method of a window or a file."""
     plain = getattr(kind.plain, name)
 
     @wraps(plain)

@@ -23,10 +23,9 @@ from allranks.errors import StaleHandle
 
 
 class StandIn(type):
-    """The metaclass of classes that replace mpi4py's own under their names.
-
-    Objects that mpi4py or another library has made are instances of the class, too. A class names
-    in ``plain`` the class that it replaces; its subclasses name none.
+    """The metaclass of classes that replace mpi4py's own under their names. Objects that mpi4py or
+    another library has made are instances of the class, too. A class names in ``plain`` the class
+    that it replaces; its subclasses name none.
     """
 
     def __instancecheck__(cls, instance: object) -> bool:
@@ -304,15 +303,7 @@ def _pickled(value: object, dest: int) -> bytes:
 
 
 class Waiting:
-    """The methods of a request that wait: they poll, and can be interrupted.
-
-    Attributes:
-        comm: the communicator of the call; None if it is unknown.
-        op: the call's name.
-        peer: the rank at the other end, or any.
-        every: whether the call needs all ranks of the communicator.
-        buffers: buffers that MPI may read or write.
-    """
+    """The methods of a request that wait: they poll, and can be interrupted."""
 
     comm: PointToPoint | None = None
     op = "request"
@@ -350,16 +341,14 @@ _COMPLETED: dict[str, Callable[[Any], bool]] = {
 
 
 def _testing(name: str) -> Callable[..., Any]:
-    """MPI's test of that name, which raises the exception of an op's function.
-
-    It raises only after the request has completed: until then MPI calls the op's function, and a
-    caller that has caught the exception may free the op, which ends the process.
-    """
+    """MPI's test of that name, which raises the exception of an op's function."""
     plain, completed = getattr(MPI.Request, name), _COMPLETED[name]
 
     @wraps(plain)
     def test(*arguments: Any, **options: Any) -> Any:
         found = plain(*arguments, **options)
+        # Not earlier: until then MPI calls the op's function, and a caller that has caught the
+        # exception may free the op, which ends the process.
         if completed(found):
             raise_kept()
         return found
@@ -394,12 +383,10 @@ def _pending(requests: Sequence[MPI.Request]) -> list[MPI.Request]:
 
 
 def _settle(requests: Sequence[MPI.Request], name: str, *, one_will_do: bool = False) -> None:
-    """Ends when MPI's own wait would not block: all requests have completed, or one has.
-
-    If none of the pending requests is from a guarded communicator, MPI waits.
-    """
+    """Ends when MPI's own wait would not block: all requests have completed, or one has."""
     pending = _pending(requests)
     ours = [request for request in pending if getattr(request, "comm", None) is not None]
+    # MPI waits for requests of communicators that are not guarded.
     if not ours or (one_will_do and len(pending) < len(requests)):
         return
     first: Any = ours[0]
@@ -431,7 +418,6 @@ def _peers(request: Any) -> tuple[int, ...]:
 
 
 def _await(call: PointCall, request: MPI.Request) -> None:
-    """The call now waits for another request."""
     if isinstance(request, Waiting) and request.comm is not None:
         call.peers, call.every = request.comm.peers(request.peer), request.every
 

@@ -122,24 +122,23 @@ class Batch:
         ]
 
     def fill(self, flat: Array, parts: list[Array], sources: Sequence[Array]) -> None:
-        """Copies the arrays in; the gaps between them are reduced too, so they are set to 0."""
+        """Copies the arrays in."""
         ends = [start for start, _ in self.spans[1:]] + [self.size]
         for part, source, (_, end), after in zip(parts, sources, self.spans, ends, strict=True):
             self.staging.staged(source, part)
             if end < after:
+                # The gaps between the arrays are reduced too.
                 flat[end:after] = 0
 
     def fill_in_one_copy(self, flat: Array, sources: Sequence[Array]) -> None:
-        """The same for many arrays on a GPU, with one kernel.
-
-        Source: cupy, cupy/_core/_routines_manipulation.pyx, _concatenate: one kernel for more than
-        8 arrays of less than 2 MiB on average, otherwise a copy each.
-        """
+        """As `fill`, for many arrays on a GPU, with one kernel."""
         ends = [start for start, _ in self.spans[1:]] + [self.size]
         gaps = [after - end for (_, end), after in zip(self.spans, ends, strict=True)]
         zeros = np.zeros_like(flat, shape=(max(gaps),))
         pairs = zip(sources, gaps, strict=True)
         pieces = [piece for source, gap in pairs for piece in (source.reshape(-1), zeros[:gap])]
+        # One kernel for more than 8 arrays of less than 2 MiB on average, otherwise a copy each:
+        # cupy, cupy/_core/_routines_manipulation.pyx, _concatenate.
         np.concatenate([piece for piece in pieces if piece.size] or [zeros], out=flat)
         if not self.staging.copies:
             self.staging.staged(flat, flat)
@@ -148,7 +147,6 @@ class Batch:
 def plan_of(
     group: Group, kind: str, op: ReduceOp, specs: ArraySpecs, *options: Any
 ) -> ReductionPlan:
-    """The plan of a reduction, from the group's cache; ``options`` are those of `ReductionPlan`."""
     key = (kind, op._value_, specs, *options)
     plan: ReductionPlan | None = group.plans.get(key)
     return plan or keep(group.plans, key, ReductionPlan(group, kind, op, specs, *options))
@@ -190,7 +188,6 @@ def _begin_reduction(
     root: int = -1,
     labels: Sequence[str] = (),
 ) -> Call:
-    """A call of this module; its result is an array, or a list if it is grouped."""
     group = world.current().groups[0] if process_set is None else group_of(process_set, kind)
     op = op_of(kind, op)
     if kind == "reduce":

@@ -41,8 +41,6 @@ def _register_with_jax(clusters: Any) -> None:
         return
 
     class AllranksCluster(base):  # type: ignore[misc, valid-type]
-        """Reads this rank's place from the environment."""
-
         name = "allranks"
 
         @classmethod
@@ -116,7 +114,6 @@ def _wrap_torch_rendezvous(rendezvous: Any) -> None:
 
 
 def torch_store() -> Any:
-    """A store that listens at the address and port in the environment."""
     make = sys.modules["torch.distributed"].TCPStore
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     # multi_tenant: stores that torch opens at this address and port use the same server.
@@ -124,7 +121,6 @@ def torch_store() -> Any:
 
 
 def torch_groups_made() -> int:
-    """The number of groups that this rank has begun to make in this cell."""
     return _keys.made if _keys.number == world.current().scope.number else 0
 
 
@@ -147,9 +143,8 @@ a GPU, and there is none but 0."""
 
 
 class Rendezvous:
-    """The variables by which libraries find a world, on one of its ranks. Collective over ``base``.
-
-    ``hosts`` holds for every rank the number of its host.
+    """The variables by which libraries find a world, on one of its ranks. Collective over
+    ``base``. ``hosts`` holds for every rank the number of its host.
     """
 
     def __init__(self, base: MPI.Intracomm, hosts: Sequence[int]) -> None:
@@ -214,17 +209,14 @@ class Rendezvous:
 
 
 def _reserved() -> socket.socket:
-    """A socket that reserves a free port, so that no other program gets it.
-
-    It does not listen, so that a library can bind this port beside the socket.
-    """
+    """A socket that reserves a free port, so that no other program gets it."""
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Without listening, so that a library can bind this port beside the socket.
     held.bind(("", 0))
     return held
 
 
 def _sees_one_gpu() -> bool:
-    """Whether exactly one GPU is visible to this process."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return bool(visible) and "," not in visible and not visible.startswith("-")

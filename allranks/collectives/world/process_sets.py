@@ -195,7 +195,6 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 def open_group(parent: Group, spec: Spec, this: World, number: int, ranks: tuple[int, ...]) -> Call:
     """A call that gives the members of a new group shared memory. Collective over ``parent``.
-
     Several groups without common ranks can be opened at once: each rank names its own.
     """
     member = this.rank in ranks

@@ -64,9 +64,7 @@ class VersionedFiles:
         return max(whole, default=0)
 
     def load(self) -> tuple[float, Any] | None:
-        """The time and the value of this rank's part of the newest version; None without one.
-        Raises any exception of unpickling.
-        """
+        """The time and the value of this rank's part of the newest version; None without one."""
         version = self.newest()
         if not version:
             return None
@@ -74,11 +72,12 @@ class VersionedFiles:
         data = bytearray(os.path.getsize(path))
         with open(path, "rb") as file:
             file.readinto(data)
+        # May raise any exception of an object's own way to be unpickled.
         kept: tuple[float, Any] = wire.unpack(data)
         return kept
 
     def drop(self) -> None:
-        """Removes this rank's part of all versions, and so the versions."""
+        """Removes this rank's part of all versions: without it none is valid."""
         self.settle()
         for files in self._found().values():
             if self._rank in files:
@@ -94,6 +93,7 @@ class VersionedFiles:
                     for start, part in zip(starts, parts, strict=True):
                         file.seek(start)
                         file.write(part)
+                # A file under its own name is complete, also if the rank dies now.
                 os.replace(f"{path}.part", path)
             except OSError as error:
                 self._problem = str(error)
