@@ -58,12 +58,12 @@ class Attachment:
 
     @property
     def open(self) -> bool:
-        # No notebook has the ranks.
+        """Whether no notebook has the ranks."""
         return self._until is not None
 
     @property
     def over(self) -> bool:
-        # No notebook has come in time.
+        """Whether no notebook has come in time."""
         if self._until is not None and self._others.sharing:
             self._until = time.monotonic() + self._seconds
             return False
@@ -71,7 +71,7 @@ class Attachment:
 
     @property
     def left(self) -> bool:
-        # The process counts: its children may still have its pipes open.
+        """Whether the notebook's process is gone; its children may still have its pipes open."""
         if self._starter:
             return os.getppid() != self._starter
         return bool(self._sign) and sign_of(self._holder) != self._sign

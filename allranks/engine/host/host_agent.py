@@ -237,7 +237,7 @@ class HostAgent:
 
     @property
     def _lives(self) -> bool:
-        # Another notebook could have these ranks.
+        """Whether there are ranks that another notebook could have."""
         return bool(self.ranks) and self.launcher is not None and self.launcher.returncode is None
 
     def _lose_notebook(self) -> None:

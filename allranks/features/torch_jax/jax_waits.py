@@ -1,8 +1,8 @@
-"""A rank that waits in JAX for one that has left the cell is let go, as one that waits in torch.
+"""Ends a rank's wait in JAX for a rank that has left the cell, as `torch_waits` does in torch.
 
-JAX records nothing of its collectives. But where every rank has left the cell or waits in JAX, and
-none of them computes, nothing will come any more. It goes for CPUs, whose ranks are connected by
-gloo: what a GPU computes cannot be seen here.
+JAX records nothing of its collectives. But if every rank has left the cell or waits in JAX, and
+none of them computes, no wait can complete. This holds for CPUs, whose ranks are connected by gloo:
+the work of a GPU cannot be seen here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from allranks.features.torch_jax import other_ranks
 
 _PACKAGES = "jax", "jaxlib"
 _PRESSED_SECONDS, _IDLE_SECONDS, _FRESH_SECONDS = 0.5, 2.0, 1.5
+#: The largest share of a core of a process that waits.
 _IDLE_SHARE = 0.1
-"""Of a core: what a process that waits takes at most."""
+#: The system call that waits for another thread, on x86_64 and on aarch64.
 _FUTEX = ("202", "98")
-"""The system call that waits for another thread, on x86_64 and on aarch64."""
 _ADVICE = (
     "JAX is shut down on all ranks: call jax.distributed.initialize() again, and make meshes and "
     "arrays that are spread over the ranks again."
@@ -47,7 +47,7 @@ _ENDS = (
 
 
 class JaxWaits:
-    """Looks after one rank's waits in JAX, in a thread that is not the one which waits."""
+    """Watches one rank's waits in JAX, in a thread other than the one that waits."""
 
     def __init__(self) -> None:
         self._pressed = self._closed = False
@@ -57,13 +57,11 @@ class JaxWaits:
         self._instead: tuple[BaseException, BaseException] | None = None
 
     def start(self) -> None:
-        """From now on it looks, several times a second."""
         line_reporter = world.current().line_reporter
         if line_reporter is not None:
             line_reporter.also.append(self._look_quietly)
 
     def begin(self) -> None:
-        """A cell begins."""
         self._pressed = self._closed = False
         self._told, self._at, self._instead = "", (), None
         if _in_use():
@@ -71,23 +69,23 @@ class JaxWaits:
 
     @property
     def not_to_blame(self) -> tuple[str, ...]:
-        """Parts of the names of files whose frames say nothing: a wait in JAX has been ended."""
+        # After the end of a wait in JAX, its frames have no meaning for the user.
         return _folders() if self._told or self._closed else ()
 
     def press(self) -> None:
-        """The cell has been interrupted."""
+        # The cell has been interrupted.
         self._pressed = True
 
     # ── while a cell runs ────────────────────────────────────────────────────────────────────
 
     def _look_quietly(self) -> None:
-        # A thread that ends with an exception looks no more.
+        # An exception would end the thread, and with it all further checks.
         with suppress(Exception):
             if _in_use():
                 self.look()
 
     def look(self) -> None:
-        """Tells the others whether this rank is idle; ends its wait where it can only end so."""
+        """Shows the other ranks whether this one is idle; ends its wait where nothing else can."""
         this, idle_seconds = world.current(), self._idle_seconds()
         idle = idle_seconds >= _IDLE_SECONDS
         this.board.put(fields.IDLE, time.monotonic_ns() if idle else 0)
@@ -100,7 +98,7 @@ class JaxWaits:
             other_ranks.close()
 
     def _idle_seconds(self) -> float:
-        """For how long this rank has done nothing but wait in JAX, or nothing outside of a cell."""
+        """Returns how long this rank has only waited in JAX, or has been idle outside of a cell."""
         frame, now, cpu = frames.of_main_thread(), time.monotonic(), time.process_time()
         at = (id(frame), frame.f_lasti) if frame is not None else ()
         in_cell = bool(world.current().scope.number)
@@ -110,9 +108,9 @@ class JaxWaits:
         return now - self._since
 
     def _why(self) -> str:
-        """Which rank will never come, in a sentence; "" while it may."""
+        """Returns a sentence about a rank that will never come; "" while all may."""
         this, gone = world.current(), other_ranks.gone()
-        near = this.local_ranks  # those of other hosts go by another clock
+        near = this.local_ranks  # other hosts have another clock
         since = time.monotonic_ns() - int(_FRESH_SECONDS * 1e9)
         if not gone or any(
             rank not in near or this.board.get(rank, fields.IDLE) < since
@@ -124,13 +122,15 @@ class JaxWaits:
     # ── when it has ended ────────────────────────────────────────────────────────────────────
 
     def instead_of(self, error: BaseException) -> BaseException:
-        """Returns what a cell has ended with: `RankLeft`, or the interrupt, for what JAX raised."""
+        """Returns the error of the cell: `RankLeft`, or the interrupt, for an error that JAX
+        raised.
+        """
         if self._instead is not None and self._instead[0] is error:
             return self._instead[1]
         if not _in_use():
             return error
         interrupted = is_a(error, KeyboardInterrupt)
-        # An interrupt is heard once JAX has raised, which may be outside of the cell's lines.
+        # Python raises an interrupt once JAX has raised, maybe outside of the cell's lines.
         raised = error.__context__ if interrupted else error
         if raised is None or not is_a(raised, Exception) or "Gloo" not in text_of(raised):
             return error
@@ -138,29 +138,24 @@ class JaxWaits:
             gone = other_ranks.gone()
             if not gone or not other_ranks.have_closed(world.current().epoch):
                 return error
-            self._told = _sentence(gone)  # another rank was let go first
+            self._told = _sentence(gone)  # the wait of another rank ended first
         ended = KeyboardInterrupt() if interrupted else RankLeft(self._told)
         ended.__traceback__, ended.__suppress_context__ = traceback_of(raised), True
         self._instead = error, ended
         return ended
 
     def leave(self, error: BaseException | None) -> None:
-        """Takes in that the cell has ended."""
         if self._closed or self._told:
             world.current().spoil("has left a call of JAX")
             if error is None:
                 world.current().notice(_ADVICE)
 
     def after_death(self) -> str:
-        """What is to be known where another rank has died and this one goes on; "" for nothing."""
+        """Returns a warning for the ranks that go on; "" for none."""
         return _ENDS if _initialized() else ""
 
     def renew(self, epoch: int) -> None:
-        """Between two cells: shuts JAX down where a rank has closed its connections.
-
-        Args:
-            epoch: the one that has ended.
-        """
+        # Between two cells, after the end of an epoch in which a rank has closed its connections.
         if not _in_use() or not other_ranks.have_closed(epoch):
             return
         api: Any = sys.modules.get("jax._src.api")
@@ -173,7 +168,7 @@ class JaxWaits:
 
 
 def _refuse_until_initialized(bridge: Any) -> None:
-    """Has JAX raise where it would go on with this rank's devices alone, and with wrong sums."""
+    # JAX would go on with this rank's devices alone, and with wrong sums.
     own = bridge.backends
 
     def backends() -> Any:
@@ -186,13 +181,13 @@ def _refuse_until_initialized(bridge: Any) -> None:
 
 
 def _initialized() -> bool:
-    """Whether JAX has met the other ranks."""
+    """Whether JAX is connected to the other ranks."""
     state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
     return getattr(state, "client", None) is not None
 
 
 def _in_use() -> bool:
-    """Whether JAX has met the other ranks, and computes on CPUs only."""
+    """Whether JAX is connected to the other ranks, and computes on CPUs only."""
     if not _initialized():
         return False
     backends = getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", {})
@@ -209,7 +204,7 @@ def _sentence(gone: list[tuple[bool, int, int, str]]) -> str:
 
 
 def _waits_in_jax() -> bool:
-    """Whether the main thread waits in JAX, and no other thread is in a callback of JAX's."""
+    """Whether the main thread waits in JAX, and no other thread is in a callback of JAX."""
     main = threading.main_thread().ident
     for thread, frame in frames.of_threads().items():
         if thread == main and not (_is_of_jax(frame) or _waits_for_a_thread()):
@@ -224,14 +219,14 @@ def _is_of_jax(frame: FrameType) -> bool:
 
 
 def _folders() -> tuple[str, ...]:
-    """What the names of JAX's files begin with, once it is imported."""
+    # The beginnings of the names of JAX's files, once it is imported.
     return tuple(os.path.dirname(sys.modules[name].__file__ or "") + os.sep for name in _PACKAGES)
 
 
 def _waits_for_a_thread() -> bool:
-    """Whether the main thread does: what `jax.jit` has made calls none of JAX's Python."""
+    # Functions that `jax.jit` has made call no Python code of JAX.
     try:
-        # The main thread's, whichever asks.
+        # Of the main thread, from any thread.
         call = Path(f"/proc/{os.getpid()}/syscall").read_text()
     except OSError:
         return False

@@ -1,7 +1,7 @@
-"""What a rank that waits in a library's own collective has to do with the others.
+"""The other ranks, for a rank that waits in a library's own collective.
 
-Who of them has left the cell, and the connections to them. Those it can end: what waits in C++,
-where no signal is heard, then raises, and the rank lives on.
+Which of them have left the cell, and the connections to them. An end of the connections ends a wait
+in C++, which no signal reaches: the library raises, and the rank lives on.
 """
 
 from __future__ import annotations
@@ -22,34 +22,31 @@ from allranks.records.ranks import label
 
 
 def gone() -> list[tuple[bool, int, int, str]]:
-    """The ranks that have left the cell, the one that tells most first: how, who, why."""
+    """Returns how, which and why ranks have left the cell; a rank that itself waited comes last."""
     this = world.current()
     found = []
     for rank in range(this.size):
         if rank != this.rank:
             why = this.peers.departure(rank, this.scope, this.epoch)
             if why is not None:
-                # One that has waited itself is not to blame.
+                # A rank that itself waited is not to blame.
                 found.append((RankLeft.__name__ in why[1] or why[0] == 2, why[0], rank, why[1]))
     return sorted(found)
 
 
 def every(ranks: tuple[int, ...]) -> str:
-    """Names those that are all needed."""
+    # All of them are needed.
     return f"all of {label(ranks)}" if len(ranks) > 1 else label(ranks)
 
 
 def show_mpi_ports(ports: Sequence[int]) -> None:
-    """Lets the others know the ports of this rank's MPI: its connections are never ended here.
-
-    MPI connects ranks by TCP where one has taken a dead one's place.
-    """
+    # MPI connects ranks by TCP where one has replaced a dead rank. Those connections must stay.
     packed = sum(port << 16 * place for place, port in enumerate(ports[:4]))
     world.current().board.put(fields.PORTS, packed)
 
 
 def close() -> None:
-    """Ends this rank's connections to the other ranks of its host, and says so to them."""
+    """Ends this rank's connections to the other ranks of its host, and informs them."""
     this = world.current()
     this.board.put(fields.CLOSED, this.epoch + 1)
     ports = {
@@ -61,13 +58,11 @@ def close() -> None:
 
 
 def have_closed(epoch: int) -> bool:
-    """Whether a rank of this host has closed its connections in an epoch."""
     this = world.current()
     return any(this.board.get(rank, fields.CLOSED) == epoch + 1 for rank in this.local_ranks)
 
 
 def have_ended() -> bool:
-    """Whether the process of a rank of this host has ended."""
     this = world.current()
     for rank in this.local_ranks:
         try:
@@ -79,11 +74,10 @@ def have_ended() -> bool:
 
 
 def _connections(pids: list[int], kept: set[int]) -> list[int]:
-    """The descriptors of this process's TCP connections to these processes, itself included.
-
-    Not those to the ports that are kept, nor to JAX's coordinator, without which JAX ends the
-    process.
+    """Returns the descriptors of this process's TCP connections to these processes, itself
+    included.
     """
+    # Without its coordinator, JAX ends the process.
     coordinator = os.environ.get(rendezvous.JAX_ADDRESS, "").rpartition(":")[2]
     kept = kept | ({int(coordinator)} if coordinator.isdigit() else set())
     theirs: set[tuple[object, object]] = set()
@@ -96,7 +90,7 @@ def _connections(pids: list[int], kept: set[int]) -> list[int]:
 
 
 def _ends(link: Any) -> tuple[object, object]:
-    """Both ends of a connection; a socket that listens has one, and is no other's other end."""
+    # A socket that listens has one end, and is not the other end of any connection.
     return _plain(link.laddr), _plain(link.raddr) if link.raddr else None
 
 
@@ -105,7 +99,7 @@ def _plain(address: Any) -> tuple[str, int]:
 
 
 def _shut(descriptors: list[int]) -> None:
-    """Ends connections; who waits on one finds that out, and closes it."""
+    # The other end of a connection notices that, and closes it.
     for descriptor in descriptors:
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as link:
             link.shutdown(socket.SHUT_RDWR)

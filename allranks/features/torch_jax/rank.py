@@ -26,10 +26,7 @@ class LibraryWaits(RankFeature):
         self._all = (TorchWaits(), JaxWaits())
 
     def started(self, rank: RankContext) -> None:
-        """Begins to watch both libraries, several times a second.
-
-        Also without an import: other ranks ask this one how far it has come in torch.
-        """
+        # Also without an import: other ranks read the progress of this one in torch.
         self._rank = rank
         line_reporter = world.current().line_reporter
         if line_reporter is not None and rank.mpi_ports:
@@ -49,39 +46,34 @@ class LibraryWaits(RankFeature):
             other_ranks.show_mpi_ports(self._rank.mpi_ports)
 
     def cell_started(self, cell: RunCell) -> None:
-        """Forgets the waits of the last cell."""
         self._show_mpi_ports()
         for waits in self._all:
             waits.begin()
 
     def interrupted(self) -> None:
-        """Lets a wait end that no signal reaches."""
+        # No signal reaches a wait in C++.
         for waits in self._all:
             waits.press()
 
     def hidden_frames(self) -> tuple[str, ...]:
-        """Returns the libraries' folders if a wait in them has been ended."""
         return tuple(part for waits in self._all for part in waits.not_to_blame)
 
     def error_raised(self, error: BaseException) -> BaseException:
-        """Returns `RankLeft` for what a library raised because its wait was ended."""
         for waits in self._all:
             error = waits.instead_of(error)
         return error
 
     def cell_finished(self, error: BaseException | None) -> None:
-        """Ends waits that other ranks still have for this one."""
+        # Other ranks may still wait for this one.
         for waits in self._all:
             waits.leave(error)
 
     def epoch_ended(self, epoch: int) -> None:
-        """Forgets connections that a rank closed in that epoch."""
         self._show_mpi_ports()
         for waits in self._all:
             waits.renew(epoch)
 
     def rank_replaced(self, dead: list[int]) -> str:
-        """Returns the libraries' advice on groups that had a dead rank in them."""
         return " ".join(filter(None, (waits.after_death() for waits in self._all)))
 
 

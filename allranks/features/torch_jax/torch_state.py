@@ -1,6 +1,6 @@
-"""What torch knows of its own collectives. It is never imported here: a cell has done that, or not.
+"""The records that torch keeps of its own collectives. Only cells import torch, never this module.
 
-Source: torch.distributed's flight recorder, which notes every collective of a group as it begins.
+Source: torch.distributed's flight recorder, which records each collective of a group as it begins.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from allranks.collectives.start import rendezvous
 from allranks.engine.exceptions import PACKAGE
 
 _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
+#: The collectives to which every rank of a group brings the same number of elements.
 _EQUAL = ("all_gather", "all_reduce", "broadcast", "gather", "reduce")
-"""The collectives to which every rank of a group brings the same number of elements."""
+#: This number of last calls is compared between ranks.
 _COMPARED = 200
-"""So many of a group's last calls are compared between ranks."""
 _MEETING = "_create_c10d_store"
 
 
 class Recorded(NamedTuple):
-    """What a rank has called in one group."""
+    """The calls of a rank in one group."""
 
+    #: The number of its last collective.
     begun: int
-    """The number of its last collective."""
+    #: The number of the first that is not over; 0 if all are.
     awaited: int
-    """The number of the first that is not over; 0 where all are."""
+    #: The name of that one, or of the last: ``all_reduce``.
     title: str
-    """The name of that one, or of the last: ``all_reduce``."""
 
 
 class TorchCall(NamedTuple):
-    """One collective of torch: what is compared between ranks, and its line."""
+    """One collective of torch: the part that is compared between ranks, and its line."""
 
     title: str
     shapes: list[list[int]]
@@ -56,25 +56,24 @@ class TorchCall(NamedTuple):
         return sum(map(math.prod, self.shapes))
 
     def __str__(self) -> str:
-        """What a rank has called: ``all_reduce of shape (3,), Float, at In[4]:3: …``."""
+        # As ``all_reduce of shape (3,), Float, at In[4]:3: …``.
         shapes = "".join(f" of shape {tuple(shape)}," for shape in self.shapes[:1])
         dtypes = "".join(f" {dtype}," for dtype in self.dtypes[:1])
         return f"{self.title}{shapes}{dtypes} at {self.line}".replace(", at", " at")
 
 
 def c10d() -> Any:
-    """torch's module of process groups, None where this process has not imported it."""
+    # None where this process has not imported it.
     return sys.modules.get("torch.distributed.distributed_c10d")
 
 
 def folder() -> str:
-    """What the names of torch's files begin with, once it is imported."""
+    # The beginning of the names of all files of torch.
     file: str = c10d().__file__
     return os.path.dirname(os.path.dirname(file)) + os.sep
 
 
 def recorded() -> dict[str, Recorded]:
-    """What this rank has called, by the names of the groups."""
     found: dict[str, Recorded] = {}
     for entry in _entries():
         group, number = entry["process_group"][0], entry["collective_seq_id"]
@@ -89,12 +88,12 @@ def recorded() -> dict[str, Recorded]:
 
 
 def calls() -> dict[str, dict[int, TorchCall]]:
-    """This rank's last calls, by the names of the groups and their numbers there."""
+    """Returns this rank's last calls, by the names of the groups and their numbers there."""
     found: dict[str, dict[int, TorchCall]] = {}
     for entry in list(_entries(frames=True))[-_COMPARED:]:
         numbered = found.setdefault(entry["process_group"][0], {})
         if entry["collective_seq_id"] <= max(numbered, default=0):
-            numbered.clear()  # of another group, which had the same name
+            numbered.clear()  # of an earlier group of the same name
         numbered[entry["collective_seq_id"]] = TorchCall(
             _title(entry),
             entry["input_sizes"],
@@ -111,14 +110,14 @@ def _entries(*, frames: bool = False) -> Iterator[dict[str, Any]]:
         with _without_inductor() if frames else nullcontext():
             found = pickle.loads(dump(True, frames, False)) if dump else {}
         for entry in found.get("entries", ()):
-            # Others are of a group that was there before, and had the same name.
+            # Older entries are of an earlier group of the same name.
             if entry["time_created_ns"] >= rendezvous.torch_met_at_ns() and not entry["is_p2p"]:
                 yield entry
 
 
 @contextmanager
 def _without_inductor() -> Iterator[None]:
-    """Keeps torch from importing its compiler, which takes seconds, to find the lines of frames."""
+    """Keeps torch from the import of its compiler, which takes seconds, for the lines of frames."""
     names, none = vars(sys.modules["torch"]), object()
     if names.setdefault("_inductor", none) is not none:
         yield
@@ -135,7 +134,7 @@ def _title(entry: dict[str, Any]) -> str:
 
 
 def _line(frames: list[dict[str, Any]]) -> str:
-    """The innermost line of the user's among these, the innermost first."""
+    # The innermost line of the user; the frames begin with the innermost.
     for frame in frames:
         if frame["filename"] and kind_of(frame["filename"]) == USER:
             return str(Site(frame["filename"], frame["line"]))
@@ -143,7 +142,6 @@ def _line(frames: list[dict[str, Any]]) -> str:
 
 
 def members(group: str) -> tuple[int, ...]:
-    """The ranks of a group; nobody where this rank has no group of that name."""
     world = getattr(c10d(), "_world", None)
     for one, ranks in list(getattr(world, "pg_group_ranks", {}).items()):
         if getattr(one, "group_name", "") == group:
@@ -152,12 +150,11 @@ def members(group: str) -> tuple[int, ...]:
 
 
 def groups_made() -> int:
-    """How many groups this rank has made since its default group was made, that included."""
+    # Since the default group was made, which counts too.
     return int(getattr(getattr(c10d(), "_world", None), "group_count", 0))
 
 
 def frames_in_torch(frame: FrameType | None) -> list[FrameType]:
-    """The frames of torch.distributed in the innermost call of the cell's, outermost first."""
     found: list[FrameType] = []
     own = folder()
     while frame is not None:
@@ -171,19 +168,17 @@ def frames_in_torch(frame: FrameType | None) -> list[FrameType]:
 
 
 def is_meeting(frames: list[FrameType]) -> bool:
-    """Whether these look for the store of the first rank, which may not be there."""
     return any(frame.f_code.co_name == _MEETING for frame in frames)
 
 
 def called(frames: list[FrameType]) -> str:
-    """The function of torch.distributed that the cell has called."""
     names = [frame.f_code.co_name for frame in frames]
     public = [name for name in names if name != "wrapper" and name[0] != "_"]
     return (public or names or ["wait"])[0]
 
 
 def peer_of(frames: list[FrameType]) -> int | None:
-    """The rank that a ``send`` or ``recv`` among these names."""
+    # Of a ``send`` or ``recv``.
     for frame in frames:
         if frame.f_code.co_name in ("send", "recv"):
             local = frame.f_locals

@@ -1,8 +1,8 @@
-"""A rank that waits in torch for one that has left the cell is let go, and told for whom it waited.
+"""Ends a rank's wait in torch for a rank that has left the cell, with an error that names it.
 
-torch waits in C++, where no signal is heard, for half an hour. What ends such a wait is the end of
-the connections to the other ranks: it raises in torch, and the rank lives on. Process groups whose
-connections have ended are of no use; between two cells all ranks forget theirs.
+torch waits in C++, where no signal reaches it, for half an hour. The end of the connections to the
+other ranks ends such a wait: torch raises, and the rank lives on. Process groups are useless
+without connections; between two cells all ranks forget theirs.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from allranks.features.torch_jax.other_ranks import every
 from allranks.features.torch_jax.torch_state import TorchCall
 from allranks.records.ranks import label
 
+#: A main thread that has not moved for this time waits.
 _STILL_SECONDS = 1.0
-"""A main thread that has not moved for so long waits."""
+#: The largest share of a core of a thread that waits.
 _IDLE_SHARE = 0.05
-"""Of a core: what a thread that waits takes at most."""
+#: Within this time a rank that looks for the first rank's store finds the substitute.
 _LENT_SECONDS = 2.0
-"""Within so long a rank that looks for the first one's store finds the one that it is lent."""
 _STUCK_SECONDS, _TOLD_SECONDS, _ENDING_SECONDS = 20.0, 5.0, 0.2
+#: Parts of messages of gloo and of torch's store about a connection that has ended.
 _LOST = ("gloo/transport/tcp/", "TCPStore", "onnection was likely closed")
-"""Parts of what gloo and torch's store say of a connection that has ended."""
+#: The occasion of a question to a rank that has left the cell; others have numbers.
 _GONE = -1
-"""The occasion on which a rank is asked that has left the cell; others are numbered."""
 _AGAIN = "call init_process_group() again, and wrap models again."
 _ADVICE = f"torch's process groups are closed on all ranks: {_AGAIN}"
 _DEATH = f"torch's process groups are closed on all ranks, as a rank of theirs has died: {_AGAIN}"
@@ -53,7 +53,7 @@ _MAKING, _CALLS = _FIRST - 1, _FIRST - 2
 
 
 class TorchWaits:
-    """Looks after one rank's waits in torch, in a thread that is not the one which waits."""
+    """Watches one rank's waits in torch, in a thread other than the one that waits."""
 
     def __init__(self) -> None:
         self._pressed = False
@@ -74,43 +74,41 @@ class TorchWaits:
         self._since = self._cpu = 0.0
 
     def start(self) -> None:
-        """From now on it looks, several times a second."""
         line_reporter = world.current().line_reporter
         if line_reporter is not None:
             line_reporter.also.append(self._look_quietly)
 
     def begin(self) -> None:
-        """A cell begins."""
         self._pressed, self._told, self._at = False, "", ()
         self._closed_at, self._lent, self._lent_at = 0.0, None, 0.0
         self._kind, self._instead = RankLeft, None
         self._asked, self._compared = {}, {}
         with suppress(AttributeError):
             if not torch_state.c10d().is_initialized():
-                # By it torch names groups; a rank that failed to make one has counted it alone.
+                # torch names groups by it; a rank that failed to make one has counted it alone.
                 torch_state.c10d()._world.group_count = 0
 
     @property
     def not_to_blame(self) -> tuple[str, ...]:
-        """Part of the names of files whose frames say nothing: a wait in torch has been ended."""
+        # After the end of a wait in torch, its frames have no meaning for the user.
         return (torch_state.folder(),) if self._told or self._closed_at else ()
 
     def press(self) -> None:
-        """The cell has been interrupted."""
+        # The cell has been interrupted.
         self._pressed = True
 
     # ── while a cell runs ────────────────────────────────────────────────────────────────────
 
     def _look_quietly(self) -> None:
-        # A thread that ends with an exception looks no more.
+        # An exception would end the thread, and with it all further checks.
         with suppress(Exception):
             self.answer()
             self.look()
 
     def answer(self) -> None:
-        """Tells how far this rank has come in torch, if another one has asked.
+        """Shows this rank's progress in torch, if another rank has asked for it.
 
-        What torch has recorded takes long to read: too long for the end of each cell.
+        The records of torch take long to read: too long for the end of each cell.
         """
         this, board = world.current(), world.current().board
         asked = board.get(this.rank, fields.ASKED_ELSE)
@@ -121,15 +119,15 @@ class TorchWaits:
         known = torch_state.recorded()
         self._noted |= known.keys()
         for group in self._noted:
-            # 0 in a group whose name is that of one before, and in which nothing was called.
+            # 0 for a group without calls that has the name of an earlier one.
             begun = known[group].begun - failed if group in known else 0
             board.note(_number(group), begun, 0)
-        with suppress(AttributeError, OSError):  # there are none but on Linux
+        with suppress(AttributeError, OSError):  # only Linux has such files
             self._show_calls()
         board.put(fields.TOLD, asked)
 
     def _show_calls(self) -> None:
-        """Has the others of this host read what this rank has called."""
+        # The other ranks of this host read the file by the descriptor.
         if self._calls >= 0:
             os.close(self._calls)
             self._calls = -1
@@ -140,7 +138,7 @@ class TorchWaits:
         world.current().board.note(_CALLS, self._calls, len(content))
 
     def look(self) -> None:
-        """Ends the wait of the main thread where it can only end so."""
+        """Ends the wait of the main thread where nothing else can."""
         if not world.current().scope.number or torch_state.c10d() is None:
             return
         if not self._is_still():
@@ -173,7 +171,9 @@ class TorchWaits:
         return now - self._since >= (_STILL_SECONDS / 2 if self._pressed else _STILL_SECONDS)
 
     def _why(self, called: list[FrameType]) -> str:
-        """Which rank will never come to what the main thread waits for, in a sentence; or ""."""
+        """Returns a sentence about a rank that will never come to the call of the main thread,
+        or "".
+        """
         died = world.current().peers.died
         gone = [
             entry
@@ -187,9 +187,9 @@ class TorchWaits:
         return ""
 
     def _mismatch(self) -> str:
-        """What this rank waits in, and others have called otherwise, in a sentence; or ""."""
+        """Returns a sentence about a call that other ranks have made differently, or ""."""
         this, gone = world.current(), {rank for *_, rank, _ in other_ranks.gone()}
-        # One that runs is asked each time that the wait is twice as long.
+        # A rank that runs is asked each time that the wait has doubled.
         waited = int(time.monotonic() - self._since).bit_length()
         asked = {rank: _GONE if rank in gone else waited for rank in this.local_ranks}
         told = {rank: when for rank, when in asked.items() if self._has_told(rank, when)}
@@ -211,7 +211,7 @@ class TorchWaits:
         return ""
 
     def _has_told(self, rank: int, occasion: int) -> bool:
-        """Whether a rank has said how far it has come; on each occasion it is asked once."""
+        """Whether a rank has shown its progress; on each occasion it is asked once."""
         board = world.current().board
         if rank not in world.current().local_ranks or rank == board.rank:
             return False
@@ -221,7 +221,9 @@ class TorchWaits:
         return board.get(rank, fields.TOLD) >= self._asked[rank, occasion]
 
     def _awaited(self, called: list[FrameType]) -> list[tuple[str, tuple[int, ...], Any]]:
-        """What this rank may wait for: its name, whom it needs, and who has not come to it."""
+        """Returns calls that this rank may wait for: name, needed ranks, and a test for ranks
+        behind it.
+        """
         this = world.current()
         everybody = tuple(range(this.size))
         found: list[tuple[str, tuple[int, ...], Any]] = []
@@ -248,12 +250,12 @@ class TorchWaits:
         return found
 
     def _lend(self) -> bool:
-        """Has a store where the first rank's would be; whether there is time to find it.
-
-        Who looks for one looks again and again, for half an hour, and is set free by nothing
-        else. On one host any rank can open it.
+        """Opens a store in place of the first rank's; returns whether there is time left to find
+        it.
         """
         now = time.monotonic()
+        # The search for a store lasts half an hour, and only a store ends it. On one host any rank
+        # can open it.
         if not self._lent_at:
             self._lent_at = now
             with suppress(Exception):  # another rank lends one
@@ -261,21 +263,22 @@ class TorchWaits:
         return now - self._lent_at < _LENT_SECONDS
 
     def _close(self) -> None:
-        """Ends this rank's connections to the other ranks."""
         this = world.current()
         self._lent = None
         if this.board is not None:
             other_ranks.close()
         for group in _groups():
-            # Nothing for gloo; NCCL's may take its time.
+            # Does nothing for gloo; for NCCL it may take long.
             threading.Thread(target=_abort, args=(group,), daemon=True).start()
 
     # ── when it has ended ────────────────────────────────────────────────────────────────────
 
     def instead_of(self, error: BaseException) -> BaseException:
-        """Returns what a cell has ended with: `RankLeft` for what torch has raised over that."""
+        """Returns the error of the cell: `RankLeft` for an error of torch at the end of its
+        wait.
+        """
         if is_a(error, KeyboardInterrupt) and other_ranks.have_closed(world.current().epoch):
-            error.__suppress_context__ = True  # what torch has raised over that
+            error.__suppress_context__ = True  # hides the error that torch raised meanwhile
         if self._instead is not None and self._instead[0] is error:
             return self._instead[1]
         if not is_a(error, (RuntimeError, ValueError)) or torch_state.c10d() is None:
@@ -286,7 +289,7 @@ class TorchWaits:
             return error
         raised = is_a(error, RuntimeError)
         if raised and not self._told and _has_lost_a_rank(error):
-            # Another rank has died, or was let go first, and has taken this one along.
+            # Another rank has died, or its wait ended first, which ended the one here.
             self._told = self._why_after(inside)
         if not raised or not self._told:
             self._explain(error)
@@ -297,20 +300,20 @@ class TorchWaits:
         return left
 
     def _explain(self, error: BaseException) -> None:
-        """Has what torch raises where a group is no more say why that is so."""
+        # Adds the reason to an error of torch about a group that does not exist any more.
         text, since = text_of(error), self._forgotten_ns > rendezvous.torch_met_at_ns()
         said = self._forgotten in text
         if not said and (_tells_of_a_loss(error) or (_NO_GROUP in text and since)):
             error.args = (f"{text} {self._forgotten}",)
 
     def _why_after(self, inside: list[FrameType]) -> str:
-        """As `_why`, where the call has ended already."""
+        """As `_why`, after the end of the call."""
         this = world.current()
         (*_, rank, why), *_ = other_ranks.gone()
         what, needed = torch_state.called(inside), tuple(range(this.size))
         known = torch_state.recorded()
         if len(known) == 1 and torch_state.peer_of(inside) is None:
-            # What a backward, say, has called in the only group.
+            # For example, of a backward pass in the only group.
             ((group, last),) = known.items()
             members = torch_state.members(group)
             if rank in members:
@@ -318,7 +321,6 @@ class TorchWaits:
         return _sentence(what, needed, rank, why)
 
     def leave(self, error: BaseException | None) -> None:
-        """Takes in that the cell has ended: `answer` tells how far this rank has come."""
         this = world.current()
         if torch_state.c10d() is None:
             return
@@ -329,11 +331,7 @@ class TorchWaits:
         self._left = this.scope.number, _made(), int(error is not None and bool(_frames_of(error)))
 
     def renew(self, epoch: int) -> None:
-        """Between two cells: forgets torch's groups where a rank has closed its connections.
-
-        Args:
-            epoch: the one that has ended.
-        """
+        # Between two cells, after the end of an epoch in which a rank has closed its connections.
         if torch_state.c10d() is not None and other_ranks.have_closed(epoch):
             self._forget(
                 "torch's process groups were closed on all ranks to end a wait in "
@@ -341,13 +339,13 @@ class TorchWaits:
             )
 
     def after_death(self) -> str:
-        """Forgets torch's groups, of which a rank has died; says so where there were some."""
+        # A rank of the groups has died.
         for group in _groups():
             _abort(group)
         return _DEATH if self._forget(_DEATH) else ""
 
     def _forget(self, why: str) -> bool:
-        """Destroys torch's groups; whether there were some."""
+        """Destroys torch's groups; returns whether there were some."""
         c10d = torch_state.c10d()
         state: Any = sys.modules.get("accelerate.state")
         found = c10d is not None and c10d.is_initialized()
@@ -362,10 +360,10 @@ class TorchWaits:
 
 
 def _has_lost_a_rank(error: BaseException) -> bool:
-    """Whether torch has raised an exception because another rank has died, or left its groups."""
+    """Whether torch has raised because another rank has died, or left its groups."""
     this = world.current()
     if _tells_of_a_loss(error) and not other_ranks.gone():
-        pause = Pause()  # gloo may know earlier than this rank is told how the other one died
+        pause = Pause()  # gloo may notice a death before the report of it comes
         while not this.peers.died:
             if pause() > (_TOLD_SECONDS if other_ranks.have_ended() else _ENDING_SECONDS):
                 return False
@@ -379,7 +377,7 @@ def _tells_of_a_loss(error: BaseException) -> bool:
 
 
 def _has_made(this: world.World, rank: int) -> int:
-    """How many groups a rank that has left this cell had made or begun to make in it."""
+    # The number of groups that a rank had made or begun to make in this cell, which it has left.
     made, cell = this.peers.progress(rank, _MAKING)
     return made if cell == this.scope.number else 0
 
@@ -392,13 +390,13 @@ def _sentence(what: str, needed: tuple[int, ...], rank: int, why: str) -> str:
 
 
 def _calls_of(rank: int) -> dict[str, dict[int, TorchCall]]:
-    """What another rank of this host has called, as it has last told."""
+    # Of another rank of this host, from its last answer.
     board = world.current().board
     descriptor, nbytes = board.progress(rank, _CALLS)
     try:
         file = Path(f"/proc/{board.get(rank, fields.PID)}/fd/{descriptor}")
         told = json.loads(file.read_bytes()[:nbytes])
-    except (OSError, ValueError):  # it has written again, or may not be read
+    except (OSError, ValueError):  # the rank has written again, or the file cannot be read
         return {}
     return {
         group: {int(number): TorchCall(*call) for number, call in calls.items()}
@@ -407,7 +405,7 @@ def _calls_of(rank: int) -> dict[str, dict[int, TorchCall]]:
 
 
 def _differ(called: dict[int, TorchCall]) -> str:
-    """What ranks have brought to one collective, those that agree together."""
+    # Ranks with equal calls are named together.
     ranks: dict[str, list[int]] = {}
     for rank, call in sorted(called.items()):
         ranks.setdefault(str(call), []).append(rank)
@@ -424,22 +422,21 @@ def _number(group: str) -> int:
 
 
 def _made() -> int:
-    """Counts the groups that this rank has made or begun to make in this cell."""
+    # The number of groups that this rank has made or begun to make in this cell.
     return rendezvous.torch_groups_made() * 1000 + torch_state.groups_made()
 
 
 def _in_use(called: list[FrameType]) -> bool:
-    """Whether a main thread that hears no signal may well wait in torch."""
+    """Whether a main thread that no signal reaches may well wait in torch."""
     return bool(called or _groups())
 
 
 def _groups() -> list[Any]:
-    """The groups that this rank has."""
     return list(getattr(getattr(torch_state.c10d(), "_world", None), "pg_map", ()))
 
 
 def _frames_of(error: BaseException) -> list[FrameType]:
-    """The frames of torch in which an exception was raised, outermost first."""
+    """Returns the frames of torch in which an exception was raised, outermost first."""
     found: list[FrameType] = []
     own = torch_state.folder()
     for frame, _ in traceback.walk_tb(traceback_of(error)):
@@ -448,7 +445,7 @@ def _frames_of(error: BaseException) -> list[FrameType]:
 
 
 def _main_thread_seconds() -> float:
-    """How long the main thread has computed; 0 where the system does not tell."""
+    # Its computing time; 0 where the system has no such clock.
     clock_of = getattr(time, "pthread_getcpuclockid", None)
     if clock_of is None:
         return 0.0
