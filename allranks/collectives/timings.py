@@ -120,7 +120,7 @@ class Spans:
         return self.waits.setdefault(rank, [0.0] * BINS)
 
     def _spread(self, row: Row, began: float, ended: float) -> None:
-        """Adds a period to the bins that it overlaps, without its part before the cell."""
+        # Without the part before the cell.
         began = max(0.0, began - self.origin)
         ended -= self.origin
         while began < ended:
@@ -194,9 +194,8 @@ class Totals:
         self.spans = Spans(perf_counter())
 
     def changed(self) -> list[CallTotals]:
-        """The sums of all kinds of calls that were made since the last time.
-
-        May be called from another thread while calls are made.
+        """The sums of all kinds of calls that were made since the last time. May be called from
+        another thread while calls are made.
         """
         touched: dict[_Key, _Sums] = {}
         now, spans = perf_counter(), self.spans

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from allranks.collectives.arrays.reductions import Array, name_of
 from allranks.errors import MissingDependency
 
-# Made here, because a cell may replace what json holds.
+# Made here, because a cell may replace the functions of json.
 _dumps = json.JSONEncoder().encode
 _loads = json.JSONDecoder().decode
 
@@ -74,7 +74,7 @@ def to_numpy(value: Any) -> tuple[Array, Restore]:
 
 
 def library_of(value: Any) -> str:
-    """The library of an array, also if its class is derived from the library's."""
+    # Subclasses of a library's class may be defined elsewhere.
     for base in type(value).__mro__:
         name = base.__module__.partition(".")[0]
         if name in _LIBRARIES:
@@ -184,7 +184,7 @@ def _jax(value: Any) -> tuple[Array, Restore]:
 
 
 def bfloat16() -> Any:
-    """The dtype of ml_dtypes; numpy has none."""
+    # numpy has no bfloat16.
     return _import("ml_dtypes").bfloat16
 
 

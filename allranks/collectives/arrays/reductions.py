@@ -48,9 +48,9 @@ _names: dict[np.dtype[Any], str] = {}
 
 
 def name_of(dtype: np.dtype[Any]) -> str:
-    """A dtype's name, cached: numpy composes it anew each time, and slowly."""
     known = _names.get(dtype)
     if known is None:
+        # numpy composes the name anew each time, and slowly.
         known = _names[dtype] = dtype.name
     return known
 
@@ -89,7 +89,6 @@ def check(op: ReduceOp, dtype: np.dtype[Any]) -> None:
 
 
 def accumulator(op: ReduceOp, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which values of a dtype are accumulated."""
     if is_half(dtype):
         return np.dtype(np.float32)
     if op is Average and dtype.kind in "iu" and dtype.itemsize < 8:
@@ -248,7 +247,7 @@ def _pair(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
 
 
 class NoneCompressor:
-    """Sends what it is given."""
+    """Sends arrays unchanged."""
 
     name = ""
 

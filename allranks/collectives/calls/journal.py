@@ -125,5 +125,4 @@ class Journal:
 
 
 def named(site: Site) -> str:
-    """The default name of a call: file and line."""
     return f"{site.filename.rpartition('/')[2]}:{site.lineno}"

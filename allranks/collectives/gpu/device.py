@@ -261,7 +261,6 @@ class Device:
             return self.cupy.empty(shape, dtype)
 
     def pinned(self, nbytes: int) -> Array:
-        """Pinned host memory, from and to which the GPU copies without the processor."""
         from cupyx import empty_pinned
 
         memory: Array = empty_pinned(nbytes, np.uint8)

@@ -68,6 +68,7 @@ def export(array: Any) -> Any:
 
 def wait_for_exports(seconds: float) -> bool:
     """Whether all memory that has come back is free; waits for that at most this long."""
+    # The first export takes the lock for good: without it no memory can come back.
     if not _started.locked():
         return True
     free = threading.Event()
@@ -125,15 +126,13 @@ ALIGNED = 256
 
 
 def is_on_gpu(value: Any) -> bool:
-    """True for an array on one GPU that can be passed without a copy.
-
-    False for JAX arrays of several devices, and for dtypes that DLPack cannot carry (TensorFlow's
-    bool and complex): these go through the host.
-    """
+    """True for an array on one GPU that can be passed without a copy."""
     if isinstance(value, HOST_TYPES):
         return False
     name = library_of(value)
     if name:
+        # False for JAX arrays of several devices, and for dtypes that DLPack cannot carry
+        # (TensorFlow's bool and complex): these go through the host.
         return _KINDS[name][0](value)
     if hasattr(value, "__cuda_array_interface__"):
         return True
@@ -141,10 +140,9 @@ def is_on_gpu(value: Any) -> bool:
 
 
 def to_cupy(value: Any) -> tuple[Array, Restore]:
-    """A GPU array as a C-contiguous cupy array, and the function that converts results back.
-
-    That function takes over the memory of its argument. It copies only if the memory is not aligned
-    as JAX and TensorFlow require.
+    """A GPU array as a C-contiguous cupy array, and the function that converts results back. That
+    function takes over the memory of its argument. It copies only if the memory is not aligned as
+    JAX and TensorFlow require.
     """
     cupy = cupy_api.installed()
     name = library_of(value)

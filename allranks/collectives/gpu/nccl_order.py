@@ -3,7 +3,7 @@
 NCCL's kernels wait for each other between GPUs, and one may keep another from starting: a GPU has
 to start those of several communicators in the same order everywhere. Programs post to their process
 sets in any order, so the ranks number a call once all of its members have arrived: each proposes a
-number above all that it knows, the call gets the largest, and every rank goes by these numbers.
+number above all that it has seen, the call gets the largest, and every rank goes by these numbers.
 
 An abort returns once every member has aborted, and it waits for the whole GPU: it can be blocked by
 a member that computes, and by the kernel of a communicator that is not aborted yet. So

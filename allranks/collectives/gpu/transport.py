@@ -128,7 +128,7 @@ class GpuTransport:
 
     def _in_turn(self, call: Call, steps: Steps[T]) -> Steps[T]:
         """A move's steps; through NCCL, at its turn among the calls of all process sets."""
-        # Every rank knows the same process sets: making one is a call of all ranks.
+        # All ranks have the same process sets: making one is a call of all ranks.
         if call.transport != "nccl" or not self.device.sets or self.members.size == 1:
             return (yield from steps)
         try:

@@ -53,7 +53,6 @@ class HostChannel(Channel):
         return [pair[turn][:nbytes].view(dtype) for pair in self.blocks]
 
     def sizes(self, call: Call) -> list[int]:
-        """How many bytes each member offers."""
         return [self.words[head + OFFER_AT // 8] for head in self._heads[call.number & 1]]
 
     def compared(self, call: Call) -> tuple[bool, float, int]:

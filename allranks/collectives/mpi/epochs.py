@@ -57,7 +57,6 @@ class Epochs:
     def bridge(
         self, members: Members, hosts: Hosts, memory: mmap, flat: MpiTransport
     ) -> tuple[MultiHostAgreement, MultiHostTransport]:
-        """The agreement and the transport of a group on several hosts."""
         agreement = MultiHostAgreement(self.own, members, hosts, memory, self.user)
         return agreement, MultiHostTransport(agreement, flat)
 

@@ -88,6 +88,7 @@ def move_chunks(agreement: MultiHostAgreement, call: Call, chunks: Chunks, resul
             under_way.popleft()
             fence()
             words[DONE] = max(words[DONE], before) + 1
+        # Later chunks move too, but are published in order.
         for steps in list(under_way)[1:]:
             next(steps, None)
 
@@ -457,6 +458,7 @@ class MultiHostTransport:
         yield offer
         parts: list[Array] = yield from rest
         table = np.stack([part[:head].view(np.int64) for part in parts])
+        # A rank whose data did not fit has sent its lengths only.
         if any(part.size - head != sum(cuts) for part, cuts in zip(parts, table, strict=True)):
             return (yield from self.mpi.exchange(call, source, lengths, table[:, me].tolist()))
         ends = head + np.cumsum(table, 1)[:, me]

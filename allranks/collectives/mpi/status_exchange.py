@@ -203,7 +203,7 @@ class StatusExchange(threading.Thread):
                 self.board.ask(rank, number, _ASKS[kind])
             link.asked[(rank, kind)] = number
         elif kind == _ROUND:
-            # What was sent before the round began is on the board by now, and is answered here.
+            # All messages from before the round are on the board by now, and are answered here.
             self.board.put(fields.ROUND, number)
             self._read_board()
             self._send_changes(link, must=True)

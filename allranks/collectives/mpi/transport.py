@@ -62,7 +62,6 @@ def prepare(source: Array, out: Array, reduction: Arithmetic) -> tuple[Array, Ar
 
 
 def finish(total: Array, out: Array, reduction: Arithmetic) -> None:
-    """Writes MPI's ``total`` as the result."""
     if _is_ordered(reduction):
         total = _from_order(total)
     reduction.finish(total, out)

@@ -235,8 +235,6 @@ def _agree(comm: object, title: str) -> None:
 
 
 def _making(kind: type[Any], name: str, place: int) -> Any:
-    """A class method that makes a window or a file of the ranks of ``comm``."""
-
     @wraps(getattr(kind.plain, name))
     def make(cls: type[Any], *arguments: Any, **options: Any) -> Any:
         comm = options.get("comm", arguments[place] if len(arguments) > place else None)

@@ -227,7 +227,7 @@ def grouped_allgather_async(arrays: Sequence[Any], **options: Any) -> Handle:
 
 
 def gather(array: Any, root: int = 0, **options: Any) -> Any:
-    """The root gets what `allgather` would give to all; the others get None.
+    """The root gets the result of an `allgather`; the others get None.
 
     Collective over the process set.
     """
@@ -240,7 +240,6 @@ def gather_async(array: Any, root: int = 0, **options: Any) -> Handle:
 
 
 def begin_scatter(array: Any, root: int, splits: Any = None, **options: Any) -> Call:
-    """A scatter; only the root's array is used."""
     mine = world.current().rank == root
     group, inputs, name = _open(
         "scatter", [array] if mine or array is not None else None, **options
@@ -252,12 +251,13 @@ def begin_scatter(array: Any, root: int, splits: Any = None, **options: Any) -> 
         _check_rows(source, "scatter")
         rows = _splits("scatter", source, splits, group.size)
     else:
+        # Only the root's array is used.
         source = source.reshape(-1)[:0].view(np.uint8)
 
     def steps(call: Call) -> Steps[Any]:
         data, back = source, inputs
         transport = group.choose(call, "" if inputs.device else inputs.transport)
-        # The dtype and shape are sent first: the other ranks do not know them.
+        # The dtype and shape are sent first: the other ranks lack them.
         mine = ArrayHeader(name_of(source.dtype), source.shape[1:]) if rows else ArrayHeader()
         told = mine._replace(device=inputs.device).pack()
         heads = list(map(ArrayHeader.unpack, (yield from call.moved(transport.allgather, told))))
@@ -371,10 +371,8 @@ def _splits(kind: str, source: Array, splits: Any, size: int) -> list[int]:
 
 
 def dumps(value: object) -> Bytes:
-    """An object as bytes, by cloudpickle if it is installed: it pickles lambdas and a notebook's
-    classes.
-    """
     try:
+        # It pickles lambdas and a notebook's classes too.
         from cloudpickle import dumps as pickled
     except ImportError:
         from pickle import dumps as pickled
@@ -424,7 +422,6 @@ def begin_object_gather(
     alike: tuple[Any, ...] = (),
 ) -> Call:
     """A call whose result is the list of all members' objects, on all or on ``root`` (an index).
-
     ``alike``: values that must be the same on every member.
     """
     data = dumps(value)

@@ -250,6 +250,7 @@ class PointToPoint(Raw):
         data = [_pickled(sendobj, dest), MPI.BYTE]
         posted = PointCall(self._group().agreement, Spec("comm.send"), "", ())
         sent = complete(self._world.held_requests, posted, Raw.Isend, self, data, dest, sendtag)
+        # Posts the send; its end is awaited after the receive.
         next(sent, None)
         received = self._receive("sendrecv", source, recvtag, status)
 

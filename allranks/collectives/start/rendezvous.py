@@ -1,9 +1,9 @@
-"""Tells torch, JAX and other libraries which rank a process is, and where the ranks meet.
+"""The variables by which torch, JAX and other libraries find their rank and the meeting place.
 
 They ask the environment: torch in ``init_process_group()``, accelerate in ``Accelerator()``, which
 trains every rank alone, without a message, where the variables are missing.
 
-JAX asks the launchers that it knows. Open MPI 5 and MPICH are not among them, and inside a job of
+JAX asks the launchers on its list. Open MPI 5 and MPICH are not among them, and inside a job of
 Slurm it would take the job's one task for the whole world. For other launchers it has a class to
 derive from; `install_for_jax` derives from it as soon as JAX is imported.
 

@@ -248,7 +248,7 @@ def dirty() -> bool:
 
 
 def activity() -> str:
-    """What this rank waits for ("waiting in allreduce(Sum) for rank 2"), or "".
+    """This rank's wait, as text ("waiting in allreduce(Sum) for rank 2"), or "".
 
     May be asked from another thread.
     """

@@ -4,7 +4,7 @@ The MPI calls of a start block, here and in the functions that it calls: every r
 or none does.
 
 From then on mpi4py's own names, such as MPI.COMM_WORLD, are the guarded communicators. `divide` and
-`inside` make some ranks in a row the only ranks that a part of the program knows.
+`inside` make some ranks in a row the only ranks in a part of the program.
 """
 
 from __future__ import annotations

@@ -101,6 +101,7 @@ class VersionedFiles:
                 continue
             self._problem = ""
             break
+        # Older versions go only once all ranks have written a newer one.
         newest = self.newest()
         for number, files in self._found().items():
             for path in files.values() if number < newest else ():
