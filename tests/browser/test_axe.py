@@ -62,7 +62,9 @@ def test_axe_finds_nothing_in_the_panels_of_a_cell_and_of_an_ensemble(lab, serve
     for index, name in ((1, "cell"), (2, "ensemble")):
         lab.run_cell(index)
         canvas = lab.output(index).locator("canvas[aria-label^='loss:']")
-        expect(canvas).to_have_attribute("aria-label", re.compile(r"at step \d\d"), timeout=90_000)
+        expect(canvas).to_have_attribute(
+            "aria-label", re.compile(r"at step [\d,]{2,}"), timeout=90_000
+        )
         lab.page.wait_for_timeout(1000)
         widths.check(lab, index, f"{name}-live", (lab.output(index).locator(".ar-dashboard"), 0.95))
         found += look(lab, index, f"{name}-live")

@@ -68,7 +68,7 @@ def test_a_page_that_was_closed_in_the_middle_has_everything(lab, server):
     # Opened in the middle: the panel, which goes on, and what was printed meanwhile.
     reopen(lab, path)
     expect(canvas_of(lab)).to_have_attribute(
-        "aria-label", re.compile(r"at step \d{3,}"), timeout=60_000
+        "aria-label", re.compile(r"at step [\d,]{3,}"), timeout=60_000
     )
     expect(lab.output(1).get_by_text("unseen")).to_be_visible(timeout=30_000)
     expect(prompt_of(lab)).to_have_text("[*]:")

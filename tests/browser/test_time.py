@@ -119,7 +119,7 @@ def test_the_strips_grow_while_the_cell_runs_and_what_is_chosen_later_is_saved(l
     lab.page.wait_for_function(
         """() => {
             const canvas = document.querySelector("canvas[aria-label^='loss:']");
-            return /at step (?:[4-9]\\d|\\d{3,})/.test(canvas.getAttribute("aria-label"));
+            return /at step (?:[4-9]\\d|[\\d,]{3,})/.test(canvas.getAttribute("aria-label"));
         }""",
         timeout=60_000,
     )
