@@ -133,10 +133,9 @@ def register(classes: Sequence[type[NotebookFeature]]) -> None:
 
 
 class NotebookHooks:
-    """Calls the hooks of a notebook's features, and keeps what they raise for a cell to fail with.
+    """Calls the hooks of a notebook's features; a cell fails with what they raise.
 
-    Args:
-        classes: the features; by default those that are registered.
+    ``classes`` are by default the registered features.
     """
 
     def __init__(self, classes: Iterable[type[NotebookFeature]] | None = None) -> None:
@@ -181,20 +180,17 @@ class NotebookHooks:
             self._keep(failed)
 
     def take_failure(self) -> FeatureFailed | None:
-        """Returns what a feature has raised since the last call, for the cell to fail with."""
+        """Returns what a feature has raised since the last call."""
         failed, self._failed = self._failed, None
         return failed
 
     def started(self, cluster: ClusterContext) -> None:
-        """See `NotebookFeature.started`."""
         self._call(self._started, cluster)
 
     def ensemble_started(self) -> None:
-        """See `NotebookFeature.ensemble_started`."""
         self._call(self._ensemble_started)
 
     def cell_started(self, cell: CellContext) -> None:
-        """See `NotebookFeature.cell_started`."""
         self._set_cell(cell)
         self._call(self._cell_started)
 
@@ -204,14 +200,11 @@ class NotebookHooks:
             feature.cell = cell
 
     def poll_often(self, poll: Callable[[], bool]) -> None:
-        """See `CellContext.poll`."""
         self._polls.append(poll)
 
     def polled(self) -> bool:
-        """Calls what features want to have called; returns whether a person is asked.
-
-        Raises:
-            KeyboardInterrupt: the cell is to be interrupted.
+        """Calls the polls of features; returns whether a prompt is open. KeyboardInterrupt
+        interrupts the cell.
         """
         asked = False
         for poll in self._polls:
@@ -222,7 +215,6 @@ class NotebookHooks:
         return asked
 
     def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
-        """See `NotebookFeature.message_arriving`."""
         for hook in self._arriving:
             try:
                 left = hook(record, payloads)
@@ -235,37 +227,32 @@ class NotebookHooks:
         return record
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
-        """See `NotebookFeature.message_received`; a record that no feature takes is dropped."""
+        # A record that no feature takes is dropped.
         self._call(self._takers.get(type(record), []), record, payloads)
 
     def cell_finished(self) -> None:
-        """See `NotebookFeature.cell_finished`."""
         self._call(self._cell_finished)
         self._set_cell(None)
 
     def cell_abandoned(self) -> None:
-        """An exception has ended the wait for the cell: nothing of it is shown any longer."""
+        # An exception has ended the wait for the cell: its output is no longer shown.
         self._set_cell(None)
 
     def rank_died(self, rank: int) -> None:
-        """See `NotebookFeature.rank_died`."""
         self._call(self._rank_died, rank)
 
     def stopped(self) -> None:
-        """See `NotebookFeature.stopped`."""
         self._call(self._stopped)
         self._set_cell(None)
 
     def can(self, name: str) -> bool:
-        """Whether a feature does this command."""
         return name in self._commands
 
     def command(self, name: str, *arguments: Any) -> Any:
-        """Has a feature do one of its commands; returns what it returns.
+        """Runs a command of a feature; returns its result.
 
-        Raises:
-            UsageError: no feature does it, or not as it was asked.
-            FeatureFailed: the feature raised something else.
+        Raises UsageError if no feature has it; FeatureFailed for any other exception of the
+        feature.
         """
         hook = self._commands.get(name)
         if hook is None:

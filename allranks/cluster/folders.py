@@ -30,12 +30,7 @@ _waiting: WeakSet[CleanupProcess] = WeakSet()
 
 
 class CleanupProcess:
-    """A command that waits.
-
-    Args:
-        script: what a shell runs in the end.
-        words: its arguments.
-    """
+    """A shell that waits for `close` or the end of this process, then runs ``script``."""
 
     def __init__(self, script: str, *words: str) -> None:
         self._process = subprocess.Popen(
@@ -50,7 +45,6 @@ class CleanupProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     def close(self, seconds: float) -> None:
@@ -65,7 +59,7 @@ class CleanupProcess:
 
 
 def _close_pipes() -> None:
-    """In a process that was forked: the pipe is to end with the notebook's own."""
+    """Runs in a forked process: only the notebook's own end may keep the pipe open."""
     for keeper in list(_waiting):
         assert keeper._process.stdin is not None
         keeper._process.stdin.close()
@@ -86,8 +80,8 @@ _LONGEST_NBYTES = 58
 def make_log_folder() -> str:
     """Returns a new folder, mode 0700, for the logs of one cluster.
 
-    It lies under ``$ALLRANKS_LOG_DIR``, else ``~/.local/state/allranks``, else, where the home is
-    read-only, the temporary folder. Logs of more than seven days ago are removed.
+    It lies under ``$ALLRANKS_LOG_DIR``, else ``~/.local/state/allranks``, or the temporary folder
+    if the home is read-only. Logs older than seven days are removed.
     """
     places = [os.environ.get(FOLDER, ""), state_folder()]
     places.append(os.path.join(tempfile.gettempdir(), f"allranks-logs-{os.getuid()}"))
@@ -104,7 +98,6 @@ def make_log_folder() -> str:
 
 
 def state_folder() -> str:
-    """Returns the default folder of this user's logs."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(
         os.path.expanduser("~"), ".local/state"
     )
@@ -112,11 +105,7 @@ def state_folder() -> str:
 
 
 def _check_own(place: str) -> None:
-    """Raises unless a folder is this user's alone: its name is known to all who may make one.
-
-    Raises:
-        PermissionError: it is another user's, a link, or others may write to it.
-    """
+    """Raises PermissionError unless a folder is this user's alone: any user can take its name."""
     found = os.lstat(place)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise PermissionError(f"{place} was not made by this user")
@@ -137,14 +126,11 @@ def _sweep_logs(place: Path) -> None:
 
 
 def name_session_folder(where: str = "") -> str:
-    """Returns the path of a folder that is not there, for sockets and the launcher's own files.
+    """Returns the unused path of a folder for sockets and the launcher's own files.
 
     Its name contains this process's id. The host agent makes it and removes it at the end, even if
-    this process is killed. The folder of an agent that was killed is removed here. With several
-    hosts each relay does so on its host.
-
-    Args:
-        where: the folder that it is to lie in, where that is the same on every host.
+    this process is killed; the folder of a killed agent is removed here. With several hosts each
+    relay does so on its host. ``where`` is its parent, if that is the same on every host.
     """
     place = _session_place(where)
     for folder in place.glob(f"{_SESSION}*"):
@@ -168,7 +154,7 @@ def _session_place(where: str = "") -> Path:
 
 
 def session_folders() -> list[Path]:
-    """Returns the folders of all clusters of this machine, those of other users among them."""
+    """Returns the folders of all clusters of this machine, of any user."""
     return sorted(_session_place().glob(f"{_SESSION}*"))
 
 
@@ -187,8 +173,7 @@ _FILE = "ipcluster_config.py"
 def profile_folder() -> Path | None:
     """Returns the folder of IPython's profile: this notebook's, else the default one.
 
-    None where there can be none: IPython would make a temporary folder, and another for each who
-    asks.
+    None if there can be none: IPython would make a new temporary folder for each call.
     """
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None and shell.profile_dir is not None:
@@ -203,7 +188,7 @@ def profile_folder() -> Path | None:
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """How jobs are submitted and cancelled here, and with which options; by default as everywhere.
+    """How jobs are submitted and cancelled here, and with which options.
 
     ``group`` of ``job_id`` is the job's number in the output of the submit command.
     """
@@ -216,12 +201,10 @@ class SlurmSettings:
 
 
 def slurm_settings() -> SlurmSettings:
-    """Returns what ``c.SlurmLauncher`` and its like say in the profile's ``ipcluster_config.py``.
+    """Returns the options of ``c.SlurmLauncher`` and its like in the profile's
+    ``ipcluster_config.py``.
 
-    Its templates are not taken: they would start engines that are no ranks of one world.
-
-    Raises:
-        UsageError: that file cannot be read.
+    Templates are ignored: they would start engines that are not ranks of one world.
     """
     place = profile_folder()
     if place is None or not (place / _FILE).exists():
@@ -257,11 +240,7 @@ _CLOSE_SECONDS = 10.0
 
 
 class ConnectionFiles:
-    """The files of one cluster.
-
-    Args:
-        size: how many ranks it has.
-    """
+    """The files by which ipyparallel's clients find one cluster."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -269,15 +248,9 @@ class ConnectionFiles:
         self._keeper: CleanupProcess | None = None
 
     def write(self, client: Any, engine: Any, pid: int | None) -> None:
-        """Writes them, where there is a profile: all engines are registered.
+        """Writes the files if there is a profile; all engines are registered.
 
-        Args:
-            client: ipyparallel's connection information for clients.
-            engine: that for engines.
-            pid: the process whose end ends the ranks, if that is on this host.
-
-        Raises:
-            OSError: the folder cannot be written to.
+        ``pid`` is the process whose end ends the ranks, if it is on this host.
         """
         if self._profile is None:
             return
@@ -295,7 +268,7 @@ class ConnectionFiles:
         _write(paths[2], _cluster(name, self._profile, self._size, pid or keeper.pid))
 
     def close(self) -> None:
-        """Removes them; from any thread, and more than once."""
+        """Removes the files; from any thread, and more than once."""
         if self._keeper is not None:
             self._keeper.close(_CLOSE_SECONDS)
 
@@ -317,7 +290,7 @@ def connection_files() -> list[tuple[Path, int]]:
 
 
 def _names() -> Iterator[str]:
-    """What a cluster may be called: nothing at all, which is what everybody asks for, or more."""
+    """The names for a cluster in ipyparallel: first the empty one, the default of clients."""
     yield ""
     yield from (f"allranks-{os.getpid()}-{number}" for number in count(1))
 
@@ -339,10 +312,9 @@ def _take(folder: Path, name: str, client: Any) -> bool:
 
 
 def _write(path: Path, content: Any) -> None:
-    """Writes a file that is whole as soon as it is there, for this user alone.
+    """Writes a file for this user alone; it is complete as soon as it exists.
 
-    Raises:
-        FileExistsError: there is one already.
+    Raises FileExistsError if it exists.
     """
     descriptor, part = tempfile.mkstemp(dir=path.parent)
     try:
@@ -354,7 +326,7 @@ def _write(path: Path, content: Any) -> None:
 
 
 def _cluster(name: str, place: Path, size: int, pid: int) -> dict[str, Any]:
-    """Returns what ``ipcluster`` would have written down."""
+    """Returns what ``ipcluster`` would have written."""
     process = {
         "cluster_id": name,
         "profile_dir": str(place),
@@ -372,7 +344,7 @@ def _cluster(name: str, place: Path, size: int, pid: int) -> dict[str, Any]:
 
 
 def _set_name() -> str:
-    """Returns the name of our clusters on this host: the process ids are this host's."""
+    """Returns the name of our clusters on this host: process ids are this host's."""
     return f"{_SET_NAME}{socket.gethostname()}"
 
 

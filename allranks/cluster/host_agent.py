@@ -38,17 +38,8 @@ def open_wire(
 ) -> tuple[Wire, NurseryConfig]:
     """Opens the notebook's wire; returns it, and the host agent's configuration.
 
-    Args:
-        launcher: what starts the ranks.
-        size: how many ranks.
-        gpus: ``CUDA_VISIBLE_DEVICES`` values to pin them to, or none.
-        preload: modules that they begin with.
-        kept_dirs: the folders of what they keep.
-        deliver: called, in a thread of the wire's, with each record that comes.
-        unread: called there with what was wrong with one that cannot be read.
-
-    Raises:
-        StartFailed: the working folder has been removed.
+    The wire's thread calls ``deliver`` with each record, and ``unread`` with the problem of one
+    that it cannot read.
     """
     command: list[str] = []
     address, allowed, place = LOOPBACK, ANY_PORTS, ""
@@ -86,11 +77,7 @@ def open_wire(
 
 
 def _work_folder() -> str:
-    """Returns the folder in which the ranks run: the notebook's own.
-
-    Raises:
-        StartFailed: it has been removed.
-    """
+    """Returns the folder in which the ranks run: the notebook's own."""
     try:
         return os.getcwd()
     except OSError as error:
@@ -109,10 +96,7 @@ _AGENT = "allranks.agent"
 class HostAgentProcess:
     """A host agent on this machine: a child process whose standard input is its lifeline.
 
-    Args:
-        config: what it is to bring up.
-        deliver: called, in a thread, with each of its events (see
-            ``allranks.engine.host.host_agent``): its name, and what it is about.
+    A thread calls ``deliver`` with each event's name and fields.
     """
 
     def __init__(
@@ -141,33 +125,31 @@ class HostAgentProcess:
 
     @property
     def pid(self) -> int:
-        """The agent's process id."""
         return self._process.pid
 
     def why_ended(self) -> str:
-        """Returns nothing: only this process ends the agent without an event."""
+        # Only this process ends the agent without an event.
         return ""
 
     def all_up(self) -> None:
-        """Tells the agent that every rank is up, so it notes the processes they share."""
+        # The agent then notes the processes that the ranks share.
         self._say("up")
 
     def clients(self) -> None:
-        """Starts ipyparallel's controller, if it does not run yet."""
+        # Starts ipyparallel's controller, if it does not run yet.
         self._say("clients")
 
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
-        """Sets how long the ranks stay when this process has ended, and the next one's memo."""
+        """Sets how long the ranks stay after this process; ``memo`` is for the next notebook."""
         self._say(f"stay {json.dumps({'seconds': seconds, 'memo': memo})}")
 
     def let_go(self) -> None:
-        """Leaves the ranks to another notebook."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def stop(self) -> None:
-        """Ends every process of the cluster; returns when they are gone."""
+        """Ends every process of the cluster; returns when they have ended."""
         self._say("stop")
         try:
             self._process.wait(_STOP_SECONDS)
@@ -202,12 +184,9 @@ def end_session(leader: int, session_dir: str) -> None:
     """Ends the processes that a killed host agent has left; its ranks have died with it.
 
     The launcher ends by itself, and removes MPI's shared memory. Processes that cells have started
-    may not, as multiprocessing's managers.
-
-    Args:
-        leader: the agent's process id, which is also the id of its POSIX session.
-        session_dir: the session's folder. The launcher puts it into every rank's environment, so
-            it also finds processes that cells have started in a POSIX session of their own.
+    may not, for instance multiprocessing's managers. ``leader`` is the id of the agent and of its
+    POSIX session. The launcher sets ``session_dir`` in every rank's environment; it identifies
+    processes that cells have started in a POSIX session of their own.
     """
     left = _wait_for_end(leader, _LAUNCHER_SECONDS)
     # These end with the last process that they serve, and remove what it had in shared memory.
@@ -270,15 +249,8 @@ _SILENT = f"is cut off or has crashed: no heartbeat for {LIMIT_SECONDS:g} s"
 class MultiHostAgents:
     """The host agents of several hosts, started by one job of the launcher.
 
-    The first host's agent runs mpiexec, which asks the notebook, through the agent, to run what it
-    needs on the others. So no host has to be able to log in to another.
-
-    Args:
-        launcher: what runs the relays.
-        config: of all agents together.
-        wire: on which they, and their ranks, are heard.
-        deliver: called, in a thread, with each event: its name, and what it is
-            about, with the ``host``.
+    The first host's agent runs mpiexec; through the agent it asks the notebook to run commands on
+    the other hosts. So no host has to be able to log in to another.
     """
 
     def __init__(
@@ -305,11 +277,7 @@ class MultiHostAgents:
         self.job = launcher.run(invitation, config.log_dir, self._left)
 
     def begin(self) -> str:
-        """Has the ranks started once every host is there; returns what is waited for until then.
-
-        Raises:
-            StartFailed: the launcher will not run anything.
-        """
+        """Starts the ranks once every host is there; returns what is waited for until then."""
         if self._hosts:
             return ""
         hosts = self._expected = self.job.hosts()
@@ -343,7 +311,7 @@ class MultiHostAgents:
         )
 
     def where(self, missing: Iterable[int]) -> str:
-        """Returns on which hosts these ranks did not come up, and of which nothing was heard."""
+        """Returns on which hosts these ranks did not come up, and which hosts sent nothing."""
         if self._host_of:
             on = list(dict.fromkeys(self._host_of[rank] for rank in sorted(missing)))
         else:
@@ -358,22 +326,21 @@ class MultiHostAgents:
         return said
 
     def why_ended(self) -> str:
-        """Returns what ended the job, where its launcher knows; to be asked before it is ended."""
+        # Ask before the job is ended.
         return self.job.why_ended()
 
     def all_up(self) -> None:
-        """Tells the agent that every rank is up, so it notes the processes they share."""
+        # The agent then notes the processes that the ranks share.
         for host in self._hosts:
             self._wire.say(host.name, "say", "up")
 
     def clients(self) -> None:
-        """Starts ipyparallel's controller, if it does not run yet."""
+        # Starts ipyparallel's controller, if it does not run yet.
         self._wire.say(self._hosts[0].name, "say", "clients")
 
     def stop(self) -> None:
-        """Ends every process of the cluster; returns when they are gone where that can be known.
-
-        A host that is cut off ends its own.
+        """Ends every process of the cluster, and waits for those on reachable hosts. A host that is
+        cut off ends its own.
         """
         with self._changed:
             self._stopping = True
@@ -385,7 +352,7 @@ class MultiHostAgents:
         self.job.close()
 
     def _take(self, host: str, line: bytes) -> None:
-        """Handles, in the wire's thread, an event of a host."""
+        """Handles a host's event, in the wire's thread."""
         name, fields = event_of(line)
         if name == "host_up":
             with self._changed:

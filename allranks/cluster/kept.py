@@ -25,15 +25,7 @@ keep_here = OnRank("allranks.collectives.ops.keeping", "keep")
 
 
 class AfterCells:
-    """Which variables are kept when a cell has ended, and how often.
-
-    Args:
-        names: of the ranks' variables.
-        every: the least number of seconds between two times.
-
-    Raises:
-        UsageError: there is no such name or time.
-    """
+    """Which variables are kept after a cell; ``every`` is the least interval in seconds."""
 
     def __init__(self, names: Sequence[str], every: float = 0.0) -> None:
         other = next((name for name in names if not name.isidentifier()), None)
@@ -50,7 +42,7 @@ class AfterCells:
         self._last = float("-inf")
 
     def due(self) -> bool:
-        """Whether it is time; if so, the next time is counted from now on."""
+        """Whether it is time; if so, the interval starts again."""
         now = time.monotonic()
         if now - self._last < self.every:
             return False
@@ -59,14 +51,11 @@ class AfterCells:
 
 
 class KeptFolders:
-    """A folder in memory, where there is such a place, and one on disk; both mode 0700.
+    """A folder in memory, if possible, and one on disk; both mode 0700.
 
-    The host agent makes them. They are removed by :meth:`close`, when this object is garbage,
-    when the kernel exits, and by the agent where the kernel is killed, or nothing was kept. What
-    is left of a kernel that was killed when it had no agent is removed by the next one.
-
-    Args:
-        paths: those of ranks that another notebook has started.
+    The host agent makes them. They are removed by :meth:`close`, by garbage collection, when the
+    kernel exits, and by the agent if the kernel is killed or nothing was kept. The next kernel
+    removes the folders of a kernel that was killed when it had no agent.
     """
 
     def __init__(self, paths: Sequence[str] = ()) -> None:
@@ -79,7 +68,7 @@ class KeptFolders:
         self.close = weakref.finalize(self, _end, self.paths, self._held)
 
     def hold(self) -> None:
-        """Locks the folders, which exist by now, so that other kernels do not remove them."""
+        # The lock keeps other kernels from removing the folders, which exist by now.
         _let_go(self._held)
         for path in self.paths:
             with suppress(OSError):  # it is no place for files here
@@ -91,7 +80,6 @@ class KeptFolders:
         self.close.atexit = not stays
 
     def let_go(self) -> None:
-        """Leaves them to another notebook."""
         self.close.detach()
         _let_go(self._held)
 
@@ -123,7 +111,7 @@ def _sweep(place: Path) -> None:
 
 
 def restored(answers: Answers) -> str:
-    """Returns what new ranks have of what was kept, as ``model and step kept 12 s ago``."""
+    """Returns what new ranks have again, as ``model and step kept 12 s ago``."""
     told = [content for content, _ in answers.values() if content["names"]]
     if not told:
         return ""

@@ -44,11 +44,6 @@ _CANCEL = 'rm -f "$1"; shift; "$@" > /dev/null 2>&1'
 
 
 def program(name: str, package: str) -> str:
-    """Returns a batch system's program.
-
-    Raises:
-        MissingDependency: it is not here.
-    """
     found = shutil.which(name)
     if found is None:
         raise MissingDependency(
@@ -59,7 +54,7 @@ def program(name: str, package: str) -> str:
 
 
 def ask(*words: str) -> str:
-    """Returns the output of a batch system's program; nothing if it fails."""
+    """Returns the output of a batch system's program; "" if it fails."""
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
@@ -74,9 +69,8 @@ def submit(
 ) -> re.Match[str]:
     """Submits a script; returns the job's number, as ``number`` finds it in the answer.
 
-    Raises:
-        StartFailed: there is no answer, or no number in it. The invitation is removed, so that a
-            job that was submitted nevertheless ends as soon as it begins.
+    Without a number it removes the invitation: a job that was submitted nevertheless ends as soon
+    as it begins.
     """
     try:
         said = _answer(system, words, script)
@@ -130,17 +124,14 @@ def invite(invitation: Invitation, log_dir: str) -> str:
 
 
 def relay_command(path: str, name: str) -> list[str]:
-    """Returns the command that a job runs once on every host.
-
-    Args:
-        path: where the invitation is.
-        name: the environment variable that has the name of the host.
+    """Returns the command that a job runs once on every host; ``name`` is the environment variable
+    with the host's name.
     """
     return [*RELAY, "--join", path, name]
 
 
 class BatchOptions(argparse.Namespace):
-    """How many hosts and ranks are asked for, and what else is the batch system's alone."""
+    """The number of hosts and ranks of a job, and options of the batch system."""
 
     nodes: int = 1
     ntasks_per_node: int | None = None
@@ -149,16 +140,13 @@ class BatchOptions(argparse.Namespace):
 
     @property
     def each(self) -> int:
-        """How many ranks each host is to have."""
         if self.ntasks_per_node is not None:
             return self.ntasks_per_node
         return (self.ntasks or self.nodes) // self.nodes
 
     def size(self, n: int | None) -> int:
-        """Returns how many ranks there are to be.
-
-        Raises:
-            UsageError: ``n`` is another number, or no multiple of the number of hosts.
+        """Returns the number of ranks; raises UsageError if ``n`` is another number, or no multiple
+        of the number of hosts.
         """
         if self.ntasks is None:
             self.ntasks = n
@@ -176,15 +164,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_batch(options: Sequence[str], example: str) -> BatchOptions:
-    """Returns what is asked for.
-
-    Args:
-        options: as they were typed.
-        example: what an error suggests.
-
-    Raises:
-        UsageError: they do not tell how many hosts and ranks there are to be.
-    """
+    """Parses options as typed. ``example`` is for errors about the number of hosts or ranks."""
     parser = _Parser(add_help=False, allow_abbrev=False, epilog=f"Type for example: {example}")
     parser.add_argument("-N", "--nodes", type=int)
     parser.add_argument("--ntasks-per-node", type=int)
@@ -203,12 +183,7 @@ Look = tuple[Sequence[str], str]
 class BatchJob:
     """A job in a batch system's queue, and then on its hosts.
 
-    Args:
-        system: what the batch system is called.
-        number: what it calls the job.
-        ranks: how many ranks each host is to have.
-        cancel: the command that cancels the job.
-        invitation: the path of the invitation.
+    ``cancel`` is the command that cancels the job, ``invitation`` the path of the invitation.
     """
 
     looked_up_by: Sequence[str] = ()
@@ -228,11 +203,7 @@ class BatchJob:
         self._keeper = CleanupProcess(_CANCEL, invitation, *cancel)
 
     def hosts(self) -> Sequence[Host]:
-        """Returns where it runs; nothing as long as it waits for hosts.
-
-        Raises:
-            StartFailed: it has ended.
-        """
+        """Returns its hosts; none in the queue. Raises StartFailed if it has ended."""
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
             found = self.look()
@@ -254,35 +225,31 @@ class BatchJob:
 
     @property
     def submitted(self) -> str:
-        """What to show until the batch system reports a state."""
+        """The line until the batch system reports a state."""
         return f"{self.system} job {self.number} was submitted. Interrupt to cancel it."
 
     def look(self) -> Look | None:
         """Returns the names of its hosts, once it runs, and what it waits for until then.
 
-        None if the batch system does not answer, because it is busy, or does not know the job.
-        It is asked again until all hosts have connected.
-
-        Raises:
-            StartFailed: it has ended.
+        None if the batch system is too busy to answer, or does not list the job. It is asked again
+        until all hosts have connected. Raises StartFailed if the job has ended.
         """
         raise NotImplementedError
 
     def waits(self) -> str:
-        """Returns what it waits for, in a line."""
         return self._waits
 
     def why_ended(self) -> str:
-        """Returns what ended it, if the batch system reports that."""
+        """Returns the reason of its end, if the batch system reports one."""
         return ""
 
     def all_came(self) -> None:
-        """Removes the invitation: every host has connected."""
+        # Every host has connected: the invitation is no longer needed.
         with suppress(FileNotFoundError):
             os.unlink(self._invitation)
 
     def refused(self, what: str, output: str) -> StartFailed:
-        """Returns the error for a job that has ended, with the last lines that it wrote."""
+        """Returns the error for a job that has ended, with the last lines of its output."""
         said = ""
         with suppress(OSError), open(output, errors="replace") as log:
             said = "\n" + "\n".join(log.read().strip().splitlines()[-_SHOWN_LINES:])
@@ -291,21 +258,17 @@ class BatchJob:
         )
 
     def close(self) -> None:
-        """Cancels the job where it has not ended by itself."""
+        """Cancels the job unless it has ended by itself."""
         self.all_came()
         # Where the batch system does not answer, it is asked as long as this takes.
         self._keeper.close(_CLOSE_SECONDS)
 
 
 class HostfileLauncher(MultiHostLauncher):
-    """What PBS and LSF share: a job finds its hosts in a file, and runs the relay on each of them.
+    """The common part of PBS and LSF: a job finds its hosts in a file, and runs the relay on each.
 
     The batch system's own daemons run it there (``pbs_tmrsh``, ``blaunch``), and end it with the
     job.
-
-    Args:
-        where: nothing.
-        options: how many hosts and ranks on each, and the batch system's own.
     """
 
     takes_options = True
@@ -327,25 +290,17 @@ class HostfileLauncher(MultiHostLauncher):
 
     @classmethod
     def check(cls) -> None:
-        """Returns if the program that takes a job is here, and an mpiexec to use with it.
-
-        Raises:
-            MissingDependency: there is no such program.
-            UsageError: mpiexec is not Open MPI's.
-        """
+        """Returns if the program that submits jobs is installed, and an mpiexec of Open MPI."""
         program(cls.submits, _PACKAGE)
         super().check()
 
     def size(self, n: int | None) -> int:
-        """Returns how many ranks there are to be."""
         return self._asked.size(n)
 
     def address(self) -> str:
-        """Returns this machine's address."""
         return own_address()
 
     def describe(self) -> str:
-        """Returns the job's hosts, in a few words."""
         return f"{self._asked.nodes} hosts of {self.system}"
 
     def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> Job:
@@ -358,11 +313,10 @@ class HostfileLauncher(MultiHostLauncher):
         return self.job(found[0], each, path, output)
 
     def resources(self, nodes: int, each: int, output: str) -> list[str]:
-        """Returns the words that ask for hosts and ranks on each, and name the output file."""
+        """Returns the options for hosts, ranks on each, and the output file."""
         raise NotImplementedError
 
     def job(self, number: str, each: int, invitation: str, output: str) -> BatchJob:
-        """Returns the job of this number."""
         raise NotImplementedError
 
     def _script(self, path: str) -> str:

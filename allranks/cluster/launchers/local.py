@@ -22,11 +22,7 @@ class LocalLauncher(Launcher):
     about = "ranks on this machine"
 
     def heals(self, size: int) -> bool:
-        """Whether new processes can replace ranks that die.
-
-        Raises:
-            MissingDependency: there is no mpiexec.
-        """
+        """Whether new processes can replace ranks that die."""
         # The wheel's mpiexec supports it; others may have been built without.
         known = mpiexec() == beside_python() and is_open_mpi()
         # A user's own settings stay, and may keep new processes from connecting to the others.
@@ -34,17 +30,11 @@ class LocalLauncher(Launcher):
         return size > 1 and known and not own and port_filter.is_supported()
 
     def command(self, size: int) -> list[str]:
-        """Returns mpiexec and its options, up to the program that every rank runs.
-
-        Raises:
-            MissingDependency: there is no mpiexec.
-        """
+        """Returns mpiexec and its options, up to the program that every rank runs."""
         return [mpiexec(), "-n", str(size)]
 
     def environment(self) -> dict[str, str]:
-        """Returns the settings that the MPI in use needs."""
         return mpi_environment(alone=True)
 
     def describe(self) -> str:
-        """Returns ``this machine``."""
         return "this machine"

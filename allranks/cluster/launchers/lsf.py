@@ -32,12 +32,10 @@ class LsfLauncher(HostfileLauncher):
     runs = "blaunch"
 
     def resources(self, nodes: int, each: int, output: str) -> list[str]:
-        """Returns the words that ask for hosts and ranks on each, and name the output file."""
         words = ["-J", "allranks", "-rn", "-o", output, "-n", str(nodes * each)]
         return [*words, "-R", f"span[ptile={each}]"]
 
     def job(self, number: str, each: int, invitation: str, output: str) -> BatchJob:
-        """Returns the job of this number."""
         return LsfJob(number, each, invitation, output)
 
 
@@ -51,7 +49,6 @@ class LsfJob(BatchJob):
         self._output = output
 
     def look(self) -> Look | None:
-        """Returns the names of its hosts, once it runs, and what it waits for until then."""
         state, queue, hosts, reason, ending = self._about()
         if state in ("", _UNKNOWN):
             return None

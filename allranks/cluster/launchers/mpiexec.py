@@ -60,13 +60,8 @@ _LIBRARIES = ("libmpi.so.40", "libmpi.so.12", "libmpi.dylib", "libmpi.12.dylib")
 
 
 def mpi_environment(*, alone: bool = True) -> dict[str, str]:
-    """Returns the settings that the MPI in use needs; what the user has set stays.
-
-    Args:
-        alone: whether all ranks run on this machine.
-
-    Raises:
-        MissingDependency: there is no mpiexec.
+    """Returns the settings that the MPI in use needs; the user's own settings stay. ``alone``: all
+    ranks run on this machine.
     """
     settings: dict[str, str] = {}
     if is_open_mpi():
@@ -84,17 +79,13 @@ def mpi_environment(*, alone: bool = True) -> dict[str, str]:
 
 
 def _home() -> str:
-    """Returns a home folder: without one Open MPI does not start."""
+    """Returns a home folder: Open MPI does not start without one."""
     home = os.path.expanduser("~")  # from the password database where HOME is not set
     return home if os.path.isabs(home) else tempfile.gettempdir()
 
 
 def mpiexec() -> str:
-    """Returns the absolute path of the mpiexec to use.
-
-    Raises:
-        MissingDependency: there is none.
-    """
+    """Returns the absolute path of the mpiexec to use; raises MissingDependency without one."""
     named = os.environ.get(MPIEXEC)
     if named:
         found = shutil.which(named)
@@ -119,11 +110,6 @@ def beside_python() -> str:
 
 
 def is_open_mpi() -> bool:
-    """Whether the mpiexec to use is Open MPI's.
-
-    Raises:
-        MissingDependency: there is none.
-    """
     return "open mpi" in _version(mpiexec()).lower()
 
 

@@ -34,13 +34,11 @@ class PbsLauncher(HostfileLauncher):
     runs = "pbs_tmrsh"
 
     def resources(self, nodes: int, each: int, output: str) -> list[str]:
-        """Returns the words that ask for hosts and ranks on each, and name the output file."""
         words = ["-N", "allranks", "-r", "n", "-j", "oe", "-o", output]
         words += ["-l", f"select={nodes}:ncpus={each}:mpiprocs={each}", "-l", "place=scatter"]
         return words
 
     def job(self, number: str, each: int, invitation: str, output: str) -> BatchJob:
-        """Returns the job of this number."""
         return PbsJob(number, each, invitation, output)
 
 
@@ -54,7 +52,6 @@ class PbsJob(BatchJob):
         self._output = output
 
     def look(self) -> Look | None:
-        """Returns the names of its hosts, once it runs, and what it waits for until then."""
         about = self._about()
         if not about:
             return None

@@ -46,7 +46,6 @@ _KEYS = {"on": str, "about": str, "environment": dict}
 
 
 def default() -> str:
-    """Returns the name of the launcher that starts the ranks where none is named."""
     for name in BUILT_IN:
         made = find(name)
         if made is not None and made.is_default(os.environ):
@@ -57,7 +56,7 @@ def default() -> str:
 def takes_options(name: str | None) -> bool:
     """Whether a launcher, or a named place, has options of its own: a batch system's.
 
-    True for a name that does not exist: `named` refuses it, and lists the launchers.
+    True for an unknown name: `named` refuses it, and lists the launchers.
     """
     first = _first(name or "local")
     if not _is_built_in(first) and first in (known := places()):
@@ -67,12 +66,7 @@ def takes_options(name: str | None) -> bool:
 
 
 def named(name: str) -> AnyLauncher:
-    """Returns the launcher, or the named place's launcher, with the options that follow the name.
-
-    Raises:
-        UsageError: there is none.
-        MissingDependency: a program that it needs is not installed.
-    """
+    """Returns the launcher, or that of the named place, with the options after the name."""
     first, *options = _words(name)
     # What is built in needs no file: one that cannot be read does not keep it from starting.
     place = None if _is_built_in(first) else places().get(first)
@@ -100,7 +94,6 @@ def _no_launcher(name: str) -> str:
 
 
 def find(name: str) -> type[AnyLauncher] | None:
-    """Returns the class of a launcher; None where there is no such launcher."""
     if name in BUILT_IN:
         return _load(BUILT_IN[name])
     return _of_others()[0].get(name)
@@ -112,7 +105,7 @@ def available() -> dict[str, type[AnyLauncher]]:
 
 
 def left_out() -> dict[str, str]:
-    """Returns, by its name, why a launcher of another distribution cannot be loaded."""
+    """Returns, by launcher, why a launcher of another distribution cannot be loaded."""
     return _of_others()[1]
 
 
@@ -149,7 +142,7 @@ def _of_others() -> tuple[dict[str, type[AnyLauncher]], dict[str, str]]:
 
 @dataclass(frozen=True)
 class Listed:
-    """A launcher or a named place, what it is for, and why it cannot be used here, if so."""
+    """A launcher or a named place, its purpose, and why it cannot be used here, if so."""
 
     name: str
     about: str
@@ -158,11 +151,6 @@ class Listed:
 
 
 def listed() -> list[Listed]:
-    """Returns every launcher, then every named place.
-
-    Raises:
-        UsageError: a file of named places cannot be read.
-    """
     found = [
         Listed(name, f"{kind.example}  {kind.about}".strip(), _why_not(kind))
         for name, kind in available().items()
@@ -185,7 +173,7 @@ def _why_not(what: type[AnyLauncher] | NamedPlace) -> str:
 
 
 def text() -> str:
-    """Returns what is listed as lines, with an arrow at the default."""
+    """Returns the list as lines, with an arrow at the default."""
     lines = []
     first = default()
     for one in listed():
@@ -251,11 +239,7 @@ def _may_not_read(path: str) -> bool:
 
 
 def places() -> dict[str, NamedPlace]:
-    """Returns the places by their names; files that this user may not read are skipped.
-
-    Raises:
-        UsageError: a file cannot be read, or has something else than places.
-    """
+    """Returns the places by their names; files that this user may not read are skipped."""
     import tomllib  # loading the extension does not need it
 
     found: dict[str, NamedPlace] = {}

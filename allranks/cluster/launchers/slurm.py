@@ -61,13 +61,7 @@ _ENDINGS = {
 class SlurmLauncher(MultiHostLauncher):
     """Starts ranks on Slurm's nodes.
 
-    Args:
-        where: nothing.
-        options: sbatch's; none for the allocation that the notebook runs in.
-
-    Raises:
-        UsageError: they do not say how many nodes and ranks to ask for.
-        MissingDependency: Slurm is not installed here.
+    ``options`` are sbatch's; without any it uses the allocation that the notebook runs in.
     """
 
     name = "slurm"
@@ -84,28 +78,21 @@ class SlurmLauncher(MultiHostLauncher):
 
     @classmethod
     def check(cls) -> None:
-        """Returns if jobs can be submitted here, and their ranks started.
-
-        Raises:
-            MissingDependency: there is no sbatch.
-            UsageError: ipyparallel's profile cannot be read, or mpiexec is not Open MPI's.
-        """
+        """Returns if jobs can be submitted here, and their ranks started."""
         program(folders.slurm_settings().submit[0], _PACKAGE)
         super().check()
 
     @classmethod
     def is_default(cls, environment: Mapping[str, str]) -> bool:
-        """Whether the notebook runs in a job of several nodes."""
         return in_allocation(environment)
 
     def size(self, n: int | None) -> int:
-        """Returns how many ranks there are to be: nodes, times ranks a node."""
+        """Returns the number of ranks: nodes times ranks of a node."""
         if self._inside:
             return check_size(n, sum(_tasks_per_node(os.environ)))
         return self._asked.size(n)
 
     def address(self) -> str:
-        """Returns this machine's address on the way to the nodes."""
         where = _partition(self._asked.more)
         nodes = list(dict.fromkeys(ask("sinfo", "-h", "-N", "-o", "%N", *where).split()))
         if not nodes:
@@ -116,7 +103,6 @@ class SlurmLauncher(MultiHostLauncher):
         return address_towards(*nodes[:_ASKED_NODES])
 
     def describe(self) -> str:
-        """Returns the job's nodes, in a few words."""
         return "this Slurm job" if self._inside else f"{self._asked.nodes} nodes of Slurm"
 
     def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> Job:
@@ -138,15 +124,7 @@ class SlurmLauncher(MultiHostLauncher):
 
 
 class SlurmJob(BatchJob):
-    """A job that sbatch has submitted.
-
-    Args:
-        number: its number.
-        ranks: how many ranks each node has.
-        invitation: the path of the invitation.
-        output: the path of what it writes.
-        cancel: the command that cancels it, up to its number.
-    """
+    """A job that sbatch has submitted; ``cancel`` lacks the job's number."""
 
     looked_up_by = ("sacct", "-j")
 
@@ -180,17 +158,13 @@ class SlurmJob(BatchJob):
         )
 
     def why_ended(self) -> str:
-        """Returns what ended it, as ``Slurm job 7 reached its time limit (0:01:00)``."""
+        """Returns the reason, as ``Slurm job 7 reached its time limit (0:01:00)``."""
         return _why_ended(self.number)
 
 
 class SrunJob:
-    """The relay on every node of the allocation that the notebook runs in.
-
-    Args:
-        hosts: the nodes.
-        invitation: the path of the invitation.
-        tell: called with each host when srun has ended.
+    """The relay on every node of the notebook's allocation; ``tell`` gets each host when srun has
+    ended.
     """
 
     def __init__(self, hosts: Sequence[Host], invitation: str, tell: Tell) -> None:
@@ -208,19 +182,17 @@ class SrunJob:
         threading.Thread(target=self._watch, name="allranks-srun", daemon=True).start()
 
     def hosts(self) -> Sequence[Host]:
-        """Returns the nodes, and how many ranks each has."""
         return self._hosts
 
     def waits(self) -> str:
-        """Returns nothing."""
         return ""
 
     def why_ended(self) -> str:
-        """Returns what ended the allocation, if it has ended."""
+        """Returns why the allocation has ended, if it has."""
         return _why_ended(os.environ["SLURM_JOB_ID"])
 
     def all_came(self) -> None:
-        """Removes the invitation: every node has connected."""
+        # Every node has connected.
         with suppress(FileNotFoundError):
             os.unlink(self._invitation)
 
@@ -235,7 +207,7 @@ class SrunJob:
             )
 
     def close(self) -> None:
-        """Ends the relays where they have not ended by themselves."""
+        """Ends the relays that have not ended by themselves."""
         self.all_came()
         for end in (self._running.terminate, self._running.kill):
             try:
@@ -246,7 +218,6 @@ class SrunJob:
 
 
 def in_allocation(environment: Mapping[str, str]) -> bool:
-    """Whether the notebook runs in a job of several nodes."""
     nodes = environment.get("SLURM_JOB_NUM_NODES", "")
     return "SLURM_JOB_ID" in environment and nodes.isdecimal() and int(nodes) > 1
 
@@ -266,11 +237,7 @@ def _srun(nodes: int, invitation: str) -> list[str]:
 
 
 def _own_hosts(environment: Mapping[str, str]) -> list[Host]:
-    """Returns the nodes of the job that the notebook runs in, and how many ranks each has.
-
-    Raises:
-        StartFailed: Slurm does not report them.
-    """
+    """Returns the nodes of the notebook's job, and the number of ranks of each."""
     nodes = environment.get("SLURM_JOB_NODELIST", "")
     names = ask("scontrol", "show", "hostnames", nodes).split()
     ranks = _tasks_per_node(environment)
@@ -283,7 +250,7 @@ def _own_hosts(environment: Mapping[str, str]) -> list[Host]:
 
 
 def _tasks_per_node(environment: Mapping[str, str]) -> list[int]:
-    """Returns how many ranks each node has, of ``4(x2),1``."""
+    """Returns the number of ranks of each node, from ``4(x2),1``."""
     counts: list[int] = []
     for part in environment.get("SLURM_TASKS_PER_NODE", "1").split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())

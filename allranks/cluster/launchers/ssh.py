@@ -27,15 +27,7 @@ _OPTIONS = {
 
 
 class SshLauncher(MultiHostLauncher):
-    """Starts ranks on hosts by ssh.
-
-    Args:
-        where: ``HOST:RANKS`` for each host, separated by commas; one rank where it has no number.
-        options: none.
-
-    Raises:
-        UsageError: ``where`` is something else.
-    """
+    """Starts ranks on hosts by ssh; ``where`` is ``HOST:RANKS,…``, one rank by default."""
 
     name = "ssh"
     example = "--on ssh:h1:2,h2:2"
@@ -48,29 +40,20 @@ class SshLauncher(MultiHostLauncher):
 
     @classmethod
     def check(cls) -> None:
-        """Returns if there is an ssh, and an mpiexec that can be used with it.
-
-        Raises:
-            MissingDependency: there is no ssh.
-            UsageError: mpiexec is not Open MPI's.
-        """
+        """Returns if there is an ssh, and an mpiexec that can be used with it."""
         require_ssh()
         super().check()
 
     def size(self, n: int | None) -> int:
-        """Returns how many ranks the hosts are given."""
         return check_size(n, sum(host.ranks for host in self.hosts))
 
     def address(self) -> str:
-        """Returns this machine's address on the way to the hosts."""
         return address_towards(*(host.name for host in self.hosts))
 
     def describe(self) -> str:
-        """Returns the hosts."""
         return ", ".join(host.name for host in self.hosts)
 
     def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> CommandJob:
-        """Runs the relay on every host."""
         require_ssh()
         options = [f"-o{name}={value}" for name, value in _OPTIONS.items()]
         command = f"exec {shlex.join(RELAY)}"
@@ -79,10 +62,5 @@ class SshLauncher(MultiHostLauncher):
 
 
 def require_ssh() -> None:
-    """Returns if ssh is installed.
-
-    Raises:
-        MissingDependency: it is not.
-    """
     if shutil.which("ssh") is None:
         raise MissingDependency("expected ssh, found none. Type: apt install openssh-client")
