@@ -12,22 +12,20 @@ class NotebookRanks(Protocol):
     size: int
 
     @property
-    def busy(self) -> bool:
-        """Whether a cell is running."""
+    def busy(self) -> bool: ...
 
     def explain(self, algorithm: str, values: Sequence[Sequence[float]]) -> Any:
         """Runs an allreduce on as many ranks as there are arrays; returns its steps."""
 
 
 class NotebookSession(Protocol):
-    """A notebook's session."""
+    """The interface of a notebook's session."""
 
     @property
-    def running(self) -> NotebookRanks | None:
-        """The notebook's cluster, if its ranks are up."""
+    def running(self) -> NotebookRanks | None: ...
 
     def of_size(self, n: int | None) -> NotebookRanks:
-        """The notebook's cluster, started now with so many ranks if need be."""
+        """Returns the notebook's cluster, started now with this number of ranks if necessary."""
 
 
 session: NotebookSession | None = None
@@ -35,6 +33,5 @@ session: NotebookSession | None = None
 
 
 def set_session(new: NotebookSession | None) -> None:
-    """Sets the notebook's session; None removes it."""
     global session
     session = new

@@ -24,14 +24,10 @@ _EXTRAS = {"tensorflow": "allranks[tensorflow]", "keras": "allranks[tensorflow]"
 
 
 def check_preload(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Returns the names of modules that can be imported before the ranks are made.
+    """Returns the names of modules that can be imported before the ranks are forked.
 
-    Args:
-        names: one a module, or all in one text with commas between.
-
-    Raises:
-        UsageError: one of them is no module's name.
-        MissingDependency: one of them is not installed.
+    ``names`` may be one text with commas. Raises UsageError for a name that is not a module's,
+    MissingDependency for a module that is not installed.
     """
     if isinstance(names, str):
         names = names.split(",") if names else ()
@@ -61,7 +57,7 @@ _FILE = "<cell>"
 
 
 def below_magic(magic: str, cell: str) -> str:
-    """Returns a cell for the ranks: its magic stays as a comment, which keeps the lines' numbers.
+    """Returns a cell for the ranks: its magic becomes a comment, which keeps the line numbers.
 
     A magic below it, as ``%%timeit``, has to be the first line.
     """
@@ -69,38 +65,20 @@ def below_magic(magic: str, cell: str) -> str:
 
 
 def check_source(text: str) -> None:
-    """Raises SyntaxError if a cell cannot be compiled; it may use all of IPython's syntax.
-
-    Raises:
-        SyntaxError: with the cell's own line numbers.
-    """
+    """Raises SyntaxError, with the cell's own line numbers; all of IPython's syntax is allowed."""
     transformed = TransformerManager().transform_cell(text)
     compile(transformed, _FILE, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
 
 
 def explain_syntax(error: SyntaxError, number: int) -> str:
-    """Returns what is wrong with a cell, its line under it, and that nothing has run.
-
-    Args:
-        error: what :func:`check_source` raised.
-        number: the notebook's number of the cell.
-    """
+    """Returns the error, its line under it, and that nothing has run."""
     told = "".join(traceback.format_exception_only(error))
     told = told.replace(f'File "{_FILE}"', f"Cell In[{number}]").rstrip()
     return f"the cell was not run on any rank.\n{told}"
 
 
 def check_timeout(timeout: float | None, name: str = "timeout", link: str = "=") -> None:
-    """Checks the time limit of a cell.
-
-    Args:
-        timeout: seconds, or None.
-        name: the name of the option or argument.
-        link: what stands between its name and its value there.
-
-    Raises:
-        UsageError: it cannot.
-    """
+    """Raises UsageError unless it is a time limit; ``link`` joins name and value in the text."""
     try:
         fits = timeout is None or timeout > 0
     except TypeError:
@@ -113,15 +91,7 @@ def check_timeout(timeout: float | None, name: str = "timeout", link: str = "=")
 
 
 def choose_size(n: int | None, gpus: Sequence[object]) -> int:
-    """Returns how many ranks to start.
-
-    Args:
-        n: what is asked for; None for one a GPU, or 2 to 4 by the cores of a machine without.
-        gpus: the GPUs that ranks are pinned to.
-
-    Raises:
-        UsageError: the number is not possible.
-    """
+    """Returns the number of ranks: by default one per GPU; without GPUs 2 to 4, by the cores."""
     cores = os.cpu_count() or 1
     size = (len(gpus) or max(2, min(4, cores))) if n is None else n
     most = max(128, 16 * cores)
@@ -145,11 +115,6 @@ TYPED = {"n": "-n", "gpus": "--gpus", "launcher": "--on", "preload": "--preload"
 
 
 def check_out(name: str | None, example: str) -> None:
-    """Checks the name of a variable for a value.
-
-    Raises:
-        UsageError: it is no name of a variable.
-    """
     if name is not None and (not name.isidentifier() or iskeyword(name)):
         raise UsageError(
             f"expected the name of a variable after -o, found {name!r}. "
@@ -161,8 +126,8 @@ def check_out(name: str | None, example: str) -> None:
 class ClusterOptions:
     """The options of a cluster; None for one that is left out.
 
-    ``n`` is the number of ranks, ``launcher`` the name of what starts them, ``preload`` the names
-    of modules with commas between; where ``exclusive``, each rank needs a GPU of its own.
+    ``preload`` is the names of modules with commas between; with ``exclusive``, each rank needs a
+    GPU of its own.
     """
 
     n: int | None = None
@@ -172,7 +137,7 @@ class ClusterOptions:
     exclusive: bool = False
 
     def over(self, before: ClusterOptions) -> ClusterOptions:
-        """Returns these options, and those of ``before`` where one is left out."""
+        """Returns these options; for those left out, the ones of ``before``."""
         # Other hosts have room for other numbers of ranks.
         same = self.launcher in (None, before.effective("launcher"))
         return ClusterOptions(
@@ -184,7 +149,7 @@ class ClusterOptions:
         )
 
     def effective(self, name: str) -> int | str | None:
-        """Returns the value of an option of :data:`TYPED`, or what stands for it if left out."""
+        """Returns the value of an option of :data:`TYPED`, or its default if left out."""
         said: int | str | None = getattr(self, name)
         if said is None and name == "launcher":
             return launchers.default()
@@ -199,12 +164,7 @@ class ClusterOptions:
         return [*map(str, words), *(["--exclusive"] if self.exclusive else [])]
 
     def make(self, kind: Callable[..., Made]) -> Made:
-        """Returns a cluster of the class ``kind`` with these options, not started.
-
-        Raises:
-            UsageError: there can be none here.
-            MissingDependency: a module to preload is not installed.
-        """
+        """Returns a cluster of the class ``kind`` with these options, not started."""
         return kind(
             self.n,
             gpus=self.gpus,
@@ -215,7 +175,7 @@ class ClusterOptions:
 
     @staticmethod
     def parse(parser: argparse.ArgumentParser, words: list[str], into: Parsed) -> Parsed:
-        """Parses words; what the launcher among them takes for itself goes with its name."""
+        """Parses words; words that the launcher among them accepts go with its name."""
         parsed, more = parser.parse_known_args(words, namespace=into)
         launcher = getattr(parsed, "launcher", None)
         if more and not launchers.takes_options(launcher):
@@ -226,7 +186,7 @@ class ClusterOptions:
 
     @staticmethod
     def add_to(parser: argparse.ArgumentParser) -> None:
-        """Has a parser read these options, each into the attribute of its field."""
+        """Adds these options to a parser, each into the attribute of its field."""
         parser.add_argument(
             "-n", type=int, help="number of ranks; default: one per GPU, or per core"
         )

@@ -34,11 +34,7 @@ AskSoon = Callable[[str, dict[str, Any], Callable[[Answer], None], Iterable[int]
 
 
 class InterruptTimeout:
-    """What is known of the ranks of one cell, or member, that was interrupted.
-
-    Args:
-        ask_soon: makes a request of ranks while they are busy.
-    """
+    """The state of the ranks of one interrupted cell, or member."""
 
     def __init__(self, ask_soon: AskSoon) -> None:
         self._ask_soon = ask_soon
@@ -47,11 +43,9 @@ class InterruptTimeout:
         self.lines: dict[int, str] = {}
 
     def due(self, waited: float, pending: Sequence[int]) -> bool:
-        """Whether it is time to say where the ranks are; true once, and they are asked before.
+        """Whether to show where the ranks are; true once. The ranks are asked shortly before.
 
-        Args:
-            waited: seconds since the interrupt.
-            pending: the ranks that are still in the cell.
+        ``waited`` is in seconds since the interrupt.
         """
         if waited >= NOTICE_SECONDS - _ASK_BEFORE_SECONDS and not self._asked:
             self._asked = True
@@ -67,7 +61,6 @@ class InterruptTimeout:
             self.lines[answer.rank] = line
 
     def whereabouts(self, pending: Sequence[int]) -> str:
-        """Returns which ranks are still in the cell, and where."""
         lines: dict[str, list[int]] = {}
         for rank in pending:
             lines.setdefault(self.lines.get(rank, ""), []).append(rank)
@@ -85,18 +78,16 @@ _TYPING_SECONDS = 0.02
 
 
 class View(Protocol):
-    """What shows a cell's output while it runs and after it."""
+    """The display of a cell's output while it runs and after it."""
 
-    def output(self, batch: Output) -> None:
-        """Handles output of a rank."""
+    def output(self, batch: Output) -> None: ...
 
-    def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None:
-        """Handles timings and other figures of a rank."""
+    def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None: ...
 
     def left(self, rank: int, status: str) -> None:
-        """Handles that a rank has left the cell, with its reply's status.
+        """Handles the end of a cell on a rank: a reply's status, ``lost``, or ``replaced``.
 
-        Also ``waiting`` for a rank that has left, ``lost``, and ``replaced``.
+        ``waiting`` comes for a rank that has left already.
         """
 
     def notice(self, text: str) -> None:
@@ -113,15 +104,7 @@ class View(Protocol):
 
 
 class CellRun:
-    """One cell on its ranks.
-
-    Args:
-        cell: the cell's number in its cluster.
-        ranks: the ranks that run it.
-        connection: to all ranks of the cluster.
-        view: what shows its output.
-        timeout: seconds after which the ranks are interrupted, or None.
-    """
+    """One cell on its ranks; ``timeout`` is in seconds."""
 
     def __init__(
         self,
@@ -202,7 +185,6 @@ class CellRun:
 
     @property
     def ended_well(self) -> bool:
-        """Whether all its ranks have finished it."""
         finished = [rank for rank, reply in self.replies.items() if reply.status == "ok"]
         return set(finished) == set(self.ranks)
 
@@ -235,15 +217,13 @@ class CellRun:
 
     @property
     def poll_seconds(self) -> float:
-        """How long the next step may wait."""
         return _TYPING_SECONDS if self._asks_user else _POLL_SECONDS
 
     def settled(self) -> bool:
-        """Whether every rank has left the cell, or can never leave it."""
         return not self.pending or self._connection.over
 
     def press(self) -> None:
-        """Interrupts the cell; the second time, ends the ranks that did not settle."""
+        """Interrupts the cell; the second call ends the ranks that did not settle."""
         if self._connection.closed:
             return
         self.presses += 1
@@ -253,18 +233,13 @@ class CellRun:
             self._connection.close("lost", failures.stubborn(self.pending, self.size))
 
     def interrupt(self) -> None:
-        """Interrupts the ranks that have not replied yet."""
         self._interrupts += 1
         self._connection.send(self.pending, Interrupt(self.cell))
         if self._interrupted_at is None:
             self._interrupted_at = time.monotonic()
 
     def _insist(self, waited: float) -> None:
-        """Shows which ranks are still in a cell that was interrupted; a timeout ends them.
-
-        Args:
-            waited: seconds since the interrupt.
-        """
+        """Shows which ranks are still in an interrupted cell; a timeout ends them."""
         if self._unheard.due(waited, self.pending):
             left = GRACE_SECONDS - NOTICE_SECONDS
             then = f"in {left:g} s" if self.timed_out else "by the next interrupt"
@@ -285,7 +260,6 @@ class CellRun:
         return f"the cell exceeded its timeout of {self.timeout:g} s"
 
     def take(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:
-        """Handles a record of this cell."""
         if isinstance(record, Output):
             self.view.output(record)
         elif isinstance(record, Telemetry):
@@ -301,10 +275,8 @@ class CellRun:
     def end(self) -> None:
         """Handles the remaining events of a settled cell.
 
-        Raises:
-            ClusterLost: at least one rank died.
-            CellInterrupted: its ranks were ended, by a second interrupt or a stop.
-            CellTimeout: they were ended because of ``timeout``.
+        Raises ClusterLost if a rank died; CellInterrupted or CellTimeout if the ranks were ended
+        for it.
         """
         self._connection.step(0)
         if self._connection.closed:
@@ -314,7 +286,7 @@ class CellRun:
             raise ClusterLost(self._lose())
 
     def _lose(self) -> str:
-        """Ranks died: shows what each wrote and did not get to send, and returns what happened."""
+        """Shows the unsent output of dead ranks, and returns what happened."""
         if self.size > _MANY_RANKS:
             self.view.notice(
                 f"{failures.describe_exits(self._connection.roster.ends)} Killing the others."
@@ -331,19 +303,13 @@ class CellRun:
 
     @property
     def failed_first(self) -> int | None:
-        """The rank whose failure came first, of those that did not merely wait for others."""
+        """The rank that failed first, without ranks that merely waited for others."""
         failed = [reply for reply in self.replies.values() if reply.report]
         failed.sort(key=lambda reply: reply.report is not None and reply.report.waiting)
         return failed[0].rank if failed else None
 
     def check(self) -> None:
-        """Raises what the cell ended with, if it did not end well.
-
-        Raises:
-            CellFailed: at least one rank raised.
-            CellInterrupted: the ranks were interrupted.
-            CellTimeout: they were interrupted because of ``timeout``.
-        """
+        """Raises CellFailed, CellInterrupted or CellTimeout, unless the cell ended well."""
         replies = sorted(self.replies.items())
         reports = [reply.report for _, reply in replies if reply.report]
         reports[:0] = self._died.values()
@@ -375,8 +341,7 @@ class CellRun:
     def values(self) -> list[Any]:
         """Returns the value of the last expression on each rank, in order of rank.
 
-        Raises:
-            UsageError: a value could not be sent to the notebook, or cannot be read there.
+        Raises UsageError if a value could not be sent to the notebook, or cannot be read there.
         """
         for rank, reply in sorted(self.replies.items()):
             if reply.value_problem:

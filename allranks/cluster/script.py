@@ -151,14 +151,9 @@ _FIRST_LINES, _LAST_LINES = 500, 2000
 
 
 class ScriptRun(NamedTuple):
-    """What is to be run.
-
-    Attributes:
-        size: on how many ranks; None for as many as a cell starts.
-        arguments: the script's path and its arguments.
-        timeout: seconds after which the ranks are interrupted, or None.
-        log_dir: a folder for the ranks' logs; empty for none.
-        report: a file for the picture of what was measured; empty for none.
+    """A script and its options. With ``size`` None it has as many ranks as a cell starts.
+    ``arguments`` begins with the script's path; ``timeout`` is in seconds; "" is no ``log_dir`` or
+    ``report``.
     """
 
     size: int | None
@@ -169,7 +164,7 @@ class ScriptRun(NamedTuple):
 
 
 class _View(TerminalDashboard):
-    """Prints what ranks write, and keeps it for the report, with what they measure."""
+    """Prints output of ranks, and keeps it and their timings for the report."""
 
     def __init__(self, hellos: Sequence[Hello], log_dir: str) -> None:
         super().__init__("auto", hellos, log_dir, True)
@@ -185,13 +180,12 @@ class _View(TerminalDashboard):
             (self._first if self._count <= _FIRST_LINES else self._last).append(line)
 
     def written(self) -> str:
-        """Returns what was printed, without its middle where that is long."""
+        """Returns the printed text, without its middle if it is long."""
         hidden = self._count - len(self._first) - len(self._last)
         note = [f"… {hidden:,} lines are not shown; the ranks' logs have them …"] if hidden else []
         return "\n".join([*self._first, *note, *self._last])
 
     def finish(self) -> None:
-        """Prints the rest."""
         self._print()
         self.figures.end()
 
@@ -199,12 +193,8 @@ class _View(TerminalDashboard):
 def run_script(job: ScriptRun) -> int:
     """Runs a script on ranks that are started for it; returns an exit code.
 
-    It is 0 where all went well, the script's own where it ended with one, 124 where its time was
-    over, 130 after Ctrl-C, else 1.
-
-    Raises:
-        UsageError: it cannot be run so, or what is to be written cannot be.
-        StartFailed: the ranks did not come up.
+    It is 0 after success, the script's own if it ended with one, 124 after a timeout, 130 after
+    Ctrl-C, else 1.
     """
     check_timeout(job.timeout, "--timeout", " ")
     _check_files(job)
@@ -243,7 +233,7 @@ def _terminated(*_: object) -> NoReturn:
 
 
 def _check_files(job: ScriptRun) -> None:
-    """Makes the folders of what is to be written: not after hours of training."""
+    """Creates the folders of the results now: errors must not come after hours of training."""
     if not os.path.isfile(job.arguments[0]):
         found = f"found no file {job.arguments[0]!r}"
         raise UsageError(f"expected a script, {found}. Type its path.")
@@ -278,7 +268,7 @@ def _keep_logs(cluster: Cluster, folder: Path) -> None:
 
 
 def _html(job: ScriptRun, view: _View, size: int, code: int, failure: str, seconds: float) -> str:
-    """A page that needs nothing else: what was run, how it ended, curves, timings, output."""
+    """A self-contained page: the script, its end, curves, timings, output."""
     title, written = shlex.join(job.arguments), view.written()
     ended = "finished" if code == 0 else f"ended with exit code {code}"
     told = [f"{size} ranks, {seconds:.0f} s, {ended}", time.strftime("%d %B %Y, %H:%M")]

@@ -36,11 +36,7 @@ _TYPED = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(_UNITS)})")
 
 
 def seconds_of(text: str, command: str) -> float:
-    """Returns the seconds of a time as ``90s``, ``30m``, ``2h`` or ``1d``.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Returns the seconds of ``90s``, ``30m``, ``2h`` or ``1d``; else raises UsageError."""
     found = _TYPED.fullmatch(text)
     if found is None or not float(found[1]):
         raise UsageError(
@@ -57,7 +53,7 @@ def seconds_of(text: str, command: str) -> float:
 
 
 def as_time(seconds: float) -> str:
-    """Returns it as ``45 s``, ``30 min`` or ``2 h``."""
+    """Returns ``45 s``, ``30 min`` or ``2 h``."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 2 * 3600:
@@ -78,10 +74,11 @@ _STAYS = (
 class SessionInfo:
     """A cluster that runs here, as its host agent describes it.
 
-    ``began`` is in seconds since 1970, ``running`` the number of the cell that its ranks run, else
-    0; ``holder`` the notebook's process, else 0, and then ``left`` the seconds that it stays.
-    ``watchers`` are the processes of other notebooks that watch, ``sharing`` of those that have had
-    it, for which it stays. ``notebooks`` are the paths of all that have held it, the last one last.
+    ``began`` is in seconds since 1970; ``running`` is the number of the cell that its ranks run,
+    else 0. ``holder`` is the notebook's process; with 0, ``left`` is the number of seconds that the
+    cluster stays. ``watchers`` are the processes of other notebooks that watch; ``sharing`` those
+    of former holders, for which it stays. ``notebooks`` are the paths of all holders, the last one
+    last.
     """
 
     name: str
@@ -101,16 +98,14 @@ class SessionInfo:
 
     @property
     def notebook(self) -> str:
-        """The notebook that had the ranks last, or the folder of a program that is none."""
+        """The notebook that had the ranks last, or the folder of a program without a notebook."""
         path = self.notebooks[-1] if self.notebooks else "another allranks"
         return os.path.basename(path) if path.endswith(".ipynb") else path
 
 
 def running(seconds: float = _VISIT_SECONDS) -> list[SessionInfo]:
-    """Returns this user's clusters that run on this machine, the oldest first.
-
-    Args:
-        seconds: how long each may take to say what it is.
+    """Returns this user's clusters on this machine, the oldest first; ``seconds`` limits each
+    visit.
     """
     found = []
     for path in folders.session_folders():
@@ -132,11 +127,9 @@ def _found(path: str | Path, want: str, seconds: float = _VISIT_SECONDS) -> Sess
 
 
 def visit(folder: str, want: str = "about") -> SessionInfo | None:
-    """Returns the cluster of that session's folder; None if it has ended.
+    """Returns the cluster of a session's folder; None if it has ended.
 
-    Args:
-        folder: where its sockets are.
-        want: what is wanted of it beside: to ``watch`` it, ``share`` or ``leave`` it.
+    ``want`` is a request beside: ``watch``, ``share`` or ``leave``.
     """
     try:
         return _found(folder, want)
@@ -145,7 +138,6 @@ def visit(folder: str, want: str = "about") -> SessionInfo | None:
 
 
 def listing() -> str:
-    """Returns the lines that list this user's clusters on this machine."""
     found = running()
     if not found:
         return "No ranks of yours run on this machine."
@@ -160,7 +152,6 @@ def _line(one: SessionInfo) -> str:
 
 
 def whose(one: SessionInfo) -> str:
-    """Returns which notebook a cluster is attached to, and which watch it."""
     if one.holder == os.getpid():
         has = "attached to this notebook"
     elif one.left is None:
@@ -183,7 +174,7 @@ def _notebooks(pids: Sequence[int]) -> str:
 
 
 def waiting() -> str:
-    """Returns a line about clusters that wait for a notebook; empty where none does."""
+    """Returns a line about clusters without a notebook; "" if there are none."""
     free = [one for one in running(_GLANCE_SECONDS) if not one.holder]
     if not free:
         return ""
@@ -195,9 +186,6 @@ def chosen(name: str) -> SessionInfo:
     """Returns the cluster of that name, or the only one that this notebook has had.
 
     A detached one has precedence. Another notebook's has to be named.
-
-    Raises:
-        UsageError: there is none, there are several, or it is another user's.
     """
     all_of_them = running()
     if not name:
@@ -221,11 +209,6 @@ def chosen(name: str) -> SessionInfo:
 
 
 def check_version(session: SessionInfo) -> None:
-    """Raises where another version of allranks runs in a cluster.
-
-    Raises:
-        UsageError: it does.
-    """
     if session.version != version():
         raise UsageError(
             f"expected ranks of allranks {version()}, found {session.version} in "
@@ -234,7 +217,7 @@ def check_version(session: SessionInfo) -> None:
 
 
 def held(session: SessionInfo) -> str:
-    """Returns why a cluster cannot be had that a notebook holds, and what to type."""
+    """Returns why a cluster that a notebook holds is not available, and what to type."""
     if session.holder == os.getpid():
         return f"this notebook is already attached to the ranks of {session.name}"
     return (
@@ -268,7 +251,6 @@ def _user(uid: int) -> str:
 
 
 def name_of(folder: str | Path) -> str:
-    """Returns what the cluster is called that has this folder."""
     return Path(folder).name.rpartition("-")[2]
 
 
@@ -288,11 +270,7 @@ def _visit(path: Path, want: str, seconds: float = _VISIT_SECONDS) -> socket.soc
 class AttachedHostAgent(HostAgentProcess):
     """The host agent of ranks that another notebook has started.
 
-    Args:
-        session: whose.
-
-    Raises:
-        UsageError: it has ended, another notebook was faster, or runs another allranks.
+    Raises UsageError if it has ended, another notebook was faster, or its allranks differs.
     """
 
     def __init__(self, session: SessionInfo) -> None:
@@ -320,25 +298,23 @@ class AttachedHostAgent(HostAgentProcess):
         self.shared = bool(told["watchers"])
 
     def listen(self, deliver: Callable[[str, dict[str, Any]], None]) -> None:
-        """Delivers each event of the agent, in a thread, from now on."""
+        """Delivers the agent's events from now on, in a thread."""
         self._deliver = deliver
         self._thread = threading.Thread(target=self._listen, name="allranks-nursery", daemon=True)
         self._thread.start()
 
     @property
     def pid(self) -> int:
-        """The agent's process id."""
         return self._pid
 
     def let_go(self) -> None:
-        """Leaves the ranks to another notebook."""
         self._holds = False
         with suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)
         self._door.close()
 
     def stop(self) -> None:
-        """Ends every process of the cluster; returns when they are gone."""
+        """Ends every process of the cluster; returns when they have ended."""
         self._say("stop")
         self._thread.join(_STOP_SECONDS)  # the connection ends with the agent
         if self._thread.is_alive():
@@ -374,12 +350,8 @@ _POLL_SECONDS = 0.02
 def watch(folder: str, seen: int) -> socket.socket:
     """Returns a connection to the notebook that holds ranks, which sends their messages.
 
-    Args:
-        folder: the session's.
-        seen: the last cell that was seen of them; 0 for none.
-
-    Raises:
-        OSError: it does not listen.
+    ``seen`` is the last cell that the watcher has seen; 0 for none. Raises OSError if the holder
+    does not listen.
     """
     door = _connected(folder)
     try:
@@ -393,10 +365,8 @@ def watch(folder: str, seen: int) -> socket.socket:
 async def messages(door: socket.socket) -> AsyncIterator[tuple[dict[str, Any], list[bytes]]]:
     """Yields the messages of the notebook that holds the ranks, until it closes.
 
-    Each is a head and the frames of a record (see ``allranks.cluster.sharing.pack``).
-
-    Raises:
-        OSError: the connection is broken.
+    Each is a head and the frames of a record (see ``allranks.cluster.sharing.pack``). Raises
+    OSError if the connection breaks.
     """
     reader, writer = await asyncio.open_unix_connection(sock=door)
     try:
@@ -408,10 +378,8 @@ async def messages(door: socket.socket) -> AsyncIterator[tuple[dict[str, Any], l
 
 
 def borrow(folder: str) -> SessionInfo:
-    """Has the notebook that holds the ranks let them go; returns the cluster, which is free then.
-
-    Raises:
-        UsageError: it does not, or the ranks have ended.
+    """Makes the notebook that holds the ranks release them; returns the cluster, which is free
+    then.
     """
     found = visit(folder, "watch")
     if found is not None and found.holder not in (0, os.getpid()):
@@ -448,7 +416,7 @@ def _ask(found: SessionInfo) -> None:
 
 
 def _connected(folder: str) -> socket.socket:
-    """Returns a connection to who holds the ranks, which listens in a moment."""
+    """Returns a connection to the holder of the ranks; it may start to listen only in a moment."""
     path = os.path.join(folder, WATCHERS_DOOR)
     deadline = time.monotonic() + _OPENS_SECONDS
     while True:

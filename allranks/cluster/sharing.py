@@ -43,12 +43,11 @@ from allranks.records.wire import (
 
 @dataclass(frozen=True)
 class DetachedCell:
-    """What the ranks that another notebook has started had been doing.
+    """The last cell of ranks that another notebook has started.
 
-    ``cell`` is the number of their last cell, ``name`` what it is called in reports, ``ranks``
-    those that it was sent to and ``running`` those that have not ended it; ``unseen`` is true if
-    its end may not have been shown, ``seconds`` how long it took so far. ``epoch`` and ``dirty``
-    are as the ranks have them. ``members`` has the cells of an ensemble's members, by rank.
+    ``name`` is its name in reports; ``ranks`` received it, ``running`` have not ended it.
+    ``unseen`` is true if its end may not have been shown; ``seconds`` is its time so far.
+    ``members`` has the cells of an ensemble's members, by rank.
     """
 
     cell: int
@@ -63,7 +62,7 @@ class DetachedCell:
 
     @classmethod
     def of(cls, told: Mapping[int, Mapping[str, Any]]) -> DetachedCell:
-        """Returns what ranks answer when they are attached to, each for itself."""
+        """Combines the ranks' answers to an attaching notebook."""
         cell = max(each["cell"] for each in told.values())
         last = {rank: each for rank, each in told.items() if each["cell"] == cell and cell}
         running = tuple(rank for rank, each in last.items() if each["busy"])
@@ -83,7 +82,7 @@ class DetachedCell:
 
     @property
     def text(self) -> str:
-        """What became of the cell, in a line."""
+        """The state of the cell, in a line."""
         name = self.name.removeprefix("cell ")
         if self.running:
             are = "are" if len(self.running) > 1 else "is"
@@ -120,7 +119,7 @@ class WatcherFeed:
         self._closed = False
 
     def open(self, folder: str) -> None:
-        """Listens from now on in the session's folder; in any thread."""
+        """Listens from now on in the session's folder; from any thread."""
         with self._lock:
             if self._thread is not None or self._closed:
                 return
@@ -150,13 +149,7 @@ class WatcherFeed:
             thread.join()
 
     def take(self, record: Record, frames: Frames, ago: float = 0.0) -> None:
-        """Handles a record to or from ranks; in any thread.
-
-        Args:
-            record: what it is.
-            frames: the same, as it crosses the wire.
-            ago: how many seconds ago it was.
-        """
+        """Handles a record to or from ranks, from any thread; it happened ``ago`` seconds ago."""
         with self._lock:
             if isinstance(record, Hello):
                 self._hellos[record.rank] = frames
@@ -193,23 +186,21 @@ class WatcherFeed:
                 self._told = None
 
     def follow(self, left: DetachedCell) -> None:
-        """Records that ranks run a cell which another notebook has sent."""
+        # Another notebook has sent this cell.
         cell = RunCell(left.cell, "", 0, left.ranks, left.name, False, 0)
         self.take(cell, encode(cell), left.seconds)
 
     @property
     def running(self) -> str:
-        """What the cell is called that some of its ranks have not left; empty where all have."""
+        """The name of the cell that some of its ranks have not left; "" if there is none."""
         cell = self._cell
         if cell is None or set(self._left) >= set(cell.ranks or self._hellos):
             return ""
         return cell.label.removeprefix("cell ")
 
     def _state(self, seen: int | None = None) -> list[bytes]:
-        """What who comes now is to know of before.
-
-        Args:
-            seen: the last cell that it has seen; None where it has seen a part of this one.
+        """Messages for a new watcher about the past. ``seen`` is the last cell that it has seen;
+        None if it has seen a part of this one.
         """
         messages = [pack({}, frames) for frames in self._hellos.values()]
         if self._cell is None:
@@ -310,7 +301,7 @@ class _Watcher:
         self._part = memoryview(b"")
 
     def add(self, message: bytes) -> None:
-        """Puts a message behind the others, if there is room."""
+        """Appends a message, if there is room."""
         if self._lost or self._nbytes + len(message) > _MOST_NBYTES:
             self._lost += 1
             self._lost_nbytes += len(message)
@@ -319,7 +310,7 @@ class _Watcher:
             self._nbytes += len(message)
 
     def next(self, state: Callable[[], list[bytes]]) -> memoryview:
-        """Returns what is to be sent now; ``state`` where something was lost before it."""
+        """Returns the bytes to send now; those of ``state`` if something was lost before."""
         if not self._part and not self._queue and self._lost:
             self._queue.append(pack({"lost": self._lost, "nbytes": self._lost_nbytes}, ()))
             self._queue += state()
@@ -337,15 +328,14 @@ class _Watcher:
 
     @property
     def waits(self) -> bool:
-        """Whether there is more to be sent."""
         return bool(self._part or self._queue or self._lost)
 
 
 def pack(head: dict[str, float], frames: Frames) -> bytes:
-    """Returns a message: how many parts, how long each is, and the parts.
+    """Returns a message: the number of parts, their lengths, and the parts.
 
-    The first is JSON: how many seconds ago (``ago``) the record of the other parts was, or, where
-    there are none, how many messages were ``lost``, and their ``nbytes``.
+    The first part is JSON: the age of the record in seconds (``ago``); without other parts, the
+    number of ``lost`` messages and their ``nbytes``.
     """
     parts = [json.dumps(head).encode(), *frames]
     lengths = [_LENGTH.pack(len(part)) for part in parts]
@@ -355,11 +345,7 @@ def pack(head: dict[str, float], frames: Frames) -> bytes:
 async def unpack(
     read: Callable[[int], Awaitable[bytes]],
 ) -> tuple[dict[str, Any], list[bytes]]:
-    """Returns the head and the frames of a message that :func:`pack` has made.
-
-    Args:
-        read: reads a number of bytes.
-    """
+    """Returns the head and the frames of a message of :func:`pack`; ``read`` takes nbytes."""
     (count,) = _LENGTH.unpack(await read(_LENGTH.size))
     lengths = [_LENGTH.unpack(await read(_LENGTH.size))[0] for _ in range(count)]
     head, *frames = [await read(length) for length in lengths]
@@ -367,14 +353,14 @@ async def unpack(
 
 
 def answer(visitor: socket.socket, refused: str = "") -> None:
-    """Answers who has asked for the ranks: they are lent, or why not."""
+    """Answers a notebook that asks for the ranks; ``refused`` is the reason of a refusal."""
     said = {"refused": refused} if refused else {"lent": True}
     with visitor, suppress(OSError):
         visitor.sendall(json.dumps(said).encode() + b"\n")
 
 
 def has_gone(visitor: socket.socket) -> bool:
-    """Whether who has asked waits no longer."""
+    """Whether the notebook that asks has closed its connection."""
     try:
         return not visitor.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

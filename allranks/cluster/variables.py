@@ -20,14 +20,9 @@ _MPI = "mpi4py.MPI"
 
 
 def pack(values: dict[str, Any], to: str) -> bytes:
-    """Returns variables as ranks take them.
+    """Returns variables in the form that ranks read; ``to`` is for errors, as ``the ranks``.
 
-    Args:
-        values: by their names.
-        to: where they are to go, as ``the ranks``.
-
-    Raises:
-        UsageError: one of them cannot be pickled.
+    Raises UsageError if one of them cannot be pickled.
     """
     try:
         packed: bytes = cloudpickle.dumps(values, protocol=5)
@@ -38,13 +33,10 @@ def pack(values: dict[str, Any], to: str) -> bytes:
 
 @contextmanager
 def reading(place: str) -> Iterator[None]:
-    """Within, a value of a rank's is unpickled in the notebook, where that may start no MPI.
+    """Within, a rank's value is unpickled in the notebook, which must not start MPI.
 
-    Args:
-        place: where it comes from, as ``on rank 0``.
-
-    Raises:
-        UsageError: it can only be unpickled on a rank, or where its modules are.
+    Raises UsageError if it can only be unpickled on a rank; ``place`` is for errors, as ``on rank
+    0``.
     """
     barred = sys.modules.setdefault(_MPI, cast(ModuleType, None)) is None
     try:
@@ -65,21 +57,12 @@ def reading(place: str) -> Iterator[None]:
 
 
 def load(packed: bytes, rank: int) -> Any:
-    """Returns a value of a rank's, as the notebook has it.
-
-    Raises:
-        UsageError: it cannot be read here.
-    """
     with reading(f"on rank {rank}"):
         return pickle.loads(packed)
 
 
 def unpack(answers: Answers, names: str | Sequence[str]) -> dict[int, Any]:
-    """Returns ``{rank: value}`` of ranks' answers; with several names ``{rank: {name: value}}``.
-
-    Raises:
-        UsageError: a value cannot be read here.
-    """
+    """Returns ``{rank: value}`` of ranks' answers; with several names ``{rank: {name: value}}``."""
     pulled = {rank: load(payloads[0], rank) for rank, (_, payloads) in answers.items()}
     if isinstance(names, str):
         return {rank: got[names] for rank, got in pulled.items()}
@@ -90,10 +73,7 @@ _EXPLAIN_SECONDS = 30.0
 
 
 class OnRank:
-    """A function of the rank side, by name: what is pickled is the function itself.
-
-    The notebook's side never imports it.
-    """
+    """A function of the rank side, by name: pickled as the function itself, never imported here."""
 
     def __init__(self, module: str, name: str) -> None:
         self.__name__ = name
@@ -103,7 +83,7 @@ class OnRank:
         return pkgutil.resolve_name, (self._where,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function; on a rank only."""
+        # On a rank only.
         return pkgutil.resolve_name(self._where)(*args, **kwargs)
 
 
@@ -111,26 +91,21 @@ explain_here = OnRank("allranks.lessons.ring.on_ranks", "explain_here")
 
 
 class ExplainingRanks(Protocol):
-    """What is asked of a cluster here."""
+    """The part of a cluster that `explain` uses."""
 
     @property
-    def busy(self) -> bool:
-        """Whether its ranks run a cell."""
+    def busy(self) -> bool: ...
 
     @property
-    def size(self) -> int:
-        """How many ranks it has."""
+    def size(self) -> int: ...
 
-    def run(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> list[Any]:
-        """What a function returns on each rank."""
+    def run(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> list[Any]: ...
 
 
 class HiddenView:
-    """The view of what is no cell of the reader's: it shows nothing.
+    """The view of calls that are no cell of the reader's: it shows nothing.
 
-    Args:
-        keep: called with the ranks' output, as a thread's, which the next cell shows.
-        tell: called with lines about the cell as a whole, as that a rank is new.
+    The next cell shows the output given to ``keep``; ``tell`` gets lines about the cell as a whole.
     """
 
     def __init__(
@@ -140,28 +115,26 @@ class HiddenView:
         self._tell = tell
 
     def output(self, batch: Output) -> None:
-        """Keeps what a rank wrote."""
+        # As output of a thread, which the next cell shows.
         if batch.entries:
             self._keep(batch)
 
     def telemetry(self, record: object, payloads: object) -> None:
-        """Forgets timings: what it is for has its own."""
+        # Dropped: the callers measure for themselves.
+        ...
 
     def left(self, rank: int, status: str) -> None:
-        """Shows nothing: how it ended is returned or raised."""
+        # The end is returned or raised.
+        ...
 
     def notice(self, text: str) -> None:
-        """Passes on a line about the cell as a whole."""
         self._tell(text)
 
-    def make_way(self) -> None:
-        """Shows nothing."""
+    def make_way(self) -> None: ...
 
-    def refresh(self) -> None:
-        """Shows nothing."""
+    def refresh(self) -> None: ...
 
-    def finish(self) -> None:
-        """Shows nothing."""
+    def finish(self) -> None: ...
 
 
 def explain(
@@ -170,11 +143,7 @@ def explain(
     values: Sequence[Sequence[float]],
     keep: Callable[[Output], object],
 ) -> Any:
-    """Runs and records an allreduce on the first ranks, as ``Cluster.explain`` says.
-
-    Args:
-        keep: called with the ranks' output.
-    """
+    """Does what ``Cluster.explain`` describes; ``keep`` gets the ranks' output."""
     if cluster.busy:
         raise UsageError("the ranks are running a cell. Try again when it has ended.")
     if not 2 <= len(values) <= cluster.size:

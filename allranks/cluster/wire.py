@@ -53,7 +53,7 @@ class InterruptRequested:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Something came from a rank that could not be read."""
+    """A message of a rank that could not be read."""
 
     problem: Exception
 
@@ -77,7 +77,7 @@ class EventQueue:
             wake()
 
     def wait(self, seconds: float) -> list[Event]:
-        """Returns the events that are there, or the first to come within ``seconds``."""
+        """Returns the events so far, or else the first within ``seconds``."""
         events: list[Event] = []
         try:
             events.append(
@@ -120,7 +120,7 @@ class EventQueue:
 
     @contextmanager
     def hearing_interrupts(self) -> Iterator[None]:
-        """Within, SIGINT of this process is put into the queue instead of being raised."""
+        """Within, SIGINT of this process goes to the queue instead of being raised."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -143,11 +143,7 @@ DeliverAnswer = Callable[[Answer], None]
 
 
 class PendingRequests:
-    """The requests of one notebook that answers may still come to.
-
-    Args:
-        last: the number before the first one's.
-    """
+    """The unanswered requests of one notebook; ``last`` precedes the first number."""
 
     def __init__(self, last: int = 0) -> None:
         self._last = last
@@ -156,7 +152,7 @@ class PendingRequests:
 
     @contextmanager
     def awaited(self, name: str, arguments: dict[str, Any]) -> Iterator[tuple[Ask, AnswersSoFar]]:
-        """Yields a request that is to be sent; within, its answers are there as they come."""
+        """Yields a request to send; within, its answers are there as they come."""
         ask, got = self._new(name, arguments), AnswersSoFar()
         self._open[ask.request] = got
         try:
@@ -165,13 +161,13 @@ class PendingRequests:
             del self._open[ask.request]
 
     def delivered(self, name: str, arguments: dict[str, Any], deliver: DeliverAnswer) -> Ask:
-        """Returns a request that is to be sent; ``deliver`` is called with each answer to it."""
+        """Returns a request to send; each answer to it goes to ``deliver``."""
         ask = self._new(name, arguments)
         self._delivers[ask.request] = deliver
         return ask
 
     def take(self, answer: Answer, payloads: list[bytes]) -> None:
-        """Hands an answer to who waits for it; one that comes too late is left out."""
+        # An answer that comes too late is dropped.
         if answer.request in self._open:
             self._open[answer.request][answer.rank] = (answer, payloads)
         elif answer.request in self._delivers:
@@ -196,12 +192,9 @@ _SILENT = json.dumps({"event": "host_silent"}).encode()
 class Wire:
     """Sends records to ranks and delivers theirs, from a thread of its own.
 
-    Args:
-        deliver: called in that thread with every record and its payloads.
-        unread: called in that thread with what kept a message from being read or delivered.
-        address: where to listen.
-        ports: the lowest and the highest port to listen on.
-        home: instead, the session's folder of ranks that another notebook has started.
+    That thread calls ``deliver`` with every record and its payloads, and ``unread`` with the
+    problem of a message that it cannot read or deliver. ``ports`` are the lowest and the highest
+    port to listen on; ``home`` is the session's folder of another notebook's ranks.
     """
 
     def __init__(
@@ -260,7 +253,7 @@ class Wire:
         self._thread.start()
 
     def send(self, ranks: Iterable[int], record: Record, *payloads: bytes) -> bool:
-        """Sends a record to all of these ranks; returns whether they were all there."""
+        """Sends a record to all of these ranks; returns whether all were connected."""
         frames = encode(record, *payloads)
         # Half a message would swallow the next one.
         with deferred(), self._lock:
@@ -269,20 +262,20 @@ class Wire:
         return all(sent)
 
     def say(self, host: str, word: str, line: str) -> None:
-        """Sends a command to a host's relay; drops it if that is gone."""
+        """Sends a command to a host's relay; drops it if the relay has ended."""
         with deferred(), self._lock:
             self._send([host.encode(), word.encode(), line.encode()])
 
     def reach(self, host_of: Mapping[int, str]) -> None:
-        """From now on ranks are reached through the relay of the host that each is on."""
+        """From now on messages to a rank go through the relay of its host."""
         self._host_of = host_of
 
     def forget(self, host: str) -> None:
-        """Expects nothing of a host any longer."""
+        """Accepts that a host sends nothing any longer."""
         self._heard.pop(host, None)
 
     def _ways(self, ranks: Iterable[int]) -> Iterator[list[bytes]]:
-        """What stands in front of a message to ranks: one of all that are on the same host."""
+        """The prefix of a message to ranks: one of all ranks that are on the same host."""
         if not self._host_of:
             yield from ([f"rank-{rank}".encode()] for rank in ranks)
             return
@@ -348,7 +341,6 @@ class Wire:
                 self.deliver_host(host, _SILENT)
 
     def close(self) -> None:
-        """Ends the thread and closes the sockets."""
         self.sharing.close()
         with self._lock:
             self._closed = True
