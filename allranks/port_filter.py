@@ -18,16 +18,17 @@ _SO_ATTACH_FILTER = 26
 #: A program of one instruction for the kernel's packet filter: keep no byte of any packet.
 _DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)
 
+#: The offset of the source address in the header of IPv4, and SKF_NET_OFF, the start of it.
 _SOURCE, _NETWORK = 12, -0x100000 & 0xFFFFFFFF
-#: The same, but keep packets from 127.0.0.0/8.
+#: Keep only packets from 127.0.0.0/8.
 _KEEP_LOOPBACK = b"".join(
     struct.pack("=HBBI", *instruction)
     for instruction in (
         (0x20, 0, 0, _NETWORK + _SOURCE),  # the address that a packet comes from
-        (0x54, 0, 0, 0xFF000000),
-        (0x15, 0, 1, 0x7F000000),
-        (0x06, 0, 0, 0xFFFFFFFF),
-        (0x06, 0, 0, 0),
+        (0x54, 0, 0, 0xFF000000),  # its first byte
+        (0x15, 0, 1, 0x7F000000),  # unless it is 127, skip one instruction
+        (0x06, 0, 0, 0xFFFFFFFF),  # keep the packet
+        (0x06, 0, 0, 0),  # drop it
     )
 )
 

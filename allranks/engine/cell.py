@@ -69,7 +69,7 @@ _rank_pid = getpid()
 class CellRunner:
     """Runs cells in the main thread of a rank, one after the other.
 
-    ``mend`` restores what a cell has replaced and the end of the cell needs.
+    ``mend`` restores objects that a cell has replaced and its end needs.
     """
 
     def __init__(
@@ -157,10 +157,10 @@ class CellRunner:
         except BaseException as outside:
             if not in_rank():
                 end_fork(outside, traceback.format_exception(outside))
-            # IPython catches what a cell raises; this is an interrupt between two of its lines.
+            # IPython catches exceptions of the cell; this is an interrupt between two of its lines.
             result, error = ExecutionResult(None), outside
         finally:
-            # First: what follows uses Python's own functions, which the cell may have replaced.
+            # First: the next lines use Python's own functions, which the cell may have replaced.
             self._mend()
             try:
                 interrupts.hear_no_more()

@@ -138,8 +138,8 @@ class _CannotBeShown(Exception):
 
 
 def _part(mime: Any, value: Any) -> tuple[Any, int]:
-    """Returns the data of one mime type as JSON has it, and its size; refuses what a notebook
-    refuses.
+    """Returns the data of one mime type as JSON has it, and its size; raises if a notebook
+    would refuse it.
     """
     if not isinstance(mime, str):
         raise _CannotBeShown(f"expected a mime type, found {type(mime).__name__}")

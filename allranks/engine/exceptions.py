@@ -27,7 +27,7 @@ from allranks.errors import CollectiveError, RankLeft, Report, UsageError
 
 #: Raised inside allranks on the user's behalf: their tracebacks end at the user's last frame.
 _NOT_OUR_FRAMES = (CollectiveError, UsageError, KeyboardInterrupt, asyncio.CancelledError)
-#: Includes what torch and JAX raise when a feature ends a wait in them.
+#: Includes the errors of torch and JAX when a feature ends a wait in them.
 _MAYBE_OTHERS = (*_NOT_OUR_FRAMES, RuntimeError, ValueError)
 _BEFORE = "KeyboardInterrupt: it came before the cell's first statement, or after its last."
 _EXIT = "sys.exit() ends the cell, not the rank: the rank keeps running, with its variables."
@@ -199,6 +199,7 @@ def is_a(error: object, kinds: type | tuple[type, ...]) -> bool:
 
 def has_succeeded(error: BaseException) -> bool:
     # As a program: ``sys.exit()`` without a value, or with 0, reports success.
+    # Its class may redefine ``code``.
     return is_a(error, SystemExit) and vars(SystemExit)["code"].__get__(error) in (None, 0)
 
 
@@ -319,7 +320,7 @@ def report(
     """Returns the report of an exception that ended a cell.
 
     ``formatted`` is the traceback as IPython shows it, with colour codes. ``more`` is added to the
-    exception's text, which is ``text`` if it is known already.
+    exception's text, which is ``text`` if given.
     """
     line, source = cell_line(traceback_of(error), cell_file)
     if is_a(error, SyntaxError):

@@ -7,8 +7,8 @@ The hooks of a rank are called in this order:
    and before the collectives' scope is entered.
 3. While the cell runs: ``message_received`` and ``interrupted`` in the thread that receives
    records, ``output_sending`` in any thread.
-4. ``error_raised``, when what the cell has broken is restored and it accepts no more interrupts. It
-   may replace the error. The history and the report have the error that it returns.
+4. ``error_raised``, after the repair of all that the cell has broken; it accepts no interrupts
+   now. It may replace the error. The history and the report have the error that it returns.
 5. ``cell_finished``, to end waits. Then the scope is left, which releases the other ranks.
 6. ``cell_left``, to free memory. Then the value is pickled, the output sent, and the reply.
 7. Between cells: ``epoch_ended``. After a death: ``rank_died``, when the survivors have left their
@@ -21,7 +21,7 @@ The hooks that each cell calls are those of steps 2 to 6. A feature that few cel
 `RankFeature.dormant`, and costs a cell nothing until it calls `RankContext.activate`.
 
 A hook that raises fails the cell that runs, or else the next one, with an error that names the
-feature. The rank lives on.
+feature. The rank stays.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from allranks.hooks import call_all, failure, implementations
 from allranks.records.config import NurseryConfig
 from allranks.records.wire import Hello, Record, Reply, RunCell, RunMember
 
+#: The content of an answer, and its payloads.
 Answered = tuple[dict[str, Any], list[bytes]]
-"""The content of an answer, and its payloads."""
+#: Records and their payloads, in the order in which they are sent.
 Replies = tuple[tuple[Record, list[bytes]], ...]
-"""Records and their payloads, in the order in which they are sent."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class RankContext:
-    """What a feature may use of its rank.
+    """The part of its rank that a feature may use.
 
     Attributes:
         rank: this process's number among ``size``.
-        device: what the rank computes on.
+        device: as ``cuda:0 (GPU-…)``, or ``cpu``.
         hello: the record with which the rank introduces itself to a notebook.
         stays: whether it waits for another notebook when its own ends.
         config: the configuration of the host agent.
         shell: runs the cells; ``shell.user_ns`` has their variables.
-        transcript: takes what is printed and displayed.
+        transcript: takes the output and the displays.
         wire: sends records to the notebook, from any thread.
         activate: has all hooks of a dormant feature called from now on.
-        notice: shows a line beside what the cell prints.
+        notice: shows a line beside the output of the cell.
         submit: runs a function in place of a cell, when the rank is idle. It returns the records to
             send after the output.
         execute: runs a cell; for submitted functions. The last argument is called first, as a part
@@ -335,7 +335,7 @@ class RankHooks:
 class HostFeature:
     """One feature in the host agent: override the hooks that it needs.
 
-    The agent has no cell to fail, so what a hook raises is written to the agent's log.
+    The agent has no cell to fail, so errors of hooks are written to the agent's log.
     """
 
     def started(self, config: NurseryConfig) -> None:

@@ -21,7 +21,7 @@ import IPython.core.magics.execution  # imported here, once, before the ranks ar
 import psutil
 from IPython.core.interactiveshell import InteractiveShell
 
-# A cell may replace attributes of other modules: what its end needs is taken from them here.
+# A cell may replace attributes of other modules: those that its end needs are imported here.
 MAIN_THREAD = threading.main_thread().ident or 0
 
 # Python runs the handler of a signal between two of its own steps. If a signal comes after the last
@@ -133,7 +133,7 @@ def _interrupt_children() -> None:
 def repeat_dropped_interrupts(press: Callable[[], None]) -> None:
     """Interrupts a cell again after a finalizer in which Python dropped the interrupt.
 
-    Python reports and drops what a finalizer raises, also KeyboardInterrupt, and a garbage
+    Python reports and drops exceptions of finalizers, also KeyboardInterrupt, and a garbage
     collection runs finalizers between any two steps of a cell. ``press`` is called in the main
     thread.
     """
@@ -189,7 +189,7 @@ def end_cells_too(shell: InteractiveShell, interrupts: Interrupts) -> None:
 
         return run
 
-    # Not the shell's methods, which inspect their caller's frame, but what they call.
+    # Not the shell's methods, which inspect their caller's frame, but the functions below them.
     for module, name in (
         (ipykernel.zmqshell, "system"),
         (IPython.core.interactiveshell, "getoutput"),

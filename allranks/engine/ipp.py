@@ -206,6 +206,7 @@ def run(
         config.IPController.curve_secretkey = secret.encode()
     config.HeartMonitor.period = HEARTBEAT_MS
     config.HeartMonitor.max_heartmonitor_misses = _HEARTBEAT_MISSES
+    # One scheduler, because one port is reserved for it.
     config.IPController.broadcast_scheduler_depth = 0
     config.IPController.db_class = "NoDB"
     # Without these, initialize() would choose other ports.

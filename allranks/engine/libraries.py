@@ -1,4 +1,4 @@
-"""What ranks change in libraries, and the libraries that the host agent imports before the fork."""
+"""Changes of libraries in ranks, and the libraries that the host agent imports before the fork."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TQDM_CHOICE = "tqdm.autonotebook"
 
 
 def preload(config: NurseryConfig, tell: Callable[..., None]) -> None:
-    """Imports, once for all ranks, what each of them needs, and then the modules of ``--preload``.
+    """Imports modules once for all ranks: those that each rank needs, and those of ``--preload``.
 
     An import that fails here fails again, with its error, in the cell that needs the module.
     """
@@ -74,7 +74,7 @@ def _prepare_tracebacks() -> None:
     from IPython.core.ultratb import VerboseTB
 
     try:
-        # Loads and compiles what each rank would need for its first traceback.
+        # Loads and compiles the code that each rank would need for its first traceback.
         raise ValueError
     except ValueError as error:
         with suppress(Exception):  # ranks handle it if IPython cannot

@@ -9,7 +9,7 @@ from allranks.engine import telemetry
 
 #: Where a rank is: numbers in a cell, not functions.
 PLACE = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-#: What only the engine needs of the collectives.
+#: Names of the collectives that only the engine needs.
 _NOT_FOR_CELLS = {
     "Handle",
     "activity",
@@ -20,12 +20,12 @@ _NOT_FOR_CELLS = {
     "renew",
     "scope",
 }
-#: Every operation, and what it takes, by its bare name.
+#: Each operation and its operands, by their bare names.
 OPERATIONS = tuple(sorted(set(collectives.__all__) - _NOT_FOR_CELLS - set(PLACE)))
 
 
 def names(device: str) -> dict[str, Any]:
-    """Returns what a fresh rank's cells see."""
+    """Returns the names in the cells of a fresh rank, with their values."""
     own = {"device": device, "log": telemetry.log}
     return place() | own | {name: getattr(collectives, name) for name in OPERATIONS}
 

@@ -51,7 +51,7 @@ def sleeping_longer(ranks: int) -> Iterator[None]:
     try:
         yield
     finally:
-        _prctl(_PR_SET_TIMERSLACK, 0)  # what it was
+        _prctl(_PR_SET_TIMERSLACK, 0)  # the default
 
 
 def share_cores(ranks: int) -> None:
@@ -202,6 +202,7 @@ def fork(
     code = 1
     try:
         die_with_parent(parent)
+        # The handlers and the pipe for signals are those of the parent.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -227,4 +228,5 @@ def fork(
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
+            # Exit functions are those of the parent.
             os._exit(code)

@@ -233,9 +233,9 @@ class Rank:
             )
         )
         self.wire.before_output = self._features.output_sending
-        # A widget for output reads this id, and then takes what is written.
+        # A widget for output reads this id, and then takes the output.
         engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
-        # The loops of the rank's threads ask time.monotonic, which a cell may replace.
+        # The event loops of the rank's threads call time.monotonic, which a cell may replace.
         setattr(asyncio.BaseEventLoop, "time", staticmethod(monotonic))  # noqa: B010
         signal.signal(signal.SIGINT, ignore_interrupt)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

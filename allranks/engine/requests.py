@@ -1,4 +1,4 @@
-"""Answers what the notebook asks of a rank (see ``allranks.records.requests``)."""
+"""Answers the requests of the notebook to a rank (see ``allranks.records.requests``)."""
 
 from __future__ import annotations
 

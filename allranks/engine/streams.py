@@ -48,7 +48,7 @@ class _MarkedFile(io.FileIO):
             return super().write(data)
         with self._marking:
             written = super().write(data)
-            # With O_APPEND the offset after a write is the end of what was written.
+            # With O_APPEND the offset after a write is the end of the written bytes.
             end = os.lseek(self.fileno(), 0, os.SEEK_CUR)
             self._marks.append((end - written, end))
         return written
@@ -90,6 +90,7 @@ class Streams:
         stream = io.TextIOWrapper(
             io.BufferedWriter(file),
             encoding="utf-8",
+            # UTF-8 refuses a lone surrogate, which is then printed as an escape.
             errors="backslashreplace",
             line_buffering=True,
         )
@@ -184,10 +185,10 @@ def _log_to(stream: Any, former: tuple[Any, ...]) -> None:
 
 
 class Mender:
-    """Restores what cells need and one has replaced: builtins, descriptors 0 to 2, the streams.
+    """Restores objects that a cell has replaced: builtins, descriptors 0 to 2, the streams.
 
-    What a cell replaces in other modules stays replaced: the rank uses its own references, which it
-    took before the first cell.
+    Replacements in other modules stay: the rank uses its own references, which it took before the
+    first cell.
     """
 
     def __init__(self, streams: Streams) -> None:

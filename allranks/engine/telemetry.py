@@ -1,4 +1,4 @@
-"""What a rank reports beside its output while a cell runs: curves, timings and a pulse."""
+"""Reports of a rank beside its output while a cell runs: curves, timings and a pulse."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Message = tuple[Telemetry, list[bytes]]
 
 
 class TelemetrySender:
-    """Makes this rank's telemetry: each kind at its own intervals, and only what is new."""
+    """Makes this rank's telemetry: each kind at its own intervals, and only news."""
 
     def __init__(
         self,
@@ -112,8 +112,10 @@ class TelemetrySender:
     def _points(self) -> Iterator[Message]:
         series, pairs = self._metrics.take()
         if series:
+            # A pair has two doubles. This is the last step of each series.
             steps = [array("d", pairs[16 * n - 16 : 16 * n - 8])[0] for n in _ends(series)]
             at = perf_counter() - self._totals.spans.origin
+            # The first and the latest step, each with its time.
             self._steps = [*(self._steps[:2] or [max(steps), at]), max(steps), at]
         dropped = self._metrics.dropped
         if series or dropped != self._dropped:
@@ -334,7 +336,7 @@ def _outermost(frame: FrameType | None) -> str:
         if code.co_name == "<module>":
             module = str(frame.f_globals.get("__name__", ""))
         elif code.co_filename.startswith("<frozen importlib") and module:
-            # Frames go outwards: what this import runs was seen just before.
+            # Frames go outwards: the last module was run by this import.
             found = module
         frame = frame.f_back
     return found.partition(".")[0]

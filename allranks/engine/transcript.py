@@ -1,4 +1,4 @@
-"""A rank's transcript: one log file for all its output, and what of it is sent to the notebook.
+"""A rank's transcript: one log file for all its output, and the part for the notebook.
 
 Standard output and standard error, of Python, of C code and of child processes, are the same file,
 opened for appending: writing never blocks, the order is the order of writing, and nothing is lost
@@ -56,8 +56,8 @@ _KNOWN = re.compile(
 class Transcript:
     """Owns the log file of this process, and returns the output that was not sent yet.
 
-    ``limit_nbytes`` is the space of the log on the disk. ``sift`` removes from text what only the
-    log shall have.
+    ``limit_nbytes`` is the space of the log on the disk. ``sift`` removes text that only the log
+    shall have.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class Transcript:
         self._hidden_lines = 0
         self._hidden_nbytes = 0
         self._said: set[str] = set()
+        # A character may be split between two batches.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def begin_cell(self, limit_nbytes: int) -> list[Entry]:
@@ -161,7 +162,7 @@ class Transcript:
             self._placed.append((os.fstat(self._reader).st_size, entry))
 
     def into(self, name: str) -> None:
-        """Directs what follows to a widget for output, or with an empty name to the cell."""
+        """Directs later output to a widget for output, or with an empty name to the cell."""
         if self._forked:
             return
         self.streams.flush()
@@ -195,7 +196,7 @@ class Transcript:
         """Counts a display; returns whether the limits of the cell allow it."""
         name = entry[3] if len(entry) > 3 else None
         new = entry[0] != "update"
-        # An update replaces what it changes.
+        # An update replaces an earlier display.
         changed = 0 if new else self._named[name]
         if nbytes - changed > self._displays_nbytes_left or (new and not self._displays_left):
             return False
@@ -221,7 +222,7 @@ class Transcript:
             if final:
                 self._finish(end, entries)
             if self.streams.marks:
-                # The tail, shown at the end of the cell, may begin before what is sent by then.
+                # The tail, shown at the end of the cell, may begin before the end of the sent text.
                 self.streams.drop_marks(self._sent - self._tail_nbytes)
             entries += [["notice", text] for text in self._look_at_room(end, final)]
             # Text that the tail will show is not hidden, only late.
@@ -249,12 +250,13 @@ class Transcript:
         return new
 
     def _advance(self, end: int, entries: list[Entry]) -> None:
-        """Advances to ``end``: shows what the budget allows, counts the rest."""
+        """Advances to ``end``: shows as much as the budget allows, counts the rest."""
         if end <= self._sent:
             return
         if self._skipped_from is None:
             stop = min(end, self._sent + self._head_left)
             if stop < end:
+                # The first part ends with a whole line.
                 stop = self._line_start_before(self._sent, stop)
             self._head_left -= stop - self._sent
             self._show(self._sent, stop, entries)
@@ -277,6 +279,7 @@ class Transcript:
             self._hidden_nbytes -= end - start
             if self._hidden_nbytes:
                 entries.append(["hidden", self._hidden_lines, self._hidden_nbytes])
+            # The skipped text may have begun within a character.
             self._decoder.reset()
             self._show(start, end, entries)
             self._skipped_from = None

@@ -87,6 +87,7 @@ class RankWire:
         self._transcript = transcript
         self._telemetry = telemetry
         self._receive = receive
+        # Reentrant, because `send_output` calls `send`.
         self._lock = threading.RLock()
         self._kept: KeptOutput | None = None
         self._home = ""
@@ -104,6 +105,7 @@ class RankWire:
         self._events = self._context.socket(zmq.PUSH)
         public, secret = zmq.curve_keypair()
         for socket, url in ((self._commands, commands_url), (self._events, events_url)):
+            # No limits: at a limit, ``send`` would block.
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.LINGER, _LINGER_MS)

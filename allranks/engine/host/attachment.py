@@ -82,6 +82,7 @@ class Attachment:
     def begin(self) -> None:
         self._until = time.monotonic() + self._seconds
         self._starter, self._holder, self._sign = 0, 0, ""
+        # The numbers 0 and 1 stay taken: no later file must get them.
         nobody = os.open(os.devnull, os.O_RDWR)
         os.dup2(nobody, 0)
         os.dup2(nobody, 1)
@@ -149,7 +150,7 @@ _UCRED = struct.Struct("3i")
 
 
 class OtherNotebooks:
-    """The processes of notebooks that watch or have had the ranks, while they live."""
+    """The processes of notebooks that watch or have had the ranks, until they end."""
 
     def __init__(self) -> None:
         self._signs: dict[int, str] = {}
@@ -172,7 +173,7 @@ class OtherNotebooks:
 
     @property
     def sharing(self) -> list[int]:
-        # Those that have had the ranks and live: the ranks stay for them.
+        # The ranks stay for notebooks that have had them and still run.
         return [pid for pid in self.watching(but=0) if pid in self._had]
 
 

@@ -12,7 +12,7 @@ Standard output carries one JSON event a line (see ``HostAgent._tell``), standar
 a line (see ``HostAgent._obey``).
 
 If ranks are on several hosts, each host has an agent. The first host's agent runs the launcher;
-the others run what the launcher would run there through ssh (see
+the others run the command that the launcher would run there through ssh (see
 ``allranks.engine.host.stubs``).
 """
 
@@ -217,6 +217,7 @@ class HostAgent:
             self.selector.register(self.shells.listening, selectors.EVENT_READ, self._asked)
         if self.attachment is not None:
             self.selector.register(self.attachment.door, selectors.EVENT_READ, self._visited)
+        # Commands may have come with the configuration.
         self._take(b"")
         while not self.stopping:
             for key, _ in self.selector.select(_TICK_SECONDS):
@@ -311,7 +312,7 @@ class HostAgent:
             self.connection = json.loads(rest)
             if self.launcher is not None:
                 self._open_door()
-        elif word == "serve":  # what the launcher of the first host wants to run here
+        elif word == "serve":  # the command of the first host's launcher
             self._start_launcher(["/bin/sh", "-c", json.loads(rest)])
             if self.connection:
                 self._open_door()
@@ -351,6 +352,7 @@ class HostAgent:
             port_filter.restrict_ports_of(self.launcher.pid)
         told = json.loads(text)
         environment: dict[str, str] = told["environment"]
+        # The launcher has the session's folder there; ranks have the setting of the user.
         environment["TMPDIR"] = os.environ.get("TMPDIR", "")
         if not environment["TMPDIR"]:
             del environment["TMPDIR"]
@@ -358,7 +360,7 @@ class HostAgent:
         dead = told["replaced"]
         if dead:
             number = dead[0]
-            # Programs read their rank there; MPI itself asks its launcher.
+            # Programs read their rank there; MPI itself gets it from its launcher.
             own = self.environments[number].items()
             environment |= {name: value for name, value in own if name.startswith(_WHO)}
         self.environments[number] = environment
@@ -389,6 +391,7 @@ class HostAgent:
         keep = [self.gate, *received, *told["descriptors"]]
         pid = processes.fork(live, environment, log, self.config.work_dir, keep)
         if self.admitted == self.config.ranks_here:
+            # The end of file opens the gate for all ranks at once.
             os.close(self._open_gate)
         for descriptor in received:
             os.close(descriptor)
@@ -420,6 +423,7 @@ class HostAgent:
             self.anchor = place
             return
         with suppress(OSError):
+            # Exit code 0: else the launcher would end the other ranks.
             place.sendall(bytes(8))
         place.close()
 
@@ -445,6 +449,7 @@ class HostAgent:
                 if self.config.heals:
                     self._free_place(pid)
                 elif not ended_by_launcher:
+                    # A rank that ends by itself has failed, also with exit code 0.
                     self.places[pid].sendall((code or 1).to_bytes(8, "little", signed=True))
                     self._dismiss(pid)
             elif self.launcher is not None and pid == self.launcher.pid:

@@ -255,6 +255,7 @@ class Relay:
         log = os.path.join(config.log_dir, f"nursery-{self.host}.log")
         with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as kept:
             self._nursery = subprocess.Popen(
+                # -P: no module of the current folder takes the place of an installed one.
                 [sys.executable, "-P", "-m", _AGENT],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -311,6 +312,7 @@ class Relay:
         if self._session_dir:
             shutil.rmtree(self._session_dir, ignore_errors=True)
         self._tell(event="host_down", why=self._why)
+        # Without a connection, nothing that is left can be sent.
         self._events.context.destroy(linger=0 if self._why == _LOST else _LINGER_MS)
 
     def _tidy_up(self) -> None:

@@ -6,8 +6,8 @@ They run this file without site-packages (``python -I -S``), so that they are up
     stubs.py shell ADDRESS HOST COMMAND…      asks the host agent to run a command on another host
 
 The host agent, which has everything imported, forks the real rank with the environment of the stub.
-The stub ends as the rank ended, so the launcher sees it. A shell lives as long as the host agent,
-as ssh would.
+The stub ends as the rank ended, so the launcher sees it. A shell ends with the host agent, as ssh
+ends with the command that it runs.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RemoteShells:
         caller, _ = self.listening.accept()
         with caller.makefile("rb") as request:
             line = request.readline()
-        self._callers.append(caller)  # it lives until `close`
+        self._callers.append(caller)  # it stays open until `close`
         if not line.endswith(b"\n"):
             return None
         asked: dict[str, str] = json.loads(line)

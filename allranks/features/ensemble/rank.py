@@ -24,7 +24,7 @@ from allranks.engine.features import Answered, RankContext, RankFeature, Replies
 from allranks.records import requests, wire
 from allranks.records.wire import Record, Result, RunCell, RunMember
 
-#: What a member leaves is sent with its reply up to this size; above, it waits in shared memory.
+#: A result is sent with the reply up to this size; a larger one waits in shared memory.
 _SENT_NBYTES = 64 * 1024
 #: A member that took longer than this has its garbage collected before the next one starts.
 _LONG_SECONDS = 1.0
@@ -60,7 +60,7 @@ class RankEnsemble(RankFeature):
         return ""
 
     def _make_ready(self, ranks_each: int) -> dict[str, Any]:
-        """Prepares for members of so many ranks; with 0, drops what members have kept.
+        """Prepares for members of so many ranks; with 0, drops all variables that they have kept.
 
         Returns the epoch of the world of so many ranks, and whether it needs another one.
         Collective over all ranks where ``ranks_each`` is more than 1.
@@ -77,7 +77,7 @@ class RankEnsemble(RankFeature):
         return {"epoch": part.epoch, "dirty": part.dirty or part.pending > 0}
 
     async def _run(self, member: RunMember, payloads: list[bytes]) -> Replies:
-        """Returns what a member left in ``result``, and how it ended; never raises."""
+        """Returns the ``result`` of a member, and how it ended; never raises."""
         self._forget()
         names = self._names
         cell = RunCell(
@@ -136,7 +136,7 @@ class RankEnsemble(RankFeature):
             return Result(self._rank, member.cell, {}, "", 0, "", ""), []
         try:
             numbers, text = numbers_of(value), summary_of(value)
-        except BaseException:  # an object may raise anything at a look
+        except BaseException:  # an attribute of an object may raise anything
             numbers, text = {}, type(value).__name__
         buffers: list[pickle.PickleBuffer] = []
         try:
@@ -174,7 +174,7 @@ class RankEnsemble(RankFeature):
 
 @contextmanager
 def _restored(names: dict[str, Any]) -> Iterator[None]:
-    """Within, names may be set and deleted; afterwards they are what they were."""
+    """Within, names may be set and deleted; afterwards they have their former values."""
     # It stays the same dictionary: functions of earlier cells look their names up in it.
     before = dict(names)
     try:

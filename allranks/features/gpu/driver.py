@@ -77,8 +77,8 @@ class PinnedGpu:
     def out_of_memory(self, rank: int, pid: int, sharers: dict[int, int]) -> str:
         """Returns a text: the rank that ran out of memory, the GPU, and the other processes on it.
 
-        ``sharers`` are the other ranks that are pinned to this GPU, by pid. The driver may not know
-        these pids.
+        ``sharers`` are the other ranks that are pinned to this GPU, by pid. The driver may report
+        other pids.
         """
         use = self.use()
         full = f": {_gib(use.used_nbytes)} of {_gib(use.total_nbytes)} are in use" * bool(

@@ -11,7 +11,7 @@ from typing import Any
 from allranks.collectives.gpu import dlpack
 
 _LIBRARIES = ("cupy", "torch", "tensorflow", "jax")
-#: How long to wait for what another library has dropped: its kernels may still read it.
+#: How long to wait for arrays that another library has dropped: its kernels may still read them.
 _LENT_SECONDS = 5.0
 
 

@@ -40,7 +40,7 @@ _FONT = "#212121"
 
 @dataclass
 class Node:
-    """One frame, called from the one above it; ``seconds`` by rank count what it called too."""
+    """One frame, called from the one above it; ``seconds`` by rank include those of its calls."""
 
     name: str
     seconds: dict[int, float] = field(default_factory=dict)

@@ -124,7 +124,7 @@ class Sampler:
         while not over.acquire(timeout=1 / SAMPLES_A_SECOND) and before - began < seconds:
             with frames.no_collection():
                 key = self._look()
-            # A look that came late, as where C held the interpreter, stands for all that time.
+            # A late sample, as after C code that held the interpreter, stands for all that time.
             now = perf_counter()
             if key not in self._sums and len(self._sums) >= _KEPT_STACKS:
                 key = _OTHERS
@@ -209,7 +209,7 @@ def _line(file: str, number: int) -> str:
 
 
 class RankProfile(RankFeature):
-    """Samples the cells that the notebook asks for."""
+    """Samples cells on request of the notebook."""
 
     dormant = True  # until a profile is requested
     requests_while_busy = frozenset({requests.PROFILE, requests.PROFILED})

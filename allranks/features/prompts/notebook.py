@@ -24,7 +24,7 @@ from allranks.widgets.text import of_this_process
 _IN_AN_ENSEMBLE = (
     "cannot ask for input in an ensemble: run the member's cell with %%distributed -r 0"
 )
-#: What a front end sends for Ctrl-D.
+#: A front end sends this for Ctrl-D.
 _END = "\x04"
 NOBODY = (
     "needs a user who can type, and this notebook runs without one. Set values in the notebook, "
@@ -33,18 +33,16 @@ NOBODY = (
 
 
 class Field(Protocol):
-    """Shows a prompt, and has what was typed some time later."""
+    """Shows a prompt, and has the answer some time later."""
 
     problem: str
     """Why no input is possible, or empty."""
 
     def ask(self, prompt: str, hidden: bool) -> None:
-        """Shows a prompt; what was typed at an earlier one is forgotten."""
+        """Shows a prompt; the answer to an earlier one is dropped."""
 
     def typed(self) -> str | None:
-        """Returns what was typed, None as long as nothing was; raises EOFError or
-        KeyboardInterrupt.
-        """
+        """Returns the answer, None until it comes; raises EOFError or KeyboardInterrupt."""
 
 
 class KernelField:
@@ -77,7 +75,7 @@ class KernelField:
 
 
 class TerminalField:
-    """The terminal itself, or what a script reads: asking waits there, in the main thread."""
+    """The terminal, or the standard input of a script: `ask` waits there, in the main thread."""
 
     problem = ""
 
@@ -133,9 +131,9 @@ _FOR_ALL = re.compile(r"\s*%distributed\s+all(?: (.*))?")
 
 
 class PromptQueue:
-    """Shows the prompts of one cell and sends what is typed.
+    """Shows the prompts of one cell and sends the answers.
 
-    ``above`` is called before a prompt is shown, to show what was written before it. ``say`` shows
+    ``above`` is called before a prompt is shown, to show earlier output. ``say`` shows
     a line about the cell as a whole.
     """
 
@@ -153,7 +151,7 @@ class PromptQueue:
         self._waiting: dict[int, Prompt] = {}
         self._shown: Prompt | None = None
         self._show_at = 0.0
-        #: The ranks that have not sent yet what they wrote before the last prompt.
+        #: The ranks that have not sent their output before the last prompt yet.
         self._unheard: set[int] = set()
         self._next = -1
         self._next_until = 0.0
@@ -207,7 +205,7 @@ class PromptQueue:
         self._waiting.clear()
 
     def step(self) -> None:
-        """Shows the next prompt, or sends on what was typed; may raise KeyboardInterrupt."""
+        """Shows the next prompt, or sends an answer; may raise KeyboardInterrupt."""
         if self._shown is None and self._waiting:
             self._show()
         if self._shown is None:

@@ -94,6 +94,7 @@ class RankPrompts(RankFeature):
     def _line(self, prompt: str, *, hidden: bool) -> str:
         if not in_rank():
             raise UsageError(_FORKED)
+        # Frame 2 has called `input` or `getpass`.
         goes_on = _asked_by_a_debugger(sys._getframe(2))
         with self._turn:
             rank = self._rank

@@ -51,7 +51,7 @@ class ProxyWidget:
 
 @dataclass
 class _Proxy:
-    """A widget of one rank: its channel to the front end, and what it is now."""
+    """A widget of one rank: its channel to the front end, and its current state."""
 
     rank: int
     channel: Any
@@ -68,12 +68,12 @@ class WidgetProxies:
     def __init__(self) -> None:
         #: Sends a record and its payloads to ranks, from any thread.
         self.send: Callable[..., object] = lambda *_: None
-        #: Whether the front end draws widgets; else what would stand in one is text.
+        #: Whether the front end draws widgets; else their content is shown as text.
         self.drawn = False
         self._proxies: dict[str, _Proxy] = {}
         #: In which widget each rank writes now.
         self._into: dict[int, str] = {}
-        #: The widgets of ranks that are gone, and what they were at last.
+        #: The widgets of ranks that are gone, and their last states.
         self._left: dict[str, dict[str, Any]] = {}
         self._lock = threading.RLock()
 
@@ -162,7 +162,7 @@ class WidgetProxies:
         self.send((opened.rank,), told, *buffers)
 
     def _divert(self, record: Output) -> Output:
-        """Puts what a rank has written into the widget that it belongs in; returns the rest."""
+        """Puts output of a rank into the widget that it belongs in; returns the rest."""
         rest: list[list[Any]] = []
         changed: set[str] = set()
         for entry in record.entries:
@@ -182,7 +182,7 @@ class WidgetProxies:
         return replace(record, entries=tuple(rest))
 
     def _show(self, name: str, proxy: _Proxy) -> list[list[Any]]:
-        """Shows what stands in a widget for output; where none is drawn, returns it as an entry."""
+        """Shows the content of a widget for output; where none is drawn, returns it as an entry."""
         if not self.drawn:
             return [["update", {"text/plain": _as_text(proxy.outputs)}, {}, name]]
         wait = proxy.next_at - time.monotonic()

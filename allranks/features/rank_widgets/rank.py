@@ -32,7 +32,7 @@ _OUTPUT = "OutputModel"
 
 @dataclass
 class _State:
-    """What of a widget's state is still to be sent, by name: its value, and its buffers."""
+    """The unsent part of a widget's state, by name: values and buffers."""
 
     values: dict[str, Any] = field(default_factory=dict)
     buffers: dict[str, list[tuple[list[Any], bytes]]] = field(default_factory=dict)
@@ -185,7 +185,7 @@ class RankWidgets(RankFeature):
     def _listen(self) -> None:
         while True:
             record, payloads = self._heard.get()
-            # What it raises is logged there.
+            # The manager logs exceptions of the callbacks.
             message = {
                 "content": {"comm_id": record.comm, "data": record.data},
                 "metadata": record.metadata,
