@@ -22,6 +22,9 @@ _NAMES = vars(builtins)
 _CALLABLE = {name: value for name, value in _NAMES.items() if callable(value)}
 _OWN = tuple((name, _CALLABLE[name]) for name in _CALLABLE.keys() - _OFTEN_REPLACED)
 _OTHERS = tuple((name, _CALLABLE[name]) for name in _CALLABLE.keys() & _OFTEN_REPLACED)
+#: IPython hides these while a cell runs. An interrupt that comes while it restores them leaves them
+#: hidden, so they are not a cell's doing.
+_HIDDEN = ("exit", "quit")
 #: A notice lists at most this many replaced names.
 _NAMED = 5
 _STANDARD = ("standard input", "standard output", "standard error")
@@ -206,7 +209,8 @@ class Mender:
         for name, value in _OTHERS:
             if not callable(_NAMES.get(name)):
                 _NAMES[name] = value
-                self._replaced.append(name)
+                if name not in _HIDDEN:
+                    self._replaced.append(name)
 
     def rest(self) -> list[str]:
         """Restores descriptors 0 to 2 and the streams; returns notices about all repairs."""

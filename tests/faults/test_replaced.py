@@ -61,6 +61,14 @@ def test_a_cell_may_replace_what_the_wire_needs(notebook, source, mended):
     assert sorted(VALUE.findall(after)) == ["0", "10", "20", "30"], after
 
 
+def test_what_ipython_hides_from_a_cell_is_restored_without_a_notice(notebook):
+    # An interrupt may come while IPython restores exit and quit; here it has nothing to restore.
+    cell = notebook.on_ranks("get_ipython().builtin_trap._orig_builtins.clear()")
+    assert cell.text == ""
+    cell = notebook.on_ranks("sorted(get_ipython().builtin_trap._orig_builtins)")
+    assert "→ ['exit', 'get_ipython', 'quit']" in cell.text
+
+
 @pytest.mark.parametrize("failing", ["1 / 0", "raise SystemExit(1)"])
 def test_an_error_is_told_after_what_tells_it_is_replaced(notebook, failing):
     source = "import json, time; json.dumps = time.monotonic = None\n"
