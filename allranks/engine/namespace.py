@@ -38,7 +38,6 @@ def place() -> dict[str, Any]:
 
 
 def renew(namespace: dict[str, Any], old: object) -> None:
-    """Points ``comm`` at the new epoch's communicator, unless the cell gave the name away."""
     # A cell may have given the name away.
     if namespace.get("comm") is old:
         namespace["comm"] = collectives.comm

@@ -27,7 +27,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of descendants whose own parent dies (Linux)."""
+    # Descendants whose own parent dies become children of this process (Linux).
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

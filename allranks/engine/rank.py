@@ -87,7 +87,6 @@ class Rank:
         self._mpi_ports: list[int] = []
 
     def run(self) -> None:
-        """Serves cells until the process is ended."""
         signal.signal(signal.SIGINT, ignore_interrupt)
         self._log = os.dup(2)  # a start that hangs writes its stack here, without a thread of ours
         faulthandler.dump_traceback_later(SLOW_START_SECONDS, file=self._log)

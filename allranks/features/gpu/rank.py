@@ -47,7 +47,7 @@ class RankGpu(RankFeature):
 
 
 def _find_sharers(rank: RankContext) -> dict[int, int]:
-    """Returns the other ranks on this rank's GPU by pid. Collective if ranks share GPUs."""
+    # Collective if ranks share GPUs.
     config = rank.config
     # On several hosts some may have no GPU, and every rank would have to call allgather.
     alone = not config.devices or rank.size <= len(config.devices) or config.several_hosts

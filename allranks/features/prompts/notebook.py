@@ -35,8 +35,8 @@ NOBODY = (
 class Field(Protocol):
     """Shows a prompt, and has the answer some time later."""
 
+    #: Why no input is possible, or empty.
     problem: str
-    """Why no input is possible, or empty."""
 
     def ask(self, prompt: str, hidden: bool) -> None:
         """Shows a prompt; the answer to an earlier one is dropped."""

@@ -436,7 +436,6 @@ def _groups() -> list[Any]:
 
 
 def _frames_of(error: BaseException) -> list[FrameType]:
-    """Returns the frames of torch in which an exception was raised, outermost first."""
     found: list[FrameType] = []
     own = torch_state.folder()
     for frame, _ in traceback.walk_tb(traceback_of(error)):
