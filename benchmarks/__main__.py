@@ -12,7 +12,7 @@ from benchmarks import report
 
 
 def names() -> list[str]:
-    """Returns the names of the measurements: the modules with a ``main``."""
+    # A measurement is a module with a main().
     modules = [m.name for m in pkgutil.iter_modules(benchmarks.__path__) if m.name != "__main__"]
     return [
         name for name in modules if hasattr(importlib.import_module(f"benchmarks.{name}"), "main")

@@ -20,7 +20,6 @@ CELLS = {
 
 
 def main() -> None:
-    """Measures, writes ``results/cells.json`` and prints its table."""
     described = results.machine()
     samples = {}
     with frontend.front_end() as end:
@@ -31,7 +30,7 @@ def main() -> None:
 
 
 def _at(end: FrontEnd, n: int) -> dict[str, list[float]]:
-    """Returns the milliseconds of every cell; the two sides run in turns, block by block."""
+    # The two sides run in turns, block by block, so that other load affects both.
     end.do(frontend.START.format(n=n))
     frontend.start_peer(end, n)
     for cell in CELLS.values():
@@ -48,7 +47,6 @@ def _at(end: FrontEnd, n: int) -> dict[str, list[float]]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures in Markdown."""
     rows = []
     for n, peers in result["samples"].items():
         figures = [results.middle_and_least(peers[peer]) for peer in CELLS]
@@ -62,7 +60,6 @@ def table(result: dict[str, Any]) -> str:
 
 
 def at_a_glance(result: dict[str, Any]) -> list[str]:
-    """Returns the README's row."""
     n = str(min(4, max(map(int, result["samples"]))))
     peers = result["samples"][n]
     what = f"round trip of a cell with `pass` on {n} ranks"

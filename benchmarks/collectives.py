@@ -29,13 +29,13 @@ RANK = "ALLRANKS_BENCHMARK_RANK"
 def medians(
     comm: Any, peers: Mapping[str, ranks.Call], repeats: int, each: int = 1
 ) -> dict[str, float]:
-    """Returns the median seconds per call of each peer, of the slowest rank of each repetition."""
+    """Returns the median seconds per call of each peer, on the slowest rank of each repetition."""
     found = ranks.slowest(comm, peers, repeats, each)
     return {name: float(np.median(times)) for name, times in found.items()}
 
 
 def gloo(rank: int, size: int, port: int) -> Any:
-    """Returns torch.distributed with gloo, or None if torch is not installed."""
+    # None if torch is not installed.
     try:
         import torch
         import torch.distributed as dist
@@ -48,7 +48,6 @@ def gloo(rank: int, size: int, port: int) -> Any:
 
 
 def on_ranks(quick: bool, port: int) -> None:
-    """Runs the measurement on a rank."""
     from mpi4py import MPI
 
     import allranks.collectives as c
@@ -71,7 +70,6 @@ def on_ranks(quick: bool, port: int) -> None:
 
 
 def allreduce_row(c: Any, comm: Any, dist: Any, nbytes: int, quick: bool) -> dict[str, Any]:
-    """Returns the seconds of an allreduce of float32, one figure per peer."""
     count = nbytes // 4
     private, out = np.ones(count, np.float32), np.empty(count, np.float32)
     living = c.empty(count, np.float32)
@@ -93,7 +91,6 @@ def allreduce_row(c: Any, comm: Any, dist: Any, nbytes: int, quick: bool) -> dic
 
 
 def grouping(c: Any, comm: Any, repeats: int) -> dict[str, float]:
-    """Returns the seconds for many small tensors, grouped and one by one."""
     tensors = [np.ones(TENSOR_BYTES // 4, np.float32) for _ in range(TENSORS)]
     return medians(
         comm,
@@ -118,7 +115,6 @@ def cpu_while_late(c: Any, comm: Any, who: str) -> float:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the table for one number of ranks in Markdown."""
     names = ["mpi4py", "private", "window", *(["gloo"] if result["gloo"] else [])]
     lines = [
         f"### {result['ranks']} ranks, {result['mpi']}",

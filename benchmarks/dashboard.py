@@ -49,7 +49,6 @@ READ = "print(*{name})"
 
 
 def main() -> None:
-    """Measures, writes ``results/dashboard.json`` and prints its table."""
     described = results.machine()
     with frontend.front_end() as end:
         end.do(frontend.LOAD)
@@ -67,7 +66,6 @@ def main() -> None:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures in Markdown."""
     training, page, flood = result["training"], result["page"], result["flood"]
     plain, live = statistics.median(training["plain"]), statistics.median(training["live"])
     shares = [b / a - 1 for a, b in zip(training["plain"], training["live"], strict=True)]

@@ -54,7 +54,6 @@ LOAD_BALANCED = "_view = _client.load_balanced_view()\n_view.map_sync(work, memb
 
 
 def main() -> None:
-    """Measures, writes ``results/ensemble.json`` and prints its table."""
     described = results.machine()
     with frontend.front_end() as end:
         # The pool forks, so it starts before the kernel has threads.
@@ -83,7 +82,6 @@ def main() -> None:
 
 
 def _overhead(end: FrontEnd, sources: dict[str, str]) -> dict[str, list[float]]:
-    """Returns for each round the total time divided by the number of members."""
     for source in sources.values():
         end.do(source)
     samples: dict[str, list[float]] = {name: [] for name in sources}
@@ -108,7 +106,6 @@ def _utilisation(end: FrontEnd) -> dict[str, list[float]]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures in Markdown."""
     spent, used, ranks = result["ms_a_member"], result["utilisation"], str(result["ranks"])
     names = {
         "loop": "a loop on one rank",
@@ -135,7 +132,6 @@ def table(result: dict[str, Any]) -> str:
 
 
 def at_a_glance(result: dict[str, Any]) -> list[str]:
-    """Returns the README's row."""
     ranks = str(result["ranks"])
     spent = result["ms_a_member"][ranks]
     what = f"overhead of an ensemble's member on {ranks} ranks"

@@ -51,11 +51,7 @@ class FrontEnd(Kernel):
     nbytes = 0
 
     def do(self, source: str, timeout: float = _CELL_SECONDS) -> Cell:
-        """Runs a cell that must succeed; its ``seconds`` last until the kernel is idle.
-
-        Raises:
-            Failed: the cell failed.
-        """
+        """Runs a cell that must succeed; its ``seconds`` last until the kernel is idle."""
         started = time.perf_counter()
         cell = self.run(source, timeout)
         cell.seconds = time.perf_counter() - started
@@ -64,7 +60,6 @@ class FrontEnd(Kernel):
         return cell
 
     def rss(self) -> int:
-        """Returns the kernel's resident memory in bytes."""
         return int(psutil.Process(self.pid).memory_info().rss)
 
     def _start(self) -> None:
@@ -81,7 +76,6 @@ class FrontEnd(Kernel):
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment of both sides."""
     return {
         **mpi_environment(),
         # ipyparallel finds mpiexec on PATH, where a system's MPI may come first.
@@ -92,10 +86,9 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def front_end(more: dict[str, str] | None = None) -> Iterator[FrontEnd]:
-    """Returns a front end with a new kernel; all processes of that kernel end with it.
+    """Yields a front end with a new kernel; all processes of that kernel end with it.
 
-    Args:
-        more: settings of the kernel's environment that replace those of :func:`environment`.
+    ``more`` replaces settings of :func:`environment`.
     """
     env: dict[str, str | None] = {**environment(), **(more or {})}
     with tempfile.TemporaryDirectory() as folder, FrontEnd(Path(folder), env) as end:
@@ -109,7 +102,6 @@ def front_end(more: dict[str, str] | None = None) -> Iterator[FrontEnd]:
 
 
 def start_peer(end: FrontEnd, n: int) -> None:
-    """Starts ipyparallel's engines, and sets the rank of each."""
     end.do(START_PEER.format(n=n, seconds=_STARTED_SECONDS), _STARTED_SECONDS)
     end.do("%%px\nfrom mpi4py import MPI\nrank = MPI.COMM_WORLD.rank")
     cell = end.do("print(sorted(_client[:]['rank']))")

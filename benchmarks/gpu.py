@@ -20,7 +20,6 @@ NCCL_BYTES = [4, 64 << 10, 1 << 20, 64 << 20]
 
 
 def missing() -> str:
-    """Returns what is missing for this measurement; "" if nothing is."""
     from allranks.cluster import devices
 
     try:
@@ -33,7 +32,6 @@ def missing() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Returns the description of the machine with driver, NCCL and cupy."""
     import cupy
     import pynvml
     from cupy.cuda import nccl
@@ -52,7 +50,7 @@ def machine() -> dict[str, Any]:
 
 
 def staged(c: Any, cupy: Any, comm: Any, nbytes: int) -> dict[str, list[float]]:
-    """Compares with manual staging: copy down, MPI_Allreduce, copy up; also with pinned memory."""
+    # Manual staging: copy down, MPI_Allreduce, copy up; with ordinary and with pinned memory.
     import cupyx
     from mpi4py import MPI
 
@@ -84,7 +82,7 @@ def staged(c: Any, cupy: Any, comm: Any, nbytes: int) -> dict[str, list[float]]:
 
 
 def nccl_alone(c: Any, cupy: Any, comm: Any, nbytes: int) -> dict[str, list[float]]:
-    """Compares with cupy.cuda.nccl, each until the result is complete."""
+    # Each call is timed until its result is complete, because NCCL returns earlier.
     from cupy.cuda import nccl
 
     mine = cupy.ones(max(1, nbytes // 4), np.float32)
@@ -104,7 +102,6 @@ def nccl_alone(c: Any, cupy: Any, comm: Any, nbytes: int) -> dict[str, list[floa
 
 
 def on_ranks() -> None:
-    """Runs the measurement on a rank."""
     from mpi4py import MPI
 
     from allranks.engine import pinning
@@ -125,7 +122,6 @@ def on_ranks() -> None:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the medians in milliseconds, and the ratio of each peer."""
     lines = []
     for size, rows in result["samples"].items():
         for nbytes, peers in rows.items():

@@ -48,7 +48,6 @@ def on_ranks(nbytes: list[int], quick: bool) -> None:
 
 
 def launch(hosts: Any, nbytes: list[int], quick: bool) -> list[Any]:
-    """Runs this file on the hosts and returns its rows."""
     from tests.mpi.launch import OPEN_MPI
 
     more = {
@@ -72,7 +71,6 @@ def launch(hosts: Any, nbytes: list[int], quick: bool) -> list[Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures in Markdown, one row per size."""
     runs: dict[str, list[Any]] = result["runs"]
     sides = ("mpi4py µs", "allranks µs", "÷")
     head = ["bytes", *(f"{link}: {side}" for link in runs for side in sides)]

@@ -24,7 +24,6 @@ for _out in get_ipython().find_line_magic("pxresult").__self__.last_result.stdou
 
 
 def main() -> None:
-    """Measures, writes ``results/output.json`` and prints its table."""
     described = results.machine()
     samples: dict[str, list[dict[str, float]]] = {"allranks": [], "ipyparallel": []}
     for _ in range(REPETITIONS):
@@ -35,7 +34,6 @@ def main() -> None:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures in Markdown."""
     ours, theirs = (result["samples"][peer] for peer in ("allranks", "ipyparallel"))
     printed = result["ranks"] * result["lines_a_rank"]
 
@@ -59,7 +57,6 @@ def table(result: dict[str, Any]) -> str:
 
 
 def at_a_glance(result: dict[str, Any]) -> list[str]:
-    """Returns the README's row."""
     sides = [[sample["seconds"] for sample in samples] for samples in result["samples"].values()]
     what = f"{result['ranks']} ranks print {result['lines_a_rank']:,} lines each"
     return results.compared(what, *sides, "s")

@@ -49,7 +49,6 @@ WHERE = "import allranks; print(allranks.__file__)"
 
 
 def main() -> None:
-    """Measures, writes ``results/panel.json`` and prints its table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.panel", description=__doc__)
     parser.add_argument("--before", type=Path, help="the folder of another checkout")
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
@@ -70,7 +69,6 @@ def main() -> None:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures in Markdown, one row per side, size and view."""
     rows = []
     sizes = sorted({one["ranks"] for one in result["samples"]})
     sides = list(dict.fromkeys(one["side"] for one in result["samples"]))
@@ -105,7 +103,6 @@ def _named(size: int, side: str, view: str) -> str:
 
 
 def _plain(result: dict[str, Any], size: int, side: str) -> dict[int, float]:
-    """Returns the kernel's share of a core without the panel, for each round."""
     return {
         one["turn"]: one["cpu_share"]
         for one in result["samples"]

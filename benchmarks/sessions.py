@@ -23,7 +23,6 @@ ON_RANK = "ALLRANKS_BENCHMARK_PEER"
 
 
 def graph(rank: int, chained: bool) -> ranks.Call:
-    """Returns a function that fetches all results from a session."""
     import tensorflow as tf
 
     import allranks.tensorflow as hvd
@@ -43,7 +42,6 @@ def graph(rank: int, chained: bool) -> ranks.Call:
 
 
 def function() -> ranks.Call:
-    """Returns a compiled function of all allreduces."""
     import tensorflow as tf
 
     import allranks.tensorflow as hvd
@@ -56,7 +54,6 @@ def function() -> ranks.Call:
 
 
 def on_rank(quick: bool) -> None:
-    """Runs the measurement on a rank."""
     import allranks.tensorflow as hvd
 
     hvd.init()
@@ -75,7 +72,6 @@ def measure(size: int, quick: bool) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures in Markdown."""
     rows = []
     for run in result["runs"]:
         unordered, chained, traced = (
@@ -90,7 +86,6 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measures, writes ``results/sessions.json`` and prints its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--sizes", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--quick", action="store_true", help="a quarter of the repetitions")

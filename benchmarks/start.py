@@ -32,7 +32,6 @@ _MARK = "ALLRANKS_BENCHMARK"
 
 
 def main() -> None:
-    """Measures, writes ``results/start.json`` and prints its table."""
     described = results.machine()
     samples: dict[str, dict[str, list[float]]] = {
         str(n): {peer: [] for peer in (*PEERS, *([TUNED] if n == TUNED_SIZE else []))}
@@ -46,7 +45,6 @@ def main() -> None:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures in Markdown."""
     others = list(dict.fromkeys(peer for peers in result["samples"].values() for peer in peers))
     others.remove("allranks")
     rows = []
@@ -72,7 +70,6 @@ def table(result: dict[str, Any]) -> str:
 
 
 def at_a_glance(result: dict[str, Any]) -> list[str]:
-    """Returns the README's row."""
     n = max(result["samples"], key=int)
     peers = result["samples"][n]
     what = f"from start to the first reply of {n} ranks"
@@ -99,7 +96,7 @@ def _in_fresh_process(peer: str, n: int) -> float:
 
 
 def _end_marked(mark: str) -> None:
-    """Kills every process with this mark in its environment, also orphans."""
+    # By the mark in the environment, because orphans have no parent to find them by.
     ended = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):

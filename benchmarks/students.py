@@ -63,7 +63,6 @@ def main() -> None:
 
 
 def section(result: dict[str, Any]) -> str:
-    """Returns the table, and the machine."""
     loads = [sample["load_before"] for sample in result["samples"]]
     measured_on = (
         f"Measured {result['date']} on {results.sentence(result['machine'])}. "
@@ -73,7 +72,7 @@ def section(result: dict[str, Any]) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures in Markdown: memory, then seconds, one row per class."""
+    # Memory, then seconds, one row per class.
     classes: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
     for sample in result["samples"]:
         of_class = classes.setdefault((sample["ranks"], sample["students"]), {})

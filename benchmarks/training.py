@@ -44,7 +44,6 @@ def model(widths: tuple[int, ...]) -> Any:
 
 
 def stepper(made: Any, optimizer: Any) -> ranks.Call:
-    """Returns a compiled training step with constant data."""
     import keras
     import tensorflow as tf
 
@@ -69,10 +68,10 @@ def milliseconds(taken: Mapping[str, list[float]]) -> dict[str, list[float]]:
 
 
 def bare(count: int) -> Any:
-    """Returns an Adam with the simplest possible average of gradients from a graph.
+    """Returns an Adam with the simplest possible average of gradients from a graph. Collective.
 
-    It has one Python function in the graph, one pass through shared memory, and one wait without
-    checks or interrupts. Collective.
+    One Python function in the graph, one pass through shared memory, and one wait without checks
+    or interrupts.
     """
     import keras
     import numpy as np
@@ -130,7 +129,6 @@ def bare(count: int) -> Any:
 
 
 def on_rank(peer: str, quick: bool) -> None:
-    """Runs the measurement on a rank of allranks or Horovod."""
     import keras
 
     if peer == "horovod":
@@ -156,7 +154,6 @@ def on_rank(peer: str, quick: bool) -> None:
 
 
 def on_worker(rank: int, quick: bool) -> None:
-    """Runs the measurement on a worker of MultiWorkerMirroredStrategy."""
     import keras
     import tensorflow as tf
 
@@ -261,7 +258,6 @@ def measure(size: int, quick: bool) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the figures in Markdown."""
     rows = []
     for run in result["runs"]:
         for name in MODELS:
@@ -293,7 +289,6 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measures, writes ``results/training.json`` and prints its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--sizes", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--quick", action="store_true", help="a quarter of the repetitions")
