@@ -28,10 +28,7 @@ _installed: list[bool] = []
 
 
 def install() -> None:
-    """Adds the older names in this process; a second call does nothing.
-
-    Does nothing if the environment's ``ALLRANKS_HOROVOD`` is ``name``.
-    """
+    """Adds the older names unless ``ALLRANKS_HOROVOD`` is ``name``; a second call does nothing."""
     if _installed or os.environ.get("ALLRANKS_HOROVOD") == "name":
         return
     _add_names()
@@ -42,7 +39,6 @@ def install() -> None:
 
 
 def _add_names() -> None:
-    """Adds ``tf.ConfigProto``, ``tf.Session``, ``K.set_session``, ``K.get_value`` and others."""
     _look_up(tf, tf.compat.v1)
     _look_up(tf.train, tf.compat.v1.train)
     # The import replaces `tf.keras.backend` by another module, so it comes first.
@@ -147,7 +143,6 @@ def _patch_apply_gradients(base: Any) -> None:
 
 
 def _patch_models() -> None:
-    """Adds ``experimental_run_tf_function``, ``fit_generator`` and ``evaluate_generator``."""
     trainer = import_private("keras.src.trainers.trainer", "Trainer").Trainer
     compile_now, fit_now = trainer.compile, trainer.fit
 
@@ -182,7 +177,7 @@ def _patch_models() -> None:
 
 
 def _endless(batches: Any, steps: int | None) -> Any:
-    """Returns batches that start again if there are fewer than ``steps``, as in Keras 2."""
+    # As in Keras 2, batches start again if there are fewer than `steps`.
     if not isinstance(batches, keras.utils.PyDataset) or steps is None or steps <= len(batches):
         return batches
 

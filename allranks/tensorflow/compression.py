@@ -60,11 +60,6 @@ class Compression:
 
 
 def check(compression: Any) -> None:
-    """Checks that an argument is a compression.
-
-    Raises:
-        UsageError: it is not.
-    """
     if not hasattr(compression, "compress"):
         raise UsageError(
             f"expected compression Compression.none or Compression.fp16, found "
@@ -73,11 +68,9 @@ def check(compression: Any) -> None:
 
 
 def compress_all(compression: Any, tensors: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """Returns the compressed tensors, and the contexts that `decompress_all` needs."""
     pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
     return [tensor for tensor, _ in pairs], [context for _, context in pairs]
 
 
 def decompress_all(compression: Any, tensors: Sequence[Any], contexts: Sequence[Any]) -> list[Any]:
-    """Returns the tensors as they were before `compress_all`."""
     return [compression.decompress(t, c) for t, c in zip(tensors, contexts, strict=True)]

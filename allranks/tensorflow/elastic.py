@@ -164,7 +164,6 @@ class ObjectState(State):
         return self._values
 
     def _load(self, saved: Any) -> bool:
-        """Restores saved values if they have the same names."""
         if not isinstance(saved, dict) or saved.keys() != self._values.keys():
             return False
         self._values = saved
@@ -219,7 +218,6 @@ class TensorFlowState(ObjectState):
         return self._arrays, super()._saved()
 
     def _load(self, saved: Any) -> bool:
-        """Restores saved variables and values if they have the same shapes and names."""
         arrays, others = saved
         if [a.shape for a in arrays] != [tuple(v.shape) for v in self.variables]:
             return False

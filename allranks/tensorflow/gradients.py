@@ -67,23 +67,15 @@ class GradientReduction:
             )
 
     def register_local(self, variables: Iterable[Any]) -> None:
-        """Excludes the gradients of these variables from the reduction."""
         for variable in variables:
             self.local[identity(variable)] = variable
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any] = ()) -> list[Any]:
-        """Returns the gradients reduced over the ranks.
+        """Returns the reduced gradients in the same order. Collective over the process set.
 
-        Args:
-            gradients: dense tensors, ``tf.IndexedSlices`` or None, of the same variables on every
-                rank; the rows of slices may differ.
-            variables: the variables of the gradients, needed if some of them may be local.
-
-        Returns:
-            As many gradients, in the same order. A rank outside the process set gets its own
-            gradients back, as in Horovod.
-
-        Collective over the process set.
+        Gradients are dense tensors, ``tf.IndexedSlices`` or None. ``variables`` are needed only if
+        some may be local. A rank outside the process set gets its own gradients back, as in
+        Horovod.
         """
         outs = list(gradients)
         if not process_sets.takes_part(self.process_set, self.name or "allreduce"):
@@ -111,11 +103,8 @@ class GradientReduction:
         return outs
 
     def _reduce_in_one_call(self, gradients: list[Any], labels: list[str]) -> list[Any]:
-        """Reduces dense gradients and slices in one call from TensorFlow.
-
-        One call, because leaving a graph takes longer than a small allreduce, and because two
-        functions in a graph of TensorFlow 1 need an agreement on their order.
-        """
+        # One call, because leaving a graph takes longer than a small allreduce, and because two
+        # functions in a graph of TensorFlow 1 need an agreement on their order.
         sparse = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
         dense = [i for i in range(len(gradients)) if i not in sparse]
         slices = [gradients[i] for i in sparse]
@@ -163,7 +152,7 @@ class GradientReduction:
 
 
 def identity(variable: Any) -> int:
-    """Returns the same identity for a Keras variable and the TensorFlow variable inside it."""
+    # A Keras variable and the TensorFlow variable inside it have the same identity.
     inner = getattr(variable, "value", None)
     return id(variable if inner is None or callable(inner) else inner)
 
@@ -312,11 +301,6 @@ def PartialDistributedGradientTape(
 
 
 def as_layers(layers: Any) -> Iterable[Any]:
-    """Returns a Keras layer, several layers or none as a list.
-
-    Raises:
-        UsageError: one of them is not a layer.
-    """
     if layers is None:
         return []
     found = list(layers) if isinstance(layers, (list, tuple, set)) else [layers]

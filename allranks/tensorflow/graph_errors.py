@@ -30,8 +30,6 @@ _kept: OrderedDict[int, BaseException] = OrderedDict()
 
 
 def _with_tensorflow_error(error: type[Exception], tensorflow_error: type[Exception]) -> Any:
-    """Returns a subclass of both errors with the name of the first."""
-
     def __init__(self: Any, message: str) -> None:
         tensorflow_error.__init__(self, None, None, message)
 
@@ -76,12 +74,11 @@ def with_tensorflows_errors() -> Iterator[None]:
 
 
 class Carried(Exception):
-    """Carries the number of a kept exception through TensorFlow."""
+    """Has the number of a kept exception in its text."""
 
 
 def carried(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function for use in a graph, whose exceptions leave the graph unchanged."""
-
+    # The exceptions of the returned function leave the graph unchanged.
     def call(*arrays: Any) -> Any:
         interrupt_pipe.received()  # the main thread handles an interrupt from before this call
         try:
@@ -101,14 +98,12 @@ def carried(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fetch(message: str) -> BaseException | None:
-    """Returns the kept exception whose number is in the text of TensorFlow's error."""
     found = _MARK.search(message)
     error = _kept.pop(int(found[1]), None) if found else None
     return None if error is None else _public(error)
 
 
 def install() -> None:
-    """Replaces the functions by which TensorFlow raises the error of a graph."""
     execute = import_private("tensorflow.python.eager.execute")
     for name in ("quick_execute", "execute", "execute_with_cancellation"):
         replace(execute, name, _raising_kept)
@@ -120,8 +115,6 @@ def install() -> None:
 
 
 def _raising_kept(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that raises kept exceptions in place of TensorFlow's errors."""
-
     def call(*args: Any, **options: Any) -> Any:
         try:
             return function(*args, **options)
@@ -140,7 +133,7 @@ def _raising_kept(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def skip_autograph() -> None:
-    """Keeps AutoGraph from rewriting this package, which contains no graph code."""
+    # AutoGraph would rewrite this package, which contains no graph code.
     config = import_private(
         "tensorflow.python.autograph.core.config", "CONVERSION_RULES", "DoNotConvert"
     )

@@ -43,12 +43,7 @@ def call_in_order(
 ) -> list[Any]:
     """Like ``tf.numpy_function`` in a graph of TensorFlow 1, for a function with a collective.
 
-    Args:
-        function: gets and returns arrays.
-        tensors: its arguments.
-        specs: a ``tf.TensorSpec`` of each result.
-        name: the name of the operation whose outputs are returned.
-        process_set: the ranks that call it.
+    ``specs`` has a ``tf.TensorSpec`` for each result. The outputs have the name ``name``.
     """
     # Filled below: the name is known only after the operation has been created.
     names: list[str] = []
@@ -143,12 +138,7 @@ class CallOrder:
         self._has_runner = False
 
     def run(self, name: str, function: Callable[[], Any]) -> Any:
-        """Calls a function when it is the next one on every rank, and returns its result.
-
-        Raises:
-            CollectiveMismatch: this rank does not reach the next collective.
-            RankLeft: a rank has left the cell.
-        """
+        """Calls a function when it is the next one on every rank, and returns its result."""
         with self._lock:
             own = _Pending(name, function, self._lock)
             self._ready.setdefault(name, deque()).append(own)
@@ -183,7 +173,6 @@ class CallOrder:
                 next(iter(self._ready.values()))[0].changed.notify()
 
     def _next(self) -> _Pending:
-        """Waits for the agreed collective to be ready here, and returns it."""
         name, began, noticed = self._agreed[0], time.monotonic(), False
         while name not in self._ready:
             if self._arrived.wait(_POLL_SECONDS):
@@ -247,7 +236,6 @@ _orders: WeakKeyDictionary[World, dict[_Key, CallOrder]] = WeakKeyDictionary()
 
 
 def order_of(process_set: ProcessSet) -> CallOrder:
-    """Returns the order of a process set's collectives in this cell."""
     world = current()
     here = _orders.setdefault(world, {})
     key = process_set.process_set_id, world.epoch, world.scope.number
@@ -258,5 +246,5 @@ def order_of(process_set: ProcessSet) -> CallOrder:
 
 
 def forget_orders() -> None:
-    """Forgets all orders, as ``shutdown()`` ends all collectives."""
+    # Called by shutdown(), which ends all collectives.
     _orders.clear()

@@ -101,18 +101,10 @@ def DistributedOptimizer(
 
 
 def distribute(optimizer: Any, reduction: GradientReduction, passes: int, summed: bool) -> Any:
-    """Makes a Keras optimizer distributed, and returns it.
+    """Makes a Keras optimizer, which may have state already, distributed, and returns it.
 
-    Args:
-        optimizer: of Keras 3 or Keras 2; it may be built and have state.
-        reduction: the settings.
-        passes: the number of accumulated steps before gradients are reduced and applied.
-        summed: whether to use the sum of accumulated gradients, not their average.
-
-    Raises:
-        UsageError: ``optimizer`` is not an optimizer of Keras, or accumulates another number of
-            steps.
-        MissingDependency: this Keras applies gradients by other methods.
+    ``passes`` steps are accumulated before gradients are reduced and applied; ``summed`` chooses
+    their sum instead of their average.
     """
     if is_legacy(optimizer):
         _distribute_keras_2(inner(optimizer), reduction, passes, summed)
@@ -199,7 +191,6 @@ class Keras3Distributed(_Distributed):
     _allranks_state: list[Any] | None = None
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """Updates the variables with the gradients of all ranks."""
         # fit(), apply_gradients() and the user's own loops all call this.
         grads = list(grads)
         if not self.gradient_accumulation_steps and grads:
@@ -230,7 +221,7 @@ class Keras3Distributed(_Distributed):
         return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
     def build(self, variables: Any) -> Any:
-        """Creates the state for these variables, or restores the state that was pickled."""
+        # Also restores the state that was pickled.
         super().build(variables)  # type: ignore[misc]
         if self._allranks_state is not None:
             with tf.init_scope():  # Keras calls build while it traces the first step
@@ -322,18 +313,17 @@ class Keras2Distributed(_Distributed):
     _allranks_sums: GradientSums | None
 
     def aggregate_gradients(self, grads_and_vars: Any) -> Pairs:
-        """Returns the reduced gradients. Optimizers since Keras 2.11 call this."""
+        # Optimizers since Keras 2.11 call this.
         pairs = [(g, v) for g, v in grads_and_vars if g is not None]
         variables = [variable for _, variable in pairs]
         reduced = self._allranks.reduce([gradient for gradient, _ in pairs], variables)
         return list(zip(reduced, variables, strict=True))
 
     def _aggregate_gradients(self, grads_and_vars: Any) -> Pairs:
-        """Returns the reduced gradients. ``keras.optimizers.legacy`` calls this."""
+        # `keras.optimizers.legacy` calls this.
         return self.aggregate_gradients(grads_and_vars)
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None, **options: Any) -> Any:
-        """Updates the variables with the reduced gradients, after the last step of a series."""
         apply: Any = super().apply_gradients  # type: ignore[misc]
         if self._allranks_sums is None:
             return apply(grads_and_vars, name=name, **options)
@@ -358,12 +348,7 @@ class Keras2Distributed(_Distributed):
 
 
 class GradientSums:
-    """The sums of this rank's gradients over several steps.
-
-    Args:
-        passes: the number of steps.
-        summed: whether to use the sum of the gradients, not their average.
-    """
+    """This rank's gradients added over several steps; ``summed`` applies the sum, not the mean."""
 
     def __init__(self, passes: int, summed: bool) -> None:
         self._passes, self._factor = passes, 1.0 if summed else 1.0 / passes
@@ -371,7 +356,6 @@ class GradientSums:
         self._count: Any = None
 
     def add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Adds the gradients of one step."""
         with tf.init_scope():
             if not self._sums:
                 self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
@@ -381,11 +365,10 @@ class GradientSums:
         self._count.assign_add(1)
 
     def are_due(self) -> Any:
-        """Returns whether the gradients of the last step have been added."""
+        # True after the last step of a series.
         return tf.equal(self._count % self._passes, 0)
 
     def take(self) -> list[Any]:
-        """Returns the accumulated gradients, and sets the sums to zero."""
         made = [total * tf.cast(self._factor, total.dtype) for total in self._sums]
         with tf.control_dependencies(made):
             for total in self._sums:

@@ -31,17 +31,16 @@ keras: Any = _import_keras()
 
 
 def is_legacy(optimizer: Any) -> bool:
-    """Returns whether an optimizer is of Keras 2, also if ``tf.keras`` is Keras 3."""
+    # By the class, because a script can use tf_keras although `tf.keras` is Keras 3.
     return any(kind.__module__.startswith("tf_keras.") for kind in type(optimizer).__mro__)
 
 
 def inner(optimizer: Any) -> Any:
-    """Returns the optimizer inside a loss-scaling optimizer, else the optimizer itself."""
+    # A loss-scaling optimizer contains another one.
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def build(optimizer: Any, variables: Iterable[Any]) -> None:
-    """Creates an optimizer's state for these variables, unless it has state already."""
     if not is_legacy(optimizer):
         if not optimizer.built:
             optimizer.build(variables)
@@ -52,18 +51,17 @@ def build(optimizer: Any, variables: Iterable[Any]) -> None:
 
 
 def state_of(optimizer: Any) -> list[Any]:
-    """Returns an optimizer's variables; in older optimizers of Keras 2 they are a method."""
+    # In older optimizers of Keras 2 `variables` is a method.
     found = optimizer.variables
     return list(found() if callable(found) else found)
 
 
 def stored_rate(optimizer: Any) -> Any:
-    """Returns the stored learning rate of an optimizer: a variable, a number or a schedule."""
+    """Returns the stored learning rate: a variable, a number or a schedule."""
     settings = getattr(optimizer, "_hyper", None)
     return optimizer._learning_rate if settings is None else settings["learning_rate"]
 
 
 def rate_of(optimizer: Any) -> float:
-    """Returns an optimizer's learning rate as a number."""
     rate = stored_rate(optimizer)
     return float(rate.numpy() if hasattr(rate, "numpy") else rate)

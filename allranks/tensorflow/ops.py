@@ -239,11 +239,7 @@ def grouped_reducescatter(
 
 
 def op_or_average(op: ReduceOp | None, average: bool | None) -> Any:
-    """Returns the reduction that ``op`` or the deprecated ``average`` names; else Average.
-
-    Raises:
-        ValueError: both are given.
-    """
+    # `average` is deprecated.
     if average is None:
         return Average if op is None else _op(op)
     if op is not None:
@@ -253,7 +249,7 @@ def op_or_average(op: ReduceOp | None, average: bool | None) -> Any:
 
 
 def _op(op: Any) -> Any:
-    """Returns a reduction that may be given by its number."""
+    # A reduction may be given by its number.
     try:
         return ReduceOp(op)
     except ValueError:
@@ -263,7 +259,7 @@ def _op(op: Any) -> Any:
 def _allreduce_slices(
     slices: Sequence[Any], op: ReduceOp, process_set: ProcessSet, name: str | None, device: str
 ) -> list[Any]:
-    """Returns slices with the rows of all ranks; TensorFlow adds rows of the same index."""
+    # The rows are gathered, not added: TensorFlow adds rows of the same index.
     parts, shapes = parts_and_shapes(slices)
 
     def move(*arrays: Array) -> Sequence[Any]:
@@ -276,11 +272,6 @@ def _allreduce_slices(
 
 
 def check_slices(op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
-    """Checks that a reduction and its factors are defined for ``tf.IndexedSlices``.
-
-    Raises:
-        NotImplementedError: they are not.
-    """
     if op_of("allreduce", op) not in (Average, Sum):
         raise NotImplementedError(
             f"{op.name} needs dense tensors: tf.IndexedSlices can be averaged and summed only. "
@@ -294,7 +285,7 @@ def check_slices(op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) ->
 
 
 def parts_and_shapes(slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Returns the values and indices of all slices, and their dense shapes, empty if unknown."""
+    # Unknown dense shapes are empty.
     parts = [part for one in slices for part in (one.values, one.indices)]
     shapes = [
         tf.zeros([0], tf.int64) if s.dense_shape is None else tf.cast(s.dense_shape, tf.int64)
@@ -310,17 +301,10 @@ def gather_rows(
     name: str | None,
     labels: Sequence[str] = (),
 ) -> list[Any]:
-    """Returns the rows of all ranks.
+    """Returns the rows of all ranks; takes the parts and shapes of `parts_and_shapes`.
 
     The number of rows may differ between ranks, so shapes do not show a mismatch. The ranks
     compare the dense shapes and the labels instead.
-
-    Args:
-        parts: values and indices of each of the slices, as `parts_and_shapes` returns them.
-        shapes: the dense shapes, from the same function.
-        process_set: the ranks that take part.
-        name: for the timeline.
-        labels: distinguish slices of the same dense shape.
     """
     texts = [f"rows of {tuple(map(int, shape)) or 'any shape'}" for shape in shapes]
     if labels:

@@ -105,14 +105,6 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
     """An optimizer of ``tf.compat.v1`` whose gradients are the same on every rank.
 
     A graph of TensorFlow 1 has no order, so the optimizer reduces all gradients in one call.
-
-    Args:
-        optimizer: a ``tf.compat.v1.train.Optimizer``.
-        reduction: the settings.
-        name: the name of the operations; by default "Distributed" and the optimizer's own.
-        use_locking: as in ``tf.compat.v1.train.Optimizer``.
-        passes: the number of accumulated steps before gradients are reduced and applied.
-        summed: whether to use the sum of accumulated gradients, not their average.
     """
 
     def __init__(
@@ -139,12 +131,7 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
     def compute_gradients(self, *args: Any, **options: Any) -> Any:
         """Returns the wrapped optimizer's gradients, reduced over the ranks.
 
-        The arguments are those of the wrapped optimizer, usually a loss.
-
-        Raises:
-            RuntimeError: TensorFlow executes eagerly, and the loss is not a function.
-
-        Collective over the process set.
+        The arguments are those of the wrapped optimizer. Collective over the process set.
         """
         loss = next(iter(args), options.get("loss"))
         if tf.executing_eagerly() and loss is not None and not callable(loss):
@@ -168,10 +155,7 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: Any = None
     ) -> Any:
-        """Applies gradients by the wrapped optimizer; with accumulation, after the last pass.
-
-        The global step counts all steps.
-        """
+        # With accumulation only the last pass applies gradients; the global step counts all.
         pairs = list(grads_and_vars)
         if self._due is None:
             return self._optimizer.apply_gradients(pairs, global_step, name)
@@ -190,15 +174,12 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
         return tf.cond(self._due, apply, count, name=name)
 
     def get_slot(self, *args: Any, **options: Any) -> Any:
-        """Returns the wrapped optimizer's slot."""
         return self._optimizer.get_slot(*args, **options)
 
     def get_slot_names(self, *args: Any, **options: Any) -> Any:
-        """Returns the wrapped optimizer's names of slots."""
         return self._optimizer.get_slot_names(*args, **options)
 
     def variables(self, *args: Any, **options: Any) -> Any:
-        """Returns the wrapped optimizer's variables."""
         return self._optimizer.variables(*args, **options)
 
     def _accumulated(self, gradients: list[Any], variables: list[Any]) -> list[Any]:

@@ -37,11 +37,7 @@ _REPLACED = "_allranks_replaced"
 
 
 def require(owner: Any, *names: str) -> None:
-    """Checks that a module or class of TensorFlow or Keras has these names.
-
-    Raises:
-        MissingDependency: a name is missing.
-    """
+    """Raises MissingDependency unless a module or class of TensorFlow or Keras has these names."""
     for name in names:
         if not hasattr(owner, name):
             home = f"{owner.__module__}." if isinstance(owner, type) else ""
@@ -49,11 +45,7 @@ def require(owner: Any, *names: str) -> None:
 
 
 def import_private(module: str, *names: str) -> Any:
-    """Returns a module of TensorFlow or Keras that has these names.
-
-    Raises:
-        MissingDependency: the module or a name is missing.
-    """
+    """Returns a module of TensorFlow or Keras that has these names, or raises MissingDependency."""
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -72,16 +64,7 @@ def _missing(name: str) -> MissingDependency:
 
 
 def replace(owner: Any, name: str, wrapped: Callable[[Any], Any]) -> None:
-    """Replaces a function of a module or class once; a second call does nothing.
-
-    Args:
-        owner: the module or class.
-        name: the function's name in it.
-        wrapped: gets the function, and returns its replacement.
-
-    Raises:
-        MissingDependency: there is no such function.
-    """
+    """Replaces a function by ``wrapped(function)`` once; a second call does nothing."""
     require(owner, name)
     function = getattr(owner, name)
     if not hasattr(function, _REPLACED):
@@ -109,22 +92,12 @@ def install() -> None:
 
 
 def repeated(gpus: Sequence[Any], local_size: int) -> list[Any]:
-    """Returns a list of GPUs with an entry for every local rank, if there is only one GPU.
-
-    Args:
-        gpus: the GPUs that TensorFlow sees.
-        local_size: the number of ranks on this host.
-    """
+    """Returns an entry for every local rank if TensorFlow sees only one GPU."""
     return list(gpus) * local_size if len(gpus) == 1 else list(gpus)
 
 
 def with_own_gpu(config: Any, gpus: int) -> Any:
-    """Returns a ConfigProto whose visible GPU exists.
-
-    Args:
-        config: has a ``visible_device_list`` such as ``"3"``; or None.
-        gpus: the number of GPUs that TensorFlow sees; a single one replaces the chosen one.
-    """
+    """Returns a ConfigProto with GPU 0 if ``gpus``, the number TensorFlow sees, is 1."""
     wanted = "" if config is None else config.gpu_options.visible_device_list
     if gpus != 1 or not wanted.isdecimal() or int(wanted) == 0:
         return config
@@ -202,5 +175,5 @@ def _whole_archive(extract: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _beside(path: str) -> str:
-    """Returns a name in the same folder that is unique among the ranks of all hosts."""
+    # In the same folder, for an atomic rename; unique among the ranks of all hosts.
     return f"{os.path.realpath(path)}.{uuid.uuid4().hex}.part"

@@ -39,25 +39,21 @@ def call_on_arrays(
     process_set: ProcessSet | None = None,
     devices: Sequence[str] = (),
 ) -> list[Any]:
-    """Calls a function of arrays with tensors.
+    """Calls a function of arrays with tensors; returns a tensor for each ``tf.TensorSpec``.
 
-    Inside ``tf.function`` the calls of one trace run in the order in which they were traced.
+    Inside ``tf.function`` the calls of one trace run in the order in which they were traced. In a
+    graph of TensorFlow 1, which has no order, all ranks of ``process_set`` run the functions in the
+    same order.
 
     Args:
         function: gets a read-only array for each tensor, and returns an array for each output. If
             ``devices`` lets a tensor stay on its GPU, the function gets the tensor and may return
             one.
-        tensors: of any shape and dtype.
-        outputs: a ``tf.TensorSpec`` for each output.
-        name: the name of the operation in a graph.
-        process_set: the ranks that the function communicates with. In a graph of TensorFlow 1,
-            which has no order, all of them run the functions in the same order.
         devices: for each tensor the device where it is reduced, in the notation of
             ``tf.device``; "" is the tensor's own. Without devices, and in a graph of TensorFlow 1,
             all tensors become arrays in host memory.
 
-    Returns:
-        A tensor for each output; an eager one is on the device of the first tensor.
+    An eager result is on the device of the first tensor.
     """
     places = devices or [HOST] * len(tensors)
 
@@ -97,12 +93,7 @@ def differentiable(
     process_set: ProcessSet,
     device: str = ANYWHERE,
 ) -> list[Any]:
-    """Like `call_on_arrays`, with a gradient.
-
-    Args:
-        gradient: computes the gradients of the tensors from those of the outputs.
-        device: the device where all tensors are reduced.
-    """
+    """Like `call_on_arrays`; ``gradient`` maps gradients of the outputs to those of the tensors."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def run(*inputs: Any) -> Any:
@@ -113,7 +104,7 @@ def differentiable(
 
 
 def spec_of(tensor: Any, *, open_rows: bool = False) -> Any:
-    """Returns a tensor's ``tf.TensorSpec``; with ``open_rows`` its first dimension is None."""
+    # With open_rows the first dimension is None.
     shape = tensor.shape
     if open_rows and shape.rank:
         shape = tf.TensorShape([None]).concatenate(shape[1:])
@@ -136,7 +127,6 @@ def _array_or_tensor(tensor: Any, device: str) -> Any:
 
 
 def _to_tensor(array: Any, device: str) -> Any:
-    """Returns an array as a tensor, without a copy if possible."""
     if tf.is_tensor(array):
         return array
     array = np.asarray(array)
@@ -166,7 +156,7 @@ def _device_type(device: str) -> str:
 
 @cache
 def _can_move_on_gpu() -> bool:
-    """Returns whether TensorFlow sees a GPU and cupy is installed, which moves GPU arrays."""
+    # Only cupy moves arrays that are in GPU memory.
     if not tf.config.list_physical_devices("GPU"):
         return False
     try:

@@ -156,10 +156,7 @@ def allgather_object(
 
 
 def _checked(variables: Any) -> list[Any]:
-    """Returns the variables as a list.
-
-    A single variable is an error although Python can iterate over it, because it yields its rows.
-    """
+    # A single variable is iterable, but yields its rows, so it is an error.
     one = hasattr(variables, "assign") or not isinstance(variables, Iterable)
     found = [] if one else list(variables)
     wrong = [variables] if one else [each for each in found if not hasattr(each, "assign")]
@@ -208,7 +205,7 @@ def _broadcast_variables(
 
 
 def _broadcast_arrays(arrays: Sequence[Array], root: int, process_set: ProcessSet) -> list[Array]:
-    """Broadcasts all arrays of a dtype as one, because a model has hundreds of small ones."""
+    # All arrays of a dtype as one, because a model has hundreds of small ones.
     outs: list[Any] = [None] * len(arrays)
     by_dtype: dict[str, list[int]] = {}
     for index, array in enumerate(arrays):
@@ -232,7 +229,7 @@ def _described(variable: Any) -> tuple[str, tuple[int, ...], str]:
 
 
 def _check_alike(described: list[Any], process_set: ProcessSet) -> None:
-    """Checks that all ranks have variables of the same shapes and dtypes. Collective."""
+    # Collective.
     every = collectives.allgather_object(described, process_set=process_set)
     counts = {len(one) for one in every}
     ranks_by_text: dict[str, list[int]] = {}

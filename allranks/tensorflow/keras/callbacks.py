@@ -49,14 +49,14 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._local = list(local_variables or ())
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Broadcasts if all ranks have built the model. Collective over all ranks."""
+        # Collective over all ranks.
         # Horovod broadcasts after the first batch, in which the ranks' weights still differ.
         _check_steps(self.params)
         if not self.broadcast_done and _on_all_ranks(self.model.built):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Broadcasts a model that the first batch has built. Collective over all ranks, once."""
+        # For a model that the first batch has built. Collective over all ranks, once.
         if not self.broadcast_done:
             self._broadcast()
 
@@ -77,7 +77,7 @@ def _on_all_ranks(flag: bool) -> bool:
 
 
 def _check_steps(params: dict[str, Any]) -> None:
-    """Raises on every rank if the numbers of steps differ between ranks. Collective."""
+    # Collective.
     planned = collectives.allgather_object((params.get("epochs"), params.get("steps")))
     if len(set(planned)) == 1:
         return
@@ -112,14 +112,11 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Does nothing; without this method Keras calls the callback from another thread."""
+        # Without this method Keras calls the callback from another thread.
+        ...
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Averages the epoch's metrics in place. Collective over all ranks.
-
-        Raises:
-            CollectiveMismatch: the names of the metrics differ between ranks.
-        """
+        # Collective over all ranks.
         if logs is None:
             return
         # Not by allreduce, which would round to float32 and not notice different names.
@@ -184,7 +181,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             self.multiplier = lambda epoch: factor ** (epoch - start_epoch)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks the optimizer and the number of steps."""
         optimizer = inner(self.model.optimizer)
         rate = stored_rate(optimizer)
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
@@ -207,7 +203,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Sets the rate at the beginning of an epoch or batch."""
         epoch = self.current_epoch
         if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
             return
@@ -218,7 +213,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             self._set(epoch + batch / self.steps_per_epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the rate to the history."""
         if logs is not None:
             logs["lr"] = rate_of(inner(self.model.optimizer))
 
@@ -282,7 +276,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the rate to the history, and prints a line at the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0:
             rate = rate_of(inner(self.model.optimizer))
@@ -359,13 +352,12 @@ class LiveCurvesCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._batches = 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Logs the running means of the epoch."""
         self._batches += 1
         if self.every and self._batches % self.every == 0:
             self._log(logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Logs the values that are measured once per epoch: validation, the learning rate."""
+        # Values that Keras measures once per epoch: validation, the learning rate.
         batchwise = not self.every
         self._log({n: v for n, v in (logs or {}).items() if batchwise or n not in self._seen})
 

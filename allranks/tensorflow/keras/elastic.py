@@ -38,14 +38,14 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._left = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commits after the given number of batches. Collective over all ranks."""
+        # Collective over all ranks.
         self._left -= 1
         if self._left == 0:
             self._left = self.batches_per_commit
             self.state.commit()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commits. Collective over all ranks."""
+        # Collective over all ranks.
         self.state.commit()
 
 
@@ -83,11 +83,11 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._before = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Reads the number of epochs that earlier attempts have finished."""
         self._before = self.state.epoch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Does nothing; without this method Keras calls the callback from another thread."""
+        # Without this method Keras calls the callback from another thread.
+        ...
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.state.epoch = self._before + epoch + 1
