@@ -21,11 +21,7 @@ _ASKS = re.compile(r"%%(distributed|ensemble)\s+(.*\s)?(-h|--help)\s*$")
 
 
 class LineHelp:
-    """Completes the lines of the magics in a shell.
-
-    Args:
-        shell: the notebook's shell.
-    """
+    """Completes the lines of the magics in a shell."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
@@ -34,7 +30,6 @@ class LineHelp:
         shell.input_transformers_cleanup.append(_with_a_cell)
 
     def remove(self) -> None:
-        """Leaves the shell as it was."""
         self._shell.Completer.custom_matchers.remove(self._matcher)
         self._shell.input_transformers_cleanup.remove(_with_a_cell)
 
@@ -53,11 +48,7 @@ class LineHelp:
 
 
 def words_for(line: str) -> Sequence[str]:
-    """Returns what may stand where a line ends: commands, or the options that are not there yet.
-
-    Args:
-        line: as ``%distributed start --g``; the last word may be a part of one, or empty.
-    """
+    """Returns the candidates for the last word of a line: commands, or options not used yet."""
     found = _MAGIC.match(line)
     if found is None or not found[3][:1].isspace():
         return ()
@@ -86,13 +77,7 @@ _RANK = (0,)
 
 
 class Completion:
-    """Asks rank 0 what the notebook's shell cannot know.
-
-    Args:
-        shell: the notebook's shell.
-        session: whose cluster is asked, if it is running.
-        toggle: whether every cell is for the ranks.
-    """
+    """Completes and documents names of the ranks, by requests to rank 0."""
 
     def __init__(self, shell: InteractiveShell, session: Session, toggle: EveryCell) -> None:
         self._shell = shell
@@ -106,7 +91,6 @@ class Completion:
             self._kernel.do_inspect = self._do_inspect
 
     def remove(self) -> None:
-        """Leaves the shell as it was."""
         self._shell.Completer.custom_matchers.remove(self._matcher)
         if self._kernel is not None:
             self._kernel.do_inspect = self._inspect

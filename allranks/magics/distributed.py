@@ -53,16 +53,7 @@ LOOK_BACK = ("last", "compare", "export")
 
 
 def look(command: str, options: CommandOptions, past: CellHistory) -> None:
-    """Runs a command.
-
-    Args:
-        command: one of :data:`LOOK_BACK`.
-        options: what stands behind it.
-        past: the cells of the notebook.
-
-    Raises:
-        UsageError: there are no such cells, or a file cannot be written.
-    """
+    """Runs a command of :data:`LOOK_BACK` on the notebook's earlier cells ``past``."""
     words = options.names
     if command == "last":
         _last(words, past)
@@ -130,7 +121,6 @@ class DistributedMagics(Magics):
         self.clients = ClientPatch(self.session)
 
     def close(self) -> None:
-        """Ends the ranks and leaves the shell as it was."""
         self.toggle.off()
         self.completion.remove()
         self.line_help.remove()
@@ -207,10 +197,10 @@ class DistributedMagics(Magics):
         died: RankDied,
         went_on: list[int],
     ) -> CellRun:
-        """Sends a cell again whose training goes on from a commit; else it has ended.
+        """Sends a cell again if its training continues from a commit.
 
-        Raises:
-            RankDied: it does not, was interrupted, or has gone on too often from the same one.
+        Raises RankDied if it does not, was interrupted, or has continued too often from the same
+        commit.
         """
         cluster, run = ended
         commit = cluster.goes_on
@@ -350,7 +340,7 @@ class DistributedMagics(Magics):
             print(_ALIVE)
 
     def _attach(self, name: str) -> None:
-        """Takes over ranks, and shows the cell that they were left with to its end."""
+        """Takes over ranks, and shows their last cell to its end."""
         attached = self.session.attach(name)
         if attached is None:
             return  # it watches
@@ -391,7 +381,7 @@ class DistributedMagics(Magics):
         print(f"{listed(options.names)} kept after each cell{often} until: %distributed keep off")
 
     def _debug(self, cluster: Cluster, chosen: tuple[int, ...]) -> None:
-        """Looks at where a cell has failed; the other ranks have nothing to do meanwhile."""
+        """Opens the debugger where a cell has failed; the other ranks are idle meanwhile."""
         if cluster.failed_first is None:
             raise UsageError(
                 "expected a cell that has failed, found none since the ranks were started. To stop "

@@ -25,7 +25,6 @@ from allranks.magics.shell import is_awaited, nothing_to_run
 
 
 def ensemble_parser() -> Parser:
-    """Returns what parses the line of an ensemble."""
     parser = Parser("%%ensemble", "Runs the cell once for each member of a grid.")
     add_to(parser)
     return parser
@@ -33,12 +32,7 @@ def ensemble_parser() -> Parser:
 
 @magics_class
 class EnsembleMagics(Magics):
-    """The ensembles of one notebook.
-
-    Args:
-        shell: the notebook's shell.
-        session: whose cluster runs the members.
-    """
+    """The ensembles of one notebook."""
 
     shell: InteractiveShell
 
@@ -117,11 +111,7 @@ class EnsembleMagics(Magics):
         return EnsembleRunner(cluster, runs, plan, view, store, early)
 
     def _members(self, options: Options, cell: str) -> list[Member]:
-        """Returns the members; those that ``--retry-failed`` does not run again as they ended.
-
-        Raises:
-            UsageError: the grid is none, or what is to be run again is not there.
-        """
+        """Returns the members; with ``--retry-failed`` some have ended already."""
         before = self.shell.user_ns.get(options.name)
         if before is not None and not isinstance(before, Runs) and not options.out:
             raise UsageError(
@@ -143,7 +133,7 @@ class EnsembleMagics(Magics):
 
 
 def _keep_ended(members: Sequence[Member], before: Runs) -> int:
-    """Puts what has ended well in an earlier run in its place; returns how many have."""
+    """Moves the members that ended well in an earlier run to their places; returns their number."""
     ended: dict[str, list[Member]] = {}
     for member in before:
         if member.state in (FINISHED, STOPPED_EARLY):
@@ -156,7 +146,7 @@ def _keep_ended(members: Sequence[Member], before: Runs) -> int:
 
 
 def _act(runs: Runs, kind: str, what: Any) -> str:
-    """Does what was clicked; returns a line about it."""
+    """Runs the action of a click; returns a line about it."""
     try:
         if kind == "stop":
             runs.stop(None if what is None else int(what))

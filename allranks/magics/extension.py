@@ -24,9 +24,7 @@ _PX_COMMANDS = ("%autopx", "%px", "%dist_", "%sync", "%unload_ext")
 def load(shell: InteractiveShell, *, px: bool = False) -> None:
     """Adds ``%%distributed``, ``%distributed``, ``%%ensemble`` and ``ranks``; nothing is started.
 
-    Args:
-        shell: what they are added to.
-        px: whether the magics of ipyparallel and nbdistributed are added too.
+    With ``px`` it also adds the magics of ipyparallel and nbdistributed.
     """
     magics = _loaded(shell)
     if magics is None:
@@ -44,7 +42,7 @@ def load(shell: InteractiveShell, *, px: bool = False) -> None:
 
 
 def load_kernel(shell: InteractiveShell) -> None:
-    """Adds the same to the kernel "allranks", and sends every cell to the ranks."""
+    """Adds the magics to the kernel "allranks", and sends every cell to the ranks."""
     load(shell)
     magics = _loaded(shell)
     assert magics is not None
@@ -54,7 +52,6 @@ def load_kernel(shell: InteractiveShell) -> None:
 
 
 def unload(shell: InteractiveShell) -> None:
-    """Ends the ranks and takes the magics away."""
     magics = _loaded(shell)
     if magics is None:
         return
@@ -69,7 +66,6 @@ def unload(shell: InteractiveShell) -> None:
 
 
 def unload_px(shell: InteractiveShell) -> None:
-    """Takes the magics of ipyparallel and nbdistributed away."""
     magics = _loaded(shell)
     if magics is not None and PxMagics.__name__ in shell.magics_manager.registry:
         for name in _PX_CELLS:

@@ -55,7 +55,7 @@ _ONE_WORD = ("detach-on-exit", "detach", "attach")
 
 @dataclass
 class CellOptions:
-    """What stands behind ``%%distributed``."""
+    """The options after ``%%distributed``."""
 
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     ranks: str | None = None
@@ -70,7 +70,7 @@ class CellOptions:
 
 @dataclass
 class CommandOptions:
-    """What stands behind ``%distributed COMMAND``."""
+    """The options after ``%distributed COMMAND``."""
 
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     ranks: str | None = None
@@ -81,15 +81,13 @@ class CommandOptions:
 
 
 class HelpShown(Exception):
-    """Help was asked for, and has been printed; there is nothing else to do."""
+    """Help was printed; nothing else is to be done."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of ending the notebook's kernel.
+    """Raises errors instead of ending the notebook's kernel.
 
-    Args:
-        program: what stands at the beginning of the line.
-        about: what that does.
+    ``program`` is the beginning of the line, ``about`` its purpose.
     """
 
     def __init__(self, program: str, about: str = "") -> None:
@@ -98,17 +96,15 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=program, description=about, allow_abbrev=False)
 
     def add_argument(self, *names: Any, **how: Any) -> argparse.Action:
-        """Adds an option, as argparse does."""
         action = super().add_argument(*names, **how)
         self.words += action.option_strings
         return action
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Called when argparse has printed the help."""
+        # argparse calls it after printing the help.
         raise HelpShown
 
     def error(self, message: str) -> NoReturn:
-        """Raises what the arguments are found to be."""
         usage = " ".join(self.format_usage().removeprefix("usage: ").split()).replace("[-h] ", "")
         raise UsageError(f"{message}. Expected: {usage}")
 
@@ -125,7 +121,6 @@ def _parser(program: str, about: str, *, cluster: bool = True, ranks: bool = Tru
 
 
 def cell_parser() -> Parser:
-    """Returns what parses the line of a cell."""
     parser = _parser("%%distributed", "Runs the cell on every rank.")
     parser.add_argument(
         "-o", "--out", metavar="NAME", help="store the ranks' values of the last expression here"
@@ -152,7 +147,7 @@ def cell_parser() -> Parser:
 
 
 def command_parser(command: str) -> Parser:
-    """Returns what parses the words after a command of ``%distributed``."""
+    """Returns the parser of the words after a command of ``%distributed``."""
     program, about = f"%distributed {command}", COMMANDS[command]
     about = f"{about[0].upper()}{about[1:]}."
     chooses = command in _CHOOSE_RANKS
@@ -190,7 +185,6 @@ def _add_save(parser: Parser) -> None:
 
 
 def commands_text() -> str:
-    """Returns the list of the commands."""
     width = max(map(len, COMMANDS))
     lines = [f"  {command:{width}}  {about}" for command, about in COMMANDS.items()]
     return "\n".join(
@@ -203,7 +197,7 @@ def commands_text() -> str:
 
 
 def split(line: str) -> list[str]:
-    """Splits a line; a list in brackets may have blanks in it, as in ``-r [0, 2-3]``."""
+    """Splits a line; a list in brackets may contain blanks, as in ``-r [0, 2-3]``."""
     try:
         words = shlex.split(line)
     except ValueError as error:
@@ -218,12 +212,7 @@ def split(line: str) -> list[str]:
 
 
 def parse_cell(line: str) -> CellOptions:
-    """Returns the options of a cell.
-
-    Raises:
-        UsageError: an option is unknown, or its value is not what it must be.
-        HelpShown: help was asked for.
-    """
+    """Returns the options of a cell; raises HelpShown once help was printed."""
     parser = cell_parser()
     options = ClusterOptions.parse(parser, split(line), CellOptions())
     options.cluster = ClusterOptions.take_from(vars(options))
@@ -235,12 +224,7 @@ def parse_cell(line: str) -> CellOptions:
 
 
 def parse_command(line: str) -> tuple[str, CommandOptions]:
-    """Returns the command and its options.
-
-    Raises:
-        UsageError: there is no such command, or its options cannot be understood.
-        HelpShown: help was asked for, or nothing.
-    """
+    """Returns the command and its options; raises HelpShown once help was printed."""
     words = split(line)
     if not words or words[0] in ("help", "-h", "--help"):
         print(commands_text())
@@ -270,7 +254,7 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
 
 
 def _with_names_first(words: Sequence[str]) -> list[str]:
-    """Moves options to the end: argparse takes names in one run only."""
+    """Moves options to the end: argparse reads names in one run only."""
     names: list[str] = []
     options: list[str] = []
     rest = iter(words)

@@ -25,12 +25,7 @@ _REFUSED = {
 
 @magics_class
 class PxMagics(Magics):
-    """``%%px`` and its like, on the notebook's ranks.
-
-    Args:
-        shell: the notebook's shell.
-        distributed: the magics that they stand for.
-    """
+    """``%%px`` and the other magics of ipyparallel and nbdistributed, on the notebook's ranks."""
 
     shell: InteractiveShell
 
@@ -42,9 +37,8 @@ class PxMagics(Magics):
     def px(self, line: str, cell: str | None = None) -> Coroutine[Any, Any, None] | None:
         """Runs a line or a cell on the ranks, as ``%%distributed`` does.
 
-        ``%%px [--targets T] [--local] [-o NAME] [--group-outputs type|engine|order]``; of the
-        others of ipyparallel's, those that ask for what is always so change nothing, and the rest
-        is refused.
+        ``%%px [--targets T] [--local] [-o NAME] [--group-outputs type|engine|order]``. Options of
+        ipyparallel for what always holds here change nothing; the others are refused.
         """
         if cell is None:
             return self._distributed.send(CellOptions(), line)

@@ -30,7 +30,7 @@ _DEFAULT = ClusterOptions(preload="")
 
 
 class Session:
-    """Holds the one cluster of a notebook."""
+    """The one cluster of a notebook, and the options of the next one."""
 
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
@@ -46,19 +46,15 @@ class Session:
 
     @property
     def running(self) -> Cluster | None:
-        """The cluster, if its ranks are up."""
+        # None unless the ranks are up.
         cluster = self._cluster
         return cluster if cluster is not None and cluster.state == "running" else None
 
     def cluster(self, options: ClusterOptions = _NOTHING) -> Cluster:
-        """Returns the running cluster, started now if need be.
+        """Returns the running cluster, started now if necessary.
 
-        Args:
-            options: what the line asks for.
-
-        Raises:
-            UsageError: another number of ranks, other GPUs, another launcher or other modules
-                are running.
+        Raises UsageError if the running one has another size, launcher, GPUs or modules than
+        ``options``.
         """
         running = self.running
         if running is not None and running.is_up(print):
@@ -111,7 +107,6 @@ class Session:
         self._default = self._asked = options.over(_DEFAULT)
 
     def of_size(self, n: int | None) -> Cluster:
-        """Returns the running cluster, or starts one with this number of ranks."""
         return self.cluster(ClusterOptions(n))
 
     def _check(self, running: Cluster, options: ClusterOptions) -> None:
@@ -133,11 +128,7 @@ class Session:
             devices.check_exclusive(running.gpus, running.size)
 
     def heal_when(self, healing: str) -> None:
-        """Sets when dead ranks are replaced, of this cluster and of later ones.
-
-        Raises:
-            UsageError: there is no such choice.
-        """
+        """Sets when dead ranks are replaced, in this cluster and in later ones."""
         if healing not in HEALING:
             raise UsageError(f"expected {', '.join(HEALING)}, found {healing!r}")
         self._healing = healing
@@ -145,19 +136,15 @@ class Session:
             self._cluster.heal_when(healing)
 
     def keep_after_cells(self, keeping: AfterCells | None) -> None:
-        """Sets what ranks keep after each cell, of this cluster and of later ones."""
+        """Sets which variables ranks keep after each cell, in this cluster and in later ones."""
         self._keeping = keeping
         if self._cluster is not None:
             self._cluster.keeping = keeping
 
     def detach_on_exit(self, text: str) -> str:
-        """Sets how long the ranks stay when this notebook's kernel ends; returns a line about it.
+        """Sets how long the ranks stay after this notebook's kernel; returns a line about it.
 
-        Args:
-            text: a time, ``off``, or nothing to ask.
-
-        Raises:
-            UsageError: it is none of these, or the ranks cannot stay.
+        ``text`` is a time, ``off``, or "" to ask.
         """
         if text:
             seconds = 0.0 if text == "off" else seconds_of(text, "detach-on-exit")
@@ -177,10 +164,7 @@ class Session:
     def detach(self, text: str = "") -> str:
         """Leaves the ranks to another notebook; returns a line about it.
 
-        Those of another notebook are left to that one.
-
-        Raises:
-            UsageError: there are none, they are busy, or there is no time given.
+        A guest leaves the ranks to their first notebook.
         """
         if self._is_guest or (self.running is None and self.shared.joined is not None):
             return self._leave()
@@ -206,19 +190,11 @@ class Session:
         )
 
     def attach(self, name: str = "") -> tuple[Cluster, DetachedCell, str] | None:
-        """Takes over ranks that another notebook has left, or this one's former kernel.
+        """Takes over ranks that another notebook, or this one's former kernel, has left.
 
-        Those that another one has are watched.
-
-        Args:
-            name: the cluster's; by default the only one, where there are several the only one
-                that nobody holds.
-
-        Returns:
-            The cluster, what it had been doing, and a line about it; None where it is watched.
-
-        Raises:
-            UsageError: there is none, there are several, or this notebook has ranks.
+        Ranks that another notebook holds are watched: then the result is None, else the cluster,
+        its last cell, and a line about it. Without a name it is the only cluster, or the only one
+        that is free.
         """
         if self.running is not None and self.running.is_up(print):
             raise UsageError(
@@ -252,11 +228,7 @@ class Session:
         )
 
     def attach_to(self, found: sessions.SessionInfo) -> tuple[Cluster, DetachedCell]:
-        """Takes over detached ranks; returns the cluster, and its last cell.
-
-        Raises:
-            UsageError: another notebook was faster, they do not answer, or have ended.
-        """
+        """Takes over detached ranks; returns the cluster, and its last cell."""
         taken = sessions.AttachedHostAgent(found)
         asked = ClusterOptions(**taken.memo)
         try:
@@ -273,12 +245,7 @@ class Session:
         return cluster, left
 
     def lend(self) -> None:
-        """Leaves the ranks to another notebook that shares them.
-
-        Raises:
-            UsageError: they run a cell, or do not answer.
-            ClusterLost: they are gone.
-        """
+        """Leaves the ranks to another notebook that shares them."""
         cluster = self.running
         assert cluster is not None
         cluster.lend(self._memo())
@@ -286,18 +253,17 @@ class Session:
         self.shared.lent(cluster)
 
     def let_go(self) -> None:
-        """Leaves the ranks as they were found."""
+        # The ranks stay as they are.
         if self._cluster is not None:
             self._cluster.let_go()
             self._cluster = None
 
     def listing(self) -> str:
-        """Returns the list of this user's clusters on this machine."""
         return sessions.listing()
 
     @property
     def _is_guest(self) -> bool:
-        """Whether the ranks of this notebook are another one's, too."""
+        """Whether the ranks belong to another notebook as well."""
         joined = self.shared.joined
         if self.running is None or joined is None or not joined.guest:
             return False
@@ -310,11 +276,7 @@ class Session:
         return self.shared.leave()
 
     def restart(self, options: ClusterOptions = _NOTHING) -> None:
-        """Ends the ranks and starts others, of the same kind where nothing else is asked.
-
-        Raises:
-            UsageError: they are another notebook's, or no such ranks can be started.
-        """
+        """Ends the ranks and starts others, by default with the same options."""
         joined = self.shared.joined
         if joined is not None and joined.guest:
             raise UsageError(
@@ -327,11 +289,7 @@ class Session:
         self.cluster(wanted)
 
     def stop(self) -> str:
-        """Ends the ranks; those of another notebook are only left. Returns a line about it.
-
-        Raises:
-            UsageError: they are this notebook's, and lent to another one that runs a cell.
-        """
+        """Ends the ranks; those of another notebook are only left. Returns a line about it."""
         joined = self.shared.joined
         if joined is not None and (self._is_guest or (joined.guest and self.running is None)):
             return self._leave()
@@ -345,7 +303,7 @@ class Session:
         return "The ranks are stopped." if running is not None else "No ranks are running."
 
     def close(self) -> None:
-        """Ends the ranks, or leaves those that other notebooks have."""
+        # Ranks that other notebooks share stay.
         try:
             self.stop()
         except UsageError:
@@ -353,7 +311,7 @@ class Session:
 
 
 class _Waiting:
-    """Prints what is waited for, whenever that is something else."""
+    """Prints the state of the start when it changes."""
 
     def __init__(self) -> None:
         self._shown = ""
@@ -365,7 +323,7 @@ class _Waiting:
 
 
 def start_text(cluster: Cluster, seconds: float, again: bool = False) -> str:
-    """Returns the lines that say what was started, and which names every rank has."""
+    """Returns the lines about the new ranks, and the names in every rank's namespace."""
     hellos = list(cluster.hellos.values())
     hosts = ", ".join(sorted({hello.host for hello in hellos}))
     gpus = {(hello.host, hello.device) for hello in hellos if hello.device != "cpu"}
@@ -403,11 +361,7 @@ RANKS = "ranks"
 
 
 class RanksProxy:
-    """Has what ``allranks.Cluster`` has; the ranks are started when they are first needed.
-
-    Args:
-        session: whose cluster it is.
-    """
+    """The notebook's ``allranks.Cluster``: its first use starts the ranks."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -421,7 +375,7 @@ class RanksProxy:
         return getattr(self._session.cluster(), name)
 
     def stop(self) -> None:
-        """Ends the ranks, where any run."""
+        # Without ranks it starts none.
         if self._session.running is not None:
             self._session.running.stop()
 
@@ -434,11 +388,7 @@ class RanksProxy:
 
 
 class ClientPatch:
-    """Has ipyparallel's ``Client`` find the ranks of one notebook.
-
-    Args:
-        session: the notebook's ranks.
-    """
+    """Makes ipyparallel's ``Client`` find the ranks of one notebook."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -448,7 +398,6 @@ class ClientPatch:
         self._hook.install()
 
     def remove(self) -> None:
-        """Leaves ipyparallel as it was."""
         self._hook.uninstall()
         if self._plain is not None:
             self._kind.__init__ = self._plain
@@ -466,10 +415,9 @@ class ClientPatch:
         kind.__init__ = init
 
     def _own(self) -> dict[str, Any] | None:
-        """Returns how this notebook's ranks are reached; None where ipyparallel is to search.
+        """Returns how to reach this notebook's ranks; None if ipyparallel is to search.
 
-        Raises:
-            UsageError: this notebook has no ranks, and others have.
+        Raises UsageError if only other notebooks have ranks.
         """
         running = self._session.running
         if running is not None:

@@ -39,11 +39,7 @@ from allranks.widgets.widget_states import VIEW
 
 
 class WatchedCells:
-    """Shows one cell after the other, each below a line with its notebook.
-
-    Args:
-        whose: what the other notebook is called.
-    """
+    """Shows one cell after the other, each below a line with its notebook."""
 
     def __init__(self, whose: str) -> None:
         self.whose = whose
@@ -57,7 +53,6 @@ class WatchedCells:
         self._lost: set[int] = set()
 
     def take(self, head: dict[str, Any], frames: Sequence[bytes]) -> None:
-        """Handles a message of the other notebook."""
         if not frames:
             self._say(
                 f"{head['lost']} messages ({head['nbytes'] / 1e6:.1f} MB) are not shown: this "
@@ -113,12 +108,11 @@ class WatchedCells:
             self.end()
 
     def refresh(self) -> None:
-        """Shows what is new."""
         if self._view is not None:
             self._view.refresh()
 
     def end(self) -> None:
-        """Ends the cell that is shown: all ranks have left it, or nothing more is heard of it."""
+        """Ends the cell that is shown: all ranks have left it, or the connection has ended."""
         view, self._view = self._view, None
         if view is None:
             return
@@ -156,8 +150,7 @@ class Joined:
     """The ranks that a notebook shares.
 
     ``guest`` is true if they are another notebook's, else it has lent its own. ``count`` is the
-    number of cells that had been run on them when they were lent, ``news`` the lines that had not
-    been shown then.
+    number of their cells when they were lent; ``news`` are the lines not shown by then.
     """
 
     name: str
@@ -169,33 +162,25 @@ class Joined:
 
     @property
     def ranks(self) -> str:
-        """What they are called in a sentence."""
+        # The subject of a sentence.
         return f"{label(range(self.size))} of {self.name}"
 
 
 class Holder(Protocol):
-    """What holds the ranks of a notebook, where it has some."""
+    """The part of a notebook's session that sharing uses."""
 
     @property
-    def running(self) -> Cluster | None:
-        """The cluster, if its ranks are up."""
+    def running(self) -> Cluster | None: ...
 
-    def attach_to(self, found: sessions.SessionInfo) -> tuple[Cluster, DetachedCell]:
-        """Takes over detached ranks."""
+    def attach_to(self, found: sessions.SessionInfo) -> tuple[Cluster, DetachedCell]: ...
 
-    def lend(self) -> None:
-        """Leaves the ranks to another notebook that shares them."""
+    def lend(self) -> None: ...
 
-    def let_go(self) -> None:
-        """Leaves the ranks as they were found."""
+    def let_go(self) -> None: ...
 
 
 class ClusterSharing:
-    """What one notebook has to do with ranks that others have.
-
-    Args:
-        session: the notebook's.
-    """
+    """The ranks that one notebook shares with others."""
 
     def __init__(self, session: Holder) -> None:
         self._session: Holder = weakref.proxy(session)
@@ -204,7 +189,7 @@ class ClusterSharing:
         self._task: asyncio.Task[None] | None = None
 
     def offer(self, cluster: Cluster) -> None:
-        """Has other notebooks ask for these ranks, where this one's kernel can answer."""
+        """Lets other notebooks ask for these ranks, if this one's kernel can answer."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -217,7 +202,7 @@ class ClusterSharing:
         cluster.lends(lend)
 
     def _lend(self, visitor: socket.socket) -> None:
-        """Lets the ranks go where they are idle; in the kernel's loop, between cells."""
+        """Lends the ranks if they are idle; runs in the kernel's loop, between cells."""
         cluster: Cluster | None = self._session.running
         if has_gone(visitor):
             visitor.close()
@@ -242,10 +227,10 @@ class ClusterSharing:
         self.joined.count, self.joined.news = cluster.count, list(cluster.news)
 
     def take(self) -> Cluster:
-        """Has the ranks lent, or back; returns the cluster.
+        """Borrows the ranks, or takes them back; returns the cluster.
 
-        Raises:
-            UsageError: a notebook runs a cell on them, or one that is gone has; or they have ended.
+        Raises UsageError if a cell of another notebook runs on them, also of one that has ended; or
+        if they have ended.
         """
         joined = self.joined
         assert joined is not None
@@ -277,16 +262,12 @@ class ClusterSharing:
         return cluster
 
     def forget(self) -> None:
-        """This notebook has nothing to do with them any longer, or has them for itself."""
+        """This notebook no longer shares ranks, or has them for itself."""
         self.stop_showing()
         self.joined = None
 
     def watch(self, found: sessions.SessionInfo) -> None:
-        """Shows from now on what another notebook runs, and prints a line about it.
-
-        Raises:
-            UsageError: it runs another version of allranks.
-        """
+        """Shows another notebook's cells from now on, and prints a line about it."""
         sessions.check_version(found)
         if self.joined is None:
             self.joined = Joined(found.name, found.folder, found.size, guest=True)
@@ -312,13 +293,12 @@ class ClusterSharing:
                 print("Stopped showing it. To go on: %distributed attach")
 
     def stop_showing(self) -> None:
-        """Shows no longer what others run."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
 
     async def _show(self, folder: str, holder: int, door: socket.socket | None) -> None:
-        """Shows what other notebooks run until the ranks have ended."""
+        """Shows the cells of other notebooks until the ranks have ended."""
         found: sessions.SessionInfo | None
         seen = looks = 0
         while True:
@@ -348,7 +328,7 @@ class ClusterSharing:
         self._task = None
 
     def line(self) -> str:
-        """Returns a line about the ranks that this notebook shares; empty where it has none."""
+        """Returns a line about shared ranks; "" without any."""
         if self.joined is None:
             return ""
         found = sessions.visit(self.joined.folder)
@@ -357,7 +337,7 @@ class ClusterSharing:
         return f"{self.joined.ranks}: {sessions.whose(found)}."
 
     def leave(self) -> str:
-        """Ends what this notebook has to do with ranks of others; returns a line about it."""
+        """Ends sharing and watching; returns a line about it."""
         joined = self.joined
         assert joined is not None
         self.forget()
@@ -376,7 +356,7 @@ def _call(method: Callable[[], Callable[[socket.socket], None] | None], it: sock
 
 
 async def _show_one(door: socket.socket, watched: WatchedCells) -> None:
-    """Shows what one notebook runs while it has the ranks."""
+    """Shows one notebook's cells while it has the ranks."""
 
     async def tick() -> None:
         while True:

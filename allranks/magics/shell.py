@@ -52,19 +52,18 @@ class EveryCell:
             self.is_on = True
 
     def every_cell(self) -> None:
-        """Sends all cells to the ranks, those with IPython's own magics on top too."""
+        """Sends all cells to the ranks, also those that begin with IPython's own magics."""
         self.commands[:] = _EVERY_CELL
         self.on()
 
     def off(self) -> None:
-        """Leaves the following cells to the notebook."""
         if self.is_on:
             self._shell.input_transformers_cleanup.remove(self._send)
             del vars(self._manager)["check_complete"]
             self.is_on = False
 
     def _check_complete(self, cell: str) -> tuple[str, int | None]:
-        """Answers a console: below a cell magic, IPython takes no cell for complete."""
+        # For consoles: below a cell magic, IPython takes no cell for complete.
         self._checks = True
         try:
             found: tuple[str, int | None] = TransformerManager.check_complete(self._manager, cell)
@@ -73,7 +72,7 @@ class EveryCell:
             self._checks = False
 
     def _send(self, lines: list[str]) -> list[str]:
-        """Leaves a cell with a magic that chooses where it runs, and our own commands."""
+        """Prefixes a cell, except with our own commands or a magic that chooses where it runs."""
         first = next((line.strip() for line in lines if line.strip()), "")
         request = self._request()
         if first.split()[:1] == [_LOCAL]:
@@ -93,9 +92,9 @@ class EveryCell:
         return [_CELL_MAGIC, *lines]
 
     def _request(self) -> dict[str, Any]:
-        """Returns the id of what a notebook asks for now, and whether a person does.
+        """Returns the id of the front end's request, and whether a person sent it.
 
-        A front end also runs code for itself, as for a list of variables: unseen.
+        A front end also runs code of its own, unseen, as for a list of variables.
         """
         kernel = getattr(self._shell, "kernel", None)
         parent = kernel.get_parent("shell") if kernel is not None else None
@@ -106,13 +105,13 @@ class EveryCell:
         return {"msg_id": parent["header"]["msg_id"], "seen": seen}
 
     def took_cell(self) -> bool:
-        """Whether the cell that runs now was prefixed here; true once."""
+        """Whether the running cell was prefixed here; true once."""
         prefixed, self._prefixed = self._prefixed, False
         return prefixed
 
 
 def _without_first(lines: list[str]) -> list[str]:
-    """A cell without the line that keeps it here; the others keep their numbers."""
+    """Removes the line that keeps the cell here; the other lines keep their numbers."""
     at = next(number for number, line in enumerate(lines) if line.strip())
     rest = lines[at + 1 :]
     # A magic must be the first line of its cell.
@@ -125,11 +124,7 @@ _MAGICS = (InteractiveShell.run_cell_magic.__code__, InteractiveShell.run_line_m
 
 
 class AwaitedMagics:
-    """Puts an ``await`` before our cell magics in the cells of a notebook.
-
-    Args:
-        shell: the notebook's shell; a terminal's is left as it is.
-    """
+    """Puts an ``await`` before our cell magics in the cells of a notebook, not of a terminal."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
@@ -140,15 +135,14 @@ class AwaitedMagics:
             shell.events.register("pre_run_cell", self._begin)
 
     def add(self, name: str) -> None:
-        """Has one more cell magic awaited."""
+        """Adds one more cell magic to the awaited ones."""
         self._calls.append(_CALL.format(name))
 
     def drop(self, name: str) -> None:
-        """Leaves a cell magic that was added to others."""
+        """Removes a cell magic added by :meth:`add`."""
         self._calls.remove(_CALL.format(name))
 
     def remove(self) -> None:
-        """Leaves the shell as it was."""
         if self._added:
             self._shell.input_transformers_post.remove(self._transform)
             self._shell.events.unregister("pre_run_cell", self._begin)
@@ -170,7 +164,7 @@ class AwaitedMagics:
 
 
 def is_awaited() -> bool:
-    """Whether the cell magic that calls this stands behind an ``await`` in the notebook's cell."""
+    """Whether the calling cell magic stands behind an ``await`` in the notebook's cell."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _MAGICS[0]:
         frame = frame.f_back
@@ -181,7 +175,7 @@ def is_awaited() -> bool:
 
 
 def nothing_to_run() -> Coroutine[Any, Any, None] | None:
-    """What the cell magic that calls this returns where it has nothing to run."""
+    """Returns the result of the calling cell magic if it has nothing to run."""
 
     async def nothing() -> None:
         pass
@@ -201,11 +195,7 @@ _REQUEST = "execute_request"
 
 
 class CellReplies:
-    """Answers every request to run a cell.
-
-    Args:
-        shell: the notebook's shell; a terminal's is left as it is.
-    """
+    """Answers every request to run a cell, in a notebook but not in a terminal."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._kernel: Any = getattr(shell, "kernel", None)
@@ -217,13 +207,12 @@ class CellReplies:
         self._kernel.do_execute = self._run
 
     def remove(self) -> None:
-        """Leaves the kernel as it was."""
         if self._kernel is not None:
             self._kernel.shell_handlers[_REQUEST] = self._handle
             del self._kernel.do_execute
 
     async def _run(self, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """As the kernel does it; from its end on an interrupt comes too late, until the next."""
+        # From its end on an interrupt comes too late, until the next cell.
         try:
             reply: dict[str, Any] = await self._execute(*arguments, **options)
             return reply
@@ -249,10 +238,8 @@ def _too_late(_signal: int, _frame: FrameType | None) -> None:
 
 
 class BusyStatus:
-    """Publishes the status of the running cell after the status of other messages.
-
-    Args:
-        shell: the notebook's shell; a terminal's is left as it is.
+    """Publishes the status of the running cell after the status of other messages, not in a
+    terminal.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -268,7 +255,6 @@ class BusyStatus:
         self._kernel._publish_status = self._published
 
     def remove(self) -> None:
-        """Leaves the kernel as it was."""
         if self._kernel is not None:
             del self._kernel._publish_status
 
