@@ -47,20 +47,10 @@ _ONE_ARGUMENT = 65536
 
 
 class JobFile(NamedTuple):
-    """What to run, and where.
+    """A script, and the resources of its job. ``seconds`` is 0 for the system's default limit.
 
-    Attributes:
-        name: the name of the job.
-        file: the path of the script.
-        source: the script.
-        nodes: the number of hosts.
-        each: the number of ranks on each host.
-        gpus: the number of GPUs of each host.
-        seconds: the time limit; 0 for the system's default.
-        image: the container's image; empty for Slurm.
-        inside: the path of the script in the image; empty if it is not there.
-        runtime: Trainer's runtime.
-        more: options of sbatch.
+    ``image`` is empty for Slurm; ``inside`` is the path of the script in the image, empty if it is
+    not there; ``runtime`` is Trainer's; ``more`` is options of sbatch.
     """
 
     name: str
@@ -81,7 +71,7 @@ class JobFile(NamedTuple):
 
 
 def slurm(job: JobFile) -> str:
-    """Returns a script for sbatch, that uses this Python and its mpiexec."""
+    """Returns a script for sbatch that uses this Python and its mpiexec."""
     asked = [
         f"--job-name={job.name}",
         f"--nodes={job.nodes}",
@@ -123,11 +113,7 @@ def _pairs(options: Sequence[str]) -> list[str]:
 
 
 def mpijob(job: JobFile) -> str:
-    """Returns a manifest of an MPIJob, and of the script that its pods mount.
-
-    Raises:
-        UsageError: the name cannot be one of Kubernetes.
-    """
+    """Returns a manifest of an MPIJob, and of the script that its pods mount."""
     name = _dns(job.name)
     file = re.sub(r"[^A-Za-z0-9._-]", "-", job.file)
     python = ["python", job.inside or f"{_MOUNTED}/{file}"]
@@ -181,8 +167,7 @@ def _replica(job: JobFile, count: int, container: Mapping[str, Any]) -> dict[str
 def trainjob(job: JobFile) -> str:
     """Returns a manifest of a TrainJob, for a runtime whose nodes run sshd.
 
-    Raises:
-        UsageError: the name cannot be one of Kubernetes, or the script is too long.
+    Raises UsageError for a name that Kubernetes refuses, or a script that is too long.
     """
     if not job.inside and len(job.source) > _ONE_ARGUMENT:
         raise UsageError(
@@ -239,7 +224,7 @@ def _dns(name: str) -> str:
 
 
 def yaml(value: object, indent: int = 0) -> str:
-    """Returns a value as YAML: dictionaries and lists in blocks, all else as JSON writes it."""
+    """Returns a value as YAML: dictionaries and lists in blocks, all else as JSON."""
     blanks = " " * indent
     if isinstance(value, Mapping) and value:
         return "".join(f"{blanks}{key}:{_below(one, indent)}" for key, one in value.items())

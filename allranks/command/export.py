@@ -155,10 +155,7 @@ def _write(path: Path, text: str, notebook: Path) -> None:
 class Exported:
     """A script, and the options with which the notebook started its ranks.
 
-    Attributes:
-        source: the script.
-        cluster: the options; the last value of each counts.
-        notes: what the notebook does and the script cannot do.
+    The last value of each option counts; ``notes`` are parts that the script cannot do.
     """
 
     source: str = ""
@@ -167,16 +164,9 @@ class Exported:
 
 
 def export_script(cells: Iterable[NotebookCell], name: str, file: str, command: str) -> Exported:
-    """Returns the script of a notebook's cells.
+    """Returns the script of a notebook's cells; its docstring contains ``command``.
 
-    Args:
-        cells: the notebook's cells, in order.
-        name: the name of the notebook.
-        file: the name of the script.
-        command: the command that writes the script, for its docstring.
-
-    Raises:
-        UsageError: a cell uses something that a script cannot; or no cell is for the ranks.
+    Raises UsageError for a cell that a script cannot have, or a notebook without cells for ranks.
     """
     made = Exported()
     parts: list[str] = []

@@ -37,7 +37,7 @@ def add(parsers: Any) -> None:
 
 
 def act(said: argparse.Namespace) -> int:
-    """Writes the kernel's specification, and prints where."""
+    """Writes the kernel's specification, and prints its place."""
     options = _options(said)
     if options.gpus != "none":
         # The kernel may run on another machine: only the form is checked.

@@ -22,7 +22,7 @@ _RUN_EXAMPLE = "allranks run -np 4 train.py --epochs 3"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command. An error of ours is printed in one line, without a traceback."""
+    """Runs a command; prints our own errors in one line, without a traceback."""
     parser = argparse.ArgumentParser("allranks", description="Notebook cells on MPI ranks.")
     parser.add_argument("--version", action="version", version=allranks.__version__)
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -39,13 +39,10 @@ _SHELL = "get_ipython"
 class NotebookCell:
     """A cell, or a part of one.
 
-    Attributes:
-        kind: RANKS for cells that ranks run; or why a script has it only as a comment.
-        where: the name of the cell in messages: ``cell 3``.
-        source: of RANKS without the magic, of PUSH the names of the variables.
-        magic: the line of the magic, as it is written.
-        options: the options in that line.
-        fails: whether its tag allows it to fail, which would end a script.
+    ``kind`` is RANKS for cells that ranks run, else why a script has the cell only as a comment.
+    ``where`` is its name in messages: ``cell 3``. ``source`` lacks the magic; for PUSH it is the
+    names of the variables. ``magic`` is the line of the magic as written. With ``fails`` its tag
+    allows it to fail, which would end a script.
     """
 
     kind: str
@@ -57,11 +54,7 @@ class NotebookCell:
 
 
 def read_notebook(path: Path) -> dict[str, Any]:
-    """Returns the content of a notebook file.
-
-    Raises:
-        UsageError: there is no such file, or it is damaged, or no notebook of version 4.
-    """
+    """Returns the content of a notebook file of version 4; else raises UsageError."""
     try:
         made: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -100,11 +93,7 @@ def _named(where: str) -> Iterator[None]:
 
 
 def cells_of(notebook: dict[str, Any]) -> Iterator[NotebookCell]:
-    """Yields the cells of a notebook, in order.
-
-    Raises:
-        UsageError: an option of a magic cannot be understood.
-    """
+    """Yields the cells in order; raises UsageError for a magic with wrong options."""
     # The notebook's own kernel may be the one that sends every cell to the ranks.
     on = str(_under(notebook, "metadata", "kernelspec", "name")).startswith("allranks")
     number = 0
@@ -169,12 +158,9 @@ def _in_notebook(source: str, where: str) -> Iterator[NotebookCell]:
 
 
 class Plain(NamedTuple):
-    """A cell as plain Python.
+    """A cell as plain Python; ``notes`` are the parts left out.
 
-    Attributes:
-        source: the code, without magics.
-        future: its imports from ``__future__``, which must be at the top of a script.
-        notes: what was left out.
+    Imports from ``__future__`` are apart, because they must be at the top of a script.
     """
 
     source: str
@@ -191,15 +177,10 @@ class _Change(NamedTuple):
 
 
 def plain_python(source: str, where: str, show: str) -> Plain:
-    """Returns a cell as plain Python.
+    """Returns a cell, without its own magic but perhaps with IPython's syntax, as plain Python.
 
-    Args:
-        source: the cell without its own magic; it may use IPython's syntax.
-        where: the name of the cell in messages.
-        show: the function to call with the value of the last expression.
-
-    Raises:
-        UsageError: it uses something of IPython that has no counterpart in plain Python.
+    ``show`` is the function to call with the value of the last expression. Raises UsageError for
+    syntax without a counterpart in plain Python.
     """
     notes: list[str] = []
     source = _below_magics(source, where, notes)

@@ -9,15 +9,7 @@ from typing import Any
 def add_command(
     parsers: Any, name: str, about: str, more: str = "", **options: Any
 ) -> argparse.ArgumentParser:
-    """Adds a command.
-
-    Args:
-        parsers: the parsers of all commands.
-        name: the command's name.
-        about: what it does, in a line, for the list of commands and its own help.
-        more: what to add in its own help.
-        options: arguments of the parser.
-    """
+    """Adds a command; its list entry and its own help have ``about``, only the latter ``more``."""
     description = f"{about[0].upper()}{about[1:]}.{more}"
     parser: argparse.ArgumentParser = parsers.add_parser(
         name, help=about, description=description, **options
@@ -26,7 +18,7 @@ def add_command(
 
 
 def add_size(parser: argparse.ArgumentParser, default: str) -> None:
-    """Adds ``-np``, the option of mpiexec; ``default`` describes the default."""
+    """Adds ``-np``, the option of mpiexec; ``default`` is for its help."""
     help_ = f"number of ranks; default: {default}"
     parser.add_argument("-np", "-n", dest="size", type=_count, metavar="N", help=help_)
 
