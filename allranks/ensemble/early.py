@@ -61,7 +61,7 @@ class Early:
             optuna.logging.set_verbosity(before)
 
     def report(self, member: int, points: Iterable[tuple[float, float]]) -> bool:
-        """Reports steps and values of a member; returns whether to stop it."""
+        # True to stop the member.
         trial = self._trials.get(member)
         if trial is None:
             trial = self._trials[member] = self._study.ask()
@@ -76,7 +76,7 @@ class Early:
         return stop
 
     def ended(self, member: int, value: float | None, *, pruned: bool = False) -> None:
-        """Reports the end of a member; the others are compared with it from now on."""
+        # From now on Optuna compares other members with this one.
         trial = self._trials.pop(member, None)
         self._last.pop(member, None)
         if trial is None:
@@ -93,16 +93,12 @@ _LOWER = ("loss", "err", "mse", "mae", "rmse", "perplexity", "residual", "cost",
 
 
 def lower_is_better(metric: str) -> bool:
-    """Guesses from a metric's name, as ``val_loss``; most others are to be high."""
+    # A guess: most other metrics are better if they are high.
     return any(part in metric.lower() for part in _LOWER)
 
 
 def read_metric(text: str) -> tuple[str, bool]:
-    """Returns a metric's name, and whether lower is better: as ``loss``, ``loss:min``, ``f1:max``.
-
-    Raises:
-        UsageError: what stands behind the colon is neither.
-    """
+    # loss, loss:min, f1:max
     name, colon, mode = text.partition(":")
     if not name or (colon and mode not in ("min", "max")):
         raise UsageError(
@@ -121,20 +117,11 @@ _STEPS = 8000
 def remaining_seconds(
     taken: Sequence[float], running: Sequence[float], waiting: int, slots: int
 ) -> tuple[float, float] | None:
-    """Returns two numbers of seconds between which the end will come, eight times in ten.
+    """Returns the least and the most remaining seconds, right eight times in ten.
 
-    The rest is played through many times, every member's duration drawn from those seen so far; of
-    a member that runs, from those longer than what it has taken. It cannot know that the members
-    to come are of another kind.
-
-    Args:
-        taken: the seconds of members that have ended.
-        running: for each that runs, its seconds so far.
-        waiting: how many are still to start.
-        slots: how many run at once.
-
-    Returns:
-        None while fewer than three have ended.
+    None until three members have ended. A simulation draws the durations of the remaining members
+    from those in ``taken``; for a running member, from those longer than its seconds so far. The
+    estimate is wrong if the remaining members are of another kind.
     """
     if len(taken) < _LEAST_SEEN or slots < 1:
         return None

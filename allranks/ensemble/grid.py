@@ -25,10 +25,9 @@ _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
 def split(text: str, at: Callable[[str], bool]) -> list[str]:
-    """Returns the pieces between the characters that ``at`` names, quotes and brackets kept whole.
+    """Returns the pieces between the characters for which ``at`` is true.
 
-    Raises:
-        UsageError: a quote or a bracket is not closed.
+    Quotes and brackets stay whole.
     """
     pieces, piece, closing, quote = [], "", [], ""
     for character in text:
@@ -56,7 +55,6 @@ def words(line: str) -> list[str]:
 
 
 def unquoted(word: str) -> str:
-    """Returns a word without the quotes around it."""
     quoted = len(word) > 1 and word[0] == word[-1] and word[0] in "\"'"
     return word[1:-1] if quoted else word
 
@@ -91,14 +89,14 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Span:
-    """Numbers between two others, for a random search to draw from."""
+    """A range of numbers from which a random search draws."""
 
     low: float
     high: float
     log: bool
 
     def draw(self, source: random.Random) -> float:
-        """Returns a number; its logarithm is uniform where ``log``."""
+        # Uniform, or uniform in the logarithm.
         if self.log:
             return math.exp(source.uniform(math.log(self.low), math.log(self.high)))
         return source.uniform(self.low, self.high)
@@ -109,17 +107,13 @@ Choices = Sequence[Any] | Span
 
 @dataclass(frozen=True)
 class Grid:
-    """Parameters with their choices, and dictionaries of values that go with every choice."""
+    """The choices of each parameter; each dictionary in ``lists`` goes with every choice."""
 
     choices: Mapping[str, Choices]
     lists: Sequence[Sequence[Values]] = ()
 
     def members(self) -> list[Values]:
-        """Returns the values of every member, the last parameter changing fastest.
-
-        Raises:
-            UsageError: there is none, there are too many, or a range has no count.
-        """
+        # The last parameter changes fastest.
         for name, choice in self.choices.items():
             if isinstance(choice, Span):
                 scale = "log" if choice.log else "lin"
@@ -138,11 +132,7 @@ class Grid:
         return [_merged(parts) for parts in itertools.product(*rows)]
 
     def draw(self, count: int, seed: int) -> list[Values]:
-        """Returns the values of ``count`` members, each drawn by itself; the same for a seed.
-
-        Raises:
-            UsageError: ``count`` is not between 1 and 100,000.
-        """
+        # Each member is drawn independently; the same seed gives the same members.
         _check_count(count)
         # A generator of its own: the state of the notebook's one neither counts nor changes.
         source = random.Random(seed)
@@ -157,15 +147,7 @@ class Grid:
 
 
 def parse(words: Iterable[str], variables: Mapping[str, Any]) -> Grid:
-    """Returns the grid that words describe.
-
-    Args:
-        words: ``name=choices``, or the name of a variable that holds a list of dictionaries.
-        variables: the notebook's variables.
-
-    Raises:
-        UsageError: a word is neither, or a name cannot be given to a parameter.
-    """
+    """Returns the grid of words: ``name=choices``, or the name of a list of dictionaries."""
     choices: dict[str, Choices] = {}
     lists: list[Sequence[Values]] = []
     for word in words:
@@ -190,11 +172,6 @@ def parse(words: Iterable[str], variables: Mapping[str, Any]) -> Grid:
 
 
 def check_name(name: object) -> None:
-    """Raises unless a parameter can have this name.
-
-    Raises:
-        UsageError: it is no Python name, or one that a member finds already.
-    """
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
         raise UsageError(f"expected the name of a parameter, found {name!r}. {_EXAMPLE}")
     if name in RESERVED:
@@ -205,11 +182,6 @@ def check_name(name: object) -> None:
 
 
 def parse_choices(name: str, text: str) -> Choices:
-    """Returns the choices that stand behind ``name=``.
-
-    Raises:
-        UsageError: they cannot be read, or there are none.
-    """
     scale, colon, rest = text.partition(":")
     if colon and scale in _SCALES:
         return _scaled(name, text, scale, rest.split(":"))
@@ -298,11 +270,6 @@ def _listed(word: str, variables: Mapping[str, Any]) -> Sequence[Values]:
 
 
 def check_list(found: Any, word: str) -> Sequence[Values]:
-    """Returns a list of dictionaries of values.
-
-    Raises:
-        UsageError: it is none, or a name in it cannot be given to a parameter.
-    """
     if not isinstance(found, list | tuple) or not all(isinstance(row, dict) for row in found):
         raise UsageError(
             f"expected {word} to be a list of dictionaries, found {type(found).__name__}. "

@@ -39,14 +39,12 @@ _AGAIN_SECONDS = 5.0
 
 
 class Ledger:
-    """The state of every member, as its ranks tell it.
+    """The state of every member, from the messages of its ranks.
 
     Args:
-        runs: the members.
-        view: what shows them.
-        metric: the name of what ``early`` compares.
+        metric: the name of the values that ``early`` compares.
         timeout: seconds after which a member is interrupted, for its error message.
-        store: what keeps members that have ended, if anything does.
+        store: keeps members that have ended; None to keep none.
         early: decides which members are stopped; None to stop none.
     """
 
@@ -84,7 +82,7 @@ class Ledger:
         self._estimated = self._counted = (0.0, "")
 
     def enlist(self, members: Sequence[Member]) -> None:
-        """Takes up members: those that a store has are done, the others wait."""
+        # Members in the store have ended already; the others wait.
         if self._store is not None:
             kept = self._store.read([m for m in members if m.state == WAITING])
             self._stored += len(kept)
@@ -192,7 +190,6 @@ class Ledger:
         return payloads[0] if payloads else b""
 
     def keep(self, member: Member, packed: bytes | SharedResult) -> None:
-        """Puts a result where it stays, and lets the others be compared with this member."""
         try:
             if self._store is not None:
                 self._store.write(member, packed)
@@ -221,7 +218,7 @@ class Ledger:
             self._early.ended(member.number, series.last[1], pruned=member.state == STOPPED_EARLY)
 
     def again(self, member: Member, notice: str = "") -> None:
-        """Puts a member back, to run before those that wait."""
+        # It runs before the members that wait.
         if notice:
             self.view.notice(f"{notice}: it runs again")
         member.again()
@@ -248,7 +245,6 @@ class Ledger:
         self.view.row(self.runs.row(member, self._wanted))
 
     def counts(self) -> str:
-        """Returns how many have finished, and how many are in each other state."""
         counts: dict[str, int] = {}
         for member in self.runs:
             counts[member.state] = counts.get(member.state, 0) + 1
@@ -260,7 +256,6 @@ class Ledger:
         return ", ".join([f"{finished} of {len(self.runs)} finished", *others])
 
     def progress(self, crew: MemberSlots) -> str:
-        """Returns :meth:`counts`, and an estimate of the remaining time if there is one."""
         now = time.monotonic()
         if now - self._counted[0] >= _COUNT_SECONDS:
             self._counted = now, self.counts()
@@ -275,7 +270,8 @@ class Ledger:
     def interrupt(self, crew: MemberSlots, slot: Slot, why: str) -> None:
         """Interrupts a member; ``why`` is its state afterwards.
 
-        Where it was before, and goes on all the same, it is again: a library may have caught that.
+        An interrupted member that still runs is interrupted again: a library may have caught the
+        first KeyboardInterrupt.
         """
         now = time.monotonic()
         if slot.member is None or now - self._interrupted.get(slot.cell, 0.0) < _AGAIN_SECONDS:
@@ -286,7 +282,7 @@ class Ledger:
         crew.interrupt(slot)
 
     def since_interrupt(self, slot: Slot) -> float:
-        """Returns the seconds since the member that a slot runs was interrupted first; 0 if not."""
+        # Since the first interrupt, not the last; 0 without one.
         first = self._first_interrupt.get(slot.cell)
         return 0.0 if first is None else time.monotonic() - first
 
@@ -298,6 +294,5 @@ def _own(slot: Slot, reports: Sequence[Report]) -> list[Report]:
 
 
 def _between(low: float, high: float) -> str:
-    """Returns ``about 12 s`` or ``about 12 s to 1 min 5 s``."""
     least, most = seconds(max(1.0, round(low))), seconds(max(1.0, round(high)))
     return f"about {least}" if least == most else f"about {least} to {most}"

@@ -20,7 +20,6 @@ _SHOWN = 3
 def map_items(
     cluster: Cluster, function: Any, items: tuple[Iterable[Any], ...], timeout: float | None
 ) -> list[Any]:
-    """Does what :meth:`Cluster.map` says."""
     if not callable(function) or not items:
         raise UsageError(
             f"expected a function and a list of items, found {function!r} and {len(items)} "
@@ -93,5 +92,4 @@ class _Mapping(EnsembleRunner):
 
 
 def _named(member: Member) -> str:
-    """Returns ``item 3 (0.01)``."""
     return f"item {member.number} ({', '.join(map(short, member.values['arguments']))})"

@@ -31,7 +31,7 @@ _OURS = "/memfd:allranks"
 
 
 class Arena:
-    """A file without a name, that grows with what is put into it."""
+    """A file without a name that grows with every result."""
 
     def __init__(self) -> None:
         if hasattr(os, "memfd_create"):
@@ -43,7 +43,7 @@ class Arena:
         weakref.finalize(self, os.close, self.fd)
 
     def put(self, packed: bytes | SharedResult) -> InArena:
-        """Returns where a packed result lies now."""
+        """Writes a packed result; returns its place."""
         os.lseek(self.fd, self._end, os.SEEK_SET)
         write(self.fd, packed)
         nbytes = len(packed)
@@ -53,16 +53,16 @@ class Arena:
 
 
 class Place(Protocol):
-    """Where a packed result lies."""
+    """The place of a packed result."""
 
     nbytes: int
 
     def load(self) -> Any:
-        """Returns the result, a fresh copy."""
+        """Returns a new copy of the result."""
 
 
 class InArena:
-    """A result in an arena, which it keeps alive."""
+    """A result in an arena. The arena exists as long as one of its results."""
 
     def __init__(self, arena: Arena, start: int, nbytes: int) -> None:
         self._arena, self._start, self.nbytes = arena, start, nbytes
@@ -72,23 +72,16 @@ class InArena:
 
 
 class InFile:
-    """A result in a file of a store.
-
-    Args:
-        path: the file.
-        start: where the result begins in it, in bytes.
-        nbytes: how long it is.
-        trusted: whether it is unpickled also if another user has written it.
-    """
+    """A result in a file of a store; ``trusted`` also unpickles another user's file."""
 
     def __init__(self, path: Path, start: int, nbytes: int, trusted: bool = False) -> None:
         self._path, self._start, self.nbytes, self._trusted = path, start, nbytes, trusted
 
     def load(self) -> Any:
-        """Returns the result, a fresh copy.
+        """Returns a new copy of the result.
 
         Raises:
-            OSError: the file is gone, or another user's by now.
+            OSError: the file does not exist, or belongs to another user now.
         """
         with self._path.open("rb") as file:
             if not self._trusted and is_foreign(os.fstat(file.fileno())):
@@ -97,19 +90,15 @@ class InFile:
 
 
 def is_foreign(file: os.stat_result) -> bool:
-    """Whether a file is another user's, who could have put code into a pickle; root's is not."""
+    # Another user could have put code into a pickle; files of root are trusted.
     return file.st_uid not in (os.getuid(), 0)
 
 
 class SharedResult:
-    """Shared memory in which a rank of this host has left a packed result.
-
-    Args:
-        address: where it can be opened.
-        nbytes: how much of it is meant.
+    """``nbytes`` of shared memory on this host, with the packed result of a rank.
 
     Raises:
-        OSError: it cannot be opened from here.
+        OSError: this process cannot open it.
     """
 
     def __init__(self, address: str, nbytes: int) -> None:
@@ -125,7 +114,6 @@ class SharedResult:
 
 
 def write(fd: int, packed: bytes | SharedResult) -> None:
-    """Writes a packed result where a file stands."""
     if isinstance(packed, SharedResult):
         sent = 0
         while sent < len(packed):
@@ -162,7 +150,7 @@ ENDED = (FINISHED, FAILED, STOPPED_EARLY)
 
 
 class LoggedValues(NamedTuple):
-    """What a member logged under one name: (points,) steps, and as many values, float64."""
+    """The values of one name that a member logged: (points,) steps and values, float64."""
 
     steps: NDArray[np.float64]
     values: NDArray[np.float64]
@@ -176,10 +164,10 @@ class Member:
         number: its place in the ensemble, from 0.
         values: its parameters.
         state: waiting, running, finished, failed, stopped, or stopped early.
-        ranks: the ranks that it runs on, or ran on last.
-        seconds: how long it took, or None.
-        error: why it failed, in a line; ``traceback`` is the whole report.
-        text: what its result is, in a line.
+        ranks: the ranks of its last or current run.
+        seconds: its duration, or None.
+        error: the reason of a failure, in one line; ``traceback`` is the whole report.
+        text: its result in one line.
     """
 
     number: int
@@ -198,22 +186,22 @@ class Member:
 
     @property
     def label(self) -> str:
-        """The parameters as a person types them, as ``lr=0.1 seed=3``."""
+        """The parameters as a person types them: ``lr=0.1 seed=3``."""
         return " ".join(f"{name}={short(value)}" for name, value in self.values.items())
 
     @property
     def rank(self) -> int | None:
-        """The first of its ranks; None where it has not run."""
+        """The first of its ranks; None before its first run."""
         return self.ranks[0] if self.ranks else None
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last value of everything it logged, and every number in its result."""
+        """The last value of every logged name, and every number in its result."""
         return {name: series.last[1] for name, series in self.series.items()} | self.numbers
 
     @property
     def history(self) -> dict[str, LoggedValues]:
-        """What it logged, by name; of long curves every second, fourth … value and the last."""
+        """The logged values by name. A long curve has every second, fourth … value and the last."""
         import numpy as np
 
         return {
@@ -223,9 +211,9 @@ class Member:
 
     @property
     def result(self) -> Any:
-        """What the body has left in ``result``, fetched now; a fresh copy each time.
+        """The value of ``result`` after the cell, fetched now; a new copy each time.
 
-        None where the member has not finished, or has left nothing.
+        None if the member has not finished, or has not set ``result``.
 
         Raises:
             UsageError: the result could not be sent, or cannot be read here.
@@ -250,13 +238,13 @@ class Member:
         self.series[name].add(steps, values, _HISTORY_POINTS)
 
     def again(self) -> None:
-        """Forgets how it fared: it is to run once more."""
+        # Back to the state before its first run.
         self.state, self.ranks, self.seconds = WAITING, (), None
         self.error = self.traceback = self.text = self.problem = ""
         self.numbers, self.series, self.place = {}, {}, None
 
     def become(self, other: Member) -> None:
-        """Takes over how another one fared, with the same values."""
+        # The other member has the same values.
         for name in ("state", "ranks", "seconds", "error", "traceback", "text", "numbers", "place",
                      "problem", "series"):  # fmt: skip
             setattr(self, name, getattr(other, name))
@@ -270,14 +258,13 @@ class Member:
 
 
 def comparable(value: Any) -> float | int | str:
-    """Returns a parameter's value as a table sorts by it: a number, or a few characters."""
+    """Returns a parameter's value as a table sorts it: a number, or a short text."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     # A page has no whole numbers beyond these, and JSON none that are not finite.
     return value if is_number and abs(value) < 2**53 else short(value)
 
 
 def short(value: Any) -> str:
-    """Returns a parameter's value in a few characters."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, str):

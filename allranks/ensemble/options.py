@@ -16,7 +16,7 @@ from allranks.errors import UsageError
 
 @dataclass
 class Options:
-    """What stands behind ``%%ensemble``; ``words`` are those that are no options."""
+    """The line of ``%%ensemble``; ``words`` are those that are not options."""
 
     words: list[str] = field(default_factory=list)
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
@@ -36,19 +36,12 @@ class Options:
 
     @property
     def name(self) -> str:
-        """The variable that the table is put into."""
         return self.out or "runs"
 
     def wanted(self) -> tuple[str, bool] | None:
-        """Returns the metric and whether lower is better; None if not given."""
         return None if self.metric is None else read_metric(self.metric)
 
     def members(self, variables: Mapping[str, Any]) -> list[grid.Values]:
-        """Returns the values of every member.
-
-        Raises:
-            UsageError: the grid cannot be read, or is empty.
-        """
         if not self.words:
             raise UsageError(
                 "expected at least one parameter, found none. "
@@ -59,7 +52,6 @@ class Options:
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Has a parser read the line of an ensemble."""
     add = parser.add_argument
     add("words", nargs="*", metavar="NAME=VALUES", help="a grid: lr=1e-1,1e-2 seed=0:8")
     ClusterOptions.add_to(parser)
@@ -85,15 +77,6 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(line: str, parser: argparse.ArgumentParser) -> Options:
-    """Returns what stands on a line.
-
-    Args:
-        line: as ``lr=1e-1,1e-2 seed=0:8 -o runs``.
-        parser: that raises UsageError, and has been through `add_to`.
-
-    Raises:
-        UsageError: an option is unknown, or its value is not what it must be.
-    """
     given, options = _sorted(words(line))
     # In this order: an option at the end would take a word of the grid as its value.
     made = parser.parse_args([*given, *options], namespace=Options())
@@ -146,11 +129,6 @@ def _check(options: Options) -> None:
 
 
 def check_size(options: Options, size: int) -> None:
-    """Raises unless members of ``ranks_each`` ranks fill ``size`` ranks.
-
-    Raises:
-        UsageError: some would be left over.
-    """
     each = options.ranks_each
     if size % each:
         fits = [str(k) for k in range(1, size + 1) if not size % k]

@@ -23,9 +23,9 @@ from allranks.widgets.dashboard.tables import Table, labels, number, seconds, se
 
 @dataclass(frozen=True)
 class MemberRow:
-    """One member: its parameters, its state, and its value of the metric that counts.
+    """One member: its parameters, its state, and its value of the chosen metric.
 
-    ``values`` is the parameters in one text; of ``parameters`` each is a number or a text.
+    ``values`` has all parameters in one text; ``parameters`` has a number or a text for each.
     """
 
     number: int
@@ -39,9 +39,9 @@ class MemberRow:
 
 
 class MemberTable:
-    """The rows of an ensemble that runs, and its headline.
+    """The rows and the headline of a running ensemble.
 
-    ``metric`` is the name of the numbers in the rows; ``lower`` is whether lower ones are better.
+    ``metric`` is the name of the numbers in the rows; ``lower`` is True if lower ones are better.
     """
 
     def __init__(self) -> None:
@@ -96,10 +96,7 @@ _PARTS = 4
 
 
 def groups(rows: Sequence[MemberRow]) -> dict[str, list[int]]:
-    """Returns the members of each value of the first parameter that differs; empty without one.
-
-    Many different numbers are cut into parts with as many values each.
-    """
+    # By the first parameter that differs.
     names = dict.fromkeys(name for row in rows for name in row.parameters)
     for name in names:
         found = by(rows, name)
@@ -109,7 +106,7 @@ def groups(rows: Sequence[MemberRow]) -> dict[str, list[int]]:
 
 
 def by(rows: Sequence[MemberRow], name: str) -> dict[str, list[int]]:
-    """Returns the members of each value, or part, of a parameter, by what they are called."""
+    # Many different numbers are cut into parts with equally many values.
     values = list(dict.fromkeys(row.parameters[name] for row in rows if name in row.parameters))
     numbers = not any(isinstance(value, str) for value in values)
     if numbers:
@@ -142,12 +139,7 @@ _COLUMNS = 60
 
 
 def bundle(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> dict[str, str]:
-    """Returns text/html and text/plain of an ensemble.
-
-    Args:
-        figures: the data of its members and ranks.
-        style: how curves are drawn.
-    """
+    # The text/html and text/plain of an ensemble.
     members = figures.members
     assert isinstance(members, MemberTable)
     rows = sorted(members.rows.values(), key=lambda row: row.number)
@@ -163,7 +155,7 @@ def bundle(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> dict[str, st
 
 
 def ordered(rows: Sequence[MemberRow], style: PlotStyle) -> list[MemberRow]:
-    """Returns members in the order that was chosen on the page; what has no value stands last."""
+    # In the order chosen on the page; members without a value come last.
     name = style.ordered
     found: list[tuple[Any, MemberRow]] = [
         (row.parameters.get(name[1:]) if name.startswith("=") else vars(row).get(name), row)
@@ -198,7 +190,6 @@ def _images(figures: CellModel, rows: Sequence[MemberRow], style: PlotStyle) -> 
 
 
 def best_of(rows: Sequence[MemberRow], lower: bool) -> MemberRow | None:
-    """Returns the finished member with the best value."""
     done = [row for row in rows if row.state == "finished" and row.metric == row.metric]
     known = [row for row in done if row.metric is not None]
     return (min if lower else max)(known, key=lambda row: row.metric or 0.0, default=None)
@@ -210,7 +201,6 @@ def table_text(rows: Sequence[MemberRow], metric: str, lower: bool) -> str:
 
 
 def table_html(rows: Sequence[MemberRow], metric: str, lower: bool) -> str:
-    """Returns members as a table in HTML, the best one bold."""
     table, best = _table(rows[:_ROWS_HTML], rows, metric, lower), best_of(rows, lower)
     sides = ["left" if column in table.words else "right" for column in range(len(table.head))]
     head = "".join(
@@ -286,7 +276,7 @@ Value = float | int | str
 
 
 def parallel(rows: Sequence[MemberRow], metric: str, lower: bool) -> str:
-    """Returns the picture as SVG; empty where no parameter differs or no member has the metric."""
+    # Empty if no parameter differs or no member has the metric.
     known = [row for row in rows if row.metric is not None and math.isfinite(row.metric)]
     known.sort(key=lambda row: row.metric or 0.0, reverse=not lower)
     names = differing(known)
@@ -312,14 +302,12 @@ def parallel(rows: Sequence[MemberRow], metric: str, lower: bool) -> str:
 
 
 def differing(rows: Sequence[MemberRow]) -> list[str]:
-    """Returns the parameters of which members have different values."""
     names = dict.fromkeys(name for row in rows for name in row.parameters)
     return [name for name in names if len({row.parameters.get(name) for row in rows}) > 1]
 
 
 class _Axis:
-    """Where values stand: numbers on a scale, words one by one."""
-
+    # Numbers have places on a scale; words have equal distances.
     def __init__(self, values: Sequence[Value]) -> None:
         numbers = [value for value in values if not isinstance(value, str)]
         self.words: list[str] = []
@@ -388,12 +376,7 @@ _PLOT_POINTS = 400
 
 
 class Plot:
-    """One line for each group of members: the mean of what they logged.
-
-    Args:
-        name: what they logged.
-        groups: their histories, by what the group is called.
-    """
+    """One line for each group of members: the mean of their logged values of one name."""
 
     def __init__(self, name: str, groups: Mapping[str, Sequence[LoggedValues]]) -> None:
         self._name = name
@@ -431,11 +414,6 @@ class Plot:
 class Parallel:
     """Lines of members through their parameters to a metric.
 
-    Args:
-        rows: the members.
-        metric: the name of the numbers in the rows.
-        lower: whether lower ones are better.
-
     Raises:
         UsageError: no member has such a number, or no parameter differs.
     """
@@ -457,11 +435,6 @@ class Parallel:
 
 
 def plot(members: Sequence[Member], name: str, by: str | None) -> Plot:
-    """Returns what members logged under a name, grouped by the values of a parameter.
-
-    Raises:
-        UsageError: none of them has logged it, or there is no such parameter.
-    """
     logged = [member for member in members if name in member.series]
     if not logged:
         known = sorted({one for member in members for one in member.series})

@@ -34,7 +34,7 @@ _MOST_UNEXPLAINED_DEATHS = 3
 
 @dataclass(frozen=True)
 class EnsemblePlan:
-    """How to run the members: the cell's source and number, and the options that concern them."""
+    """The cell's source and number, and the options of a run."""
 
     source: str
     number: int
@@ -44,15 +44,9 @@ class EnsemblePlan:
 
 
 class EnsembleRunner:
-    """Runs members until none is left, or the notebook is interrupted.
+    """Runs members until all have ended, or the notebook is interrupted.
 
-    Args:
-        cluster: whose ranks run them; started again if it is lost meanwhile.
-        runs: the members; those that have ended already are left as they are.
-        plan: how to run them.
-        view: what shows them.
-        store: what keeps them, if anything does.
-        early: decides which members are stopped; None to stop none.
+    The cluster is started again if it is lost meanwhile. Members that have ended do not run again.
     """
 
     def __init__(
@@ -78,10 +72,10 @@ class EnsembleRunner:
 
         Raises:
             CellFailed: all of them failed.
-            CellInterrupted: the notebook was interrupted; what has finished is kept.
-            ClusterLost: ranks died again and again, and no member is to blame.
+            CellInterrupted: the notebook was interrupted; finished members are kept.
+            ClusterLost: ranks died repeatedly, and no member is the cause.
             StartFailed: ranks died, and could not be started again.
-            UsageError: what has finished could not be stored.
+            UsageError: a finished member could not be stored.
         """
         with self._running():
             while self._has_work():
@@ -92,7 +86,7 @@ class EnsembleRunner:
         self._raise_outcome()
 
     async def run_awaited(self) -> None:
-        """Does what :meth:`run` does, and lets the event loop run meanwhile."""
+        """Like :meth:`run`, but the event loop runs meanwhile."""
         with self._running():
             while self._has_work():
                 with self._crew() as crew, crew.attending(), crew.awaiting() as attend:
@@ -326,7 +320,7 @@ class EnsembleRunner:
             )
 
     def _count_death(self, slot: Slot, told: str) -> bool:
-        """Counts the death of a member's rank; returns whether the member has failed thereby."""
+        # True if the member has failed by this death.
         if slot.member is None or self.ledger.why.get(slot.member) in (STOPPED, STOPPED_EARLY):
             return False
         member = self.runs[slot.member]

@@ -20,17 +20,9 @@ if TYPE_CHECKING:
 
 
 def gather(results: Sequence[tuple[int, Any]], name: str | None) -> NDArray[Any]:
-    """Returns what every member predicts, one after the other.
+    """Returns the members' predictions, (members, …); all have the same shape.
 
-    Args:
-        results: the number and the result of every member.
-        name: which entry of the result; None where the result itself is the prediction.
-
-    Returns:
-        (members, …): the members' arrays, which have one shape.
-
-    Raises:
-        UsageError: there is no member, one has no such entry, or their shapes differ.
+    ``name`` is an entry of the result; None if the result itself is the prediction.
     """
     import numpy as np
 
@@ -62,16 +54,9 @@ def gather(results: Sequence[tuple[int, Any]], name: str | None) -> NDArray[Any]
 
 
 def vote(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """Returns the label that most members chose; of several, the least.
+    """Returns the label of most members, (…), and their share, (…). Of equal labels, the least.
 
-    Args:
-        labels: (members, …) of whole numbers, text or booleans.
-
-    Returns:
-        (…) the labels, and (…) which share of the members chose them.
-
-    Raises:
-        UsageError: they are no labels.
+    ``labels`` are whole numbers, text or booleans: (members, …).
     """
     import numpy as np
 
@@ -100,8 +85,8 @@ class Runs(Sequence[Member]):
 
     Args:
         members: the members.
-        source: the cell's source that they run.
-        metric: what ranks them, and whether lower is better; None if not given.
+        source: the source of the cell that they run.
+        metric: the metric that orders them, and whether lower is better; None if not given.
     """
 
     def __init__(
@@ -133,16 +118,16 @@ class Runs(Sequence[Member]):
 
     @property
     def finished(self) -> Runs:
-        """Those that have run to their end."""
+        """The members that have finished."""
         return self._of([member for member in self if member.state == FINISHED])
 
     @property
     def failed(self) -> Runs:
-        """Those that raised, took too long, or whose rank died twice."""
+        """The members that raised, exceeded the timeout, or lost their rank twice."""
         return self._of([member for member in self if member.state == FAILED])
 
     def where(self, **values: Any) -> Runs:
-        """Returns those with these values, as ``runs.where(lr=0.1)``.
+        """Returns the members with these values, as ``runs.where(lr=0.1)``.
 
         Raises:
             UsageError: no member has such a parameter.
@@ -161,7 +146,7 @@ class Runs(Sequence[Member]):
         )  # fmt: skip
 
     def metric(self, name: str | None = None, mode: str | None = None) -> tuple[str, bool] | None:
-        """Returns the metric that is meant, and whether lower is better; None where there is none.
+        """Returns the chosen metric, and whether lower is better; None if there is no metric.
 
         Raises:
             UsageError: ``mode`` is neither ``min`` nor ``max``.
@@ -187,8 +172,8 @@ class Runs(Sequence[Member]):
         """Returns the finished member with the best value of a metric.
 
         Args:
-            metric: a number in the result, or what was logged: then its last value. By default
-                that of ``--metric``, else the first one that there is.
+            metric: a number in the result, or a logged name, whose last value counts. By default
+                that of ``--metric``, else the first one that exists.
             mode: ``max`` or ``min``; by default ``min`` if the name is that of a loss or an
                 error, else ``max``.
 
@@ -227,10 +212,10 @@ class Runs(Sequence[Member]):
         ]
 
     def plot(self, name: str | None = None, by: str | None = None) -> Plot:
-        """Returns a picture of what the members logged: a line per member, or per value.
+        """Returns a picture of the logged values: a line per member, or per value of a parameter.
 
         Args:
-            name: what they logged; by default the metric of :meth:`best`.
+            name: a logged name; by default the metric of :meth:`best`.
             by: a parameter, as ``"lr"``: members of the same value are one line, their mean.
 
         Raises:
@@ -242,7 +227,7 @@ class Runs(Sequence[Member]):
         """Returns a picture with a line per member, through its parameters to a metric.
 
         Args:
-            metric: a number in the result, or what was logged; by default as for :meth:`best`.
+            metric: a number in the result, or a logged name; by default as for :meth:`best`.
             mode: ``max`` or ``min``: which value is the best.
 
         Raises:
@@ -296,13 +281,13 @@ class Runs(Sequence[Member]):
 
         Args:
             lists: a dictionary of values, a list of them, or a grid as text: ``"lr=0.3 seed=0:4"``.
-            values: one member's, as ``runs.add(lr=0.3, seed=1)``.
+            values: those of one member, as ``runs.add(lr=0.3, seed=1)``.
 
         Returns:
-            The values of each member that is added.
+            The values of each added member.
 
         Raises:
-            UsageError: the ensemble has ended, or the values cannot be a member's.
+            UsageError: the ensemble has ended, or a member cannot have these values.
         """
         made: list[grid.Values] = []
         for one in lists:
@@ -344,13 +329,13 @@ class Runs(Sequence[Member]):
         self.requests.put((kind, what))
 
     def append(self, values: Sequence[grid.Values]) -> list[Member]:
-        """Appends members; for the runner."""
+        # Only the runner calls this.
         new = [Member(len(self._members) + n, dict(one)) for n, one in enumerate(values)]
         self._members += new
         return new
 
     def row(self, member: Member, wanted: tuple[str, bool] | None) -> MemberRow:
-        """Returns what a table shows of a member; ``wanted`` is what :meth:`metric` returned."""
+        # `wanted` is the result of metric().
         return MemberRow(
             number=member.number,
             values=member.label,

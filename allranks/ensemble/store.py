@@ -42,7 +42,7 @@ _NOT_CODE = {
 
 
 def key_of(values: Mapping[str, Any]) -> str:
-    """Returns a name for these values, the same in every process."""
+    # The same in every process, so not by hash().
     digest = hashlib.blake2b(digest_size=12)
     for name in sorted(values):
         digest.update(f"{name}=".encode() + _Reader().read(values[name]) + b";")
@@ -50,14 +50,13 @@ def key_of(values: Mapping[str, Any]) -> str:
 
 
 class _Reader:
-    """Encodes a value; a value that it, or ``before``, has read already is encoded by its place."""
-
+    # A value that has been read already, here or in `before`, is encoded by its place.
     def __init__(self, before: _Reader | None = None) -> None:
         self._places: dict[int, int] = before._places.copy() if before else {}
         self._met: list[Any] = before._met.copy() if before else []
 
     def read(self, value: Any) -> bytes:
-        """Returns bytes that differ where what a member gets differs."""
+        # Different bytes for different values, also across processes.
         if type(value) in _ATOMS:
             return f"{type(value).__name__}:{value!r}".encode()
         if id(value) in self._places:
@@ -174,7 +173,7 @@ _MADE_BY_TYPE = frozenset(
 
 
 def _is_own(value: Any) -> bool:
-    """Whether a function or class is the notebook's, or is made in a function."""
+    # Also a function or class that is made in a function of an imported module.
     module = getattr(value, "__module__", None)
     found: Any = sys.modules.get(module) if module else None
     for part in value.__qualname__.split("."):
@@ -210,13 +209,12 @@ class Store:
     """A folder of ended members; open until :meth:`close`.
 
     Args:
-        path: the folder, made if need be.
         source: the cell's source, without its first line.
-        trusted: whether what other users have stored there is read.
+        trusted: whether members stored by other users are read.
 
     Raises:
-        UsageError: another source has written it, another notebook is writing it, it is no such
-            folder, another user has stored members there, or it cannot be written.
+        UsageError: another source has written the folder, another notebook is writing it, another
+            user has stored members there, or it cannot be written.
     """
 
     def __init__(self, path: str, source: str, trusted: bool = False) -> None:
@@ -294,15 +292,11 @@ class Store:
             )
 
     def close(self) -> None:
-        """Lets others write it."""
+        # Another notebook can take the lock now.
         os.close(self._lock)
 
     def forget_failed(self) -> None:
-        """Has the members that failed run again.
-
-        Raises:
-            UsageError: what is stored there cannot be read or removed.
-        """
+        # Failed members run again.
         for path in self.path.glob(f"*{_SUFFIX}"):
             try:
                 with path.open("rb") as file:
@@ -319,7 +313,7 @@ class Store:
                 ) from error
 
     def read(self, members: Sequence[Member]) -> list[Member]:
-        """Fills in the members that have ended before; returns those."""
+        # Sets the results of members that have ended before, and returns those.
         return [member for member in members if self._read(member)]
 
     def _read(self, member: Member) -> bool:
@@ -346,11 +340,7 @@ class Store:
         return True
 
     def write(self, member: Member, packed: bytes | SharedResult) -> None:
-        """Writes a member that has ended; its result is read from there from now on.
-
-        Raises:
-            UsageError: it cannot be written.
-        """
+        # From now on the member's result is read from the file.
         path = self._path(member)
         head = {
             "number": member.number,
@@ -414,7 +404,7 @@ def _points(
 
 
 def normal(source: str) -> str:
-    """Returns a cell's source without what does not change what it does."""
+    # Blank lines around a cell and spaces at line ends do not count as a change.
     return "\n".join(line.rstrip() for line in source.strip("\n").splitlines())
 
 

@@ -25,48 +25,43 @@ _PERIOD_SECONDS = 0.2
 
 
 class EnsembleView(Protocol):
-    """What shows an ensemble while it runs and after it."""
+    """The display of an ensemble during and after its run."""
 
     members: MemberTable
 
     def ranks(self, hellos: Sequence[Hello]) -> None:
-        """Sets the ranks that run it from now on."""
+        # From now on these ranks run the members.
+        ...
 
-    def row(self, row: MemberRow) -> None:
-        """Handles a member's new state."""
+    def row(self, row: MemberRow) -> None: ...
 
-    def again(self, member: int) -> None:
-        """Handles that a member starts again."""
+    def again(self, member: int) -> None: ...
 
     def works_on(self, rank: int, member: int | None) -> None:
-        """Sets the member that a rank runs; None if it is idle."""
+        # None: the rank is idle.
+        ...
 
-    def output(self, member: int, batch: Output, log: str) -> None:
-        """Handles a member's output."""
+    def output(self, member: int, batch: Output, log: str) -> None: ...
 
-    def points(self, member: int, record: Points, payload: bytes) -> None:
-        """Handles values that a member logged."""
+    def points(self, member: int, record: Points, payload: bytes) -> None: ...
 
-    def pulse(self, record: Pulse) -> None:
-        """Handles a rank's activity."""
+    def pulse(self, record: Pulse) -> None: ...
 
     def notice(self, text: str) -> None:
-        """Handles a line about the ensemble as a whole."""
+        # About the ensemble as a whole.
+        ...
 
     def refresh(self) -> None:
-        """Shows what is new; called several times a second."""
+        # Several times a second.
+        ...
 
-    def finish(self) -> None:
-        """Shows everything: the ensemble has ended."""
+    def finish(self) -> None: ...
 
 
 class TextEnsemble:
-    """Shows what members write, and a table when all have ended; in a terminal, each that ends.
+    """Shows the members' output, and a table at the end.
 
-    Args:
-        text: what shows their text.
-        lines: whether a line is shown for each member that ends.
-        table: whether there is a table at the end.
+    ``lines`` adds a line for each member that ends.
     """
 
     def __init__(
@@ -123,14 +118,7 @@ class TextEnsemble:
 
 
 class NotebookEnsemble(TextEnsemble):
-    """Shows a live panel above what members write; it stays when they have ended.
-
-    Args:
-        mode: ``auto`` or ``full``, which shows every panel.
-        text: what shows their text.
-        act: does what is clicked.
-        ask: makes a request of ranks whose answers are delivered later.
-    """
+    """Shows a live panel above the members' output; the panel stays at the end."""
 
     _text: NotebookView
 
@@ -172,14 +160,7 @@ class NotebookEnsemble(TextEnsemble):
 
 
 def ensemble_view(mode: str, act: ClickHandler, ask: Ask, *, fold: bool = True) -> TextEnsemble:
-    """Returns the view of an ensemble that fits this front end.
-
-    Args:
-        mode: ``plain`` for text; ``auto`` or ``full`` for a panel.
-        act: does what is clicked.
-        ask: makes a request of ranks while the members run.
-        fold: whether identical output of several members is shown once.
-    """
+    """Returns the view of an ensemble that fits this front end."""
     if front_end() != NOTEBOOK:
         return TextEnsemble(TerminalView([], fold=fold, noun="member"), lines=True)
     text = NotebookView([], fold=fold, noun="member")
@@ -187,13 +168,7 @@ def ensemble_view(mode: str, act: ClickHandler, ask: Ask, *, fold: bool = True) 
 
 
 class BarView(TextEnsemble):
-    """Shows what items write, and above it a bar.
-
-    Args:
-        text: what shows their text.
-        count: how many items there are.
-        name: what is called for each.
-    """
+    """Shows the items' output, and a progress bar above it."""
 
     def __init__(self, text: NotebookView | TerminalView, count: int, name: str) -> None:
         super().__init__(text, table=False)
@@ -230,6 +205,5 @@ class BarView(TextEnsemble):
 
 
 def bar_view(count: int, name: str) -> BarView:
-    """Returns the bar that fits this front end, for ``count`` calls of a function of that name."""
     kind = NotebookView if front_end() == NOTEBOOK else TerminalView
     return BarView(kind([], noun="item"), count, name)
