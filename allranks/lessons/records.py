@@ -18,7 +18,7 @@ Scalar = int | float | bool | str
 
 @dataclass(frozen=True)
 class Values:
-    """What a chunk held: all of it when short, else its first values and its extremes."""
+    """The values of a chunk: all of a short one, else the first ones and the extremes."""
 
     count: int
     """Number of elements in the chunk."""
@@ -36,7 +36,7 @@ class Values:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Values:
-        """The values that ``dataclasses.asdict`` turned into ``data``."""
+        """The inverse of ``dataclasses.asdict``."""
         return cls(data["count"], tuple(data["items"]), data["minimum"], data["maximum"])
 
 
@@ -67,7 +67,7 @@ class Step:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Step:
-        """The step that ``dataclasses.asdict`` turned into ``data``."""
+        """The inverse of ``dataclasses.asdict``."""
         values = {key: Values.from_dict(data[key]) for key in ("before", "received", "after")}
         return cls(**{**data, **values})
 
@@ -92,7 +92,7 @@ class RankSteps:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RankSteps:
-        """The part that ``to_dict`` turned into ``data``, also after a trip through JSON."""
+        """The inverse of ``to_dict``, also after JSON, which turns tuples into lists."""
         parsed = {
             "shape": tuple(data["shape"]),
             "input": Values.from_dict(data["input"]),
@@ -157,7 +157,7 @@ class AllreduceRun:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> AllreduceRun:
-        """The run that ``to_dict`` turned into ``data``, also after a trip through JSON."""
+        """The inverse of ``to_dict``, also after JSON, which turns tuples into lists."""
         parsed = {
             "shape": tuple(data["shape"]),
             "steps": tuple(Step.from_dict(step) for step in data["steps"]),

@@ -40,13 +40,7 @@ _VALUES = 1400
 
 
 def bundle(told: Explained, frames: list[Frame], place: str) -> dict[str, str]:
-    """Returns text/html, without scripts or widgets, and text/plain.
-
-    Args:
-        told: the recorded run.
-        frames: its frames.
-        place: the class of the element that a live player takes the place of.
-    """
+    # Without scripts or widgets. `place` is the class of the element that a live player replaces.
     words = f"{title(told)}, round by round: see the table"
     body = f"<p><b>{escape(title(told))}</b><br>{escape(cost(told))}</p>"
     body += f"<div>{image(film(frames), words)}</div>{legend()}"
@@ -57,7 +51,7 @@ def bundle(told: Explained, frames: list[Frame], place: str) -> dict[str, str]:
 
 
 def film(frames: Sequence[Frame]) -> str:
-    """Returns the picture; of very many frames some are left out, never the last."""
+    # Very many frames: some are omitted, but never the last.
     ranks, count = len(frames[0].values), len(frames[0].values[0])
     every = [shown(value) for frame in frames for row in frame.values for value in row]
     column = max(24.0, max(map(len, every)) * _DIGIT + 8)
@@ -82,7 +76,6 @@ def film(frames: Sequence[Frame]) -> str:
 
 
 def legend() -> str:
-    """Returns what the colours say, as HTML."""
     marks = ((_ADDED, "received value was added"), (_REPLACED, "received value replaced it"))
     parts = [f'<span style="color: {colour}">■</span> {said}' for colour, said in marks]
     return f"<p>{' &nbsp; '.join(parts)} &nbsp; <b>bold</b>: complete</p>"
@@ -145,17 +138,10 @@ Arrays = list[list[float]]
 
 
 class Explainer:
-    """One allreduce, round by round; in a notebook a player, elsewhere text.
+    """One allreduce, round by round: a player in a notebook, else text.
 
-    The player may ask for another algorithm, other ranks or another size: then the ranks run it,
-    as soon as they are idle.
-
-    Args:
-        told: the recorded run.
-        ranks: returns the ranks to run on again, or raises what there is to say.
-
-    Attributes:
-        told: the run that is shown.
+    The player can request another algorithm, other ranks or another size. Idle ranks then run it.
+    ``ranks`` returns the ranks for that, or raises the message for the page.
     """
 
     def __init__(self, told: Explained, ranks: Callable[[], NotebookRanks]) -> None:
@@ -196,7 +182,7 @@ class Explainer:
         return bundle(self.told, frames(self.told.run), self._place)
 
     def state(self) -> dict[str, Any]:
-        """Returns what a player needs, as JSON carries it."""
+        # JSON types only.
         told = frames(self.told.run)
         rounds = len(told) - 1
         return {
@@ -249,18 +235,7 @@ class Explainer:
             self._say(str(error))
 
     def run(self, algorithm: str, ranks: int, size: int) -> None:
-        """Has the ranks run another allreduce, and shows that one.
-
-        Args:
-            algorithm: ``ring``, ``recursive doubling`` or ``tree``.
-            ranks: how many.
-            size: how many values each has.
-
-        What they have run before is shown when they are gone.
-
-        Raises:
-            UsageError: there is no such algorithm, or there are too few ranks.
-        """
+        """Runs another allreduce and shows it; without ranks, an earlier run of the same kind."""
         from IPython.display import update_display
 
         asked, found = (algorithm, ranks, size), None
@@ -295,11 +270,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def wanted(cluster: NotebookRanks | None, ranks: int | None) -> NotebookRanks:
-    """Returns the ranks to run on; the notebook's are started now, as a cell would start them.
-
-    Raises:
-        UsageError: there is neither a cluster nor a session that could start one.
-    """
+    # Starts the notebook's own ranks if they are not running, as a cell would.
     if cluster is not None:
         return cluster
     if notebook_session.session is None:
@@ -311,11 +282,7 @@ def wanted(cluster: NotebookRanks | None, ranks: int | None) -> NotebookRanks:
 
 
 def present(cluster: NotebookRanks | None) -> NotebookRanks:
-    """Returns the ranks to run on again; nothing is started.
-
-    Raises:
-        UsageError: they are not running.
-    """
+    # Starts nothing.
     found = cluster or (notebook_session.session.running if notebook_session.session else None)
     if found is None:
         raise UsageError("no ranks are running. Type: %distributed start")
@@ -329,15 +296,15 @@ def ring(
     size: int = 8,
     values: Any = None,
 ) -> Explainer:
-    """Runs an allreduce on a cluster's ranks and returns it, to be played round by round.
+    """Runs an allreduce on a cluster's ranks, and returns it for display round by round.
 
     Args:
         cluster: an ``allranks.Cluster``; by default the notebook's own, which is started now if
             it is not running.
         algorithm: ``ring``, ``recursive doubling`` or ``tree``.
-        ranks: how many take part, from rank 0 on; by default all, and at most 16.
-        size: how many values each rank has, at most 32.
-        values: in place of ``ranks`` and ``size`` the arrays to sum up, one a rank.
+        ranks: the number of ranks, from rank 0 on; by default all, and at most 16.
+        size: the number of values on each rank, at most 32.
+        values: in place of ``ranks`` and ``size`` the arrays to sum up, one per rank.
 
     Raises:
         UsageError: there is no such algorithm, or there are too few ranks, or none.
@@ -357,15 +324,7 @@ def ring(
 
 
 def example_arrays(ranks: int, size: int) -> Arrays:
-    """Returns arrays whose sums show who has contributed: for up to four ranks a digit each.
-
-    Args:
-        ranks: how many arrays.
-        size: how many values each has.
-
-    Raises:
-        UsageError: there are too many to be drawn.
-    """
+    # For up to four ranks each has its own digit, so a sum shows the ranks in it.
     if not 2 <= ranks <= MOST_RANKS:
         raise UsageError(
             f"expected between 2 and {MOST_RANKS} ranks to be drawn, found {ranks}. "
@@ -381,11 +340,7 @@ def example_arrays(ranks: int, size: int) -> Arrays:
 
 
 def checked_arrays(values: Any) -> Arrays:
-    """Returns a reader's own arrays, one a rank: lists, or an array of shape (ranks, size).
-
-    Raises:
-        UsageError: they are no numbers, not of one length, or too many to be drawn.
-    """
+    # One array per rank: lists, or an array of shape (ranks, size).
     rows = values.tolist() if hasattr(values, "tolist") else values
     try:
         arrays = [row.tolist() if hasattr(row, "tolist") else list(row) for row in rows]

@@ -23,7 +23,7 @@ _TEXT_LINES = 64
 
 @dataclass(frozen=True)
 class Message:
-    """Elements ``start`` to ``stop`` that one rank sent to another, and what they did there."""
+    """Elements ``start`` to ``stop`` from one rank to another, and their effect there."""
 
     sender: int
     receiver: int
@@ -37,7 +37,7 @@ class Message:
 
     @property
     def what(self) -> str:
-        """What was done, as ``(1, 2) + (10, 20) = (11, 22)`` or ``(1, 2) becomes (11, 22)``."""
+        # (1, 2) + (10, 20) = (11, 22), or: (1, 2) becomes (11, 22)
         if self.adds:
             return f"{listed(self.before)} + {listed(self.received)} = {listed(self.after)}"
         return f"{listed(self.before)} becomes {listed(self.after)}"
@@ -56,12 +56,7 @@ class Frame:
     shares: tuple[tuple[int, ...], ...]
 
     def words(self, number: int, rounds: int) -> str:
-        """Returns what has happened, for who listens instead of looking.
-
-        Args:
-            number: which frame this is, from 0.
-            rounds: how many frames come after the first.
-        """
+        # For screen readers. `rounds` is the number of frames after the first.
         ranks = len(self.values)
         if not number:
             return f"Start: each of {ranks} ranks has its own array."
@@ -78,11 +73,7 @@ class Frame:
 
 
 def frames(run: AllreduceRun) -> list[Frame]:
-    """Returns the frames of a run whose values were all recorded; rounds without messages are none.
-
-    Args:
-        run: a sum, with every value of every chunk.
-    """
+    """Returns the frames of a sum with all values recorded; none for rounds without messages."""
     values = [list(one.items) for one in run.inputs]
     owners = [[{rank} for _ in row] for rank, row in enumerate(values)]
     told = [_frame("start", (), values, owners)]
@@ -103,7 +94,7 @@ def frames(run: AllreduceRun) -> list[Frame]:
 
 
 def chunks(run: AllreduceRun) -> list[tuple[int, int, int]]:
-    """Returns number, first element and the one past the last of each chunk that is not empty."""
+    # Number, first element, end (exclusive); without empty chunks.
     every = {(step.chunk, step.start, step.stop) for step in run.steps}
     return sorted(chunk for chunk in every if chunk[2] > chunk[1])
 
@@ -113,7 +104,7 @@ def shown(value: Scalar) -> str:
 
 
 def listed(values: Sequence[Scalar]) -> str:
-    """Returns ``5`` or ``(1, 2, 3)``; the first of many."""
+    # Only the first of many values.
     said = [shown(value) for value in values[:_SPOKEN_VALUES]]
     if len(values) > _SPOKEN_VALUES:
         said.append("…")
@@ -165,7 +156,6 @@ def title(told: Explained) -> str:
 
 
 def cost(told: Explained) -> str:
-    """Returns the measured time, and the model's, which is marked as simulated."""
     fabric = told.prediction.fabric
     return (
         f"measured: {seconds(told.seconds)} (shortest of {told.repeats}); "
@@ -174,7 +164,7 @@ def cost(told: Explained) -> str:
 
 
 def steps(frames: list[Frame]) -> Table:
-    """Returns one row a message; the first of very many."""
+    # Only the first of very many messages.
     rows = [
         [str(number), frame.phase, f"rank {m.sender} → {m.receiver}", str(m.chunk), m.what]
         for number, frame in enumerate(frames)
@@ -195,7 +185,7 @@ _MOST_ANSWERS = 6
 
 @dataclass(frozen=True)
 class QuizAnswer:
-    """A possible answer, and the explanation that is shown once it is chosen."""
+    """A possible answer, and the explanation for it."""
 
     said: str
     right: bool
@@ -206,7 +196,7 @@ class QuizAnswer:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked before a round is played."""
+    """A question before a round."""
 
     asked: str
     #: The rank in question.
@@ -215,7 +205,7 @@ class Question:
 
 
 def questions(frames: Sequence[Frame]) -> list[list[Question]]:
-    """Returns for each frame what is asked before it; of the first one, nothing."""
+    # No question before the first frame.
     return [[]] + [_of(frames, number) for number in range(1, len(frames))]
 
 

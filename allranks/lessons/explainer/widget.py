@@ -18,11 +18,9 @@ _STYLES = (SHARED_FRONT / "front.css", _FRONT / "front.css")
 
 
 class ExplainerWidget(anywidget.AnyWidget):
-    """The model behind a player; a page that is loaded anew finds its last state.
+    """The model of a player; a reloaded page finds its last state.
 
-    Args:
-        state: what is to be played.
-        clicked: called with the page's messages; may be called from another thread.
+    ``clicked`` gets the page's messages, perhaps in another thread.
     """
 
     _esm = "\n".join(path.read_text("utf-8") for path in _PARTS)

@@ -57,7 +57,6 @@ class Share:
     most_between: float = inf
 
     def of(self, bandwidth: float, hosts: int) -> float:
-        """Returns the bytes of data a second over a link of ``bandwidth``."""
         if hosts == 1:
             return min(self.inside * bandwidth, self.most_inside)
         return min(self.between * bandwidth, self.most_between)
@@ -172,11 +171,6 @@ class Terms:
 def terms(
     algorithm: str, nbytes: float, ranks: int, hosts: int, pipelined_tree: bool = False
 ) -> Terms:
-    """Returns the counts of an allreduce of ``nbytes`` per rank, with as many ranks on each host.
-
-    Raises:
-        ValueError: the algorithm is unknown, or there are more hosts than ranks.
-    """
     if not 1 <= hosts <= ranks:
         raise ValueError(
             f"each host needs at least one rank: found {ranks} ranks on {hosts} hosts. "
@@ -411,7 +405,7 @@ def predict_step(
 
 
 def allreduces(gradient_nbytes: int, tensors: int | None, fusion_nbytes: int | None) -> int:
-    """The number of allreduces in a step: one per full fusion buffer, or one per tensor."""
+    # One per full fusion buffer, or one per tensor.
     if fusion_nbytes is None:
         return tensors or 1
     buffers = max(1, ceil(gradient_nbytes / fusion_nbytes))

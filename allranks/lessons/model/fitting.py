@@ -94,11 +94,10 @@ def _bandwidth(beta: float) -> float:
 def nonnegative_least_squares(
     matrix: NDArray[np.float64], target: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Returns the x ≥ 0 that minimises |matrix · x - target|; exact, for few columns.
+    """Returns the x ≥ 0 that minimises |matrix · x - target|, exactly.
 
-    The solution is an ordinary least-squares solution on the columns that are not zero: all
-    subsets are tried (16 for four columns), so that no iteration can fail to converge. ``matrix``
-    has the shape (rows, columns), ``target`` (rows,), and x (columns,).
+    An ordinary least-squares solution of every subset of the columns is tried (16 subsets for four
+    columns), because an iteration might not converge.
     """
     columns = matrix.shape[1]
     best = np.zeros(columns)

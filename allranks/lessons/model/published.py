@@ -24,12 +24,11 @@ class Scaling:
 
     @property
     def alone_seconds(self) -> float:
-        """A step on one GPU."""
         return self.batch / self.images_per_second
 
     @property
     def gradient_nbytes(self) -> int:
-        """Bytes of the gradients, in float32."""
+        # In float32.
         return FLOAT32_NBYTES * self.parameters
 
 

@@ -31,14 +31,14 @@ class NamedOp(Protocol):
 
     @property
     def name(self) -> str:
-        """The reduction's name; case does not matter."""
+        # Case does not matter.
+        ...
 
 
 Op = str | NamedOp
 
 
 def op_name(op: Op) -> str:
-    """Returns the lower-case name of a reduction."""
     name = (op if isinstance(op, str) else op.name).lower()
     if name not in OPS:
         raise ValueError(
@@ -72,10 +72,7 @@ class Recorder:
 class Pieces:
     """One rank's working copy of its array, flattened and cut into ``count`` chunks.
 
-    Args:
-        array: any shape and dtype; it is copied, never changed.
-        count: number of chunks; their lengths differ by at most one, and may be 0.
-        recorder: records every change; None records and copies nothing.
+    The lengths of the chunks differ by at most one, and may be 0.
     """
 
     def __init__(
@@ -99,19 +96,17 @@ class Pieces:
         return self.flat[self.edges[chunk] : self.edges[chunk + 1]]
 
     def combine(self, chunk: int, received: Array, **step: Any) -> None:
-        """Reduces a chunk with the received array."""
         before = self._look(self[chunk])
         OPS[self.op](self[chunk], received, out=self[chunk])
         self._record(chunk, before, received, **step)
 
     def replace(self, chunk: int, received: Array, **step: Any) -> None:
-        """Replaces a chunk by the received array."""
         before = self._look(self[chunk])
         self[chunk][:] = received
         self._record(chunk, before, received, **step)
 
     def result(self) -> Array:
-        """Returns the array in its original shape, and completes the recorder's part."""
+        # Also completes the recorder's part.
         if self.recorder and self.input:
             self.recorder.part = RankSteps(
                 algorithm=self.algorithm,
@@ -159,7 +154,7 @@ class Pieces:
 
 
 def plain(value: Any) -> Scalar:
-    """Returns a value for JSON: complex and non-finite numbers become text."""
+    # JSON has no complex and no non-finite numbers, so these become text.
     if isinstance(value, (bool, int)):
         return value
     if isinstance(value, complex):
@@ -183,7 +178,6 @@ def collect(recorder: Recorder, link: Link) -> AllreduceRun | None:
 
 
 def finished(recorder: Recorder) -> RankSteps:
-    """Returns the part of a recorder whose allreduce has ended."""
     if recorder.part is None:
         raise CollectiveError(
             "a recorder needs a finished allreduce: it has recorded none. "
@@ -335,7 +329,6 @@ def tree_allreduce(
 
 
 def levels_below_root(rank: int) -> int:
-    """Returns the number of edges between ``rank`` and rank 0."""
     return (rank + 1).bit_length() - 1
 
 
@@ -349,7 +342,6 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def find(algorithm: str) -> Algorithm:
-    """Returns the allreduce of that name."""
     if algorithm not in ALGORITHMS:
         raise ValueError(f"expected one of {', '.join(ALGORITHMS)}: found {algorithm!r}.")
     return ALGORITHMS[algorithm]

@@ -53,7 +53,7 @@ class Link(Protocol):
 
 
 def poll(requests: Sequence[Any]) -> None:
-    """Returns once all requests are complete; an interrupt ends the wait."""
+    # Tests in a loop, so that an interrupt ends the wait.
     pause = Pause()
     while not all(request.Test() for request in requests):
         pause()
@@ -181,12 +181,7 @@ class LoopbackLink:
         self._links.mailboxes[self.rank, to].put(array.copy())
 
     def receive(self, from_: int) -> Array:
-        """Returns the next array that rank ``from_`` sent to this rank.
-
-        Raises:
-            RankLeft: rank ``from_`` raised.
-            CollectiveError: no array arrived before the timeout.
-        """
+        # RankLeft: rank `from_` raised.
         links = self._links
         try:
             message = links.mailboxes[from_, self.rank].get(timeout=links.timeout_seconds)

@@ -30,9 +30,6 @@ class CellLink:
     """This rank's link to the first ``size`` ranks, over the cell's ``comm``.
 
     Ctrl-C ends a wait, and if a rank leaves the cell the others raise `RankLeft`.
-
-    Args:
-        size: how many ranks are linked, from rank 0 on; all of them run the cell.
     """
 
     def __init__(self, size: int) -> None:
@@ -57,11 +54,8 @@ class CellLink:
 def explain_here(algorithm: str, values: Sequence[Sequence[float]]) -> Explained | None:
     """Returns the run, its time and its prediction on rank 0; None on the other ranks.
 
-    Args:
-        algorithm: a key of `ALGORITHMS`.
-        values: one array per rank, all of one length; ranks beyond them take no part.
-
-    Collective: ranks 0 to ``len(values) - 1`` call this with the same arguments.
+    ``values`` has one array of the same length per rank; further ranks do not take part.
+    Collective over the ranks with values.
     """
     link = CellLink(len(values))
     allreduce = find(algorithm)
