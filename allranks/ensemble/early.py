@@ -133,9 +133,11 @@ def remaining_seconds(
         free += [0.0] * (slots - len(free))
         heapq.heapify(free)
         for _ in range(waiting):
+            # The next member starts on the slot that is free first.
             heapq.heapreplace(free, free[0] + source.choice(taken))
         ends.append(max(free))
     ends.sort()
+    # The tenth and the ninetieth percentile.
     return ends[len(ends) // 10], ends[-1 - len(ends) // 10]
 
 
@@ -143,5 +145,5 @@ def _left(source: random.Random, taken: Sequence[float], elapsed: float) -> floa
     longer = [seconds for seconds in taken if seconds > elapsed]
     if longer:
         return source.choice(longer) - elapsed
-    # Longer than any member before: at most as long again is a guess.
+    # Longer than any member before. The guess: at most the same time again.
     return elapsed * source.random()

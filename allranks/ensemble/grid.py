@@ -205,7 +205,7 @@ def parse_choices(name: str, text: str) -> Choices:
         raise UsageError(f"{name}={text} expected at least one value, found none. {_EXAMPLE}")
     try:
         count = len(found)
-    except OverflowError:  # a range may be longer than Python can say
+    except OverflowError:  # len() of a range cannot exceed sys.maxsize
         count = sys.maxsize
     _check_count(count)
     return found

@@ -1,4 +1,4 @@
-"""The states of an ensemble's members: the queue, their records, and what is kept of them."""
+"""The states of an ensemble's members: the queue, their records, and their results."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ class Ledger:
         self.runs, self.view = runs, view
         self._metric, self._timeout = metric, timeout
         self._store, self._early = store, early
-        #: How many members the store had.
+        #: The number of members from the store.
         self._stored = 0
         self._arena = Arena()
-        #: Members to run, in this order; and whether none are put back any more.
+        #: Members to run, in this order; after `closed` none are put back.
         self.waiting: deque[Member] = deque()
         self.closed = False
-        #: What becomes of members that have been interrupted; when those that run started.
+        #: The next states of interrupted members; the start times of running ones.
         self.why: dict[int, str] = {}
         self.started: dict[int, float] = {}
-        #: Where each rank's log is; whether large results can be left in shared memory.
+        #: The log file of each rank; whether shared memory can carry large results.
         self.logs: dict[int, str] = {}
         self.shared = sys.platform == "linux"
-        #: Why nothing more can be kept.
+        #: The reason why the store accepts no further member.
         self.problem: UsageError | None = None
         self._results: dict[int, tuple[Result, list[bytes]]] = {}
         self._interrupted: dict[int, float] = {}

@@ -31,7 +31,7 @@ def map_items(
         Member(number, {"function": function, "arguments": call})
         for number, call in enumerate(calls)
     ]
-    # The metric is named: so that no item is searched for one.
+    # With a named metric, no item is searched for one.
     mapping = _Mapping(
         cluster,
         Runs(members, _SOURCE, ("result", True)),

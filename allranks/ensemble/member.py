@@ -102,7 +102,7 @@ class SharedResult:
     """
 
     def __init__(self, address: str, nbytes: int) -> None:
-        # In a container of its own, a rank's process id may be another process's here.
+        # A rank in a container has another process id there, so the path may be another process's.
         if not os.readlink(address).startswith(_OURS):
             raise OSError(f"{address} is no shared memory of a rank")
         self.fd = os.open(address, os.O_RDONLY | os.O_CLOEXEC)
@@ -142,7 +142,7 @@ def _load(fd: int, start: int, nbytes: int) -> Any:
 #: Points kept of each history; of longer ones, every second, fourth, … and the last.
 _HISTORY_POINTS = 20_000
 
-#: What can become of a member.
+#: The states of a member.
 WAITING, RUNNING, FINISHED, FAILED = "waiting", "running", "finished", "failed"
 STOPPED, STOPPED_EARLY = "stopped", "stopped early"
 #: A store keeps these, and a rerun does not run them again.
@@ -276,12 +276,12 @@ def short(value: Any) -> str:
     if isinstance(value, Mapping | list | tuple | int | None | type):
         try:
             return _shortened(getattr(value, "__name__", None) or repr(value))
-        except Exception:  # what is in it may refuse to be shown in its own way
+        except Exception:  # the __repr__ of an element may raise
             return told
     return getattr(value, "__name__", told)
 
 
 def _shortened(text: str) -> str:
     text = text if len(text) <= 40 else f"{text[:39]}…"
-    # A table has no place for lines and colours, nor a notebook for half a character.
+    # Line breaks and colours would break the table; a notebook cannot save half a character.
     return text if text.isprintable() else repr(text)[1:-1]

@@ -139,7 +139,6 @@ _COLUMNS = 60
 
 
 def bundle(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> dict[str, str]:
-    # The text/html and text/plain of an ensemble.
     members = figures.members
     assert isinstance(members, MemberTable)
     rows = sorted(members.rows.values(), key=lambda row: row.number)

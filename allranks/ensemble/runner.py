@@ -1,4 +1,4 @@
-"""Runs the members of an ensemble on the ranks of a cluster, and keeps what they leave."""
+"""Runs the members of an ensemble on the ranks of a cluster, and keeps their results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.1
 _SCREEN_NBYTES = 128 * 1024
 _LEAST_SCREEN_NBYTES = 1024
 _MOST_DEATHS = 2
-#: Deaths that no member is to blame for; after more, something else ends the ranks.
+#: Deaths without a member as the cause; after more, something else ends the ranks.
 _MOST_UNEXPLAINED_DEATHS = 3
 
 
@@ -64,7 +64,7 @@ class EnsembleRunner:
         self._name = uuid4().hex
         self._interrupts = 0
         self._unexplained_deaths = 0
-        #: For each cell of a member that was interrupted, what is known of its ranks.
+        #: The positions of the ranks of each interrupted cell.
         self._unheard: dict[int, InterruptTimeout] = {}
 
     def run(self) -> None:
@@ -247,7 +247,7 @@ class EnsembleRunner:
                 twice = (
                     "the next interrupt" if self._interrupts else "two interrupts of the notebook"
                 )
-                # Without a timeout, only the user decides to lose what the other members have done.
+                # Without a timeout only the user may decide to lose the other members' work.
                 then = f"in {GRACE_SECONDS - NOTICE_SECONDS:g} s" if late else f"by {twice}"
                 self.view.notice(
                     f"member {slot.member} has not ended {NOTICE_SECONDS:g} s after its "
@@ -277,7 +277,7 @@ class EnsembleRunner:
         # Reversed, because each is put before those that wait.
         for slot in reversed(slots):
             if slot.member is None:
-                continue  # its member's end has come while the others were ended
+                continue  # its member has ended meanwhile
             member = self.runs[slot.member]
             why = self.ledger.why.pop(member.number, "")
             if why in (STOPPED, STOPPED_EARLY):
@@ -291,11 +291,11 @@ class EnsembleRunner:
     def _handle_death(self, crew: MemberSlots) -> None:
         died = culprits(crew.ranks.roster.ends)
         culprit = died[0].rank if died else None
-        # One death ends all ranks. Only the member on the rank that died first is to blame.
+        # One death ends all ranks. Only the member on the rank that died first counts as the cause.
         busy = crew.at_work()
         blamed = next((slot for slot in busy if culprit in slot.ranks), None)
         if blamed is not None and culprit is not None and blamed.member is not None:
-            # What the rank had written and not sent: the log has it, and it may say why it died.
+            # Unsent output of the rank, from its log; it may contain the reason of the death.
             text = crew.ranks.roster.unseen(culprit)
             if text:
                 said = Output(culprit, blamed.cell, (["out", text],), 0, 0, 0)

@@ -76,7 +76,7 @@ def vote(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.float64]]:
     return kinds[best], most / len(labels)
 
 
-#: What can be asked of an ensemble that runs: ``("add", values)`` or ``("stop", number or None)``.
+#: A request to a running ensemble: ``("add", values)`` or ``("stop", number or None)``.
 Request = tuple[str, Any]
 
 
@@ -95,7 +95,7 @@ class Runs(Sequence[Member]):
         self._members = list(members)
         self.source = source
         self._metric = metric
-        #: Read by the runner of the members; None when none runs.
+        #: The runner reads it; None when no ensemble runs.
         self.requests: queue.SimpleQueue[Request] | None = None
 
     @overload

@@ -34,7 +34,7 @@ from allranks.errors import UsageError
 
 _ATOMS = (type(None), type(...), str, bytes, bool, int, float, complex)
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
-#: ``__slotnames__`` is what copyreg notes where an instance has been pickled.
+#: copyreg adds ``__slotnames__`` to a class when an instance is pickled.
 _NOT_CODE = {
     *("__dict__", "__weakref__", "__module__", "__firstlineno__"),
     *("__static_attributes__", "__slotnames__"),
@@ -62,7 +62,7 @@ class _Reader:
         if id(value) in self._places:
             return f"#{self._places[id(value)]}".encode()
         self._places[id(value)] = len(self._met)
-        self._met.append(value)  # alive, so that its id is its own
+        self._met.append(value)  # kept alive, so that no other object gets its id
         kind, parts = self._parts(value)
         return kind.encode() + b"(" + b",".join(parts) + b")"
 
@@ -76,7 +76,7 @@ class _Reader:
         kind = type(value)
         if kind in (list, tuple):
             return kind.__name__, self._all(value)
-        if kind in (set, frozenset):  # in another order in each process
+        if kind in (set, frozenset):  # each process has another order
             return kind.__name__, sorted(_Reader(self).read(one) for one in value)
         if kind is dict:
             return "dict", self._items(value)
@@ -121,7 +121,7 @@ class _Reader:
     def _class(self, kind: type) -> list[bytes]:
         members = {n: v for n, v in sorted(vars(kind).items()) if n not in _NOT_CODE}
         members = {n: v for n, v in members.items() if not n.startswith("_abc_")}
-        # Descriptors of slots and the like are made of what stands beside them.
+        # Python makes descriptors, as those of slots, from the other attributes of the class.
         code = {n: v for n, v in members.items() if type(v).__name__ not in _MADE_BY_TYPE}
         return [*self._all((type(kind), kind.__bases__)), *self._items(code)]
 
@@ -142,7 +142,7 @@ class _Reader:
             try:
                 return hashlib.blake2b(pickled(value)).digest()
             except Exception:
-                self._places = places  # the digest has nothing of what was met meanwhile
+                self._places = places  # the digest has no part of the failed attempt
         return type(value).__qualname__.encode()
 
     def _dumped(self, value: Any) -> bytes:
@@ -162,7 +162,7 @@ class _Pickler(pickle.Pickler):
         return self._reader.read(obj) if is_own or type(obj) in _AROUND else None
 
 
-#: What functools makes around a function, and where it keeps that.
+#: The wrappers of functools, and the attributes with the wrapped function.
 _AROUND: dict[type, str] = {
     type(functools.lru_cache(len)): "__wrapped__",
     functools.cached_property: "func",
@@ -331,7 +331,7 @@ class Store:
             found.text, found.problem = head["text"], head["problem"]
             found.error, found.traceback = head["error"], head["traceback"]
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            return False  # not there, or not whole: it runs
+            return False  # no complete file: the member runs
         member.become(found)
         ended = path.stat().st_mtime
         self.oldest = min(ended, self.oldest or ended)

@@ -1,4 +1,4 @@
-"""The views of an ensemble and of a map: what members write, a panel or a progress bar."""
+"""The views of an ensemble and of a map: the members' output, a panel or a progress bar."""
 
 from __future__ import annotations
 

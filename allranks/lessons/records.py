@@ -42,7 +42,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Step:
-    """One message: a chunk that went from one rank to another, and what it did there."""
+    """One message: a chunk from one rank to another, and its effect there."""
 
     number: int
     """The round, from 0; messages with equal numbers travel at the same time."""
@@ -61,7 +61,7 @@ class Step:
     before: Values
     """The receiver's chunk before the message."""
     received: Values
-    """What the message carried."""
+    """The content of the message."""
     after: Values
     """The receiver's chunk after the message: combined, or replaced."""
 
@@ -203,7 +203,7 @@ class Prediction:
     transfer_seconds: float
     """The part that grows with the array."""
     fabric: str
-    """Name of what connects the ranks, and where its numbers come from."""
+    """Name of the fabric, and the source of its numbers."""
     simulated: bool = field(default=True, init=False)
 
     @property

@@ -153,7 +153,7 @@ class Explainer:
         self._most = ranks().size
         self._problem = ""
         self._answers = 0
-        #: What the ranks have run, by algorithm, ranks and values: to be played when they are gone.
+        #: Runs by algorithm, ranks and values, for display after the ranks have ended.
         self._kept = {(told.run.algorithm, told.run.size, *told.run.shape): told}
         self._asked: dict[str, Any] | None = None
 
@@ -210,7 +210,7 @@ class Explainer:
         }
 
     def _clicked(self, click: dict[str, Any]) -> None:
-        # Perhaps in another thread, and perhaps while a cell runs: ranks are led from one thread.
+        # Perhaps in another thread and during a cell, but only one thread may use the ranks.
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._ask, click)
 
@@ -259,7 +259,7 @@ class Explainer:
 
     def _say(self, problem: str) -> None:
         self._problem = problem
-        self._answers += 1  # an answer like the last one is one, too
+        self._answers += 1  # so that an answer equal to the last one also changes the state
         if self._widget is not None:
             self._widget.state = self.state()
 

@@ -13,7 +13,7 @@ from allranks.lessons.records import AllreduceRun, Explained, Scalar, Step
 from allranks.records.ranks import compact
 from allranks.widgets.dashboard.tables import Table, seconds
 
-#: Phases in which what has come takes the place of what was there; in the others it is added.
+#: In these phases received values replace the old ones; in the others they are added.
 _REPLACED = {"allgather", "unfold", "broadcast"}
 _SPOKEN_MESSAGES = 8
 _SPOKEN_VALUES = 8
@@ -48,9 +48,9 @@ class Frame:
     """All ranks at one moment: before the first round, or after one."""
 
     phase: str
-    #: What has travelled since the frame before, all at the same time.
+    #: The messages since the frame before, all at the same time.
     messages: tuple[Message, ...]
-    #: What every rank holds: one array a rank.
+    #: One array per rank.
     values: tuple[tuple[Scalar, ...], ...]
     #: From how many ranks each of these values has a share.
     shares: tuple[tuple[int, ...], ...]
@@ -213,7 +213,7 @@ def _of(frames: Sequence[Frame], number: int) -> list[Question]:
     messages = [one for one in frames[number].messages if one.stop > one.start]
     if not messages:
         return []
-    # Another rank each time; the second question is about what the first one's piece does.
+    # Another rank each time; the second question is about the message of the first one.
     message = messages[3 * number % len(messages)]
     whole = message.stop - message.start == len(frames[0].values[0])
     several = any(one.chunk != message.chunk for frame in frames for one in frame.messages)
@@ -256,7 +256,7 @@ def _near(right: int, own: int, every: Sequence[int], size: int) -> list[int]:
 def _whom(frames: Sequence[Frame], number: int) -> Question:
     frame, size = frames[number], len(frames[0].values)
     to = {one.sender: one.receiver for one in frame.messages}
-    # Each third time a rank whose turn it is not, where there is one.
+    # Every third time a rank that does not send, if there is one.
     resting = [rank for rank in range(size) if rank not in to]
     chosen = resting if resting and number % 3 == 2 else list(to)
     rank = chosen[3 * number % len(chosen)]

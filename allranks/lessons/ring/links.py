@@ -181,7 +181,6 @@ class LoopbackLink:
         self._links.mailboxes[self.rank, to].put(array.copy())
 
     def receive(self, from_: int) -> Array:
-        # RankLeft: rank `from_` raised.
         links = self._links
         try:
             message = links.mailboxes[from_, self.rank].get(timeout=links.timeout_seconds)
@@ -190,6 +189,7 @@ class LoopbackLink:
                 f"rank {self.rank} expected an array from rank {from_}: none came in "
                 f"{links.timeout_seconds} s. Check that both ranks run the same algorithm."
             ) from None
+        # Rank `from_` raised.
         if isinstance(message, RankLeft):
             raise message
         return message
