@@ -116,8 +116,7 @@ class HorovodMissing(MissingDependency, ModuleNotFoundError):
 class HorovodFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds ``horovod`` and the modules below it in allranks.
 
-    Attributes:
-        in_notebook: whether this process is the notebook's kernel, which is never a rank.
+    ``in_notebook`` is true in the notebook's kernel, which is never a rank.
     """
 
     def __init__(self) -> None:
@@ -127,7 +126,7 @@ class HorovodFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns a spec for a module of Horovod's, None for every other name."""
+        """Returns a spec for a module of Horovod, None for every other name."""
         place = place_of(name)
         if place is None or _is_real(sys.modules.get("horovod")):
             return None
@@ -161,7 +160,7 @@ class HorovodFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return any(other.find_spec("horovod", path, target) is not None for other in others)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Returns the module of allranks, to be used under its second name."""
+        """Returns the module of allranks, for use under its second name."""
         assert spec.origin is not None
         # The same module object under both names, so both share one state.
         module = importlib.import_module(spec.origin)
@@ -171,13 +170,13 @@ class HorovodFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Restores the module's own spec, which Python has replaced; its code has run already."""
+        # Python has replaced the module's own spec. Its code has run already.
         assert module.__spec__ is not None
         module.__spec__ = self._specs.pop(module.__spec__.name)
 
 
 def place_of(name: str) -> str | None:
-    """Returns the name of the module that replaces one of Horovod, None for any other name."""
+    """Returns the module of allranks for one of Horovod; None for any other name."""
     for prefix, place in PLACES.items():
         if name == prefix or name.startswith(prefix + "."):
             return place + name[len(prefix) :]
@@ -230,13 +229,9 @@ def uninstall() -> None:
 
 
 def install_tensorflow() -> bool:
-    """Makes ``import tensorflow`` import the version that the environment asks for.
+    """Makes ``import tensorflow`` import the version in ``ALLRANKS_TENSORFLOW``.
 
-    Returns:
-        Whether that is version 1.
-
-    Raises:
-        UsageError: ``ALLRANKS_TENSORFLOW`` is neither 1 nor 2.
+    Returns whether that is version 1.
     """
     version = config.variable_choice(TENSORFLOW_SETTING, ("1", "2"), "2")
     # Not by sys.modules["tensorflow"], because packages find version 2 there.
@@ -283,7 +278,7 @@ def _version_1() -> ModuleType:
 
 
 def _is_in_package(globals: Mapping[str, object]) -> bool:
-    """Returns whether the importing code is in an installed package, or has no file."""
+    """Whether the importing code is in an installed package, or has no file."""
     if globals.get("__name__") == "__main__":
         return False
     file = globals.get("__file__")

@@ -55,7 +55,7 @@ class HorovodVersionMismatchError(ImportError):
 
 
 def _cache(f: Callable[..., T]) -> Callable[..., T]:
-    """Returns a function that is called once for equal arguments, which must be hashable."""
+    """Calls a function once for equal arguments, which must be hashable."""
     known: dict[Any, T] = {}
     lock = threading.Lock()
 

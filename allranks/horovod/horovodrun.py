@@ -44,17 +44,10 @@ _INSTEAD = {
 
 
 class HorovodrunOptions(NamedTuple):
-    """The options of a command line.
+    """The options of a command line; "" for an option left out.
 
-    Attributes:
-        size: how many ranks.
-        hosts: for instance ``localhost:4``; empty for this machine.
-        hostfile: the path of a file of hosts; empty for none.
-        command: a Python, its own flags, a script and the script's arguments.
-        timeout: the ranks are interrupted after this number of seconds; empty for never.
-        log_dir: a folder for the ranks' logs; empty for none.
-        report: a file for a page with curves, timings and output; empty for none.
-        mpi: whether the command becomes mpiexec.
+    ``command`` is a Python, its own flags, a script and the script's arguments; ``hosts`` is for
+    instance ``localhost:4``; ``timeout`` is in seconds. With ``mpi`` the command becomes mpiexec.
     """
 
     size: int
@@ -68,11 +61,7 @@ class HorovodrunOptions(NamedTuple):
 
 
 def parse(arguments: list[str]) -> HorovodrunOptions:
-    """Parses Horovod's command line.
-
-    Raises:
-        UsageError: a flag is unknown or has no value, or there is no number of ranks.
-    """
+    """Parses Horovod's command line; the number of ranks is required."""
     values = dict.fromkeys(_FLAGS.values(), "")
     rest, mpi = list(arguments), False
     while rest and rest[0].startswith("-"):
@@ -102,11 +91,7 @@ def parse(arguments: list[str]) -> HorovodrunOptions:
 
 
 def python_command(command: list[str]) -> list[str]:
-    """Returns the command of each rank, which runs a script that can import ``horovod``.
-
-    Raises:
-        UsageError: the command is not a Python and a script.
-    """
+    """Returns the command of each rank, for a script that can import ``horovod``."""
     program = command[0] if command else ""
     flags = 1
     while flags < len(command) and command[flags].startswith("-"):
@@ -123,9 +108,7 @@ def python_command(command: list[str]) -> list[str]:
 def local_script(options: HorovodrunOptions) -> list[str]:
     """Returns the script and its arguments if its ranks can be started here, else an empty list.
 
-    Raises:
-        UsageError: the command is not a Python and a script; or it cannot be run here, and one of
-            the options is for scripts that are.
+    Raises UsageError for an option of scripts started here, if the script cannot be.
     """
     python, *flags = python_command(options.command)
     flags, arguments = flags[: flags.index("-m")], flags[flags.index("-m") + 2 :]
@@ -145,7 +128,7 @@ def local_script(options: HorovodrunOptions) -> list[str]:
 
 
 def main() -> None:
-    """Runs the script, or mpiexec in this process; prints a mistake in the command as one line."""
+    """Runs the script, or replaces this process by mpiexec; a wrong command prints one line."""
     arguments = sys.argv[1:]
     if arguments and arguments[0] in ("-v", "--version"):
         sys.stdout.write(f"{horovod.__version__}\n")
