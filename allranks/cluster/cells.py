@@ -55,7 +55,7 @@ class MemberSlots:
             Slot(tuple(range(first, first + ranks_each)))
             for first in range(0, ranks.size, ranks_each)
         ]
-        #: Takes what a slot's ranks tell of the member that they run.
+        #: Called with the records of a slot's ranks about their member.
         self.deliver: Callable[[MemberSlots, Slot, CellRecord, list[bytes]], None] = lambda *_: None
 
     def free(self) -> Slot | None:
@@ -168,7 +168,7 @@ class Replacement:
                 self.epoch = epoch
                 try:
                     problem = self._try()
-                except TimeoutError as error:  # who did not hear this will not hear the next
+                except TimeoutError as error:  # the next try would have no answer either
                     problem = str(error)
                     break
                 if not roster.dead:
@@ -229,7 +229,7 @@ class Replacement:
         while not done() and time.monotonic() < began + seconds and self.presses < 2:
             try:
                 self.presses += len(self._ranks.step(_STEP_SECONDS))
-            except Exception as error:  # it concerns no rank's place
+            except Exception as error:  # an error of the display, not of the replacement
                 self._tell(str(error))
             for rank in sorted(dead.keys() - known):
                 known.add(rank)
@@ -242,7 +242,7 @@ class Replacement:
 
 def _problem(got: AnswersSoFar) -> str:
     problems = [answer.problem for answer, _ in got.values() if answer.problem]
-    # Those that were made to leave by another one's error have nothing to tell.
+    # Ranks that left because of another rank's error add nothing to the report.
     return min(problems, key=lambda problem: "MPI_ERR_REVOKED" in problem, default="")
 
 
@@ -407,7 +407,7 @@ class Cells:
         if isinstance(record, Output) and record.entries:
             self.late.append(record)
             if self._running is not None:
-                # The rank had not begun this cell yet: what it writes in it comes after.
+                # The rank had not begun this cell yet: output of the cell comes later.
                 self._show_late(self._running.view)
         elif isinstance(record, Reply) and self._left and record.cell == self._left.cell:
             self._left.replies[record.rank] = record
@@ -455,7 +455,7 @@ class Cells:
                     "was interrupted. Wait for its end, or type: %distributed restart"
                 )
             self._ranks.wait_until(left.settled, _REPLY_SECONDS)
-        # It is unknown how a rank has left it whose reply was lost.
+        # The reply of a rank was lost, and with it how the rank has left the cell.
         self._dirty = self._dirty or left.dirty or bool(left.pending)
         self._left = None
 
@@ -470,7 +470,7 @@ class Cells:
     def _renew(self) -> None:
         if self._left is not None:
             self._see_off(self._left)
-        # Not without all ranks: those that are left can run what needs no others.
+        # A new communicator needs all ranks. The living ones can run cells without collectives.
         if self._dirty and not self._ranks.roster.dead:
             self._epoch += 1
             try:

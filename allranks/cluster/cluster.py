@@ -41,7 +41,7 @@ _LEAST_SCREEN_NBYTES = 4096
 _RESTORE_SECONDS = 120.0
 """A model's library may have to be imported first."""
 
-#: Attributes by which cells, ensembles and scripts are run and watched.
+#: Attributes for the magics, ensembles and scripts; `__dir__` hides them.
 _OF_THE_PACKAGE = {
     "ask", "ask_soon", "attach", "catch_up", "connection_information", "count", "crew",
     "failed_first", "follow", "goes_on",
@@ -157,7 +157,7 @@ class Cluster:
         self._connection.healing = self.healing
 
         def progress(up: int, started: int, module: str) -> None:
-            # Ranks come up together, once the processes of all of them have met.
+            # All ranks come up together, after MPI has connected their processes.
             tail = f", {started} started" if started > up else ""
             tail += f", importing {module}" if module else ""
             head = f"starting ranks: {up} of {self.size} up"
@@ -374,7 +374,7 @@ class Cluster:
         name = getattr(function, "__name__", "function")
         try:
             call = cloudpickle.dumps((function, args, kwargs or {}), protocol=5)
-        except Exception as error:  # an object's own way to be pickled may do anything
+        except Exception as error:  # an object's __reduce__ may raise anything
             raise UsageError(f"{name} cannot be sent to the ranks: {error}") from error
         run = self.submit(
             "",
@@ -454,7 +454,7 @@ class Cluster:
         return run
 
     def _ready(self, chosen: Iterable[int], view: View) -> int:
-        # Ranks may die of what they have left.
+        # Ranks may die while they leave the cell before: then choose again.
         while True:
             gone = set(chosen) & set(self.dead)
             if gone and not self._heals_by_itself:
@@ -534,7 +534,7 @@ class Cluster:
 
         try:
             dead = self.dead
-            said, _ = self._replace(tell)  # an interrupt was for the cell, which has ended
+            said, _ = self._replace(tell)  # an interrupt concerns the cell, which has ended
         except ClusterLost:
             try:
                 run.check()

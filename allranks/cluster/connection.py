@@ -148,7 +148,7 @@ class Connection:
         deadline = time.monotonic() + patience
         try:
             with self.inbox.hearing_interrupts():
-                # An interrupt waits until this is known, and can be ended: a job, for example.
+                # An interrupt waits until the job, for example, is known and can be cancelled.
                 agent = self._start_agent()
                 while self.roster.missing:
                     if isinstance(agent, MultiHostAgents) and (waits := agent.begin()):
@@ -182,7 +182,7 @@ class Connection:
                     files.write(told["client"], told["engine"], next(pids, None))
                 return
             inbox.put(FromHostAgent(name, told))
-            if name == "nursery_exit":  # known first: to remove the files may take a while
+            if name == "nursery_exit":  # before the slow removal of files
                 files.close()
 
         return deliver
@@ -239,9 +239,9 @@ class Connection:
         self.state, self.lost_because = state, why
         self.hooks.stopped()
         for agent in self._agents if self.roster.ends else ():
-            # As long as it is not ended from here.
+            # Asked before the agents are ended from here.
             self._cause = self._cause or agent.why_ended()
-        with self.inbox.hearing_interrupts():  # it ends by itself, and soon
+        with self.inbox.hearing_interrupts():  # an interrupt must not stop this; it ends soon
             self._finalizer()
             self.step(0)
 
@@ -261,7 +261,7 @@ class Connection:
                 self.let_go()
                 raise
         self.state = "running"
-        # Where others have had them, the host agent knows whether they are to end.
+        # The host agent decides whether ranks end that other notebooks have had.
         self._finalizer.atexit = not self._taken.stays and not self._taken.shared
         told = {rank: answer.content for rank, (answer, _) in got.items()}
         one = self.roster.hellos[min(told)]
@@ -277,7 +277,7 @@ class Connection:
         deadline = time.monotonic() + _ATTACH_SECONDS
         reached: set[int] = set()
         while silent := set(range(self.size)) - set(got) - {end.rank for end in self._early}:
-            # They look for this notebook twice a second.
+            # Ranks look for this notebook twice a second.
             reached |= {rank for rank in silent - reached if self._wire.send((rank,), ask)}
             self.step(_REACH_SECONDS)
             if any(end.rank < 0 for end in self._early):
@@ -328,7 +328,7 @@ class Connection:
         self._finalizer.detach()
         for client in self._clients:
             client.close()
-        # First, as the next notebook listens at the same place.
+        # First, because the next notebook listens at the same address.
         self._wire.close()
         for agent in self._agents:
             if isinstance(agent, HostAgentProcess):
@@ -422,7 +422,7 @@ class Connection:
         import ipyparallel
 
         self._expect_clients()
-        # One that was closed, as at the end of a ``with``, is of no use to who asks next.
+        # A caller may have closed the last one, for instance by ``with``.
         self._clients[:] = [client for client in self._clients if not client._closed]
         deadline = time.monotonic() + _CLIENT_SECONDS
         while not self._clients:
@@ -430,7 +430,7 @@ class Connection:
             try:
                 made.wait_for_engines(self.size, timeout=_CLIENT_TRY_SECONDS, interactive=False)
             except TimeoutError:
-                # It misses an engine that registers just while it connects: another one may not.
+                # A client misses an engine that registers while it connects: try another client.
                 made.close()
                 if time.monotonic() > deadline:
                     raise
@@ -547,7 +547,7 @@ def _end_anywhere(*held: Any) -> None:
         _end(*held)
         return
     try:
-        # The thread may be one of those that it waits for.
+        # `_end` may wait for the calling thread.
         threading.Thread(target=_end, args=held, name="allranks-end").start()
     except RuntimeError:
         pass  # the process ends: so does the host agent, whose input closes
@@ -563,7 +563,7 @@ def _end(
     """Ends what a connection holds; it must not hold the connection itself."""
     with ExitStack() as ends:
         ends.callback(shutil.rmtree, session_dir, ignore_errors=True)
-        ends.callback(files.close)  # once no thread writes them any longer
+        ends.callback(files.close)  # after the threads that write them
         ends.callback(wire.close)
         for held in (*agents, *clients):
             ends.callback(

@@ -38,7 +38,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
         return ()
     found = _physical()
     if chosen is None:
-        # CUDA shows each slice of a GPU that is cut, and each GPU that is not.
+        # CUDA shows the slices of a GPU with MIG, else the GPU.
         uuids = [uuid for gpu, slices in found for uuid in (slices or [gpu])]
     else:
         uuids = _shown(chosen, found)
@@ -51,12 +51,12 @@ def _physical() -> list[tuple[str, list[str]]]:
         import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
         pynvml.nvmlInit()
-    except Exception:  # no package, or no driver: there are no GPUs to speak of
+    except Exception:  # no package, or no driver: no GPUs
         return []
     try:
         found = []
         for index in range(pynvml.nvmlDeviceGetCount()):
-            with suppress(pynvml.NVMLError):  # one that the driver has lost
+            with suppress(pynvml.NVMLError):  # the driver has lost this GPU
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 found.append((_text(pynvml.nvmlDeviceGetUUID(handle)), _slices(pynvml, handle)))
         return found
@@ -74,7 +74,7 @@ def _slices(pynvml: Any, handle: Any) -> list[str]:
     except pynvml.NVMLError:
         return found
     for index in range(most):
-        with suppress(pynvml.NVMLError):  # a place with no slice in it
+        with suppress(pynvml.NVMLError):  # an empty place
             piece = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
             found.append(_text(pynvml.nvmlDeviceGetUUID(piece)))
     return found

@@ -105,7 +105,7 @@ def _by_place(groups: Iterable[list[Report]]) -> list[list[list[Report]]]:
     for group in groups:
         first = group[0]
         frames = plain("\n".join(first.traceback)).rstrip()
-        # A bounded message differs from the one in the traceback, and then nothing is merged.
+        # A shortened message differs from that in the traceback; then nothing is merged.
         frames = frames.removesuffix(first.message.rstrip())
         places.setdefault((first.etype, first.line, frames), []).append(group)
     return list(places.values())
@@ -182,7 +182,7 @@ def ended(size: int) -> str:
 
 
 _OTHERS_SECONDS = 1.0
-#: For what the others still have to say, once it is known which rank died of itself.
+#: For the other ends, after the first death is known.
 _KNOWN_SECONDS = 0.2
 _TAIL_LINES = 12
 _LAST_LINES, _LAST_CHARACTERS = 3, 300
@@ -484,7 +484,7 @@ def read_status(hello: Hello, answer: dict[str, Any]) -> RankStatus:
             rss = process.memory_info().rss
             state = "stopped" if process.status() == psutil.STATUS_STOPPED else "silent"
         except psutil.Error:
-            pass  # on another host, where that number is another process, or gone
+            pass  # on another host the number is another process's, or unused
     return RankStatus(hello.rank, hello.host, hello.pid, hello.device, rss, state, line)
 
 

@@ -38,7 +38,7 @@ class CleanupProcess:
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            # An interrupt of the kernel goes to its whole process group: not to this one.
+            # A session of its own: an interrupt goes to the kernel's whole process group.
             start_new_session=True,
         )
         _waiting.add(self)
@@ -50,8 +50,8 @@ class CleanupProcess:
     def close(self, seconds: float) -> None:
         """Runs the command now, and waits for its end; from any thread, more than once."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError, ValueError):  # it has ended, or runs already
-            # A process that was forked without Python may hold the pipe too: it would not end.
+        with suppress(BrokenPipeError, ValueError):  # the shell has ended, or its script runs
+            # A line ends the wait even if a process forked without Python holds the pipe open.
             self._process.stdin.write(b"\n")
         self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
@@ -115,7 +115,7 @@ def _sweep_logs(place: Path) -> None:
     oldest = time.time() - _KEPT_DAYS * 86400
     for folder in place.iterdir():
         try:
-            # The folder may have been named by the user, and hold other things as well.
+            # The user may have chosen the folder: it may contain other files.
             if not _LOGS_OF_ONE.fullmatch(folder.name):
                 continue
             newest = max((f.stat().st_mtime for f in folder.iterdir()), default=0.0)
@@ -227,14 +227,14 @@ def slurm_settings() -> SlurmSettings:
             job_id=said.job_id_regexp,
             group=said.job_id_regexp_group,
         )
-    except Exception as error:  # a person's own Python
+    except Exception as error:  # a user's code may raise anything
         raise UsageError(
             f"expected ipyparallel's settings of Slurm in {path}, found {error!r}. Correct it"
         ) from error
 
 
 _SET_NAME = "allranks on "
-#: When the ranks have ended, or the kernel has died.
+#: Runs when the ranks have ended, or the kernel has died.
 _REMOVE = 'rm -f "$@"'
 _CLOSE_SECONDS = 10.0
 
@@ -320,7 +320,7 @@ def _write(path: Path, content: Any) -> None:
     try:
         with os.fdopen(descriptor, "w") as file:
             json.dump(content, file)
-        os.link(part, path)  # a rename would take the place of another's
+        os.link(part, path)  # unlike a rename, a link fails if the name is taken
     finally:
         os.unlink(part)
 
@@ -353,7 +353,7 @@ def _sweep_files(folder: Path) -> None:
         try:
             found = json.loads(path.read_text())["engines"]["sets"][_set_name()]
             left = not psutil.pid_exists(found["pid"])
-        except Exception:  # another's, who may write there what he likes, or removed just now
+        except Exception:  # another program's file with any content, or removed just now
             continue
         for old in _paths(folder, path.stem.removeprefix("cluster-")) if left else ():
             old.unlink(missing_ok=True)

@@ -114,7 +114,7 @@ class HostAgentProcess:
                 stdout=subprocess.PIPE,
                 stderr=descriptor,
                 env={**os.environ, **config.environment},
-                # An interrupt of the kernel goes to its whole process group: not to this one.
+                # A session of its own: an interrupt goes to the kernel's whole process group.
                 start_new_session=True,
             )
         finally:
@@ -168,7 +168,7 @@ class HostAgentProcess:
             self._process.stdin.write(text.encode() + b"\n")
             self._process.stdin.flush()
         except (BrokenPipeError, ValueError):
-            pass  # it has ended: the listening thread reports that
+            pass  # the listening thread reports its end
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -189,7 +189,7 @@ def end_session(leader: int, session_dir: str) -> None:
     processes that cells have started in a POSIX session of their own.
     """
     left = _wait_for_end(leader, _LAUNCHER_SECONDS)
-    # These end with the last process that they serve, and remove what it had in shared memory.
+    # A tracker ends with the last process that it serves, and frees the shared memory of that.
     trackers = [pid for pid in left if _is_tracker(pid)]
     _kill(pid for pid in left if pid not in trackers)
     _kill(_wait_for_end(leader, _TRACKER_SECONDS) if trackers else ())
@@ -217,21 +217,21 @@ def _is_of(pid: int, session_dir: str) -> bool:
     try:
         return any(session_dir in value for value in psutil.Process(pid).environ().values())
     except (psutil.Error, OSError):
-        return False  # it is gone, or another user's
+        return False  # the process has ended, or is another user's
 
 
 def _is_tracker(pid: int) -> bool:
     try:
         return any("multiprocessing.resource_tracker" in it for it in psutil.Process(pid).cmdline())
     except psutil.Error:
-        return False  # it is gone
+        return False  # the process has ended
 
 
 def _session_of(pid: int) -> int:
     try:
         return os.getsid(pid)
     except OSError:
-        return -1  # it is gone
+        return -1  # the process has ended
 
 
 def event_of(line: bytes) -> tuple[str, dict[str, Any]]:
@@ -239,7 +239,7 @@ def event_of(line: bytes) -> tuple[str, dict[str, Any]]:
     try:
         fields = json.loads(line)
         return fields.pop("event"), fields
-    except Exception:  # what is printed may be any JSON, and as deep as it likes
+    except Exception:  # a printed line may be any JSON, of any depth
         return "launcher", {"text": line.decode("utf-8", "replace")}
 
 

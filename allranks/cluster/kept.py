@@ -71,7 +71,7 @@ class KeptFolders:
         # The lock keeps other kernels from removing the folders, which exist by now.
         _let_go(self._held)
         for path in self.paths:
-            with suppress(OSError):  # it is no place for files here
+            with suppress(OSError):  # no files can be made there
                 self._held.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
                 fcntl.flock(self._held[-1], fcntl.LOCK_SH)
 
@@ -100,7 +100,7 @@ def _sweep(place: Path) -> None:
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                # One that is new may not be held yet.
+                # A new folder may not be locked yet.
                 if time.time() - os.fstat(descriptor).st_mtime > _GRACE_SECONDS:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(folder, ignore_errors=True)

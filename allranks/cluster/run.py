@@ -39,7 +39,7 @@ class InterruptTimeout:
     def __init__(self, ask_soon: AskSoon) -> None:
         self._ask_soon = ask_soon
         self._asked = self._said = False
-        #: Where each rank was seen last.
+        #: The last known line of each rank.
         self.lines: dict[int, str] = {}
 
     def due(self, waited: float, pending: Sequence[int]) -> bool:
@@ -331,7 +331,7 @@ class CellRun:
         if kind is CellTimeout:
             reports = [failures.as_timeout(report, late) for report in reports]
         message = failures.plain(failures.headline(reports, self.size))
-        if kind is CellTimeout and late not in message:  # where all others only waited
+        if kind is CellTimeout and late not in message:  # all other ranks only waited
             message = f"{late}. {message}"
         error = kind(message, failures.describe(reports, self.ranks), reports)
         # A notebook shows the text by itself; a script's traceback ends with the notes.

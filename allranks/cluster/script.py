@@ -32,7 +32,7 @@ from allranks.records.wire import Hello
 from allranks.widgets.dashboard.saved_panel import page
 from allranks.widgets.dashboard.view import TerminalDashboard
 
-#: Of Horovod's arguments, those that ask for nothing that would differ here.
+#: Arguments of Horovod without an effect here.
 _IGNORED = {
     "start_timeout",
     "disable_cache",
@@ -100,7 +100,7 @@ def run(
     if isinstance(shared, Cluster) and shared.size == size and shared.is_up() and not shared.busy:
         return shared.call(*call, timeout=timeout)
     started = Cluster(size)
-    started.heal_when("off")  # nothing is run on the ranks afterwards
+    started.heal_when("off")  # no cell follows on these ranks
     with started as fresh:
         return fresh.call(*call, timeout=timeout)
 
@@ -202,7 +202,7 @@ def run_script(job: ScriptRun) -> int:
     began = time.monotonic()
     code, failure = 0, ""
     started = Cluster(job.size)
-    started.heal_when("off")  # nothing is run on the ranks afterwards
+    started.heal_when("off")  # no cell follows on these ranks
     try:
         with started as cluster:
             view = _View(list(cluster.hellos.values()), cluster.log_dir)

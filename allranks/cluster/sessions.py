@@ -114,14 +114,14 @@ def running(seconds: float = _VISIT_SECONDS) -> list[SessionInfo]:
                 continue
             found.append(_found(path, "about", seconds))
         except (OSError, ValueError, TypeError):
-            continue  # it starts, or ends, or is left from one that was killed
+            continue  # an agent that starts or ends, or the folder of a killed one
     return sorted(found, key=lambda session: session.began)
 
 
 def _found(path: str | Path, want: str, seconds: float = _VISIT_SECONDS) -> SessionInfo:
     with _visit(Path(path), want, seconds) as door:
         told = json.loads(door.makefile("rb").readline())
-    # Another version may tell more.
+    # Another version may send more fields.
     known = {field.name: told[field.name] for field in fields(SessionInfo) if field.name in told}
     return SessionInfo(name_of(path), str(path), **known)
 
@@ -294,7 +294,7 @@ class AttachedHostAgent(HostAgentProcess):
         self.config = NurseryConfig.from_fields(told["config"])
         self.memo: dict[str, Any] = told["memo"]
         self.stays = float(told["stays"])
-        #: Whether other notebooks are there that have had them, or watch.
+        #: Whether other notebooks watch the ranks, or have had them.
         self.shared = bool(told["watchers"])
 
     def listen(self, deliver: Callable[[str, dict[str, Any]], None]) -> None:
@@ -324,7 +324,7 @@ class AttachedHostAgent(HostAgentProcess):
         self._door.close()
 
     def _say(self, text: str) -> None:
-        with suppress(OSError):  # it has ended: the listening thread reports that
+        with suppress(OSError):  # the listening thread reports its end
             self._door.sendall(text.encode() + b"\n")
 
     def _listen(self) -> None:
@@ -335,7 +335,7 @@ class AttachedHostAgent(HostAgentProcess):
                 said_so = said_so or name == "stopped"
                 self._deliver(name, fields)
         if not self._holds:
-            return  # it lives on
+            return  # the process is still running
         self._deliver("nursery_exit", {"code": 0 if said_so else -signal.SIGKILL})
         if not said_so:
             end_session(self.pid, self.config.session_dir)
@@ -406,7 +406,7 @@ def _ask(found: SessionInfo) -> None:
     except TimeoutError:
         why = f"{whose} has not answered: it runs a cell of its own. Wait for its end there"
     except OSError:
-        return  # it has gone, or let them go: the host agent knows
+        return  # it has ended or released the ranks: ask the host agent
     else:
         why = f"{whose} has them, and {json.loads(line)['refused']}" if b"refused" in line else ""
     if why:

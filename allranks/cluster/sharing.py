@@ -103,7 +103,7 @@ class WatcherFeed:
     """Sends watchers the cells of the ranks and their messages."""
 
     def __init__(self) -> None:
-        #: Called in the thread with who asks for the ranks; it answers by :func:`answer`.
+        #: Called in the thread with the socket of a notebook that asks for the ranks; see `answer`.
         self.lend: Callable[[socket.socket], object] | None = None
         self._lock = threading.Lock()
         self._hellos: dict[int, Frames] = {}
@@ -127,7 +127,7 @@ class WatcherFeed:
             door = self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 with suppress(FileNotFoundError):
-                    os.unlink(path)  # of the notebook that held the ranks before
+                    os.unlink(path)  # left by the notebook that held the ranks before
                 door.bind(path)
                 door.listen(8)
             except OSError:  # the ranks have just ended
@@ -213,7 +213,7 @@ class WatcherFeed:
         return messages + [pack({}, frames) for frames in self._left.values() if frames]
 
     def _rouse(self) -> None:
-        with suppress(OSError):  # it has been roused already, or ends
+        with suppress(OSError):  # the thread is awake already, or has ended
             self._wake.send(b".")
 
     def _serve(self) -> None:
@@ -244,11 +244,11 @@ class WatcherFeed:
         self._selector.register(visitor, selectors.EVENT_READ, lambda: self._hear(visitor))
 
     def _hear(self, visitor: socket.socket) -> None:
-        said = visitor.recv(_LINE_NBYTES)  # it is short, and comes at once
+        said = visitor.recv(_LINE_NBYTES)  # one short packet
         try:
             asked = json.loads(said)
             wants = asked["want"]
-        except (ValueError, LookupError, TypeError):  # it has gone, most likely
+        except (ValueError, LookupError, TypeError):  # it has most likely disconnected
             self._drop(visitor)
             return
         if wants == "watch" and visitor not in self._watchers:

@@ -99,7 +99,7 @@ class EventQueue:
             except TimeoutError:
                 pass  # an interrupt does not wake a sleeping loop: the caller looks again
             except asyncio.CancelledError:
-                # What an interrupt becomes where the kernel's own handler hears it.
+                # The kernel's own handler turns an interrupt into a cancelled task.
                 task = asyncio.current_task()
                 if task is not None:
                     task.uncancel()
@@ -210,7 +210,7 @@ class Wire:
         #: Called in the wire's thread with each line of a host's agent or relay.
         self.deliver_host: DeliverHost = lambda host, line: None
         self._host_of: Mapping[int, str] = {}
-        #: At which look each host had last been heard.
+        #: The number of the poll at which each host last sent something.
         self._heard: dict[str, int] = {}
         self._looks, self._next_look = 0, 0.0
         #: Sends messages to the notebooks that watch this one.
@@ -235,9 +235,9 @@ class Wire:
                 socket.curve_server = True
                 socket.curve_publickey = public
                 socket.curve_secretkey = secret
-        # A rank that is not there any more is an error to raise, not a message to drop.
+        # A message to a rank that has ended raises instead of being dropped.
         self._commands.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # One that takes a dead one's place has its name.
+        # A replacement has the name of the dead rank.
         self._commands.setsockopt(zmq.ROUTER_HANDOVER, 1)
         if home:
             self.commands_url = COMMANDS_AT_HOME.format(home)

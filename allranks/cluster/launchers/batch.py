@@ -31,7 +31,7 @@ from allranks.cluster.launchers.launcher import (
 from allranks.errors import MissingDependency, StartFailed, UsageError
 from allranks.records.config import Invitation
 
-#: Longer than a batch system's own controller takes to be started again.
+#: A restart of the batch system's controller takes less.
 _UNKNOWN_SECONDS = 60.0
 _ASK_SECONDS = 20.0
 _CLOSE_SECONDS = 10.0

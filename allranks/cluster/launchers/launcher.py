@@ -36,7 +36,7 @@ from allranks.records.config import Invitation
 Tell = Callable[[str, str], None]
 """Called, in any thread, with a host and why the command has ended there."""
 
-#: Variables of these names are set on the hosts as in the notebook: settings of libraries.
+#: Settings of libraries: variables with these names have the notebook's values on the hosts.
 _PASSED_ON = re.compile(
     r"(ALLRANKS|(OMPI|PMIX|PRTE)_(MCA|ALLOW)|MPI4PY|UCX|UCC|FI|NCCL|OMP|MKL|OPENBLAS|TF|XLA)_\w+"
     r"|(OPAL|PMIX|PRTE)_PREFIX|PYTHONPATH|LD_LIBRARY_PATH"
@@ -276,7 +276,7 @@ class CommandJob:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                # An interrupt of the kernel goes to its whole process group: not to this one.
+                # A session of its own: an interrupt goes to the kernel's whole process group.
                 start_new_session=True,
                 # With a display, ssh would open a window to ask for a password.
                 env={name: value for name, value in os.environ.items() if name != "DISPLAY"},
@@ -284,7 +284,7 @@ class CommandJob:
             self._running.append(started)
             line = dataclasses.replace(invitation, host=host.name).to_json()
             assert started.stdin is not None
-            with suppress(BrokenPipeError):  # it has ended: its last lines say why
+            with suppress(BrokenPipeError):  # it has ended: its last lines have the reason
                 started.stdin.write(line.encode() + b"\n")
                 started.stdin.flush()
             threading.Thread(

@@ -68,7 +68,7 @@ def takes_options(name: str | None) -> bool:
 def named(name: str) -> AnyLauncher:
     """Returns the launcher, or that of the named place, with the options after the name."""
     first, *options = _words(name)
-    # What is built in needs no file: one that cannot be read does not keep it from starting.
+    # Built-in launchers start even if a file of named places cannot be read.
     place = None if _is_built_in(first) else places().get(first)
     if place is not None:
         first, *before = _words(place.on)

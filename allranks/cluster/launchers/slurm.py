@@ -39,7 +39,7 @@ from allranks.records.config import Invitation
 _EXAMPLE = "--on slurm --nodes 2 --ntasks-per-node 4 --time 1:00:00"
 _PACKAGE = "apt-get install slurm-client"
 _NODE_NAME = "SLURMD_NODENAME"
-#: Two, because one of them may be this machine itself.
+#: Two nodes, because one of them may be this machine.
 _ASKED_NODES = 2
 _ENDING_SECONDS = 5.0
 _POLL_SECONDS = 0.2

@@ -18,7 +18,7 @@ from allranks.errors import MissingDependency
 from allranks.records.config import Invitation
 
 _OPTIONS = {
-    "BatchMode": "yes",  # a question could not be answered
+    "BatchMode": "yes",  # the notebook cannot answer ssh's questions
     "ConnectTimeout": "10",
     # A host that is cut off is noticed by its silence; this only ends the ssh that waits for it.
     "ServerAliveInterval": "5",
