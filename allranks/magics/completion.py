@@ -129,7 +129,7 @@ class Completion:
                 )
                 for match in matches
             ]
-            # What the notebook knows of names that live on the ranks would be wrong.
+            # The notebook's own results for names of the ranks would be wrong.
             return {"completions": completions, "suppress": True, "ordered": True}
 
         allranks_matcher.matcher_api_version = 2  # type: ignore[attr-defined]

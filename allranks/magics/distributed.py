@@ -343,7 +343,7 @@ class DistributedMagics(Magics):
         """Takes over ranks, and shows their last cell to its end."""
         attached = self.session.attach(name)
         if attached is None:
-            return  # it watches
+            return  # the notebook only watches
         cluster, left, said = attached
         print(said)
         if left.members:
@@ -363,7 +363,7 @@ class DistributedMagics(Magics):
         else:
             cluster.show_late(view)
             view.finish()
-            cluster.is_up(print)  # a rank that has died meanwhile is replaced
+            cluster.is_up(print)  # replaces ranks that have died meanwhile
 
     def _keep_after_cells(self, options: CommandOptions) -> None:
         if options.names == ["off"]:

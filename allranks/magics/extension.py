@@ -32,7 +32,7 @@ def load(shell: InteractiveShell, *, px: bool = False) -> None:
         shell.register_magics(magics, EnsembleMagics(shell, magics.session))
         set_session(magics.session)
         alias.install(in_notebook=True)
-        # A variable of that name, if there is one, is the user's.
+        # A variable of that name is the user's: keep it.
         shell.user_ns.setdefault(RANKS, RanksProxy(magics.session))
     if px and PxMagics.__name__ not in shell.magics_manager.registry:
         shell.register_magics(PxMagics(shell, magics))

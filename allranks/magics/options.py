@@ -40,7 +40,7 @@ COMMANDS = {
 _START_RANKS = ("start", "restart")
 _NAME_VARIABLES = ("push", "pull", "keep")
 _CHOOSE_RANKS = ("status", "push", "pull", "log", "debug", "compare")
-#: Commands that take words, what these are called in the help, and what they are.
+#: Commands with words: their name in the help, and their meaning.
 _TAKE_WORDS = {
     "last": ("N", "the number of a cell, as in In[N]"),
     "compare": ("N", "the numbers of cells, as in In[N], or files cell-N.json.gz of earlier ones"),

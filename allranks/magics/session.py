@@ -73,7 +73,7 @@ class Session:
         wanted = options.over(self._asked)
         cluster = wanted.make(Cluster)
         cluster.hooks = self.hooks
-        # What was asked for holds until it is stopped: after a start that failed, or a loss, too.
+        # The options last until a stop, also after a failed start or a loss.
         self._asked = replace(wanted, n=cluster.size)
         if not lost and (waiting := sessions.waiting()):
             print(waiting)
@@ -116,7 +116,7 @@ class Session:
                 continue  # as in most cells: the default launcher is not looked up again
             have = self._asked.effective(name)
             if asked != have:
-                # What cannot be started at all is not offered as a restart.
+                # Do not offer a restart that cannot succeed.
                 replace(options, exclusive=False).make(Cluster)
                 what = f"{have} ranks are" if option == "-n" else f"{option} {have or 'none'} is"
                 raise UsageError(
@@ -284,7 +284,7 @@ class Session:
                 "Type there: %distributed restart   or here, for others: %distributed detach"
             )
         wanted = options.over(self._asked)
-        wanted.make(Cluster)  # Refuses what cannot be started before anything is lost.
+        wanted.make(Cluster)  # raises before the old ranks are lost
         self.stop()
         self.cluster(wanted)
 

@@ -75,7 +75,7 @@ class WatchedCells:
 
     def _begin(self, cell: RunCell, ago: float) -> None:
         if self._view is not None and cell.cell == self.cell:
-            return  # it is repeated after messages were lost
+            return  # a repetition after lost messages
         self.end()
         self.cell, self._ensemble = cell.cell, ""
         self._ranks = cell.ranks or tuple(sorted(self._hellos))
@@ -184,7 +184,7 @@ class ClusterSharing:
 
     def __init__(self, session: Holder) -> None:
         self._session: Holder = weakref.proxy(session)
-        #: The ranks that it shares, whether or not it has them now.
+        #: The shared ranks, also while another notebook has them.
         self.joined: Joined | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -193,7 +193,7 @@ class ClusterSharing:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return  # nothing could be answered while nothing is typed
+            return  # without an event loop nothing answers between cells
         mine = weakref.WeakMethod(self._lend)
 
         def lend(visitor: socket.socket) -> None:
@@ -274,7 +274,7 @@ class ClusterSharing:
         sessions.visit(found.folder, "watch")
         try:
             door = watch(found.folder, self.joined.count)
-        except OSError:  # it goes just now, or does not answer: looked for again
+        except OSError:  # it ends just now, or does not answer: look again
             door = None
         print(
             f"Watching {self.joined.ranks}, attached to the notebook of process {found.holder}: "
@@ -286,7 +286,7 @@ class ClusterSharing:
         show = self._show(self.joined.folder, found.holder, door)
         try:
             self._task = asyncio.get_running_loop().create_task(show)
-        except RuntimeError:  # a terminal: nothing is shown while something is typed
+        except RuntimeError:  # a terminal shows nothing during input
             try:
                 asyncio.run(show)
             except KeyboardInterrupt:
@@ -314,13 +314,13 @@ class ClusterSharing:
                 break
             if found.holder in (0, os.getpid()):
                 looks += 1
-                if looks == _LOOKS:  # else they change hands
+                if looks == _LOOKS:  # before that, the ranks may be between two notebooks
                     print(f"{found.name}: {sessions.whose(found)}.", flush=True)
                 await asyncio.sleep(_TICK_SECONDS)
                 continue
             holder, looks = found.holder, 0
             seen = max(seen, self.joined.count if self.joined is not None else 0)
-            with suppress(OSError):  # it goes just now
+            with suppress(OSError):  # it ends just now
                 door = await asyncio.to_thread(watch, folder, seen)
         if self.joined is not None:
             print(f"{self.joined.ranks} have ended.", flush=True)
@@ -368,7 +368,7 @@ async def _show_one(door: socket.socket, watched: WatchedCells) -> None:
         async for head, frames in messages(door):
             watched.take(head, frames)
     except OSError:
-        pass  # it has gone: the host agent knows who has the ranks
+        pass  # the connection has ended: ask the host agent for the holder
     finally:
         ticking.cancel()
         watched.end()

@@ -41,7 +41,7 @@ class EveryCell:
         self._checks = False
         self._prefixed = False
         self._kept_here: str | None = None
-        #: What a line begins with that is for the notebook.
+        #: Beginnings of lines that run in the notebook.
         self.commands = [_COMMAND, "%%", "%load_ext", "%reload_ext"]
 
     def on(self) -> None:
@@ -85,7 +85,7 @@ class EveryCell:
             or not request.get("seen", True)
         ):
             return lines
-        # What a magic of a local cell runs, as %%capture does, is local too.
+        # A cell that a magic of a local cell runs, as %%capture does, is local too.
         if request and request["msg_id"] == self._kept_here:
             return lines
         self._prefixed = True
@@ -155,7 +155,7 @@ class AwaitedMagics:
     def _transform(self, lines: list[str]) -> list[str]:
         if not lines or not lines[0].startswith(tuple(self._calls)) or not self._shell.autoawait:
             return lines
-        # Another package may have put its own in its place, as view.activate() does with %%px.
+        # Another package may have replaced the magic, as view.activate() does with %%px.
         magic = self._shell.find_cell_magic(lines[0].split("'", 2)[1])
         ours = getattr(magic, "__module__", "").startswith("allranks.")
         if not ours or _called_by_a_magic(sys._getframe()):
