@@ -131,7 +131,7 @@ class Cluster:
         """Starts the ranks and returns when all of them are up.
 
         Args:
-            tell: called repeatedly with what is waited for, as the place in a queue.
+            tell: called repeatedly with the reason of the wait, as the place in a queue.
 
         Raises:
             StartFailed: they did not come up; nothing of them is left.
@@ -178,7 +178,7 @@ class Cluster:
         return self
 
     def stop(self) -> None:
-        """Ends the ranks; their variables, and what they have kept, are deleted."""
+        """Ends the ranks; deletes their variables, also the kept ones."""
         if self.state == "running":
             self._ranks.close()
         self._forget()
@@ -388,13 +388,13 @@ class Cluster:
         return self.wait(run).values()
 
     def map(self, function: Any, *items: Iterable[Any], timeout: float | None = None) -> list[Any]:
-        """Calls a function once for each item, on the next free rank; returns what it returned.
+        """Calls a function once for each item, on the next free rank; returns the results.
 
         Every rank is a world of its own meanwhile. What is printed is shown with the item's
         number, and a bar shows the progress. An item whose rank dies runs again, once.
 
         Args:
-            function: what is called; it may be defined in a cell.
+            function: it may be defined in a cell.
             items: as of Python's ``map``: with several lists, one of each is passed.
             timeout: seconds after which an item is interrupted, and has failed.
 

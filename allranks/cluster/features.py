@@ -57,12 +57,12 @@ class CellContext:
         pending: returns the ranks that have not left it yet.
         interrupts: returns how often it was interrupted.
         notice: shows a line about the cell as a whole.
-        show_output: shows all output so far; what is shown next stands below it.
+        show_output: shows all output so far; later output follows below it.
         ask: returns the answers to a request; ranks that do not answer in time are left out.
-        ask_soon: makes a request, and has its answers delivered as they come.
-        poll: has a function called several times a second until the cell has ended. While that
-            returns true a person is asked: the cell's time limit does not count, and calls come
-            more often. It may raise KeyboardInterrupt, which interrupts the cell.
+        ask_soon: makes a request; its answers are delivered as they come.
+        poll: makes the core call a function several times a second until the cell has ended. While
+            it returns true, the user is at a prompt: the cell's time limit does not count, and
+            calls come more often. It may raise KeyboardInterrupt, which interrupts the cell.
     """
 
     number: int
@@ -94,7 +94,7 @@ class NotebookFeature:
         """An ensemble's members are about to run, each on some of the ranks."""
 
     def cell_started(self) -> None:
-        """A cell is about to be sent, or is shown that another notebook has sent."""
+        """A cell is about to be sent, or another notebook's cell is shown from now on."""
 
     def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
         """Returns the record, another in its place, or None for none.
@@ -116,10 +116,10 @@ class NotebookFeature:
         """The ranks are about to be ended, or left to another notebook."""
 
     def command(self, name: str, *arguments: Any) -> Any:
-        """Does one of the ``commands``.
+        """Runs one of the ``commands``.
 
         Raises:
-            UsageError: it cannot be done as it was asked.
+            UsageError: its arguments are wrong, or it is not possible now.
         """
         raise NotImplementedError
 

@@ -277,7 +277,7 @@ class MultiHostAgents:
         self.job = launcher.run(invitation, config.log_dir, self._left)
 
     def begin(self) -> str:
-        """Starts the ranks once every host is there; returns what is waited for until then."""
+        """Starts the ranks once every host is there; until then returns the reason of the wait."""
         if self._hosts:
             return ""
         hosts = self._expected = self.job.hosts()

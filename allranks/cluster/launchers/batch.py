@@ -229,7 +229,7 @@ class BatchJob:
         return f"{self.system} job {self.number} was submitted. Interrupt to cancel it."
 
     def look(self) -> Look | None:
-        """Returns the names of its hosts, once it runs, and what it waits for until then.
+        """Returns the names of its hosts once it runs; until then the reason of its wait.
 
         None if the batch system is too busy to answer, or does not list the job. It is asked again
         until all hosts have connected. Raises StartFailed if the job has ended.

@@ -53,9 +53,9 @@ RELAY = (sys.executable, "-P", "-m", "allranks.engine.host.relay")
 
 @dataclass(frozen=True)
 class Host:
-    """A host, as its launcher calls it, and how many ranks it is to have.
+    """A host by the name that its launcher uses, and its number of ranks.
 
-    ``login`` is the host for ssh, where that is to be another user's: ``me@h1``.
+    ``login`` is the host for ssh if the user's name differs there: ``me@h1``.
     """
 
     name: str
@@ -118,14 +118,14 @@ class Job(Protocol):
     """One command on every host, from the request until it has ended everywhere."""
 
     def hosts(self) -> Sequence[Host]:
-        """Returns where it runs; nothing as long as it waits for hosts.
+        """Returns its hosts; none while it waits for them.
 
         Raises:
             StartFailed: it will not run.
         """
 
     def waits(self) -> str:
-        """Returns what it waits for, in a line; empty where that is nothing."""
+        """Returns the reason of its wait, in a line; empty if there is none."""
 
     def all_came(self) -> None:
         """Removes the invitation: every host has connected."""
@@ -134,7 +134,7 @@ class Job(Protocol):
         """Returns what ended it, where its launcher can find out: ``reached its time limit``."""
 
     def close(self) -> None:
-        """Ends it on every host where it still runs."""
+        """Ends it on all hosts."""
 
 
 class MultiHostLauncher(Launcher):
