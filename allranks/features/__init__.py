@@ -47,7 +47,9 @@ def load(side: str) -> list[Any]:
     """
     found = []
     for name in BUILT_IN:
-        found += _side(f"{__name__}.{name}", side)
+        package = f"{__name__}.{name}"
+        if importlib.util.find_spec(package) is not None:  # else it was deleted
+            found += _side(package, side)
     for package in _of_others(GROUP):
         try:
             found += _side(package, side)

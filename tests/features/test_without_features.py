@@ -1,0 +1,46 @@
+"""The core works where the package of every feature was deleted."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allranks import features
+
+ROOT = Path(__file__).parents[2]
+#: Output, errors and unreadable messages of real ranks and notebooks.
+CORE = ("tests/faults/test_output.py", "tests/faults/test_unreadable.py")
+
+
+@pytest.fixture
+def without_features(tmp_path: Path) -> Path:
+    """A copy of the package without the packages of its features."""
+    names = set(features.BUILT_IN)
+
+    def ignored(folder: str, found: list[str]) -> set[str]:
+        is_features = Path(folder) == ROOT / "allranks" / "features"
+        return {"__pycache__"} | (names & set(found) if is_features else set())
+
+    shutil.copytree(ROOT / "allranks", tmp_path / "allranks", ignore=ignored)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    assert sorted(os.listdir(tmp_path / "allranks" / "features")) == ["__init__.py"]
+    return tmp_path
+
+
+@pytest.mark.timeout(280)
+def test_the_tests_of_the_core_pass_without_any_feature(without_features: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", *CORE],
+        cwd=without_features,
+        env=env | {"PYTHONPATH": str(without_features)},
+        capture_output=True,
+        text=True,
+        timeout=270,
+    )
+    assert ended.returncode == 0, ended.stdout[-4000:]
+    assert " passed" in ended.stdout
