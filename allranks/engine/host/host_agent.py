@@ -117,6 +117,8 @@ class HostAgent:
         try:
             if self.config.head:
                 self._launch(address)
+            # Before the first import that loads numpy, which reads the number of threads once.
+            processes.share_cores(self.config.ranks_here)
             # The launcher runs by now: it starts meanwhile, as loading takes long.
             from allranks.engine.features import HostHooks
 
@@ -125,7 +127,6 @@ class HostAgent:
             if self.config.devices == (EVERY_GPU,):
                 # Here, because the driver may take longer than a relay may be silent.
                 self.config = dataclasses.replace(self.config, devices=pinning.visible())
-            processes.share_cores(self.config.ranks_here)
             libraries.ignore_warnings()
             from allranks.engine import ipp, rank  # noqa: F401
 
