@@ -205,6 +205,7 @@ class Cluster:
             self._kept.stay(seconds > 0)
 
     def let_go(self) -> None:
+        """Detaches from the ranks, to which another notebook can attach."""
         self._cells.check_idle()
         self._ranks.let_go()
         if self._kept is not None:
@@ -221,11 +222,13 @@ class Cluster:
             self._kept.let_go()
 
     def lends(self, lend: Callable[[socket.socket], object]) -> None:
+        """Sets the function that a thread calls with a notebook that asks for the ranks."""
         # A thread calls it with the socket of a notebook that asks for the ranks.
         self._ranks.sharing.lend = lend
 
     @property
     def count(self) -> int:
+        """How many cells the ranks have been sent."""
         return self._cells.count
 
     def attach(self, taken: AttachedHostAgent) -> DetachedCell:
@@ -268,6 +271,7 @@ class Cluster:
         return run
 
     def show_late(self, view: View) -> None:
+        """Shows what the ranks have written between cells."""
         self._cells.show_late(view)
 
     @property
@@ -296,6 +300,7 @@ class Cluster:
 
     @property
     def hellos(self) -> dict[int, Hello]:
+        """The report of each rank on its process, host and device."""
         # Each rank's first record: its process and its host.
         return dict(sorted(self._ranks.roster.hellos.items()))
 
@@ -311,6 +316,7 @@ class Cluster:
 
     @property
     def session_dir(self) -> str:
+        """The folder of the ranks' sockets, by which other notebooks find them."""
         # Other notebooks find the ranks' sockets here.
         return self._ranks.session_dir
 
@@ -488,6 +494,7 @@ class Cluster:
         return self._conclude(run)
 
     async def wait_awaited(self, run: CellRun) -> CellRun:
+        """Waits like `wait`, and lets the event loop run: the kernel answers widgets there."""
         # The event loop runs meanwhile: the kernel answers its widgets in it, so that buttons work.
         inbox = self._ranks.inbox
         attended = self._cells.attended(run)
@@ -617,6 +624,7 @@ class Cluster:
             view.notice(f"{listed(keeping.names)} not kept: {said}")
 
     def take_over(self, lost: Cluster) -> None:
+        """Gives these ranks, once started, what those of a lost cluster kept."""
         self._kept = lost._kept
 
     def _restore(self, new: Iterable[int]) -> str:
@@ -683,6 +691,7 @@ class Cluster:
         *payloads: bytes,
         ranks: Iterable[int] | None = None,
     ) -> Answers:
+        """Returns the ranks' answers to a request of ``allranks.records.requests``."""
         self.catch_up()
         return self._ranks.ask(name, arguments, *payloads, ranks=among(ranks, self.size))
 
@@ -695,6 +704,7 @@ class Cluster:
         return self._ranks.client()
 
     def connection_information(self) -> dict[str, Any]:
+        """Returns what ``ipyparallel.Client`` takes to connect to these ranks."""
         self.client()  # all engines are there then
         return self._ranks.connection_information
 
@@ -736,6 +746,7 @@ class Cluster:
         deliver: Callable[[Answer], None],
         ranks: Iterable[int] | None = None,
     ) -> None:
+        """Makes a request of ranks while a cell runs; answers are delivered as they come."""
         # For use while a cell runs: its answers are delivered as they come.
         if self.state == "running":
             chosen = range(self.size) if ranks is None else ranks
