@@ -100,7 +100,7 @@ class HostAgent:
         processes.adopt_orphans()
 
     def run(self) -> None:
-        # Until the kernel is gone or sends stop.
+        """Starts the ranks and watches them, until the kernel is gone or sends stop."""
         # Before the first file is made, which a process that SIGTERM ends would leave.
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopping", True))
         if not self.config.several_hosts:  # else this host's relay has made it

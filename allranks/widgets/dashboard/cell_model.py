@@ -74,11 +74,6 @@ def add_section(section: type[PanelSection]) -> None:
     _sections.append(section)
 
 
-def remove_section(section: type[PanelSection]) -> None:
-    """Removes a section from the panels of later cells, if it was added."""
-    _sections[:] = [one for one in _sections if one is not section]
-
-
 def made_sections(ranks: Sequence[int]) -> list[PanelSection]:
     """Returns one object of each section that was added, for a cell."""
     return [section(ranks) for section in _sections]
