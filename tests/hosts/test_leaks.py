@@ -42,15 +42,12 @@ def test_a_notebook_that_is_cut_off_leaves_nothing_on_the_hosts(hosts, notebook)
     hosts.cut("h0")
     try:
         deadline = time.monotonic() + GONE_SECONDS
-        while left := [line for name in ("h1", "h2") for line in on(hosts, name)]:
-            assert time.monotonic() < deadline, left
-            notebook.drain(0.5)
+        for name in ("h1", "h2"):
+            while left := hosts.processes(name) + hosts.files(name):
+                assert time.monotonic() < deadline, left
+                notebook.drain(0.5)
     finally:
         hosts.mend("h0")
-
-
-def on(hosts, name):
-    return hosts.processes(name) + hosts.files(name)
 
 
 def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_says(notebook):

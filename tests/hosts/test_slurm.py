@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from tests.hosts.conftest import folder_in
 from tests.hosts.hosts import Hosts, require
 from tests.hosts.notebook import NotebookOnAHost
+from tests.kernel import wait_until
 
 SLURM = "--on slurm --nodes 2 --ntasks-per-node 2"
 SLEEP = "import time\nprint('here')\ntime.sleep(100)"
@@ -42,10 +42,7 @@ def notebook(hosts: Hosts) -> Iterator[NotebookOnAHost]:
 
 def until_idle(hosts: Hosts) -> None:
     # A node that is lost keeps its job until Slurm gives the node up.
-    deadline = time.monotonic() + 60
-    while left := hosts.on("h0", "squeue", "-h"):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
+    wait_until(lambda: not hosts.on("h0", "squeue", "-h"), seconds=60)
 
 
 def begin(notebook: NotebookOnAHost, options: str = "") -> None:
@@ -118,44 +115,39 @@ def test_the_key_is_in_no_argument_environment_or_file_once_the_ranks_are_up(hos
     assert list(notebook.cwd.rglob("invitation")) == []
 
 
+@pytest.fixture
+def occupied(hosts: Hosts, notebook: NotebookOnAHost) -> Iterator[None]:
+    """Another job has both nodes; it is cancelled before the notebook's own end is looked at."""
+    hosts.on("h0", "sbatch", "-N2", "--exclusive", "--time=3", "--wrap", "sleep 100")
+    yield
+    hosts.on("h0", "scancel", "--user=root")
+
+
+@pytest.mark.usefixtures("occupied")
 def test_a_job_that_waits_says_its_place_and_an_interrupt_cancels_it(hosts, notebook):
-    hosts.on("h0", "sbatch", "-N2", "--exclusive", "--time=3", "--wrap", "sleep 100")
-    try:
-        cell = notebook.start_on_ranks("rank", SLURM)
-        cell.wait_for("place 1 of 1")
-        said = r"Slurm job \d+ waits in partition main: place 1 of 1 \(\w+\)"
-        assert re.search(said, cell.text), cell.text
-        notebook.interrupt()
-        assert cell.wait().error_name == "KeyboardInterrupt"
-        assert hosts.on("h0", "squeue", "-h", "-t", "PENDING") == ""
-    finally:
-        hosts.on("h0", "scancel", "--user=root")
+    cell = notebook.start_on_ranks("rank", SLURM).wait_for("place 1 of 1")
+    said = r"Slurm job \d+ waits in partition main: place 1 of 1 \(\w+\)"
+    assert re.search(said, cell.text), cell.text
+    notebook.interrupt()
+    assert cell.wait().error_name == "KeyboardInterrupt"
+    assert hosts.on("h0", "squeue", "-h", "-t", "PENDING") == ""
 
 
+@pytest.mark.usefixtures("occupied")
 def test_a_job_that_is_cancelled_while_it_waits_is_named_so(hosts, notebook):
-    hosts.on("h0", "sbatch", "-N2", "--exclusive", "--time=3", "--wrap", "sleep 100")
-    try:
-        cell = notebook.start_on_ranks("rank", SLURM).wait_for("place 1 of 1")
-        number = hosts.on("h0", "squeue", "-h", "-t", "PENDING", "-o", "%i").strip()
-        hosts.on("h0", "scancel", number)
-        assert cell.wait(NAMED_SECONDS).error_name == "StartFailed", cell.text
-        said = f"expected Slurm job {number} to run, found that it was cancelled."
-        assert cell.error_value.startswith(said)
-    finally:
-        hosts.on("h0", "scancel", "--user=root")
+    cell = notebook.start_on_ranks("rank", SLURM).wait_for("place 1 of 1")
+    number = hosts.on("h0", "squeue", "-h", "-t", "PENDING", "-o", "%i").strip()
+    hosts.on("h0", "scancel", number)
+    assert cell.wait(NAMED_SECONDS).error_name == "StartFailed", cell.text
+    said = f"expected Slurm job {number} to run, found that it was cancelled."
+    assert cell.error_value.startswith(said)
 
 
+@pytest.mark.usefixtures("occupied")
 def test_a_kernel_killed_with_9_while_its_job_waits_cancels_it(hosts, notebook):
-    hosts.on("h0", "sbatch", "-N2", "--exclusive", "--time=3", "--wrap", "sleep 100")
-    try:
-        notebook.start_on_ranks("rank", SLURM).wait_for("place 1 of 1")
-        notebook.kill9()
-        deadline = time.monotonic() + 60
-        while hosts.on("h0", "squeue", "-h", "-t", "PENDING"):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-    finally:
-        hosts.on("h0", "scancel", "--user=root")
+    notebook.start_on_ranks("rank", SLURM).wait_for("place 1 of 1")
+    notebook.kill9()
+    wait_until(lambda: not hosts.on("h0", "squeue", "-h", "-t", "PENDING"), seconds=60)
 
 
 def test_a_kernel_killed_with_9_ends_its_job(hosts, notebook):

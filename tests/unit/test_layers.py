@@ -45,6 +45,10 @@ def test_importing_allranks_imports_nothing_heavy():
     assert loaded_by("import allranks") & heavy == set()
 
 
+def test_importing_collectives_imports_no_mpi():
+    assert loaded_by("import allranks.collectives") & (RANK_SIDE | {"jax"}) == set()
+
+
 def test_the_records_need_the_standard_library_only():
     extra = loaded_by(IMPORT_ROOM.format(room="allranks.records")) - loaded_by("") - {"allranks"}
     assert extra <= sys.stdlib_module_names

@@ -16,7 +16,7 @@ from allranks.collectives.ops.point_to_point import Op
 from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle, UsageError
 
 RANKS = range(c.size())
-
+two = pytest.mark.skipif(c.size() < 2, reason="a mistake takes two ranks")
 
 MADE = {
     "world": lambda: c.comm,
@@ -89,9 +89,8 @@ def test_an_argument_that_mpi4py_refuses_on_every_rank_leaves_the_epoch_whole(co
     assert comm.allreduce(1) == n
 
 
+@two
 def test_an_argument_that_mpi4py_refuses_on_one_rank_is_named_to_the_others():
-    if c.size() == 1:
-        pytest.skip("a mistake takes two ranks")
     error = in_a_cell(lambda: c.comm.Allreduce(np.ones(1), "text" if odd() else np.empty(1)))
     assert type(error) is (TypeError if odd() else RankLeft)
     assert odd() or "rank 1 has left this cell at cell:1 (TypeError" in str(error)
@@ -194,35 +193,28 @@ def test_threads_of_a_rank_send_to_each_other(comm):
     assert comm.allreduce(1) == comm.Get_size()
 
 
-def test_a_split_is_ordered_by_key():
+def test_a_split_is_ordered_by_key_and_a_rank_without_colour_gets_the_null_communicator():
     part = c.comm.Split(0, -c.rank())
     assert part.Get_rank() == c.size() - 1 - c.rank()
     assert part.allgather(c.rank()) == list(reversed(RANKS))
-
-
-def test_a_rank_without_colour_gets_the_null_communicator():
     part = c.comm.Split(MPI.UNDEFINED if c.rank() == 0 else 1)
     assert (part == MPI.COMM_NULL) == (c.rank() == 0)
     if c.rank():
         assert part.allreduce(1) == c.size() - 1
 
 
-two = pytest.mark.skipif(c.size() < 2, reason="a mistake takes two ranks")
+DIFFERENCES = {
+    "bcast needs the same root": lambda: c.comm.Dup().bcast(1, root=int(odd())),
+    "Create_cart needs the same shape": lambda: c.comm.Create_cart([1 if odd() else c.size()]),
+}
 
 
 @two
-def test_a_split_that_not_all_call_raises():
-    error = in_a_cell(lambda: None if odd() else c.comm.Split(0))
-    assert isinstance(error, type(None) if odd() else RankLeft)
-    next_cell_works()
-
-
-@two
-def test_a_root_that_differs_in_a_duplicate_is_named():
-    def differ():
-        c.comm.Dup().bcast(1, root=int(odd()))
-
-    assert isinstance(in_a_cell(differ), CollectiveMismatch)
+@pytest.mark.parametrize("said", DIFFERENCES)
+def test_a_difference_between_ranks_is_named(said):
+    error = in_a_cell(DIFFERENCES[said])
+    assert isinstance(error, CollectiveMismatch)
+    assert f"comm.{said}" in str(error)
     next_cell_works()
 
 
@@ -310,15 +302,6 @@ def test_a_grid_finds_its_neighbours():
     assert [None if one is None else one[0] for one in got] == list(map(from_there, around))
 
 
-def test_a_grid_that_differs_between_ranks_is_no_grid():
-    if c.size() < 2:
-        pytest.skip("a mistake takes two ranks")
-    error = in_a_cell(lambda: c.comm.Create_cart([1 if odd() else c.size()]))
-    assert isinstance(error, CollectiveMismatch)
-    assert "comm.Create_cart needs the same shape" in str(error)
-    next_cell_works()
-
-
 def test_graphs_find_their_neighbours():
     n, me = c.size(), c.rank()
     after, before = (me + 1) % n, (me - 1) % n
@@ -397,6 +380,7 @@ MISSED = {
     "Sendrecv_replace": lambda comm: comm.Sendrecv_replace(np.ones(1), 1, 0, 1, 0),
     "mprobe": lambda comm: comm.mprobe(1),
     "Create_cart": lambda comm: comm.Create_cart([c.size()]),
+    "Split": lambda comm: comm.Split(0),
 }
 
 
@@ -404,7 +388,7 @@ def _waitall(requests):
     type(requests[0]).waitall(requests)
 
 
-@pytest.mark.skipif(c.size() < 2, reason="a mistake takes two ranks")
+@two
 @pytest.mark.parametrize("missed", MISSED)
 def test_who_waits_for_a_rank_that_has_left_is_told(missed):
     error = in_a_cell(lambda: None if odd() else MISSED[missed](c.comm))
@@ -421,13 +405,6 @@ def test_a_message_from_nowhere_is_none():
     assert c.comm.recv(source=nowhere) is None
     assert c.comm.sendrecv(1, nowhere, source=nowhere) is None
     c.comm.send(1, nowhere)
-
-
-def test_a_communicator_goes_by_one_name():
-    from allranks.collectives import comm
-
-    assert comm is c.comm
-    assert comm.Get_size() == c.size()
 
 
 def test_a_communicators_ranks_are_a_process_set():
@@ -475,7 +452,7 @@ def test_a_set_that_one_communicator_has_twice_is_refused_on_all_ranks():
     plain.Free()
 
 
-@pytest.mark.skipif(c.size() < 2, reason="one rank cannot disagree")
+@two
 def test_ranks_that_register_different_numbers_of_sets_all_say_so():
     with pytest.raises(UsageError, match="as many process sets on every rank"):
         c.init(process_sets=[[0]] * (c.rank() % 2))
@@ -495,7 +472,7 @@ def test_adding_a_set_of_registered_ranks_returns_it():
     assert c.remove_process_set(other)
 
 
-@pytest.mark.skipif(c.size() < 2, reason="one rank cannot disagree")
+@two
 def test_adding_a_registered_set_is_compared_with_what_others_add():
     some = c.add_process_set([0])
     with pytest.raises(CollectiveMismatch, match="add_process_set needs the same ranks"):
@@ -504,15 +481,12 @@ def test_adding_a_registered_set_is_compared_with_what_others_add():
 
 
 def test_the_global_process_set_has_the_communicator_of_init():
+    assert str(c.global_process_set) == (
+        f"ProcessSet(process_set_id=0, ranks={list(RANKS)}, mpi_comm=None)"
+    )
     plain = MPI.COMM_WORLD.Dup()
     c.init(plain)
     assert c.global_process_set.mpi_comm is plain
     assert c.global_process_set.ranks == list(RANKS)
     c.global_process_set.mpi_comm = None
     plain.Free()
-
-
-def test_the_global_process_set_says_its_ranks():
-    assert str(c.global_process_set) == (
-        f"ProcessSet(process_set_id=0, ranks={list(RANKS)}, mpi_comm=None)"
-    )

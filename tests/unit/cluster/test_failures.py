@@ -1,8 +1,13 @@
-"""The report of a failed cell: the culprit first, nothing twice, the waiting as waiting."""
+"""The report of a failed cell, and what is checked before a cell is sent."""
+
+from __future__ import annotations
 
 import time
 
+import pytest
+
 from allranks.cluster.failures import ExitReport, all_over, describe, loss_text
+from allranks.cluster.options import check_source, explain_syntax
 from allranks.records.wire import Hello, Report
 
 
@@ -57,3 +62,19 @@ def test_a_death_is_told_without_waiting_for_the_end_of_all_that_it_took_along()
     assert all_over([died, ended], 128)
     assert not all_over([ended], 128)
     assert all_over([ended], 1)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["x = 1", "await f()", "!ls", "%time x = 1", "x?", "%%time\nx = 1", "async for a in b: pass"],
+)
+def test_all_of_ipythons_syntax_is_valid(cell: str) -> None:
+    check_source(cell)
+
+
+def test_a_syntax_error_says_that_nothing_has_run() -> None:
+    with pytest.raises(SyntaxError) as caught:
+        check_source("x = 1\ndef f(:\n")
+    said = explain_syntax(caught.value, number=7)
+    assert said.startswith("the cell was not run on any rank.")
+    assert "Cell In[7], line 2" in said

@@ -1,13 +1,18 @@
-"""What is to be tidied up is, however the notebook's process ends, and whatever it has forked."""
+"""What a notebook writes for other programs, and what tidies up however its process ends."""
 
+from __future__ import annotations
+
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
 
-from allranks.cluster.folders import CleanupProcess
+from allranks.cluster import folders
+from allranks.cluster.folders import CleanupProcess, ConnectionFiles, _set_name
 from allranks.cluster.launchers.batch import BatchJob
 
 SECONDS = 20
@@ -74,3 +79,70 @@ def test_a_keeper_tidies_up_after_a_killed_notebook_while_what_it_has_forked_liv
     finally:
         os.kill(child, 9)
         notebook.stdout.close()
+
+
+NO_PROCESS = 2**22  # above the largest that Linux gives
+
+
+@pytest.fixture
+def security(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    folder = tmp_path / "profile_default" / "security"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def names(security):
+    return sorted(path.name for path in security.iterdir())
+
+
+class Watched(dict):
+    """What is written: notes which files are there while it is."""
+
+    def __init__(self, security):
+        super().__init__(key="secret")
+        self.security, self.seen = security, []
+
+    def items(self):
+        self.seen += self.security.glob("*.json")
+        return super().items()
+
+
+def test_a_file_is_whole_as_soon_as_it_has_its_name(security):
+    files, client = ConnectionFiles(4), Watched(security)
+    files.write(client, {}, None)
+    assert client.seen == []
+    assert json.loads((security / "ipcontroller-client.json").read_text()) == {"key": "secret"}
+    assert len(names(security)) == 3
+    files.close()
+    assert names(security) == []
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"engines": {"sets": {_set_name(): {"pid": NO_PROCESS}}}},
+        {"engines": {"sets": {_set_name(): {"pid": "none"}}}},
+        {"engines": {"sets": {_set_name(): {"pid": 10**30}}}},
+        {"engines": []},
+    ],
+)
+def test_whatever_a_file_of_another_cluster_says_the_files_are_written(security, found):
+    (security / "cluster-other.json").write_text(json.dumps(found))
+    files = ConnectionFiles(4)
+    files.write({}, {}, None)
+    assert "cluster-.json" in names(security)
+    files.close()
+    gone = found["engines"] and found["engines"]["sets"][_set_name()]["pid"] == NO_PROCESS
+    assert names(security) == ([] if gone else ["cluster-other.json"])
+
+
+def test_where_there_is_no_home_no_temporary_folder_is_made(tmp_path, monkeypatch):
+    monkeypatch.delenv("IPYTHONDIR", raising=False)
+    monkeypatch.setenv("HOME", "/nowhere/home")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    files = ConnectionFiles(4)
+    files.write({}, {}, None)
+    files.close()
+    assert folders.slurm_settings() == folders.SlurmSettings()
+    assert names(tmp_path) == []

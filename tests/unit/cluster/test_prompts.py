@@ -17,29 +17,17 @@ class Field:
         return "typed"
 
 
+def prompt(rank: int, number: int, text: str) -> Prompt:
+    return Prompt(rank, 1, number, text, hidden=False, goes_on=False, interrupted=False)
+
+
 def test_prompts_are_shown_in_order_of_ranks_and_by_turns() -> None:
     field = Field()
     prompts = PromptQueue(field, lambda rank, typed: None, lambda: None, lambda line: None)
     for rank in (2, 0, 1):
-        prompts.take(
-            Prompt(
-                rank=rank,
-                cell=1,
-                number=1,
-                text="?",
-                hidden=False,
-                goes_on=False,
-                interrupted=False,
-            ),
-            (),
-        )
+        prompts.take(prompt(rank, 1, "?"), ())
     prompts.step()
-    prompts.take(
-        Prompt(
-            rank=0, cell=1, number=2, text="again?", hidden=False, goes_on=False, interrupted=False
-        ),
-        (),
-    )
+    prompts.take(prompt(0, 2, "again?"), ())
     while prompts.open:
         prompts.step()
     shown = ["rank 0 │ ?", "rank 1 │ ?", "rank 2 │ ?", "rank 0 │ again?"]

@@ -12,7 +12,6 @@ import pytest
 from allranks import launched
 from allranks.engine import pinning
 from allranks.features.gpu.driver import GpuUse, PinnedGpu, is_out_of_memory
-from allranks.features.gpu.memory import release
 
 FAKE = str(Path(__file__).resolve().parents[2] / "fakes" / "nvml")
 GIB = 2**30
@@ -106,36 +105,3 @@ def test_every_librarys_out_of_memory_is_known():
     assert is_out_of_memory(of("jaxlib", "XlaRuntimeError", "RESOURCE_EXHAUSTED: Out of memory"))
     assert not is_out_of_memory(of("jaxlib", "XlaRuntimeError", "INTERNAL: failed"))
     assert not is_out_of_memory(MemoryError())
-
-
-def test_what_a_failed_cells_calls_held_is_let_go(monkeypatch):
-    freed: list[str] = []
-
-    class Pool:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def free_all_blocks(self) -> None:
-            freed.append(self.name)
-
-    class FakeCupy:
-        is_available = staticmethod(lambda: True)
-        get_default_memory_pool = staticmethod(lambda: Pool("gpu"))
-        get_default_pinned_memory_pool = staticmethod(lambda: Pool("pinned"))
-
-    class Array:
-        def __del__(self) -> None:
-            freed.append("array")
-
-    def cell() -> None:
-        array = Array()
-        raise ValueError(repr(array)[:0])
-
-    monkeypatch.setitem(sys.modules, "cupy", FakeCupy)
-    try:
-        cell()
-    except ValueError as error:
-        failed = error
-    assert freed == []
-    release(failed)
-    assert freed == ["array", "gpu", "pinned"]

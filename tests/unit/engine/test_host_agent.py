@@ -1,5 +1,8 @@
-"""What comes to the host agent's socket and dies there does not keep it."""
+"""The host agent's socket and first line, and what lets a hundred ranks start on a few cores."""
 
+from __future__ import annotations
+
+import ctypes
 import os
 import socket
 import sys
@@ -7,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from allranks.cluster import options
+from allranks.engine import processes
 from allranks.engine.host.host_agent import HostAgent, first_line
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host agent needs Linux")
@@ -44,3 +49,21 @@ def test_what_is_said_right_behind_the_configuration_is_kept_for_later(said, fou
         assert first_line(reader) == found
     finally:
         os.close(reader)
+
+
+def test_there_may_be_128_ranks_on_any_machine(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert options.choose_size(128, ()) == 128
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a thread sleep longer")
+def test_ranks_that_outnumber_the_cores_sleep_longer_while_mpi_starts():
+    def slack() -> int:
+        return ctypes.CDLL(None).prctl(30, 0, 0, 0, 0)
+
+    before = slack()
+    with processes.sleeping_longer(100 * (os.cpu_count() or 1)):
+        assert slack() > before
+    assert slack() == before
+    with processes.sleeping_longer(1):
+        assert slack() == before

@@ -1,15 +1,22 @@
-"""What a host answers while something takes long there."""
+"""What a host runs for the notebook answers at any time, and leaves nothing there."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from allranks.cluster.host_agent import event_of
+from allranks.cluster.host_agent import MultiHostAgents
 from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.launchers.launcher import RELAY
 from allranks.cluster.wire import Wire
@@ -17,58 +24,136 @@ from allranks.records.config import EVERY_GPU, Invitation, NurseryConfig
 from tests.kernel import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the relay needs Linux")
-SECONDS = 30
+SECONDS = 60
+
+
+class Notebook:
+    """A wire, the relays that were started on it, and what they tell."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.wire = Wire(lambda *_: None, lambda _: None, LOOPBACK, ANY_PORTS)
+        self.wire.deliver_host = lambda host, line: self.told.append(json.loads(line))
+        self.relays: list[subprocess.Popen[bytes]] = []
+
+    def invitation(self, host: str) -> Invitation:
+        return Invitation(self.wire.commands_url, self.wire.events_url, self.wire.key, host)
+
+    def relay(
+        self, invitation: Invitation, environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        self.relays.append(subprocess.Popen(RELAY, stdin=subprocess.PIPE, env=environment))
+        stdin = self.relays[-1].stdin
+        assert stdin is not None
+        stdin.write(invitation.to_json().encode() + b"\n")
+        stdin.flush()
+        return self.relays[-1]
+
+    def wait_for(self, event: str) -> dict[str, Any]:
+        wait_until(lambda: event in [told["event"] for told in self.told])
+        return next(told for told in self.told if told["event"] == event)
+
+
+@pytest.fixture
+def notebook() -> Iterator[Notebook]:
+    made = Notebook()
+    yield made
+    made.wire.close()
+    for relay in made.relays:
+        assert relay.stdin is not None
+        relay.stdin.close()
+        relay.wait(SECONDS)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> NurseryConfig:
+    session, work = str(tmp_path / "session"), str(tmp_path)
+    urls = f"ipc://{session}/commands", f"ipc://{session}/events", ""
+    return NurseryConfig(2, ("false",), {}, session, f"{work}/logs", work, (), *urls)
+
+
+@pytest.mark.parametrize(
+    ("instead", "said"),
+    [
+        ({"log_dir": "/proc/logs"}, "/proc/logs"),
+        ({"commands_url": "ipc:///nowhere/commands"}, "/nowhere/commands"),
+        ({"work_dir": "/nowhere"}, "the notebook's folder /nowhere is not there"),
+    ],
+)
+def test_a_host_that_cannot_begin_says_why_and_leaves_no_folder(notebook, config, instead, said):
+    relay = notebook.relay(notebook.invitation("h1"))
+    notebook.wait_for("host_up")
+    notebook.wire.say("h1", "config", dataclasses.replace(config, **instead).to_json())
+    assert said in notebook.wait_for("host_refused")["problem"]
+    assert notebook.wait_for("host_down")["why"] == "could not begin"
+    assert relay.wait(SECONDS) == 0
+    assert not Path(config.session_dir).exists()
+
+
+def test_a_folder_that_was_there_already_is_left(notebook, config):
+    Path(config.session_dir).mkdir()
+    notebook.relay(notebook.invitation("h1"))
+    notebook.wait_for("host_up")
+    notebook.wire.say("h1", "config", config.to_json())
+    assert "File exists" in notebook.wait_for("host_refused")["problem"]
+    notebook.wait_for("host_down")
+    assert Path(config.session_dir).exists()
+
+
+def test_a_relay_that_looks_for_the_notebook_ends_with_its_launcher(notebook):
+    gone = dataclasses.replace(notebook.invitation("h1"), commands_url="tcp://127.0.0.1:9")
+    relay = notebook.relay(gone)
+    assert relay.stdin is not None
+    relay.stdin.close()
+    assert relay.wait(10) == 1  # before it gives up by itself
 
 
 @pytest.mark.timeout(200)
-def test_a_driver_that_takes_long_keeps_no_host_from_answering(tmp_path: Path):
+def test_a_driver_that_takes_long_keeps_no_host_from_answering(notebook, config, tmp_path):
     driver = tmp_path / "nvidia-smi"
     driver.write_text(
         f"#!/bin/sh\ntouch {tmp_path}/asked\nuntil [ -e {tmp_path}/free ]; do sleep .05; done\n"
     )
     driver.chmod(0o755)
-    told: list[str] = []
-    wire = Wire(lambda *_: None, lambda _: None, LOOPBACK, ANY_PORTS)
-    wire.deliver_host = lambda host, line: told.append(event_of(line)[0])
     environment = {name: value for name, value in os.environ.items() if "VISIBLE" not in name}
-    relay = subprocess.Popen(
-        RELAY,
-        stdin=subprocess.PIPE,
-        env=environment | {"PATH": f"{tmp_path}:/usr/bin:/bin"},
-        text=True,
-    )
-    assert relay.stdin is not None
+    environment["PATH"] = f"{tmp_path}:/usr/bin:/bin"
+    relay = notebook.relay(notebook.invitation("h1"), environment)
     try:
-        relay.stdin.write(
-            Invitation(wire.commands_url, wire.events_url, wire.key, "h1").to_json() + "\n"
-        )
-        relay.stdin.flush()
-        wait_until(lambda: "host_up" in told)
-        folder = str(tmp_path)
-        config = NurseryConfig(
-            size=1,
-            launch=(),
-            environment={},
-            session_dir=f"{folder}/session",
-            log_dir=folder,
-            work_dir=folder,
-            devices=(EVERY_GPU,),
-            commands_url=f"ipc://{folder}/session/commands",
-            events_url=f"ipc://{folder}/session/events",
-            wire_key="",
-            local_size=1,
-            head=False,
-            interface=f"tcp://{LOOPBACK}",
-        )
-        wire.say("h1", "config", config.to_json())
+        notebook.wait_for("host_up")
+        gpus = {"devices": (EVERY_GPU,), "head": False, "interface": f"tcp://{LOOPBACK}"}
+        asks = dataclasses.replace(config, size=1, local_size=1, launch=(), **gpus)
+        notebook.wire.say("h1", "config", asks.to_json())
         wait_until((tmp_path / "asked").exists)
-        wire.say("h1", "stop", "")
-        wait_until(lambda: "host_ends" in told)
-        (tmp_path / "free").touch()
-        assert relay.wait(SECONDS) == 0
-        wait_until(lambda: told[-1] == "host_down")
+        notebook.wire.say("h1", "stop", "")
+        notebook.wait_for("host_ends")
     finally:
         (tmp_path / "free").touch()
-        relay.stdin.close()
-        relay.wait(SECONDS)
-        wire.close()
+    assert relay.wait(SECONDS) == 0
+    notebook.wait_for("host_down")
+
+
+class Late:
+    """A launcher of two hosts, and its job, which has no say in when they come and go."""
+
+    def run(self, *_: object) -> Late:
+        return self
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_host_that_comes_while_another_is_still_stopping_is_stopped_too(notebook, config):
+    hosts = MultiHostAgents(Late(), config, notebook.wire, lambda *_: None)
+    first = notebook.relay(notebook.invitation("h1"))
+    wait_until(lambda: "h1" in hosts._addresses)
+    first.send_signal(signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED)
+    stop = threading.Thread(target=hosts.stop)
+    stop.start()
+    wait_until(lambda: hosts._stopping)
+    try:
+        assert notebook.relay(notebook.invitation("h2")).wait(SECONDS) == 0
+    finally:
+        first.send_signal(signal.SIGCONT)
+        stop.join()
+    assert first.wait(SECONDS) == 0
