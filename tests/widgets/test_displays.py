@@ -1,4 +1,4 @@
-"""Displays that change places: what a page may draw between two messages is never odd."""
+"""Displays of ranks: when they unfold, and what a page may draw between two messages."""
 
 from __future__ import annotations
 
@@ -7,49 +7,126 @@ from typing import Any
 import IPython.display
 import pytest
 
+from allranks.widgets import displays
 from allranks.widgets.displays import DisplaySlot, put_above
 from allranks.widgets.text import Data
 
 
+class Page:
+    """Keeps what stands in the notebook by the name of its output, and what was sent and drawn."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[str, Data] = {}
+        self.sent: list[Data] = []
+        self.drawn: list[list[str]] = []
+
+    def show(self, data: Data, *, display_id: str, **_: Any) -> None:
+        self.outputs[display_id] = data
+        self.sent.append(data)
+        self.drawn.append(self.read())
+
+    def update(self, data: Data, *, display_id: str, **_: Any) -> None:
+        assert display_id in self.outputs
+        self.show(data, display_id=display_id)
+
+    def read(self) -> list[str]:
+        return [" ".join(map(str, data.values())) for data in self.outputs.values() if data]
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Page:
+    made = Page()
+    monkeypatch.setattr(IPython.display, "display", made.show)
+    monkeypatch.setattr(IPython.display, "update_display", made.update)
+    return made
+
+
 @pytest.mark.parametrize("count", range(4))
 def test_what_comes_above_others_is_never_shown_twice_and_hides_none(
-    count: int, monkeypatch: pytest.MonkeyPatch
+    count: int, page: Page
 ) -> None:
-    outputs: dict[str, str] = {}
-    drawn: list[list[str]] = []
-
-    def show(data: Data, *, display_id: str, **_: Any) -> None:
-        outputs[display_id] = data["text/plain"]
-        drawn.append([*outputs.values()])
-
-    def update(data: Data, *, display_id: str, **_: Any) -> None:
-        assert display_id in outputs
-        show(data, display_id=display_id)
-
-    monkeypatch.setattr(IPython.display, "display", show)
-    monkeypatch.setattr(IPython.display, "update_display", update)
     slots: list[DisplaySlot] = []
     lines = [f"line {number}" for number in range(count)]
     for line in lines:
         DisplaySlot(slots).show({"text/plain": line})
-    drawn.clear()
+    page.drawn.clear()
 
     panel = DisplaySlot(slots)
     put_above(panel, {"text/plain": "panel"}, slots)
 
-    assert drawn[-1] == ["panel", *lines]
-    assert all(shown.count("panel") <= 1 and set(lines) <= set(shown) for shown in drawn)
+    assert page.drawn[-1] == ["panel", *lines]
+    assert all(shown.count("panel") <= 1 and set(lines) <= set(shown) for shown in page.drawn)
     assert [shown.content[0]["text/plain"] for shown in slots] == ["panel", *lines]
     panel.show({"text/plain": "changed"})
-    assert drawn[-1] == ["changed", *lines]
+    assert page.drawn[-1] == ["changed", *lines]
 
 
-def test_a_figure_that_replaces_another_one_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[Data] = []
-    for name in ("display", "update_display"):
-        monkeypatch.setattr(IPython.display, name, lambda data, **_: sent.append(data))
+def test_a_figure_that_replaces_another_one_is_drawn_anew(page: Page) -> None:
     first, second = ({"application/vnd.plotly.v1+json": {"data": [rank]}} for rank in (1, 0))
     shown = DisplaySlot([])
     shown.show(first)
     shown.show(second)
-    assert sent == [first, {}, second]
+    assert page.sent == [first, {}, second]
+
+
+def figure(said: str) -> Data:
+    return {"text/html": said}
+
+
+def gallery() -> displays.Gallery:
+    """Shows the figures of two ranks."""
+    made = displays.Gallery(fold=True, slots=[])
+    for rank in range(2):
+        made.add(rank, figure("start"), {}, "h")
+    made.show(now=False)
+    return made
+
+
+def test_updates_of_all_ranks_a_moment_apart_do_not_unfold_a_display(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(displays.time, "monotonic", lambda: 0.0)
+    made = gallery()
+    made.update(0, figure("next"), {}, "h")
+    assert made.show(now=False) == 0
+    assert made.changed
+    made.update(1, figure("next"), {}, "h")
+    assert made.show(now=False) > 0
+    assert page.read() == ["ranks 0–1:", "next"]
+    assert not made.changed
+
+
+def test_outputs_that_have_become_empty_are_used_again(page: Page) -> None:
+    made = gallery()
+    for step in range(10):
+        for rank in range(2):
+            made.update(rank, figure(f"{step}"), {}, "h")
+            made.show(now=True)
+    assert page.read() == ["ranks 0–1:", "9"]
+    assert len(page.outputs) == 4
+
+
+def test_the_same_data_with_other_metadata_is_another_display(page: Page) -> None:
+    made = displays.Gallery(fold=True, slots=[])
+    made.add(0, figure("a"), {"width": 1}, "")
+    made.add(1, figure("a"), {"width": 2}, "")
+    made.show(now=True)
+    assert page.read() == ["rank 0:", "a", "rank 1:", "a"]
+
+
+def printed(said: str, plain: str) -> Data:
+    style = "white-space:pre;overflow-x:auto;line-height:normal"
+    return {"text/html": f'<pre style="{style}">{said}</pre>\n', "text/plain": plain}
+
+
+def test_what_rich_prints_in_a_row_is_one_display(page: Page) -> None:
+    made = displays.Gallery(fold=True, slots=[])
+    for rank in (0, 1):
+        made.add(rank, printed("<b>a</b>\n", "a\n"), {}, "")
+        made.add(rank, printed("b\n", "b\n"), {}, "")
+        made.add(rank, figure("a figure"), {}, "")
+        made.add(rank, printed("c\n", "c\n"), {}, "h")
+    made.show(now=True)
+    shown = [data for data in page.outputs.values() if "ranks 0–1:" not in data.values()]
+    both = printed("<b>a</b>\nb\n", "a\nb\n")
+    assert shown == [both, figure("a figure"), printed("c\n", "c\n")]

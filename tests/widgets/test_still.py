@@ -52,11 +52,15 @@ def test_a_still_picture_is_drawn_without_scripts_styles_or_widgets():
     assert len(drawn[2].findall("{*}rect")) == 1 + 2 + 2 * 4  # paper, key, bars
 
 
-@pytest.mark.parametrize(("ranks", "metrics"), [(1, 1), (4, 3), (16, 40), (64, 12)])
+@pytest.mark.parametrize(("ranks", "metrics"), [(1, 1), (16, 40), (64, 12)])
 def test_a_still_picture_stays_below_200_kilobytes(ranks, metrics):
     made = bundle(figures(ranks, [f"metric {i}" for i in range(metrics)], 2500))
     assert sum(len(part.encode()) for part in made.values()) < 200_000
-    assert len(images(made["text/html"])) == min(metrics, 12) + 1
+    drawn = images(made["text/html"])
+    assert len(drawn) == min(metrics, 12) + 1
+    # Many ranks are one band.
+    shapes = [len(drawn[0].findall(f"{{*}}{shape}")) for shape in ("polygon", "polyline")]
+    assert shapes == ([1, 1] if ranks == 64 else [0, ranks])
 
 
 @pytest.mark.parametrize(
@@ -67,12 +71,6 @@ def test_collectives_are_worth_a_panel_when_they_take_their_time(calls, wait, tr
     made = CellModel([hello(0)])
     made.take(Timings(0, 1, (totals(calls, wait, transfer, {}),)), [])
     assert made.worth_showing() is worth
-
-
-def test_many_ranks_are_one_band():
-    (loss, _bars) = images(bundle(figures(64, ["loss"], 100))["text/html"])
-    assert len(loss.findall("{*}polygon")) == 1
-    assert len(loss.findall("{*}polyline")) == 1
 
 
 def test_the_text_names_values_and_the_straggler():
@@ -110,13 +108,22 @@ def test_ranks_whose_values_are_not_finite_are_named_with_the_first_step():
     made = CellModel([hello(rank) for rank in range(3)])
     for rank, bad in enumerate((math.nan, 1.0, math.nan)):
         made.take(*_with(points(rank, "loss", [(0, 1.0), (5, bad), (6, math.inf * bad)])))
-    assert made.curves.broken("loss", "rank") == "ranks 0, 2: nan at step 5; rank 1: inf at step 6"
+    said = "ranks 0, 2: nan at step 5; rank 1: inf at step 6"
+    assert made.curves.broken("loss", "rank") == said
+    assert f"loss: {said}" in text(made)
 
 
 @given(low=st.floats(-1e6, 1e6), exponent=st.floats(-6, 6))
-def test_the_labels_of_an_axis_differ(low, exponent):
+def test_the_labels_of_an_axis_are_a_few_that_differ(low, exponent):
     values = svg.ticks(low, low + 10**exponent, 3.5)
     assert len(set(labels(values))) == len(set(values))
+    # Below a thousandth, floating-point numbers near a million have too few digits.
+    assert exponent < -3 or 2 <= len(values) <= 6
+
+
+def test_ticks_are_round_and_inside():
+    assert svg.ticks(0.13, 0.97, 4) == [0.2, 0.4, 0.6, 0.8]
+    assert svg.ticks(0, 160, 4) == [0, 50, 100, 150]
 
 
 def _luminance(colour):
@@ -207,11 +214,6 @@ def test_the_last_label_of_an_axis_is_inside_the_picture():
     assert float(label.get("x")) + 3.5 * len(label.text) <= float(drawn.get("width"))
 
 
-@given(low=st.floats(-1e6, 1e6), exponent=st.floats(-3, 6))
-def test_an_axis_has_a_few_ticks_and_never_a_single_one(low, exponent):
-    assert 2 <= len(svg.ticks(low, low + 10**exponent, 3.5)) <= 6
-
-
 @pytest.mark.parametrize(
     ("low", "high", "wanted"),
     [
@@ -223,14 +225,3 @@ def test_an_axis_has_a_few_ticks_and_never_a_single_one(low, exponent):
 def test_a_log_axis_has_powers_of_ten_and_1_2_5_between_few_of_them(low, high, wanted):
     found = svg.log_ticks(math.log10(low), math.log10(high), 5)
     assert found == pytest.approx(wanted)
-
-
-def test_values_that_are_not_finite_are_named_in_text_too():
-    made = CellModel([hello(0)])
-    made.take(*_with(points(0, "loss", [(0, 1.0), (3, math.nan), (4, math.nan)])))
-    assert "loss: rank 0: nan at step 3" in text(made)
-
-
-def test_ticks_are_round_and_inside():
-    assert svg.ticks(0.13, 0.97, 4) == [0.2, 0.4, 0.6, 0.8]
-    assert svg.ticks(0, 160, 4) == [0, 50, 100, 150]

@@ -1,19 +1,22 @@
-"""What a dashboard keeps: bounded curves, timings over ranks, and logs read piece by piece."""
+"""What a dashboard keeps: curves, timings over ranks, memory, imports, and logs piece by piece."""
 
 from __future__ import annotations
 
 import math
 import socket
+import sys
 from array import array
 from pathlib import Path
 
 import pytest
 
+from allranks.engine.telemetry import importing
 from allranks.errors import Report
 from allranks.records.telemetry import CallTotals, Points, Pulse, Timings
 from allranks.records.wire import Hello, Output, Reply
-from allranks.widgets.dashboard.cell_model import Logs, Tiles
+from allranks.widgets.dashboard.cell_model import CellModel, Imports, Logs, Memory, Tiles
 from allranks.widgets.dashboard.curves import Curves, Key
+from allranks.widgets.dashboard.saved_panel import bundle
 from allranks.widgets.dashboard.timings import TimingTable
 
 
@@ -62,9 +65,10 @@ def test_a_long_curve_is_thinned_and_keeps_its_last_value():
 
 def test_all_curves_together_are_bounded():
     curves = Curves()
+    _, values = points(0, "", [(i, 1.0) for i in range(5000)])
     for rank in range(64):
         for name in "abcdefghij":
-            curves.take(*points(rank, name, [(i, 1.0) for i in range(5000)]))
+            curves.take(Points(rank, 1, ([name, "", 5000],), 0), values)
     assert len(curves.everything()[1]) < 5_000_000
     assert len(curves.series) == 640
 
@@ -79,19 +83,9 @@ def test_values_that_are_not_finite_cross_as_they_are():
 
 def totals(calls: int, wait: float, transfer: float, last: dict[int, tuple[int, float]]):
     spans = tuple((rank, *pair) for rank, pair in last.items())
+    seconds = wait, transfer, transfer, transfer / calls
     return CallTotals(
-        "allreduce",
-        "g",
-        "float32",
-        1000,
-        2,
-        "shared",
-        calls,
-        wait,
-        transfer,
-        transfer,
-        transfer / calls,
-        spans,
+        "allreduce", "g", "float32", 1000, 2, "shared", calls, *seconds, spans
     ).to_row()
 
 
@@ -103,13 +97,10 @@ def table():
     return table
 
 
-def test_the_rank_that_others_waited_for_is_named(table):
+def test_calls_of_one_kind_are_one_row_and_the_rank_that_others_waited_for_is_named(table):
     straggler = table.straggler()
     assert (straggler.rank, straggler.times, straggler.calls) == (1, 9, 10)
     assert straggler.seconds == pytest.approx(3.0)
-
-
-def test_calls_of_one_kind_are_one_row_with_the_bandwidth_of_nccl_tests(table):
     (row,) = table.by_call()
     assert row.calls == 10
     assert row.wait_seconds == pytest.approx(1.55)
@@ -198,3 +189,85 @@ def test_ranks_of_another_host_show_what_they_send(tmp_path: Path):
     (piece,) = logs.read()
     assert (piece.text, piece.err_spans) == (b"a\nb\n", [[2, 4]])
     assert logs.read() == []
+
+
+MB = 1_000_000
+
+
+def pulse(rank: int, rss_mb: int, gpu_mb: int = 0) -> Pulse:
+    return Pulse(rank, 1, "", "In[1]:1", rss_mb * MB, 50, gpu_mb * MB)
+
+
+def seen(*sizes: int, gpu: int = 0) -> Memory:
+    memory = Memory()
+    for second, size in enumerate(sizes):
+        memory.take(pulse(0, size, gpu), second)
+        memory.take(pulse(1, 300, gpu), second)
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shown"),
+    [((300, 399), False), ((300, 400), True), ((3000, 3200), False), ((300, 900, 300), True)],
+)
+def test_memory_is_shown_where_a_rank_has_clearly_more_or_less_of_it(sizes, shown):
+    assert bool(seen(*sizes).shown) is shown
+
+
+def test_memory_that_does_not_change_is_shown_where_all_is_asked_for():
+    memory = seen(300, 300)
+    assert memory.tables() == []
+    memory.asked = True
+    (table,) = memory.tables()
+    assert table.rows[0] == ["rank 0", "300 MB", "300 MB", "300 MB"]
+
+
+def test_the_memory_of_gpus_is_a_curve_of_its_own():
+    memory = seen(300, 900, gpu=2000)
+    memory.asked = True
+    assert memory.shown == ["memory in MB, by second", "GPU memory in MB, by second"]
+
+
+def test_a_day_of_looks_is_bounded_and_its_peak_is_in_the_table():
+    figures = CellModel([hello(0)])
+    for second in range(86_400):
+        figures.memory.take(pulse(0, 2000 if 40_000 < second < 50_000 else 500), second)
+    (series,) = figures.memory.curves.series.values()
+    assert len(series.values) <= 2000
+    made = bundle(figures)
+    assert "rank 0  500 MB  2 GB  500 MB" in made["text/plain"]
+    assert len(made["text/html"]) < 20_000
+
+
+def at_import(rank: int, module: str) -> Pulse:
+    return Pulse(rank, 1, "", "In[1]:1", 1, 1, 0, importing=module)
+
+
+def test_ranks_that_import_the_same_are_one_line_until_all_are_through() -> None:
+    imports = Imports()
+    assert imports.line() is None
+    for rank in range(4):
+        imports.take(at_import(rank, "tensorflow"))
+    assert imports.line() == ("importing tensorflow on ranks 0–3", 0, 4)
+    imports.take(at_import(2, ""))
+    imports.left(3)
+    assert imports.line() == ("importing tensorflow on ranks 0–3", 2, 4)
+    imports.take(at_import(0, "sklearn"))
+    imports.take(at_import(1, ""))
+    assert imports.line() == ("importing sklearn on rank 0", 0, 1)
+    imports.take(at_import(0, ""))
+    assert imports.line() is None
+
+
+def test_an_import_is_named_by_the_outermost_package(tmp_path, monkeypatch) -> None:
+    package = tmp_path / "outer_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("import outer_package.inner")
+    (package / "inner.py").write_text("import inner_module")
+    (tmp_path / "inner_module.py").write_text(
+        "from allranks.engine.telemetry import importing\nseen = importing()"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    __import__("outer_package.inner")
+    assert sys.modules["inner_module"].seen == "outer_package"
+    assert importing() == ""

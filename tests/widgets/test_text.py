@@ -1,13 +1,17 @@
-"""Labelled text as a person reads it."""
+"""Labelled text as a person reads it, and the rows that several ranks' lines become."""
+
+from __future__ import annotations
 
 import io
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from allranks.features.prompts.notebook import TerminalField
 from allranks.widgets.notebook import shown_as
-from allranks.widgets.text import Line, RankText, Row, render
+from allranks.widgets.text import Line, RankText, Row, merge, render, shows_updates
 
 
 def fed(*pieces: tuple[str, str]) -> list[Line]:
@@ -17,77 +21,65 @@ def fed(*pieces: tuple[str, str]) -> list[Line]:
     return text.lines
 
 
-def test_a_line_that_comes_in_pieces_is_one_line() -> None:
-    assert fed(("out", "a"), ("out", "b\nc")) == [Line("out", "ab"), Line("out", "c")]
+NESTED = "\router 0%\n\rinner 50%\x1b[A\n\rinner 99%\x1b[A\router 1%"
 
 
-def test_a_carriage_return_starts_the_line_anew() -> None:
-    assert fed(("err", "10 %\r20 %\r30 %"), ("err", "\r40 %\n")) == [Line("err", "40 %")]
-
-
-def test_a_windows_line_end_does_not_empty_the_line() -> None:
-    assert fed(("out", "text\r\n")) == [Line("out", "text")]
-
-
-def test_an_empty_line_is_a_line() -> None:
-    assert fed(("out", "a\n\nb\n")) == [Line("out", "a"), Line("out", ""), Line("out", "b")]
+@pytest.mark.parametrize(
+    ("pieces", "lines"),
+    [
+        (["a", "b\nc"], ["ab", "c"]),
+        (["10 %\r20 %\r30 %", "\r40 %\n"], ["40 %"]),
+        (["text\r\n"], ["text"]),
+        (["a\n\nb\n"], ["a", "", "b"]),
+        ([NESTED], ["outer 1%", "inner 99%"]),
+        ([NESTED, "\n\rinner 100%\x1b[A", "\router 2%\n\n"], ["outer 2%", "inner 100%"]),
+        (["a\x1b[A\x1b[A\x1b[Ab"], ["ab"]),
+        (
+            # As rich draws two bars, and what is printed between, in a terminal.
+            [
+                "\x1b[?25lone 1%\ntwo 1%",
+                "\r\x1b[2K\x1b[1A\x1b[2Kone 2%\ntwo",
+                "\r\x1b[2K\x1b[1A\x1b[2Ksaid\none 3%\ntwo 3%",
+                "\n\x1b[?25h",
+            ],
+            ["said", "one 3%", "two 3%"],
+        ),
+    ],
+    ids=[
+        "pieces of a line", "a carriage return", "the line end of Windows", "an empty line",
+        "bars below each other", "the same, updated", "nothing above the first line",
+        "lines erased and written again",
+    ],
+)  # fmt: skip
+def test_text_becomes_the_lines_that_a_terminal_shows(pieces: list[str], lines: list[str]) -> None:
+    assert fed(*(("err", piece) for piece in pieces)) == [Line("err", line) for line in lines]
 
 
 def test_standard_error_does_not_end_up_in_a_line_of_standard_output() -> None:
     assert fed(("out", "a"), ("err", "b\n")) == [Line("out", "a"), Line("err", "b")]
 
 
-def test_an_unended_line_is_kept_back_where_asked() -> None:
+def test_lines_that_may_still_change_are_kept_back_where_asked() -> None:
     text = RankText()
     text.feed("out", "a\nb")
     assert text.take(ended_only=True) == [Line("out", "a")]
     text.feed("out", "c\n")
     assert text.take(ended_only=True) == [Line("out", "bc")]
-
-
-def test_a_run_of_rows_is_labelled_once() -> None:
-    rows = [
-        Row((0, 1), Line("out", "x")),
-        Row((0, 1), Line("err", "y")),
-        Row((2,), Line("value", "3")),
-    ]
-    assert render(rows) == "ranks 0–1 │ x\n          ! y\nrank 2    → 3"
-
-
-def test_control_characters_are_shown_and_colours_kept() -> None:
-    row = Row((0,), Line("out", "\x1b[31mred\x1b[0m \x07\x1b[2Jbell"))
-    assert render([row]) == "rank 0 │ \x1b[31mred\x1b[0m \ufffd\ufffdbell"
-
-
-def test_bars_below_each_other_are_drawn_where_they_stand() -> None:
-    nested = "\router 0%\n\rinner 50%\x1b[A\n\rinner 99%\x1b[A\router 1%"
-    assert fed(("err", nested)) == [Line("err", "outer 1%"), Line("err", "inner 99%")]
-    assert fed(("err", nested), ("err", "\n\rinner 100%\x1b[A"), ("err", "\router 2%\n\n")) == [
-        Line("err", "outer 2%"),
-        Line("err", "inner 100%"),
-    ]
-
-
-def test_lines_above_which_a_rank_writes_are_kept_back_where_asked() -> None:
-    text = RankText()
     text.feed("err", "ended\nouter\ninner\x1b[A")
     assert text.take(ended_only=True) == [Line("err", "ended")]
     text.feed("err", "\router 1\n\rinner 1\n")
     assert text.take(ended_only=True) == [Line("err", "outer 1"), Line("err", "inner 1")]
 
 
-def test_nobody_writes_above_the_first_line() -> None:
-    assert fed(("out", "a\x1b[A\x1b[A\x1b[Ab")) == [Line("out", "ab")]
-
-
-def test_lines_that_are_erased_and_written_again_are_shown_once() -> None:
-    """As rich draws two bars, and what is printed between, in a terminal."""
-    text = RankText()
-    text.feed("out", "\x1b[?25lone 1%\ntwo 1%")
-    text.feed("out", "\r\x1b[2K\x1b[1A\x1b[2Kone 2%\ntwo")
-    text.feed("out", "\r\x1b[2K\x1b[1A\x1b[2Ksaid\none 3%\ntwo 3%")
-    text.feed("out", "\n\x1b[?25h")
-    assert [line.text for line in text.lines] == ["said", "one 3%", "two 3%"]
+def test_a_run_of_rows_is_labelled_once_and_only_colours_are_left_in_it() -> None:
+    rows = [
+        Row((0, 1), Line("out", "x")),
+        Row((0, 1), Line("err", "y")),
+        Row((2,), Line("value", "3")),
+    ]
+    assert render(rows) == "ranks 0–1 │ x\n          ! y\nrank 2    → 3"
+    row = Row((0,), Line("out", "\x1b[31mred\x1b[0m \x07\x1b[2Jbell"))
+    assert render([row]) == "rank 0 │ \x1b[31mred\x1b[0m \ufffd\ufffdbell"
 
 
 def test_a_prompt_that_nobody_answers_is_a_line_of_its_own(monkeypatch, capsys):
@@ -126,3 +118,121 @@ def test_what_ends_a_colour_leaves_the_rest_of_the_style() -> None:
     html = shown_as("\x1b[1;4;32ma\x1b[39mb\x1b[22mc\x1b[24md" + "\n" * 99)["text/html"]
     assert html.partition("<pre")[2].count("<span") == 3
     assert '<span style="text-decoration: underline">c</span>d' in html
+
+
+def out(*texts: str) -> list[Line]:
+    return [Line("out", text) for text in texts]
+
+
+def rows(lines: dict[int, list[Line]]) -> list[tuple[tuple[int, ...], str]]:
+    return [(row.ranks, row.line.text) for row in merge(lines)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "merged"),
+    [
+        ([["a"], ["a"], ["a"]], [((0, 1, 2), "a")]),
+        ([["loading", "ready"], ["ready"]], [((0,), "loading"), ((0, 1), "ready")]),
+        (
+            [["a0", "b0", "end"], ["a1", "b1", "end"]],
+            [((0,), "a0"), ((0,), "b0"), ((1,), "a1"), ((1,), "b1"), ((0, 1), "end")],
+        ),
+    ],
+    ids=["identical", "a common line waits", "a block for each rank"],
+)
+def test_equal_lines_of_ranks_become_one_row(lines, merged) -> None:
+    assert rows({rank: out(*texts) for rank, texts in enumerate(lines)}) == merged
+
+
+def test_lines_that_differ_in_their_stream_only_are_not_the_same() -> None:
+    assert len(merge({0: [Line("out", "x")], 1: [Line("err", "x")]})) == 2
+
+
+LINES = st.lists(st.sampled_from("abc"), max_size=6)
+
+
+@given(st.dictionaries(st.integers(0, 4), LINES, max_size=4))
+def test_every_rank_keeps_its_lines_and_their_order(texts: dict[int, list[str]]) -> None:
+    merged: list[Row] = merge({rank: out(*lines) for rank, lines in texts.items()})
+    for rank, lines in texts.items():
+        assert [row.line.text for row in merged if rank in row.ranks] == lines
+
+
+def bar(percent: int, rest: str = "", name: str = "train", total: str = "200") -> str:
+    filled = "█" * (percent // 10)
+    return (
+        f"{name}: {percent:3}%|{filled:10}| {2 * percent}/{total} [00:0{percent // 20}<00:04{rest}]"
+    )
+
+
+def keras(done: int, loss: float = 0.5, seconds: str = "0s 14ms/step") -> str:
+    return (
+        f"\x1b[1m{done:2}/20\x1b[0m \x1b[32m━━━━━━━━━━\x1b[0m\x1b[37m━━━━━━━━━━\x1b[0m "
+        f"\x1b[1m{seconds}\x1b[0m - loss: {loss:.4f}"
+    )
+
+
+SLOW = bar(100, ", 7it/s").replace("00:05", "01:05")
+OLDER_KERAS = "{}/20 [====>...............] - ETA: {}s - loss: 0.4"
+RICH = "working ━━━━━━━━━━╸━━━━━━━━━  {}% 0:00:0{}"
+
+
+@pytest.mark.parametrize(
+    ("bars", "merged"),
+    [
+        ([bar(50), bar(20), bar(80)], [((0, 1, 2), bar(20) + "  slowest: 1, mean 50%")]),
+        ([bar(100, ", 9it/s"), SLOW], [((0, 1), SLOW)]),
+        ([bar(50), "100%| of it"], [((0,), bar(50)), ((1,), "100%| of it")]),
+        ([keras(10, 0.1), keras(5, 0.2)], [((0, 1), f"{keras(5, 0.2)}  slowest: 1, mean 38%")]),
+        (
+            [OLDER_KERAS.format(8, 3), OLDER_KERAS.format(4, 5)],
+            [((0, 1), f"{OLDER_KERAS.format(4, 5)}  slowest: 1, mean 30%")],
+        ),
+        (
+            [RICH.format(40, 2), RICH.format(20, 3)],
+            [((0, 1), f"{RICH.format(20, 3)}  slowest: 1, mean 30%")],
+        ),
+    ],
+    ids=["tqdm", "ended", "one bar", "Keras", "older Keras", "rich"],
+)
+def test_the_same_bar_of_several_ranks_is_the_slowest_ones_and_tells_the_mean(bars, merged) -> None:
+    every = tuple(range(len(bars)))
+    lines = {rank: out("before", text) for rank, text in enumerate(bars)}
+    assert rows(lines) == [(every, "before"), *merged]
+
+
+@pytest.mark.parametrize(
+    ("bars", "together"),
+    [
+        ([bar(50), bar(50, name="test"), bar(50, total="300")], [(0,), (1,), (2,)]),
+        ([keras(20), keras(20, 0.5, "3s"), keras(20, 0.7)], [(0, 1), (2,)]),
+    ],
+)
+def test_bars_of_another_name_total_or_result_are_others(bars, together) -> None:
+    assert [ranks for ranks, _ in rows({rank: out(one) for rank, one in enumerate(bars)})] == (
+        together
+    )
+
+
+def request(allow_stdin=True, kind="execute_request", **metadata):
+    return {
+        "header": {"msg_type": kind},
+        "metadata": metadata,
+        "content": {"allow_stdin": allow_stdin},
+    }
+
+
+@pytest.mark.parametrize(
+    ("message", "known"),
+    [
+        (request(cellId="5e1a", recordTiming=False), True),
+        (request(deletedCells=[]), True),
+        (request(allow_stdin=False), True),
+        ({"header": {"msg_type": "comm_msg"}, "metadata": {}, "content": {"data": {}}}, True),
+        (request(), False),
+        ({}, False),
+    ],
+    ids=["JupyterLab", "older JupyterLab", "nbclient", "a button", "qtconsole", "no request"],
+)
+def test_front_ends_that_change_displays_in_place_are_known(message, known):
+    assert shows_updates(message) is known

@@ -102,17 +102,18 @@ def test_a_steps_time_is_that_between_the_first_and_the_last_that_were_logged():
     assert table.rows == [["rank 0", "200 ms", "100 ms", "100 ms"]]
 
 
-@pytest.mark.parametrize("ranks", [1, 16, 64, 300])
+@pytest.mark.parametrize("ranks", [1, 16, 300])
 def test_the_strips_of_many_ranks_stay_small(ranks):
     figures = CellModel([hello(rank) for rank in range(ranks)])
-    for rank in range(ranks):
+    for different in range(min(ranks, 10)):
         spans = Spans(0.0)
         for step in range(400):
-            share = (step * 7 + rank * 3) % 10 / 100
+            share = (step * 7 + different * 3) % 10 / 100
             spans.call(0.1 * (step + 1), share, 0.09 - share, step % 5)
-        record, payloads = told(spans, 40.0, rank=rank)
-        figures.take(record, payloads)
-        assert sum(map(len, payloads)) <= 5 * BINS
+        for rank in range(different, ranks, 10):
+            record, payloads = told(spans, 40.0, rank=rank)
+            figures.take(record, payloads)
+            assert sum(map(len, payloads)) <= 5 * BINS
     assert len(bundle(figures)["text/html"]) < 200_000
 
 
@@ -124,11 +125,8 @@ def live(spans: Spans, seconds: float, each: int, since: list[float]) -> tuple[S
     since[0] = spans.width
     spans.changed_at = spans.origin + seconds
     strip = Strip(0, 1, seconds, spans.width * each, (), (), 0.0, (), first)
-    return decode(
-        encode(
-            strip, *(part(bins, first * each, each) for part in (spans.shares, spans.waited_for))
-        )
-    )
+    place = bins, first * each, each
+    return decode(encode(strip, spans.shares(*place), spans.waited_for(*place)))
 
 
 @given(CALLS, st.sampled_from((1, 4)))
@@ -163,7 +161,7 @@ def test_a_wait_that_goes_on_is_counted_while_it_does():
     assert not any(spans.shares(bins))
 
 
-@pytest.mark.parametrize("ranks", [4, 16, 64, 200])
+@pytest.mark.parametrize("ranks", [4, 64, 200])
 def test_what_a_page_is_told_of_many_ranks_is_bounded(ranks):
     strips = Strips(ranks)
     for rank in range(ranks):
