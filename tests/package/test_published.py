@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +85,14 @@ def test_the_recipe_builds_this_version_and_its_commands(rendered):
     assert said["context"]["version"] == allranks.__version__
     commands = [f"{name} = {where}" for name, where in PROJECT["scripts"].items()]
     assert said["build"]["python"]["entry_points"] == commands
+
+
+def test_numpy_is_accepted_as_far_back_as_tensorflow_accepts_it():
+    if find_spec("tensorflow") is None:
+        pytest.skip("no TensorFlow: pip install 'allranks[tensorflow]'")
+    ours, theirs = (
+        re.search(r"numpy>=([\d.]+)", " ".join(needs))
+        for needs in (PROJECT["dependencies"], metadata.requires("tensorflow"))
+    )
+    least = [tuple(map(int, found[1].split(".")[:2])) for found in (ours, theirs)]
+    assert least[0] <= least[1]

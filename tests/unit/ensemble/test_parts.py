@@ -45,18 +45,10 @@ def packed(value):
     return bytes(target)
 
 
-# ── options ──────────────────────────────────────────────────────────────────────────────────
-
-
 def test_options_may_stand_anywhere_on_the_line():
     made = parse("lr=1,2 -o table --store 'my runs' seed=0:3 --retry-failed --metric loss -n 4")
     assert made.words == ["lr=1,2", "seed=0:3"]
-    assert (made.name, made.store, made.retry_failed, made.cluster.n) == (
-        "table",
-        "my runs",
-        True,
-        4,
-    )
+    assert (made.name, made.store, made.retry_failed) == ("table", "my runs", True)
     assert made.wanted() == ("loss", True)
     assert len(made.members({})) == 6
 
@@ -91,14 +83,13 @@ def test_a_line_that_cannot_be_understood_says_what_was_expected(line, said):
         parse(line)
 
 
-# ── results ──────────────────────────────────────────────────────────────────────────────────
-
-
-def test_numbers_of_a_result_are_told_and_arrays_are_not():
+def test_numbers_of_a_result_are_told_and_arrays_and_numbers_beyond_all_floats_are_not():
     value = {"a": 1, "b": np.float32(0.5), "c": np.array([2.0]), "d": np.ones(3), "e": "x", 7: True}
     assert numbers_of(value) == {"a": 1, "b": 0.5, "c": 2.0, "7": True}
     assert numbers_of(0.25) == {"result": 0.25}
     assert summary_of({"w": np.ones((2, 3)), "acc": 0.5}) == "w array (2, 3) float64, acc 0.5"
+    assert numbers_of({"n": 10**400, "m": 1}) == {"m": 1}
+    assert summary_of(10**400) == "int"
 
 
 @pytest.mark.parametrize("value", [None, 3, {"w": np.arange(1e5), "v": [np.ones(3), "x"]}])
@@ -137,18 +128,10 @@ def test_many_results_need_one_descriptor():
     assert [place.load()[0] for place in places] == list(range(50))
 
 
-# ── stores ───────────────────────────────────────────────────────────────────────────────────
-
-
 def ended(number, **values):
     member = Member(number, values, state=FINISHED, seconds=1.5, ranks=(2,), numbers={"acc": 0.5})
     member.log("loss", array("d", [0, 1]), array("d", [3.0, float("nan")]))
     return member
-
-
-def test_a_number_beyond_all_floats_is_no_number_to_compare_by():
-    assert numbers_of({"n": 10**400, "m": 1}) == {"m": 1}
-    assert summary_of(10**400) == "int"
 
 
 def test_what_is_in_a_store_and_not_ours_does_not_keep_it_locked(tmp_path):
@@ -159,17 +142,19 @@ def test_what_is_in_a_store_and_not_ours_does_not_keep_it_locked(tmp_path):
     Store(folder, "pass").close()
 
 
-def test_a_store_at_nobodys_home_is_refused():
+def test_a_folder_that_is_in_use_or_that_cannot_be_a_store_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"cannot be written: .*Type another folder"):
         Store("~nobody-of-this-name/x", "pass")
-
-
-def test_a_store_that_is_in_use_is_refused(tmp_path):
     store = Store(str(tmp_path / "s"), "x")
     with pytest.raises(UsageError, match="is being written by another notebook"):
         Store(str(tmp_path / "s"), "x")
     store.close()
     Store(str(tmp_path / "s"), "x").close()
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="with other files in it"):
+        Store(str(tmp_path), "x")
+    with pytest.raises(UsageError, match="cannot be written"):
+        Store(str(tmp_path / "thesis.txt"), "x")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
@@ -190,30 +175,23 @@ def test_members_that_another_user_has_stored_are_not_unpickled_unless_told(tmp_
     trusting.close()
 
 
-def test_a_folder_of_other_things_is_refused(tmp_path):
-    (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError, match="with other files in it"):
-        Store(str(tmp_path), "x")
-    with pytest.raises(UsageError, match="cannot be written"):
-        Store(str(tmp_path / "thesis.txt"), "x")
+def cut_short(data):
+    return data[:-10]
 
 
-def test_a_file_that_was_cut_short_is_as_if_it_were_not_there(tmp_path):
+def with_a_damaged_head(data):
+    head, _, rest = data.partition(b"\n")
+    head = json.loads(head)
+    head["history"]["other"] = "damaged"
+    return json.dumps(head).encode() + b"\n" + rest
+
+
+@pytest.mark.parametrize("damaged", [cut_short, with_a_damaged_head])
+def test_a_file_that_is_damaged_is_as_if_it_were_not_there(tmp_path, damaged):
     store = Store(str(tmp_path), "x")
     store.write(ended(0, lr=0.1), packed(np.ones(100)))
     (path,) = tmp_path.glob("*.member")
-    path.write_bytes(path.read_bytes()[:-10])
-    assert store.read([Member(0, {"lr": 0.1})]) == []
-    store.close()
-
-
-def test_a_head_that_is_damaged_leaves_nothing_in_its_member(tmp_path):
-    store = Store(str(tmp_path), "x")
-    store.write(ended(0, lr=0.1), b"")
-    (path,) = tmp_path.glob("*.member")
-    head = json.loads(path.read_bytes())
-    head["history"]["other"] = "damaged"
-    path.write_text(json.dumps(head) + "\n")
+    path.write_bytes(damaged(path.read_bytes()))
     member = Member(0, {"lr": 0.1})
     assert store.read([member]) == []
     assert (member.state, member.history, member.metrics) == (WAITING, {}, {})
@@ -354,41 +332,24 @@ def test_what_cannot_be_pickled_or_contains_itself_has_a_key():
     assert len({key_of({"a": value}) for value in values}) == 4
 
 
-def test_a_value_that_refuses_to_be_shown_is_told_by_its_type():
+def test_a_value_is_shown_in_one_line_that_a_notebook_can_have():
     class Shy(int):
         def __repr__(self):
             raise ValueError
 
     assert Member(0, {"a": Shy(3)}).label == "a=<Shy>"
-
-
-def test_a_text_is_shown_in_one_line_that_a_notebook_can_have():
     text = "two\nlines \x1b[31m" + chr(0xD83D) + " é"
     assert Member(0, {"a": text}).label == r"a=two\nlines \x1b[31m\ud83d é"
 
 
-# ── estimates ────────────────────────────────────────────────────────────────────────────────
-
-
-def test_nothing_is_estimated_from_too_little():
-    assert remaining_seconds([1.0, 2.0], [0.5], 10, 2) is None
-
-
-def test_equal_members_are_estimated_exactly():
+def test_the_remaining_time_is_estimated_from_members_that_ended():
+    assert remaining_seconds([1.0, 2.0], [0.5], 10, 2) is None  # too few
     assert remaining_seconds([2.0] * 5, [1.0, 1.0], 4, 2) == (5.0, 5.0)
-
-
-def test_uneven_members_give_a_span_that_holds_the_mean():
     low, high = remaining_seconds([1.0, 2.0, 3.0, 2.0], [], 40, 4)
     assert low < 20 < high
-
-
-def test_a_member_longer_than_any_before_leaves_the_end_open():
+    # One that runs longer than any before it leaves the end open.
     low, high = remaining_seconds([1.0] * 4, [10.0], 0, 1)
     assert 0 <= low < high <= 10
-
-
-# ── early stopping ───────────────────────────────────────────────────────────────────────────
 
 
 def test_the_median_stops_what_is_worse_than_those_that_ended():
@@ -426,9 +387,6 @@ def test_a_direction_is_guessed_from_the_name_and_can_be_said():
     assert early.read_metric("score:min") == ("score", True)
 
 
-# ── the table and predictions ────────────────────────────────────────────────────────────────
-
-
 def table(count=3):
     arena = Arena()
     members = [ended(n, lr=10.0**-n) for n in range(count)]
@@ -464,14 +422,11 @@ def test_the_table_tells_parameters_metrics_and_errors():
     assert "<b>" not in runs._repr_html_()
 
 
-def test_the_table_is_a_pandas_table_where_there_is_pandas():
+def test_the_table_is_a_pandas_table_where_there_is_pandas(monkeypatch):
     pytest.importorskip("pandas", reason="pip install pandas")
     frame = table().to_pandas()
     assert list(frame["accuracy"][:3]) == [0.5, 0.6, 0.7]
     assert frame.loc[3, "error"] == "ValueError: no"
-
-
-def test_without_pandas_it_is_said_what_to_use(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingDependency, match=r"pip install pandas, or use runs\.rows\(\)"):
         table().to_pandas()
@@ -486,9 +441,11 @@ def test_predictions_are_gathered_averaged_and_voted():
     assert (list(labels), list(share)) == ([0, 0], [2 / 3, 2 / 3])
 
 
-def test_a_tie_goes_to_the_least_label():
+def test_a_tie_goes_to_the_least_label_and_probabilities_are_no_votes():
     labels, share = predict.vote(np.array([["b", "a"], ["a", "a"]]))
     assert (list(labels), list(share)) == (["a", "a"], [0.5, 1.0])
+    with pytest.raises(UsageError, match=r"argmax\(axis=-1\)"):
+        predict.vote(np.ones((2, 3)) / 3)
 
 
 @pytest.mark.parametrize(
@@ -502,11 +459,6 @@ def test_a_tie_goes_to_the_least_label():
 def test_predictions_that_do_not_fit_together_are_refused(results, name, said):
     with pytest.raises(UsageError, match=said):
         predict.gather(results, name)
-
-
-def test_a_vote_of_probabilities_is_refused():
-    with pytest.raises(UsageError, match=r"argmax\(axis=-1\)"):
-        predict.vote(np.ones((2, 3)) / 3)
 
 
 @pytest.mark.parametrize(

@@ -42,19 +42,14 @@ class Cluster:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("count", [2, 3, 4, 7, 16])
-@pytest.mark.parametrize("size", [1, 5, 32])
+@pytest.mark.parametrize(("count", "size"), [(2, 1), (3, 5), (4, 32), (7, 5), (16, 1)])
 def test_the_last_frame_is_the_sum_on_every_rank(algorithm, count, size):
     arrays = np.random.default_rng(count).integers(-99, 99, (count, size))
     made = frames(told(arrays, algorithm).run)
     assert made[0].values == tuple(map(tuple, arrays.tolist()))
     assert made[-1].values == (tuple(arrays.sum(0).tolist()),) * count
     assert all(share == count for row in made[-1].shares for share in row)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_message_finds_the_values_of_the_frame_before(algorithm):
-    made = frames(told(example_arrays(5, 7), algorithm).run)
+    # Every message finds the values of the frame before it.
     for before, after in pairwise(made):
         assert after.messages
         for m in after.messages:
@@ -113,11 +108,8 @@ def test_a_mistake_is_told_why_it_is_one():
     ]
 
 
-def test_chunks_without_elements_are_left_out():
+def test_chunks_without_elements_are_left_out_and_called_empty():
     assert chunks(told([[1], [2], [4]]).run) == [(2, 0, 1)]
-
-
-def test_an_empty_chunk_is_called_empty():
     assert "chunk 0, which is empty, to rank 1" in frames(told([[1], [2], [4]]).run)[1].words(1, 4)
 
 
@@ -157,11 +149,8 @@ def test_the_still_picture_is_small_and_needs_no_scripts(algorithm, count, size)
     assert sum(len(part.encode()) for part in made.values()) < 120_000
 
 
-def test_what_is_pickled_for_a_rank_is_the_function_there():
+def test_the_notebook_names_the_function_and_the_algorithms_that_ranks_have():
     assert pickle.loads(pickle.dumps(explain_here)) is on_ranks.explain_here
-
-
-def test_the_algorithms_offered_are_those_that_ranks_have():
     assert list(OFFERED) == list(ALGORITHMS)
 
 
@@ -195,14 +184,10 @@ def test_values_are_short_in_their_cells():
         ({"values": [[1, 2], [3]]}, r"found arrays of \[1, 2\] values"),
         ({"values": [[1], ["a"]]}, "found 'a' among them"),
         ({"values": []}, "found 0"),
+        ({}, "%load_ext allranks"),  # there are no ranks
     ],
 )
-def test_what_cannot_be_shown_is_refused_before_anything_runs(arguments, said):
+def test_what_cannot_be_shown_is_refused_before_anything_runs(arguments, said, monkeypatch):
+    monkeypatch.setattr(notebook_session, "session", None)
     with pytest.raises(UsageError, match=said):
         ring(**arguments)
-
-
-def test_without_ranks_it_says_how_to_get_some(monkeypatch):
-    monkeypatch.setattr(notebook_session, "session", None)
-    with pytest.raises(UsageError, match="%load_ext allranks"):
-        ring()
