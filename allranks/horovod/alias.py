@@ -60,18 +60,20 @@ PLACES = {
     "horovod.runner.util": _RUNNER,
     "horovod": _PACKAGE,
 }
+_COLLECTIVES = (
+    "For arrays of any kind there are: from allranks.collectives import allreduce, broadcast"
+)
+# The purpose of modules that allranks does not replace, and the alternative.
 _ELSEWHERE = {
-    "horovod.torch": "PyTorch",
-    "horovod.mxnet": "MXNet",
-    "horovod.spark": "Spark",
-    "horovod.ray": "Ray",
-    "horovod.data": "Horovod's data loaders",
-}
-_INSTEAD = {
     "horovod.torch": (
+        "PyTorch",
         "Use torch's own: torch.distributed.init_process_group() connects the ranks without "
-        "arguments, and DistributedDataParallel(model) averages gradients"
-    )
+        "arguments, and DistributedDataParallel(model) averages gradients",
+    ),
+    "horovod.mxnet": ("MXNet", _COLLECTIVES),
+    "horovod.spark": ("Spark", _COLLECTIVES),
+    "horovod.ray": ("Ray", _COLLECTIVES),
+    "horovod.data": ("Horovod's data loaders", _COLLECTIVES),
 }
 #: Modules of Keras 3 with fewer names than the copy of Keras inside TensorFlow has:
 #: ``ImageDataGenerator``, ``pad_sequences``, ``K.mean`` and others. Scripts import them above
@@ -114,35 +116,28 @@ class HorovodMissing(MissingDependency, ModuleNotFoundError):
 
 
 class HorovodFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds ``horovod`` and the modules below it in allranks.
-
-    ``in_notebook`` is true in the notebook's kernel, which is never a rank.
-    """
+    """Finds ``horovod`` and the modules below it in allranks."""
 
     def __init__(self) -> None:
-        self.in_notebook = False
+        self.in_notebook = False  # the notebook's kernel is never a rank
         self._specs: dict[str, ModuleSpec | None] = {}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns a spec for a module of Horovod, None for every other name."""
         place = place_of(name)
         if place is None or _is_real(sys.modules.get("horovod")):
             return None
         # An installed Horovod is left to the finder that finds it.
-        if name == "horovod" and self._is_installed(path, target):
+        others = [finder for finder in sys.meta_path if not isinstance(finder, HorovodFinder)]
+        if name == "horovod" and any(one.find_spec(name, path, target) for one in others):
             return None
         top = ".".join(name.split(".")[:2])
         if top in _ELSEWHERE:
-            instead = _INSTEAD.get(
-                top,
-                "For arrays of any kind there are: "
-                "from allranks.collectives import allreduce, broadcast",
-            )
+            purpose, instead = _ELSEWHERE[top]
             raise HorovodMissing(
                 f"allranks has Horovod's functions for TensorFlow and Keras, found {name}, which "
-                f"is for {_ELSEWHERE[top]}. {instead}"
+                f"is for {purpose}. {instead}"
             )
         if top in OLD_SCRIPTS and self.in_notebook:
             raise HorovodMissing(
@@ -155,12 +150,7 @@ class HorovodFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         is_package = own.submodule_search_locations is not None
         return importlib.util.spec_from_loader(name, self, origin=place, is_package=is_package)
 
-    def _is_installed(self, path: Sequence[str] | None, target: ModuleType | None) -> bool:
-        others = [finder for finder in sys.meta_path if not isinstance(finder, HorovodFinder)]
-        return any(other.find_spec("horovod", path, target) is not None for other in others)
-
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Returns the module of allranks, for use under its second name."""
         assert spec.origin is not None
         # The same module object under both names, so both share one state.
         module = importlib.import_module(spec.origin)
@@ -176,7 +166,6 @@ class HorovodFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def place_of(name: str) -> str | None:
-    """Returns the module of allranks for one of Horovod; None for any other name."""
     for prefix, place in PLACES.items():
         if name == prefix or name.startswith(prefix + "."):
             return place + name[len(prefix) :]
@@ -188,18 +177,9 @@ def _is_real(horovod: ModuleType | None) -> bool:
 
 
 def install(in_notebook: bool | None = None) -> bool:
-    """Lets ``import horovod`` find allranks where Horovod is not installed.
+    """Lets ``import horovod`` find allranks; returns whether ``ALLRANKS_HOROVOD`` allows it.
 
-    Does nothing if the environment's ``ALLRANKS_HOROVOD`` is ``off``.
-
-    Args:
-        in_notebook: whether this process is the notebook's kernel; None leaves it unchanged.
-
-    Returns:
-        Whether ``import horovod`` works from now on.
-
-    Raises:
-        UsageError: ``ALLRANKS_HOROVOD`` has an unknown value.
+    ``in_notebook`` is whether this process is the notebook's kernel; None leaves it unchanged.
     """
     setting = config.variable_choice(SETTING, ("on", "name", "off"), "on")
     if setting == "off":
@@ -210,7 +190,7 @@ def install(in_notebook: bool | None = None) -> bool:
         sys.meta_path.insert(0, finder)
     if in_notebook is not None:
         finder.in_notebook = in_notebook
-    # The notebook's kernel is never a rank, so Keras stays unchanged there.
+    # Scripts never run in the notebook's kernel, so Keras stays unchanged there.
     if setting == "on" and not finder.in_notebook:
         _keras_names.install()
     else:
@@ -219,7 +199,6 @@ def install(in_notebook: bool | None = None) -> bool:
 
 
 def uninstall() -> None:
-    """Removes the finder: ``import horovod`` finds Horovod only."""
     _keras_names.uninstall()
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, HorovodFinder)]
     if _is_real(sys.modules.get("horovod")):
@@ -229,9 +208,9 @@ def uninstall() -> None:
 
 
 def install_tensorflow() -> bool:
-    """Makes ``import tensorflow`` import the version in ``ALLRANKS_TENSORFLOW``.
+    """Makes ``import tensorflow`` import version 1 if ``ALLRANKS_TENSORFLOW`` is 1.
 
-    Returns whether that is version 1.
+    Returns whether it is.
     """
     version = config.variable_choice(TENSORFLOW_SETTING, ("1", "2"), "2")
     # Not by sys.modules["tensorflow"], because packages find version 2 there.
@@ -259,7 +238,7 @@ def _import_version_1(
     inner: Any = module
     for part in name.split(".")[1:]:
         inner = getattr(inner, part, None)
-    if inner is None:
+    if inner is None:  # a module that is no attribute of version 1
         return _import(name, globals, locals, fromlist or (), level)
     return inner if fromlist else module
 
@@ -278,9 +257,9 @@ def _version_1() -> ModuleType:
 
 
 def _is_in_package(globals: Mapping[str, object]) -> bool:
-    """Whether the importing code is in an installed package, or has no file."""
     if globals.get("__name__") == "__main__":
         return False
+    # Code without a file is not the user's, except in a cell, which is in __main__.
     file = globals.get("__file__")
     return not isinstance(file, str) or file.startswith(_package_folders())
 

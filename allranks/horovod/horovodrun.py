@@ -44,24 +44,19 @@ _INSTEAD = {
 
 
 class HorovodrunOptions(NamedTuple):
-    """The options of a command line; "" for an option left out.
-
-    ``command`` is a Python, its own flags, a script and the script's arguments; ``hosts`` is for
-    instance ``localhost:4``; ``timeout`` is in seconds. With ``mpi`` the command becomes mpiexec.
-    """
+    """The options of a command line; "" for an option left out."""
 
     size: int
-    hosts: str
+    hosts: str  # for instance localhost:4
     hostfile: str
-    command: list[str]
-    timeout: str = ""
+    command: list[str]  # a Python, its flags, a script, the script's arguments
+    timeout: str = ""  # seconds
     log_dir: str = ""
     report: str = ""
-    mpi: bool = False
+    mpi: bool = False  # whether mpiexec is used although it is not needed
 
 
 def parse(arguments: list[str]) -> HorovodrunOptions:
-    """Parses Horovod's command line; the number of ranks is required."""
     values = dict.fromkeys(_FLAGS.values(), "")
     rest, mpi = list(arguments), False
     while rest and rest[0].startswith("-"):
@@ -91,7 +86,6 @@ def parse(arguments: list[str]) -> HorovodrunOptions:
 
 
 def python_command(command: list[str]) -> list[str]:
-    """Returns the command of each rank, for a script that can import ``horovod``."""
     program = command[0] if command else ""
     flags = 1
     while flags < len(command) and command[flags].startswith("-"):
@@ -106,10 +100,7 @@ def python_command(command: list[str]) -> list[str]:
 
 
 def local_script(options: HorovodrunOptions) -> list[str]:
-    """Returns the script and its arguments if its ranks can be started here, else an empty list.
-
-    Raises UsageError for an option of scripts started here, if the script cannot be.
-    """
+    """Returns the script and its arguments if its ranks can be started here, else an empty list."""
     python, *flags = python_command(options.command)
     flags, arguments = flags[: flags.index("-m")], flags[flags.index("-m") + 2 :]
     here = all(host.partition(":")[0] in _THIS_HOST for host in options.hosts.split(",") if host)
@@ -128,7 +119,6 @@ def local_script(options: HorovodrunOptions) -> list[str]:
 
 
 def main() -> None:
-    """Runs the script, or replaces this process by mpiexec; a wrong command prints one line."""
     arguments = sys.argv[1:]
     if arguments and arguments[0] in ("-v", "--version"):
         sys.stdout.write(f"{horovod.__version__}\n")

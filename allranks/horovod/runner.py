@@ -55,13 +55,13 @@ def run(
 
     Collective over all ranks, on the ranks.
     """
-    if not _on_rank():
+    collectives: Any = sys.modules.get("allranks.collectives")
+    if collectives is None or not collectives.is_initialized():
         modules = tuple(name for name in OLD_SCRIPTS if name in sys.modules)
         result: list[Any] = importlib.import_module("allranks").run(
             _WithImports(func, modules) if modules else func, args, kwargs, num_proc, **options
         )
         return result
-    collectives = importlib.import_module("allranks.collectives")
     asked = options.get("np") if num_proc is None else num_proc
     if asked != collectives.size():
         raise UsageError(
@@ -89,11 +89,6 @@ class _WithImports(NamedTuple):
         return self.func(*args, **kwargs)
 
 
-def _on_rank() -> bool:
-    collectives = sys.modules.get("allranks.collectives")
-    return collectives is not None and bool(collectives.is_initialized())
-
-
 def is_exportable(v: str) -> bool:
     """Returns whether other processes may inherit a variable of this name."""
     return not any(re.fullmatch(pattern, v) for pattern in IGNORE_REGEXES)
@@ -114,17 +109,7 @@ def in_thread(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Returns a started thread that calls ``target(*args)``.
-
-    Args:
-        target: called with ``args``.
-        name: the thread's.
-        daemon: whether the process may end before the thread.
-        silent: whether exceptions of ``target`` are dropped.
-
-    Raises:
-        ValueError: ``args`` is no tuple or list.
-    """
+    """Returns a started thread that calls ``target(*args)``; ``silent`` drops its exceptions."""
     if not isinstance(args, (tuple, list)):
         raise ValueError(f"args needs a tuple: found {type(args).__name__}. Type: args=(x,)")
 

@@ -47,13 +47,20 @@ from allranks.horovod.common import (
     gpu_available,
     mpi_built,
 )
+from allranks.horovod.common import num_rank_is_power_2 as check_num_rank_power_of_2
 from allranks.tensorflow import elastic
 from allranks.tensorflow import graph_errors as _graph_errors
 from allranks.tensorflow import patches as _patches
 from allranks.tensorflow.basics import (
+    BroadcastGlobalVariablesHook,
     _executing_eagerly,
     _make_subgraph,
-    check_num_rank_power_of_2,
+    allgather_object,
+    broadcast_,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
     cuda_built,
     gloo_enabled,
     handle_average_backwards_compatibility,
@@ -87,15 +94,6 @@ from allranks.tensorflow.ops import (
     reducescatter,
 )
 from allranks.tensorflow.optimizers import DistributedOptimizer, PartialDistributedOptimizer
-from allranks.tensorflow.variables import (
-    BroadcastGlobalVariablesHook,
-    allgather_object,
-    broadcast_,
-    broadcast_global_variables,
-    broadcast_object,
-    broadcast_object_fn,
-    broadcast_variables,
-)
 
 # At import, so that a rank never calls a function before it is replaced.
 _patches.install()
@@ -106,7 +104,7 @@ _graph_errors.skip_autograph()
 def __getattr__(name: str) -> _Any:
     # Keras takes seconds to import, and scripts of TensorFlow 1 do not need it.
     if name == "SyncBatchNormalization":
-        from allranks.tensorflow.sync_batch_normalization import SyncBatchNormalization
+        from allranks.tensorflow.keras.functions import SyncBatchNormalization
 
         return SyncBatchNormalization
     if name in ("_basics", "functions", "mpi_ops", "util"):

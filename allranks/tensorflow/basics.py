@@ -1,8 +1,8 @@
-"""Horovod's functions for ranks, sizes and built-in features. Runs in every rank."""
+"""Horovod's functions for ranks, variables and objects. Runs in every rank."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,19 @@ import numpy as np
 import tensorflow as tf
 
 from allranks import collectives
-from allranks.collectives import ReduceOp, world
+from allranks.collectives import ProcessSet, ReduceOp, global_process_set, world
 from allranks.errors import UsageError
 from allranks.horovod import common
-from allranks.tensorflow.graph_function import forget_orders
+from allranks.records.ranks import label
+from allranks.tensorflow.graph_errors import CollectiveMismatch, with_tensorflows_errors
 from allranks.tensorflow.ops import op_or_average
-from allranks.tensorflow.tf_bridge import call_on_arrays
+from allranks.tensorflow.tf_bridge import Array, call_on_arrays, forget_orders, spec_of
+
+# The end of messages about functions that need a graph of TensorFlow 1.
+FOR_VERSION_1 = (
+    "A script for TensorFlow 1 runs after %env ALLRANKS_TENSORFLOW=1 and %distributed restart in "
+    "the notebook, or with ALLRANKS_TENSORFLOW=1 before the command in a shell."
+)
 
 _timeline: list[str] = []
 
@@ -164,11 +171,6 @@ def refs_to_vars(refs: Any) -> Any:
     return refs.deref()
 
 
-def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Returns whether a number of ranks is 1, 2, 4, 8, …."""
-    return common.num_rank_is_power_2(num_rank)
-
-
 def handle_average_backwards_compatibility(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     """Returns the reduction that ``op`` or the deprecated ``average`` names; else Average.
 
@@ -177,3 +179,232 @@ def handle_average_backwards_compatibility(op: ReduceOp | None, average: bool | 
     """
     made: ReduceOp = op_or_average(op, average)
     return made
+
+
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> Any:
+    """Assigns the root's values to the variables of every rank.
+
+    Args:
+        variables: of TensorFlow or Keras; the same number, shapes and dtypes on every rank.
+        root_rank: a rank of the world, the same on every rank.
+        process_set: the ranks that take part.
+        inplace: ignored, because variables always keep their identity.
+
+    Returns:
+        None when eager; in a graph the operation that broadcasts.
+
+    Raises:
+        CollectiveMismatch: the variables differ between ranks; the message names them.
+        UsageError: an argument is not a variable.
+
+    Collective over the process set.
+    """
+    return _broadcast_variables(_checked(variables), int(root_rank), process_set, None)
+
+
+def broadcast_(
+    variables: Iterable[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Like `broadcast_variables`; returns the variables.
+
+    Args:
+        name: the name of the operation; in a session the ranks match operations by name.
+    """
+    found = _checked(variables)
+    done = _broadcast_variables(found, int(root_rank), process_set, name)
+    if done is None:
+        return found
+    with tf.control_dependencies([done]):
+        return [tf.identity(variable) for variable in found]
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """Returns the operation that broadcasts all variables of a TensorFlow 1 graph.
+
+    Raises:
+        RuntimeError: TensorFlow executes eagerly, so there is no graph.
+    """
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "broadcast_global_variables() needs a graph of TensorFlow 1, and TensorFlow executes "
+            "eagerly: there are no global variables. Use "
+            "broadcast_variables(model.variables, root_rank=0), or in model.fit() the callback "
+            f"BroadcastGlobalVariablesCallback(0). {FOR_VERSION_1}"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Broadcasts all global variables when a session has been created.
+
+    Args:
+        root_rank: a rank of the world, the same on every rank.
+        device: ignored.
+    """
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self._operation: Any = None
+        self._graph: Any = None
+
+    def begin(self) -> None:
+        """Adds the operation to the graph, once per graph."""
+        graph = tf.compat.v1.get_default_graph()
+        if self._operation is None or self._graph is not graph:
+            self._graph = graph
+            self._operation = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Runs the broadcast. Collective over all ranks."""
+        session.run(self._operation)
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Returns a copy of the root's object; on the root the object itself.
+
+    Args:
+        obj: any object that pickle or cloudpickle supports; only the root's is used.
+        root_rank: a rank of the world, the same on every rank.
+        session: ignored, because objects do not pass through TensorFlow.
+        name: for the timeline.
+        process_set: the ranks that take part.
+
+    Collective over the process set.
+    """
+    with with_tensorflows_errors():
+        return collectives.broadcast_object(obj, root_rank, name=name, process_set=process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[Any], Any]:
+    """Returns a function of one object that calls `broadcast_object` with these arguments."""
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
+def allgather_object(
+    obj: Any,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Returns the list of all ranks' objects, in the order of the ranks.
+
+    Collective over the process set.
+    """
+    with with_tensorflows_errors():
+        return collectives.allgather_object(obj, name=name, process_set=process_set)
+
+
+def _checked(variables: Any) -> list[Any]:
+    # A single variable is iterable, but yields its rows, so it is an error.
+    one = hasattr(variables, "assign") or not isinstance(variables, Iterable)
+    found = [] if one else list(variables)
+    wrong = [variables] if one else [each for each in found if not hasattr(each, "assign")]
+    if wrong:
+        raise UsageError(
+            f"broadcast_variables needs a list of variables: found {type(wrong[0]).__name__}"
+            f"{'' if one else ' in it'}. Type for example: "
+            "broadcast_variables(model.variables, root_rank=0)"
+        )
+    return found
+
+
+def _broadcast_variables(
+    found: list[Any], root: int, process_set: ProcessSet, name: str | None
+) -> Any:
+    described = [_described(variable) for variable in found]
+
+    def move(*arrays: Array) -> list[Array]:
+        # Variables of other shapes may have the same total size, and their values would be mixed.
+        _check_alike(described, process_set)
+        return _broadcast_arrays(arrays, root, process_set)
+
+    sources = [tf.convert_to_tensor(variable) for variable in found]
+    if not sources:
+        if tf.executing_eagerly():
+            _check_alike(described, process_set)
+            return None
+        return tf.no_op()
+    specs = [spec_of(source) for source in sources]
+    if name is None:
+        # In a session the ranks match operations by name, so the name is the variable's.
+        name = "broadcast_" + (
+            described[0][0] if len(found) == 1 and described[0][0] else "variables"
+        )
+    made = call_on_arrays(move, sources, specs, name, process_set)
+    if tf.executing_eagerly() or tf.inside_function():
+        for variable, value in zip(found, made, strict=True):
+            variable.assign(value)
+        return None
+    return tf.group(
+        *(
+            tf.compat.v1.assign(variable, value)
+            for variable, value in zip(found, made, strict=True)
+        ),
+    )
+
+
+def _broadcast_arrays(arrays: Sequence[Array], root: int, process_set: ProcessSet) -> list[Array]:
+    # All arrays of a dtype as one, because a model has hundreds of small ones.
+    outs: list[Any] = [None] * len(arrays)
+    by_dtype: dict[str, list[int]] = {}
+    for index, array in enumerate(arrays):
+        by_dtype.setdefault(array.dtype.name, []).append(index)
+    for indices in by_dtype.values():
+        flat = np.concatenate([arrays[index].reshape(-1) for index in indices])
+        whole = collectives.broadcast(flat, root, process_set=process_set)
+        start = 0
+        for index in indices:
+            end = start + arrays[index].size
+            outs[index] = whole[start:end].reshape(arrays[index].shape)
+            start = end
+    return outs
+
+
+def _described(variable: Any) -> tuple[str, tuple[int, ...], str]:
+    name = getattr(variable, "path", None) or getattr(variable, "name", "")
+    dtype = variable.dtype if isinstance(variable.dtype, str) else variable.dtype.name
+    # TensorFlow 1 has names such as "w:0" and dtypes such as "float32_ref".
+    return str(name).removesuffix(":0"), tuple(map(int, variable.shape)), dtype.removesuffix("_ref")
+
+
+def _check_alike(described: list[Any], process_set: ProcessSet) -> None:
+    # Collective.
+    every = collectives.allgather_object(described, process_set=process_set)
+    counts = {len(one) for one in every}
+    ranks_by_text: dict[str, list[int]] = {}
+    for rank, one in zip(process_set.ranks, every, strict=True):
+        if len(counts) > 1:
+            text = f"{len(one)} variables"
+        else:
+            at = next((i for i in range(len(one)) if len({e[i][1:] for e in every}) > 1), None)
+            if at is None:
+                return
+            name, shape, dtype = one[at]
+            text = f"{name} of shape {shape} and dtype {dtype} at place {at}"
+        ranks_by_text.setdefault(text, []).append(rank)
+    if len(ranks_by_text) > 1:
+        found = ", ".join(f"{label(ranks)} {text}" for text, ranks in ranks_by_text.items())
+        raise CollectiveMismatch(
+            f"broadcast_variables needs the same variables on every rank: found {found}. "
+            "Build the model and its optimizer on every rank before the broadcast."
+        )

@@ -21,7 +21,11 @@ import tensorflow as tf
 from allranks.tensorflow.keras_version import LEGACY, keras
 from allranks.tensorflow.patches import import_private, require
 
-_PREFIXES = ("", "tensorflow.", "keras._tf_keras.", "tf_", "tf_keras.api._v2.")
+# Module names of the backend of Keras 3 and Keras 2.
+_BACKENDS = {
+    f"{prefix}keras.backend"
+    for prefix in ("", "tensorflow.", "keras._tf_keras.", "tf_", "tf_keras.api._v2.")
+}
 _BACKEND = ("get_value", "constant", "name_scope", "learning_phase")
 _QUEUE_OPTIONS = ("max_queue_size", "workers", "use_multiprocessing")
 _installed: list[bool] = []
@@ -43,30 +47,22 @@ def _add_names() -> None:
     _look_up(tf.train, tf.compat.v1.train)
     # The import replaces `tf.keras.backend` by another module, so it comes first.
     importlib.import_module("tensorflow.keras.backend")
-    for backend in _copies("keras.backend"):
+    # `from tensorflow.keras import backend`, `import tensorflow.keras.backend` and `import
+    # keras.backend` are three modules. All that scripts have imported so far get the names.
+    for module, backend in list(sys.modules.items()):
+        if module not in _BACKENDS:
+            continue
         for name in _BACKEND:
             if not hasattr(backend, name) and hasattr(tf.keras.backend, name):
                 setattr(backend, name, getattr(tf.keras.backend, name))
+        names: Any = backend
         # Keras 3 has no sessions, and the rank has its GPU already.
-        backend.set_session = lambda session: None
-        backend.set_value = lambda variable, value: variable.assign(value)
-
-
-def _copies(name: str) -> list[Any]:
-    """Returns a module of Keras under all names by which scripts have imported it so far.
-
-    ``from tensorflow.keras import backend``, ``import tensorflow.keras.backend`` and ``import
-    keras.backend`` are three modules.
-    """
-    return [
-        module
-        for known, module in list(sys.modules.items())
-        if known.endswith(name) and known.removesuffix(name) in _PREFIXES
-    ]
+        names.set_session = lambda session: None
+        names.set_value = lambda variable, value: variable.assign(value)
 
 
 def _look_up(module: ModuleType, older: ModuleType) -> None:
-    """Makes a module look up the names that it lacks in another module."""
+    # The module finds the names that it lacks in the older one.
     if "__getattr__" in vars(module):
         return
 
@@ -91,8 +87,18 @@ def _patch_optimizers() -> None:
     variable = import_private("keras.src.backend.common.variables", "Variable").Variable
     require(base, "apply_gradients", "variables", "_get_current_learning_rate")
     _patch_learning_rate(base)
-    _patch_apply_gradients(base)
-    variables = base.variables.fget
+    apply, variables = base.apply_gradients, base.variables.fget
+
+    @functools.wraps(apply)
+    def apply_gradients(
+        self: Any,
+        grads_and_vars: Any,
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> Any:
+        return apply(self, grads_and_vars)
+
+    base.apply_gradients = apply_gradients
     base.variables = property(lambda self: _CallableList(variables(self)))
     variable.ref = lambda self: self.value.ref()  # a dictionary key, as in tf.Variable
 
@@ -125,21 +131,6 @@ def _patch_learning_rate(base: Any) -> None:
     base.__init__ = __init__
     base._get_current_learning_rate = rate
     base.lr = property(lr, set_lr)
-
-
-def _patch_apply_gradients(base: Any) -> None:
-    apply = base.apply_gradients
-
-    @functools.wraps(apply)
-    def apply_gradients(
-        self: Any,
-        grads_and_vars: Any,
-        name: str | None = None,
-        experimental_aggregate_gradients: bool = True,
-    ) -> Any:
-        return apply(self, grads_and_vars)
-
-    base.apply_gradients = apply_gradients
 
 
 def _patch_models() -> None:

@@ -21,7 +21,7 @@ from allranks.collectives import world
 from allranks.collectives.ops.keeping import keep_in
 from allranks.errors import CollectiveError, RankLeft, UsageError
 from allranks.horovod.common import HorovodInternalError, HostsUpdatedInterrupt
-from allranks.tensorflow.variables import broadcast_object, broadcast_variables
+from allranks.tensorflow.basics import broadcast_object, broadcast_variables
 
 __all__ = [
     "HorovodInternalError",
@@ -39,10 +39,7 @@ Broadcast = Callable[[Any], Any]
 
 
 class State:
-    """The state that a training restores after a failure.
-
-    Attributes:
-        commits: the number of commits.
+    """The state that a training restores after a failure; ``commits`` is their number.
 
     Args:
         bcast_object: returns the first rank's object on every rank.
@@ -56,7 +53,7 @@ class State:
     ) -> None:
         self.commits = 0
         self._bcast_object = bcast_object
-        self._rank = get_rank
+        self._rank = get_rank  # for subclasses of the user, as in Horovod
         self._reset_callbacks: list[Callable[[], None]] = []
         self._updates: list[int] = []
         self._training = ""  # the name of the training that uses this state, while it runs
@@ -119,11 +116,11 @@ class State:
         """Called before a further attempt; override it in a subclass."""
 
     def _saved(self) -> Any:
-        """Returns the saved state for pickle; None if only this process can use it."""
+        # The saved state for another process; None if only this process can use it.
         return None
 
     def _load(self, saved: Any) -> bool:
-        """Restores a state that another process has saved; returns False if it does not fit."""
+        # Restores a state that another process has saved; False if it does not fit.
         return False
 
 
@@ -146,15 +143,12 @@ class ObjectState(State):
         self._set_attributes()
 
     def save(self) -> None:
-        """Keeps a copy of the values."""
         self._values = {name: copy.deepcopy(getattr(self, name)) for name in self._values}
 
     def restore(self) -> None:
-        """Restores the values of the last `save`."""
         self._set_attributes()
 
     def sync(self) -> None:
-        """Gives every rank the first rank's values. Collective over all ranks."""
         if self._values:
             own = {name: getattr(self, name) for name in self._values}
             self._values = self._bcast_object(own)
@@ -185,7 +179,7 @@ class TensorFlowState(ObjectState):
     """
 
     def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:
-        super().__init__(broadcast_object, collectives.rank, **kwargs)
+        super().__init__(**kwargs)
         self._given = variables
         self._arrays: list[np.ndarray[Any, Any]] = []
         self.save()
@@ -196,12 +190,10 @@ class TensorFlowState(ObjectState):
         return list(self._given() if callable(self._given) else self._given or ())
 
     def save(self) -> None:
-        """Keeps a copy of the variables and values."""
         self._arrays = [variable.numpy().copy() for variable in self.variables]
         super().save()
 
     def restore(self) -> None:
-        """Restores the variables and values of the last `save`."""
         # An optimizer creates variables in its first step; those created after `save` become 0.
         for index, variable in enumerate(self.variables):
             known = index < len(self._arrays)
@@ -209,7 +201,6 @@ class TensorFlowState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Gives every rank the first rank's variables and values. Collective over all ranks."""
         broadcast_variables(self.variables, 0)
         super().sync()
         self.save()
@@ -251,11 +242,13 @@ class TensorFlowKerasState(TensorFlowState):
         super().__init__(self._of_model, **kwargs)
 
     def _of_model(self) -> list[Any]:
-        state = [] if self.optimizer is None else _keras_version().state_of(self.optimizer)
+        # Here, because it imports Keras, which scripts of TensorFlow 1 do not need.
+        from allranks.tensorflow.keras_version import state_of
+
+        state = [] if self.optimizer is None else state_of(self.optimizer)
         return [*self.model.weights, *state]
 
     def sync(self) -> None:
-        """Gives every rank the first rank's model and values. Collective over all ranks."""
         self._build()
         super().sync()
 
@@ -264,15 +257,10 @@ class TensorFlowKerasState(TensorFlowState):
         return super()._load(saved)
 
     def _build(self) -> None:
+        from allranks.tensorflow.keras_version import build
+
         if self.optimizer is not None and self.model.built:
-            _keras_version().build(self.optimizer, self.model.trainable_variables)
-
-
-def _keras_version() -> Any:
-    # Imports Keras, which scripts of TensorFlow 1 do not need.
-    from allranks.tensorflow import keras_version
-
-    return keras_version
+            build(self.optimizer, self.model.trainable_variables)
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -302,9 +290,9 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 f"{state!r:.60}. Pass for instance KerasState(model, batch=0)"
             )
         with _keeping_commits(state, getattr(func, "__qualname__", "run")):
-            return attempt(state, *args, **kwargs)
+            return attempts(state, *args, **kwargs)
 
-    def attempt(state: State, *args: Any, **kwargs: Any) -> Any:
+    def attempts(state: State, *args: Any, **kwargs: Any) -> Any:
         skip_sync, failures, commits = False, 0, state.commits
         while True:
             try:
@@ -329,11 +317,8 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 
 @contextmanager
 def _keeping_commits(state: State, name: str) -> Iterator[None]:
-    """Keeps the state's commits outside the ranks, for the training of this name.
-
-    If a rank's death has ended a training of this name, the state becomes its last commit.
-    Collective over all ranks.
-    """
+    # Collective. If a rank's death has ended a training of this name, the state becomes its last
+    # commit.
     this = world.current()
     if this.variable_store is None:
         yield

@@ -1,4 +1,4 @@
-"""Reduces all gradients of a training step in one call. Runs in every rank."""
+"""Reduces all gradients of a training step in one call, and the tapes. Runs in every rank."""
 
 from __future__ import annotations
 
@@ -23,22 +23,7 @@ from allranks.tensorflow.tf_bridge import ANYWHERE, HOST, Array, call_on_arrays,
 class GradientReduction:
     """The settings of a distributed tape or optimizer, and the reduction of its gradients.
 
-    Attributes:
-        op: Average, Sum or Adasum; for dense tensors also Min, Max or Product.
-        compression: compresses dense gradients for the reduction.
-        sparse_as_dense: whether ``tf.IndexedSlices`` are reduced as dense tensors.
-        gradient_predivide_factor: with Average, gradients are divided by this before the sum and
-            multiplied by it afterwards, so that half precision does not overflow as early.
-        process_set: the ranks that take part.
-        scale_local_gradients: whether gradients of local variables are divided by the number of
-            ranks, as Average divides the others.
-        name: for the timeline.
-        device_dense: the device where dense gradients are reduced, as in `allreduce`.
-        device_sparse: the device where the rows of ``tf.IndexedSlices`` are gathered.
-        local: the `identity` of the variables whose gradients are not reduced.
-
-    Args:
-        num_groups, groups: ignored, because all gradients of a step move together.
+    The arguments are those of `DistributedGradientTape`.
     """
 
     op: ReduceOp = Average
@@ -50,9 +35,11 @@ class GradientReduction:
     name: str | None = None
     device_dense: str = ANYWHERE
     device_sparse: str = ANYWHERE
+    # Checked and not kept, because all gradients of a step move together.
     num_groups: InitVar[int] = 0
     groups: InitVar[Any] = None
-    # The values keep the variables alive, so that no other variable gets the same identity.
+    # Variables whose gradients are not reduced, by `identity`. The dictionary keeps them alive, so
+    # that no other variable gets the same identity.
     local: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self, num_groups: int, groups: Any) -> None:
@@ -67,15 +54,13 @@ class GradientReduction:
             )
 
     def register_local(self, variables: Iterable[Any]) -> None:
-        for variable in variables:
-            self.local[identity(variable)] = variable
+        self.local.update((identity(variable), variable) for variable in variables)
 
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any] = ()) -> list[Any]:
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Returns the reduced gradients in the same order. Collective over the process set.
 
-        Gradients are dense tensors, ``tf.IndexedSlices`` or None. ``variables`` are needed only if
-        some may be local. A rank outside the process set gets its own gradients back, as in
-        Horovod.
+        Gradients are dense tensors, ``tf.IndexedSlices`` or None. A rank outside the process set
+        gets its own gradients back, as in Horovod.
         """
         outs = list(gradients)
         if not process_sets.takes_part(self.process_set, self.name or "allreduce"):
@@ -246,14 +231,11 @@ def DistributedGradientTape(
 
     Args:
         gradtape: a ``tf.GradientTape``.
-        device_dense: as in `allreduce`.
-        device_sparse: as in `allreduce`.
-        compression: as in `allreduce`.
+        device_dense, device_sparse, compression: as in `allreduce`.
         sparse_as_dense: whether ``tf.IndexedSlices`` are reduced as dense tensors.
         op: Average, Sum, Adasum, Min, Max or Product.
         gradient_predivide_factor: with Average, divides before the sum and multiplies after it.
-        num_groups: ignored, because all gradients move together.
-        groups: ignored, like num_groups.
+        num_groups, groups: ignored, because all gradients move together.
         process_set: the ranks that take part.
         scale_local_gradients: whether gradients of local sources are divided by the number of
             ranks.
@@ -294,13 +276,11 @@ def PartialDistributedGradientTape(
         **options: as in `DistributedGradientTape`.
     """
     tape = DistributedGradientTape(gradtape, *args, **options)
-    for layer in as_layers(local_layers):
-        for variable in layer.trainable_weights:
-            tape.register_local_source(variable)
+    tape.reduction.register_local(weights_of(local_layers))
     return tape
 
 
-def as_layers(layers: Any) -> Iterable[Any]:
+def weights_of(layers: Any) -> list[Any]:
     if layers is None:
         return []
     found = list(layers) if isinstance(layers, (list, tuple, set)) else [layers]
@@ -310,4 +290,4 @@ def as_layers(layers: Any) -> Iterable[Any]:
                 f"local_layers needs layers of Keras: found {type(layer).__name__}. "
                 "Pass for instance [model.layers[0]]."
             )
-    return found
+    return [variable for layer in found for variable in layer.trainable_weights]

@@ -22,6 +22,7 @@ from allranks import errors
 from allranks.collectives.calls.rank_state import interrupt_pipe
 from allranks.tensorflow.patches import import_private, replace
 
+# Limited, because errors that TensorFlow drops are never fetched.
 _MOST_KEPT = 16
 _MARK = re.compile(r"\[allranks failure (\d+)\]")
 _INTERRUPTED = "REPLACED BY KeyboardInterrupt"
@@ -74,7 +75,7 @@ def with_tensorflows_errors() -> Iterator[None]:
 
 
 class Carried(Exception):
-    """Has the number of a kept exception in its text."""
+    """Has the number of a kept exception in its text, because TensorFlow keeps only the text."""
 
 
 def carried(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,7 +87,6 @@ def carried(function: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException as error:
             number = next(_numbers)
             _kept[number] = error
-            # Limited, because errors that TensorFlow drops are never fetched.
             while len(_kept) > _MOST_KEPT:
                 _kept.popitem(last=False)
             # Only the first line, because TensorFlow logs this text more than once.

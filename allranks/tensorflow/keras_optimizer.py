@@ -53,20 +53,12 @@ def DistributedOptimizer(
     Args:
         optimizer: an optimizer of Keras 3 or Keras 2.
         name: for the timeline.
-        device_dense: as in `allreduce`.
-        device_sparse: as in `allreduce`.
-        compression: as in `allreduce`.
-        sparse_as_dense: whether ``tf.IndexedSlices`` are reduced as dense tensors.
-        gradient_predivide_factor: with Average, divides before the sum and multiplies after it.
         op: Average or Sum.
         backward_passes_per_step: each rank adds up the gradients of this number of steps; then
             they are reduced and applied once.
         average_aggregated_gradients: whether accumulated gradients are averaged; else summed.
-        num_groups: ignored, because all gradients move together.
-        groups: ignored, like num_groups.
-        process_set: the ranks that take part.
-        scale_local_gradients: whether gradients of local variables are divided by the number of
-            ranks.
+        process_set: this and the other arguments are as in
+            `allranks.tensorflow.DistributedGradientTape`.
 
     Raises:
         ValueError: a predivide factor with Sum.
@@ -101,11 +93,7 @@ def DistributedOptimizer(
 
 
 def distribute(optimizer: Any, reduction: GradientReduction, passes: int, summed: bool) -> Any:
-    """Makes a Keras optimizer, which may have state already, distributed, and returns it.
-
-    ``passes`` steps are accumulated before gradients are reduced and applied; ``summed`` chooses
-    their sum instead of their average.
-    """
+    # `passes` steps are accumulated before gradients are reduced and applied, as their sum or mean.
     if is_legacy(optimizer):
         _distribute_keras_2(inner(optimizer), reduction, passes, summed)
         return optimizer
@@ -279,8 +267,8 @@ def _on_all_ranks(check: Callable[..., Any]) -> Callable[..., Any]:
 
         # The minimum of booleans: True only if the gradients of all ranks are finite.
         def agree(flag: Array) -> list[Any]:
-            options: dict[str, Any] = {"process_set": process_set, "name": "check_finite"}
-            return [collectives.allreduce(np.asarray(flag), Min, **options)]
+            array = np.asarray(flag)
+            return [collectives.allreduce(array, Min, process_set=process_set, name="check_finite")]
 
         outputs = [tf.TensorSpec([], tf.bool)]
         return call_on_arrays(agree, [mine], outputs, "check_finite", process_set)[0]

@@ -70,7 +70,7 @@ def allreduce(
         [tensor],
         device_dense=device_dense,
         device_sparse=device_sparse,
-        # Here, because its warning names the line of this function's caller.
+        # Here, because its deprecation warning names the line of this function's caller.
         op=op_or_average(op, average),
         compression=compression,
         prescale_factor=prescale_factor,
@@ -168,29 +168,17 @@ def reducescatter(
 
     Args:
         tensor: (rows, ...), the same on every rank.
-        device_dense: as in `allreduce`.
-        compression: as in `allreduce`.
         op: Average or Sum; also Min, Max and Product, which have no gradient.
-        name: for the timeline.
-        process_set: the ranks that take part.
-        ignore_name_scope: ignored.
-        prescale_factor: multiplies before the reduction.
-        postscale_factor: multiplies after it.
+        process_set: this and the other arguments are as in `allreduce`.
 
     Returns:
         (rows // size, ...); the first ``rows % size`` ranks get one row more.
 
     Collective over the process set.
     """
+    factors = prescale_factor, postscale_factor
     return grouped_reducescatter(
-        [tensor],
-        device_dense,
-        compression,
-        op,
-        process_set,
-        prescale_factor,
-        postscale_factor,
-        name,
+        [tensor], device_dense, compression, op, process_set, *factors, name
     )[0]
 
 
@@ -317,7 +305,7 @@ def gather_rows(
 def whole_slices(
     slices: Sequence[Any], parts: Sequence[Any], op: ReduceOp, process_set: ProcessSet
 ) -> list[Any]:
-    """Returns the slices with the values and indices that `gather_rows` has gathered."""
+    # `parts` is the result of `gather_rows`.
     values, indices = parts[::2], parts[1::2]
     if op is Average:
         # For integers these are floats, as in Horovod, because rows are divided before the sum.
@@ -339,9 +327,7 @@ def allgather(
     Args:
         tensor: (rows, ...): the number of rows may differ between ranks, the other dimensions and
             the dtype may not.
-        name: for the timeline.
-        ignore_name_scope: ignored.
-        process_set: the ranks that take part.
+        process_set: this and the other arguments are as in `allreduce`.
 
     Returns:
         (sum of rows, ...), the same on every rank. Its gradient is this rank's rows of the
@@ -402,9 +388,7 @@ def broadcast(
     Args:
         tensor: any shape and dtype, the same on every rank.
         root_rank: a rank of the world, also for a process set; the same on every rank.
-        name: for the timeline.
-        ignore_name_scope: ignored.
-        process_set: the ranks that take part.
+        process_set: this and the other arguments are as in `allreduce`.
 
     Returns:
         A tensor of the input's shape and dtype. Its gradient is the average of the ranks' gradients
@@ -442,9 +426,7 @@ def alltoall(
         tensor: (rows, ...): the number of rows may differ between ranks, the other dimensions and
             the dtype may not.
         splits: the number of rows for each rank, (size,) int32; None for equal pieces.
-        name: for the timeline.
-        ignore_name_scope: ignored.
-        process_set: the ranks that take part.
+        process_set: this and the other arguments are as in `allreduce`.
 
     Returns:
         The pieces in the order of their source ranks, (received rows, ...). With ``splits``, a pair

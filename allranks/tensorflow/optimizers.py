@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from allranks.collectives import Average, ProcessSet, ReduceOp, global_process_set
 from allranks.errors import UsageError
+from allranks.tensorflow.basics import FOR_VERSION_1
 from allranks.tensorflow.compression import Compression
-from allranks.tensorflow.gradients import GradientReduction, as_layers
-from allranks.tensorflow.variables import FOR_VERSION_1
+from allranks.tensorflow.gradients import GradientReduction, weights_of
 
 
 def DistributedOptimizer(
@@ -58,10 +58,11 @@ def DistributedOptimizer(
         "scale_local_gradients": scale_local_gradients,
     }
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        reduction = GradientReduction(
-            name=name or f"Distributed{type(optimizer).__name__}", **settings
+        name = name or f"Distributed{type(optimizer).__name__}"
+        reduction, summed = (
+            GradientReduction(name=name, **settings),
+            not average_aggregated_gradients,
         )
-        summed = not average_aggregated_gradients
         return DistributedV1Optimizer(
             optimizer, reduction, name, use_locking, backward_passes_per_step, summed
         )
@@ -88,17 +89,10 @@ def PartialDistributedOptimizer(
         **options: as in `DistributedOptimizer`.
     """
     made = DistributedOptimizer(optimizer, *args, **options)
-    reduction = _reduction_of(made)
-    for layer in as_layers(local_layers):
-        reduction.register_local(layer.trainable_weights)
+    # An optimizer of Keras that scales the loss contains the distributed one.
+    reduction: GradientReduction = getattr(made, "inner_optimizer", made)._allranks
+    reduction.register_local(weights_of(local_layers))
     return made
-
-
-def _reduction_of(optimizer: Any) -> GradientReduction:
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    found = getattr(inner, "_allranks", None) or getattr(inner, "_reduction", None)
-    assert isinstance(found, GradientReduction)
-    return found
 
 
 class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
@@ -111,22 +105,20 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
         self,
         optimizer: Any,
         reduction: GradientReduction,
-        name: str | None,
+        name: str,
         use_locking: bool,
-        passes: int = 1,
-        summed: bool = True,
+        passes: int,
+        summed: bool,
     ) -> None:
-        super().__init__(
-            name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking
-        )
+        super().__init__(name=name, use_locking=use_locking)
         self._optimizer = optimizer
-        self._reduction = reduction
+        self._allranks = reduction
         self._passes, self._summed = passes, summed
         self._due: Any = None  # with accumulation, whether this step applies gradients
 
     def register_local_var(self, var: Any) -> None:
         """Excludes the gradient of a variable from the reduction."""
-        self._reduction.register_local([var])
+        self._allranks.register_local([var])
 
     def compute_gradients(self, *args: Any, **options: Any) -> Any:
         """Returns the wrapped optimizer's gradients, reduced over the ranks.
@@ -148,9 +140,8 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
             )
         pairs = self._optimizer.compute_gradients(*args, **options)
         gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-        if self._passes > 1:
-            return list(zip(self._accumulated(gradients, variables), variables, strict=True))
-        return list(zip(self._reduction.reduce(gradients, variables), variables, strict=True))
+        reduce = self._accumulated if self._passes > 1 else self._allranks.reduce
+        return list(zip(reduce(gradients, variables), variables, strict=True))
 
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: Any = None
@@ -200,7 +191,7 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc
             self._due = tf.equal(counted % self._passes, 0)
 
         def reduced() -> list[Any]:
-            made = [g for g in self._reduction.reduce(added, variables) if g is not None]
+            made = [g for g in self._allranks.reduce(added, variables) if g is not None]
             if not self._summed:
                 made = [g / tf.cast(self._passes, g.dtype) for g in made]
             # The sums are copied before they are cleared.

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.lessons.model import (
-    HGX_H100,
     P100_25GBE,
     Measurement,
     fit,
@@ -280,7 +279,6 @@ def test_no_other_nonnegative_vector_is_better(seed, columns):
         assert residual <= np.linalg.norm(matrix @ other - target) + 1e-9
 
 
-MIB = 2**20
 POINTS = 0.06
 """Six points of efficiency: the tolerance of every comparison with Horovod's 512 GPUs."""
 
@@ -340,12 +338,3 @@ def test_rings_of_h100_reach_the_published_bus_bandwidth(gpus):
 def test_the_switch_gains_with_the_number_of_gpus_as_measured(gpus, busbw):
     """Source: nccl #1455, NCCL_ALGO=NVLS, 2 to 4 GiB."""
     assert predict(4 * 2**30, gpus, 1, "nvls").busbw_gbps == pytest.approx(busbw, rel=0.03)
-
-
-def test_4096_ranks_want_a_tree():
-    """Source: NCCL 2.30's tuner constants on 512 hosts of 8: 10.7 ms against 0.6 ms."""
-    ring, tree = (predict(64 * MIB, 4096, 512, name) for name in ("ring", "tree"))
-    assert ring.seconds == pytest.approx(10.7e-3, rel=0.03)
-    assert tree.seconds == pytest.approx(0.6e-3, rel=0.05)
-    assert predict(64 * MIB, 4096, 512).algorithm == "tree"
-    assert HGX_H100.pipelined_tree

@@ -14,8 +14,12 @@ import pytest
 from tests.mpi.launch import ROOT, mpiexec
 
 RUN = str(ROOT / "tests" / "mpi" / "run.py")
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-FEW = {"TF_NUM_INTRAOP_THREADS": "1"}
+# One thread in each operation; a session still runs as many operations at once as there are cores.
+SETTINGS = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "CUDA_VISIBLE_DEVICES": "",
+    "TF_NUM_INTRAOP_THREADS": "1",
+}
 
 pytestmark = [
     pytest.mark.skipif(
@@ -32,18 +36,18 @@ pytestmark = [
 
 def passes(ranks: int, *suites: str, **env: str) -> None:
     paths = [str(Path(__file__).with_name("ranks") / f"{suite}_suite.py") for suite in suites]
-    ended = mpiexec(ranks, RUN, *paths, timeout=570, **QUIET, **env)
+    ended = mpiexec(ranks, RUN, *paths, timeout=570, **SETTINGS, **env)
     assert ended.returncode == 0, ended.stdout
     assert f"rank 0 of {ranks}\n" in ended.stdout
     assert " passed" in ended.stdout
 
 
 def test_training_on_ranks_is_training_on_the_joined_batch() -> None:
-    passes(2, "training", "keras", "mistakes", **FEW)
+    passes(2, "training", "keras", "mistakes")
 
 
 def test_horovods_names_do_what_horovod_says_in_sessions_too() -> None:
-    """With TensorFlow's default number of threads; three ranks have three orders.
+    """Three ranks run the collectives of a session in three orders.
 
     The import of ``horovod`` adds older names to TensorFlow for the rest of the process.
     """
@@ -55,4 +59,4 @@ def test_horovods_names_do_what_horovod_says_in_sessions_too() -> None:
     reason="no Keras 2 beside this Python: pip install 'allranks[legacy-keras]'",
 )
 def test_callbacks_states_layers_and_optimizers_of_keras_2() -> None:
-    passes(2, "keras", "keras2", TF_USE_LEGACY_KERAS="1", **FEW)
+    passes(2, "keras", "keras2", TF_USE_LEGACY_KERAS="1")

@@ -10,7 +10,6 @@ from allranks.tensorflow import (
     ProcessSet,
     Product,
     Sum,
-    SyncBatchNormalization,
     add_process_set,
     allgather_object,
     broadcast_global_variables,
@@ -43,6 +42,7 @@ from allranks.tensorflow import (
 )
 from allranks.tensorflow.keras import callbacks, elastic
 from allranks.tensorflow.keras.functions import (
+    SyncBatchNormalization,
     allgather,
     allreduce,
     broadcast,

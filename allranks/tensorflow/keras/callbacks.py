@@ -11,10 +11,10 @@ from allranks.collectives import Min
 from allranks.engine import telemetry
 from allranks.errors import UsageError
 from allranks.records.ranks import label
+from allranks.tensorflow.basics import broadcast_variables
 from allranks.tensorflow.graph_errors import CollectiveMismatch
 from allranks.tensorflow.keras_version import build, inner, keras, rate_of, state_of, stored_rate
 from allranks.tensorflow.patches import require
-from allranks.tensorflow.variables import broadcast_variables
 
 __all__ = [
     "BestModelCheckpoint",
@@ -52,7 +52,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         # Collective over all ranks.
         # Horovod broadcasts after the first batch, in which the ranks' weights still differ.
         _check_steps(self.params)
-        if not self.broadcast_done and _on_all_ranks(self.model.built):
+        # On all ranks, because a single rank may have loaded a model that is already built.
+        if not self.broadcast_done and collectives.allreduce(
+            int(self.model.built), Min, name="everywhere"
+        ):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -65,15 +68,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         if optimizer is not None:
             build(optimizer, self.model.trainable_variables)
         state = [] if optimizer is None else state_of(optimizer)
-        kept = {id(variable) for one in self._local for variable in _variables(one)}
+        layers = [one for one in self._local if isinstance(one, keras.layers.Layer)]
+        kept = {id(v) for v in [*self._local, *(v for layer in layers for v in layer.weights)]}
         chosen = [v for v in [*self.model.weights, *state] if id(v) not in kept]
         broadcast_variables(chosen, self.root_rank)
         self.broadcast_done = True
-
-
-def _on_all_ranks(flag: bool) -> bool:
-    # A single rank may have loaded a model that is already built.
-    return bool(collectives.allreduce(int(flag), Min, name="everywhere"))
 
 
 def _check_steps(params: dict[str, Any]) -> None:
@@ -93,10 +92,6 @@ def _check_steps(params: dict[str, Any]) -> None:
         "same number of batches: pass steps_per_epoch, or cut the data to a multiple of batch size "
         "and ranks."
     )
-
-
-def _variables(one: Any) -> list[Any]:
-    return list(one.weights) if isinstance(one, keras.layers.Layer) else [one]
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]

@@ -20,7 +20,17 @@ class KerasState(TensorFlowKerasState):
     """A state of a Keras model with its optimizer, and other values: `TensorFlowKerasState`."""
 
 
-class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class _StateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        # Without this method Keras calls the callback from another thread.
+        ...
+
+
+class CommitStateCallback(_StateCallback):
     """Commits the state after a number of batches, and at the end of every epoch.
 
     Args:
@@ -29,8 +39,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
-        super().__init__()
-        self.state = state
+        super().__init__(state)
         self.batches_per_commit = batches_per_commit
         self._left = batches_per_commit
 
@@ -49,7 +58,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class UpdateBatchStateCallback(_StateCallback):
     """Sets ``state.batch`` to the number of the last batch, and to 0 at the end of an epoch.
 
     Put it before `CommitStateCallback`, so that the commit contains it. To continue in the middle
@@ -59,10 +68,6 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         state: has the attribute ``batch``.
     """
 
-    def __init__(self, state: Any) -> None:
-        super().__init__()
-        self.state = state
-
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self.state.batch = batch
 
@@ -70,24 +75,15 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.state.batch = 0
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class UpdateEpochStateCallback(_StateCallback):
     """Sets ``state.epoch`` to the number of finished epochs, over all attempts.
 
     Args:
         state: has the attribute ``epoch``.
     """
 
-    def __init__(self, state: Any) -> None:
-        super().__init__()
-        self.state = state
-        self._before = 0
-
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._before = self.state.epoch
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        # Without this method Keras calls the callback from another thread.
-        ...
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.state.epoch = self._before + epoch + 1

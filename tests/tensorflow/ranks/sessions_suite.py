@@ -13,7 +13,7 @@ tf = pytest.importorskip("tensorflow", reason="no TensorFlow: pip install 'allra
 
 import allranks.tensorflow as hvd  # noqa: E402
 from allranks.errors import CollectiveMismatch, RankLeft  # noqa: E402
-from allranks.tensorflow import graph_function  # noqa: E402
+from allranks.tensorflow import tf_bridge  # noqa: E402
 from tests.tensorflow.ranks.conftest import in_a_cell, next_cell_works, odd  # noqa: E402
 
 hvd.init()
@@ -66,8 +66,8 @@ def test_many_collectives_in_another_order_on_every_rank() -> None:
 def test_a_collective_that_one_rank_does_not_fetch_is_named(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(graph_function, "_PATIENCE_SECONDS", 1.0)
-    monkeypatch.setattr(graph_function.current(), "late_seconds", 0.3)
+    monkeypatch.setattr(tf_bridge, "_PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(tf_bridge.current(), "late_seconds", 0.3)
     with tf.Graph().as_default(), v1.Session() as session:
         both = [hvd.allreduce(tf.ones(2), name=name) for name in ("first", "second")]
         error = in_a_cell(lambda: session.run(both[odd()]))
