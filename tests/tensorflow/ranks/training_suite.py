@@ -187,19 +187,6 @@ def test_a_rank_outside_a_set_of_one_does_not_train_alone() -> None:
     hvd.remove_process_set(only)
 
 
-def test_an_optimizer_keeps_its_state_when_it_becomes_distributed() -> None:
-    mine, reference = dense_model(), dense_model()
-    for model, optimizer in ((mine, Adam(0.01)), (reference, Adam(0.01))):
-        model.compile(optimizer, "mse")
-        model.train_on_batch(joined(X[0]), joined(Y[0]))
-    hvd.DistributedOptimizer(mine.optimizer)
-    mine.compile(mine.optimizer, "mse")
-    assert mine.optimizer.iterations == 1
-    mine.train_on_batch(X[1, R], Y[1, R])
-    reference.train_on_batch(joined(X[1]), joined(Y[1]))
-    close(mine, reference)
-
-
 def test_a_pickled_optimizer_goes_on_distributed() -> None:
     model = dense_model()
     model.compile(hvd.DistributedOptimizer(Adam(0.01)), "mse")
@@ -214,27 +201,6 @@ def test_a_pickled_optimizer_goes_on_distributed() -> None:
     assert copy.optimizer.iterations == 2
     close(copy, model)
     same_everywhere(copy)
-
-
-def test_a_custom_loop_with_an_optimizer() -> None:
-    mine, reference = dense_model(), dense_model()
-    ours, plain = hvd.DistributedOptimizer(Adam(0.01)), Adam(0.01)
-
-    def stepper(model: Any, optimizer: Any) -> Any:
-        @tf.function  # type: ignore[untyped-decorator]
-        def step(x: Any, y: Any) -> None:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((model(x) - y) ** 2)
-            variables = model.trainable_variables
-            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-
-        return step
-
-    one, other = stepper(mine, ours), stepper(reference, plain)
-    for i in range(STEPS):
-        one(X[i, R], Y[i, R])
-        other(joined(X[i]), joined(Y[i]))
-        close(mine, reference)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -278,30 +244,6 @@ def test_none_gradients_are_left_out() -> None:
     made = hvd.DistributedGradientTape(recorded).gradient(loss, {"a": a, "b": b})
     assert float(made["a"]) == (N - 1) / 2
     assert made["b"] is None
-
-
-def test_ranks_that_have_joined_train_again_afterwards() -> None:
-    x = tf.Variable(tf.ones([3]))
-
-    def gradients() -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(x) * (R + 1)
-        return hvd.DistributedGradientTape(tape).gradient(loss, [x])[0]
-
-    for _ in range(2 * R):
-        gradients()
-    hvd.join()
-    for _ in range(2):
-        np.testing.assert_allclose(gradients().numpy(), (N + 1) / 2)
-
-
-def test_batches_may_differ_in_length_between_ranks() -> None:
-    mine = dense_model()
-    mine.compile(hvd.DistributedOptimizer(SGD(0.1, momentum=0.9)), "mse")
-    x, y = X[:, R].reshape(-1, 5), Y[:, R].reshape(-1, 1)
-    rows = len(x) - 1 - R % 2  # the last batch has 5 or 4 rows
-    mine.fit(x[:rows], y[:rows], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
-    same_everywhere(mine)
 
 
 def test_mixed_precision_skips_a_step_on_all_ranks() -> None:
