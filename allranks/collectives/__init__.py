@@ -16,7 +16,6 @@ from allranks.collectives.arrays.reductions import (
     Sum,
 )
 from allranks.collectives.ops.inputs import Handle, poll, synchronize
-from allranks.collectives.ops.joining import join
 from allranks.collectives.ops.keeping import keep
 from allranks.collectives.ops.operations import (
     allgather,
@@ -32,8 +31,10 @@ from allranks.collectives.ops.operations import (
     gather_async,
     grouped_allgather,
     grouped_allgather_async,
+    recv,
     scatter,
     scatter_async,
+    send,
 )
 from allranks.collectives.ops.reducing import (
     allreduce,
@@ -42,12 +43,12 @@ from allranks.collectives.ops.reducing import (
     grouped_allreduce_async,
     grouped_reducescatter,
     grouped_reducescatter_async,
+    join,
     reduce,
     reduce_async,
     reducescatter,
     reducescatter_async,
 )
-from allranks.collectives.ops.sending import recv, send
 from allranks.collectives.start import runtime
 from allranks.collectives.start.runtime import (
     activity,
@@ -70,13 +71,13 @@ from allranks.collectives.start.runtime import (
     size,
 )
 from allranks.collectives.timings import timeline
-from allranks.collectives.world import scope
 from allranks.collectives.world.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
 )
+from allranks.collectives.world.world import scope
 
 if TYPE_CHECKING:
     from allranks.collectives.ops.communicator import Comm

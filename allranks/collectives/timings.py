@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -137,12 +137,8 @@ class Spans:
         self.width *= 2
         self._end = self.origin + BINS * self.width
         for row in (self.transfer, *self.waits.values(), *self.imports.values()):
-            row[:] = _halved(row)
-
-
-def _halved(row: Sequence[float]) -> Row:
-    pairs = [a + b for a, b in zip(row[::2], row[1::2], strict=True)]
-    return pairs + [0.0] * (BINS - len(pairs))
+            pairs = [a + b for a, b in zip(row[::2], row[1::2], strict=True)]
+            row[:] = pairs + [0.0] * (BINS - len(pairs))
 
 
 KINDS = 512

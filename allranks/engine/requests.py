@@ -14,7 +14,7 @@ import psutil
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks import collectives
-from allranks.collectives.calls import frames
+from allranks.collectives.calls import guard
 from allranks.engine import namespace
 from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankHooks
@@ -128,7 +128,7 @@ class RankRequests:
 def _stack() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
-    for ident, frame in frames.of_threads().items():
+    for ident, frame in guard.frames_of_threads().items():
         parts.append(f"thread {names.get(ident, ident)}\n")
         try:
             parts.extend(traceback.format_stack(frame))

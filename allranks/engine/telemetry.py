@@ -17,7 +17,7 @@ import psutil
 
 from allranks import collectives
 from allranks.collectives import world
-from allranks.collectives.calls import frames
+from allranks.collectives.calls import guard
 from allranks.collectives.calls.guard import USER, kind_of
 from allranks.collectives.timings import BINS, Totals
 from allranks.errors import UsageError
@@ -311,7 +311,7 @@ def current_line() -> str:
     It is empty before a cell's first statement and after its last one, where all frames are
     libraries'.
     """
-    frame = frames.of_main_thread()
+    frame = guard.frame_of_main_thread()
     try:
         stack = traceback.extract_stack(frame) if frame else []
     except UnicodeError:  # compile() accepts a file name that is not valid text
@@ -324,7 +324,7 @@ def current_line() -> str:
 
 
 def importing() -> str:
-    return _outermost(frames.of_main_thread())
+    return _outermost(guard.frame_of_main_thread())
 
 
 def _outermost(frame: FrameType | None) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from allranks import collectives
 from allranks.collectives import world
-from allranks.collectives.ops.keeping import keep_in
+from allranks.collectives.ops.keeping import VersionedFiles, keep_in
 from allranks.errors import CollectiveError, RankLeft, UsageError
 from allranks.horovod.common import HorovodInternalError, HostsUpdatedInterrupt
 from allranks.tensorflow.basics import broadcast_object, broadcast_variables
@@ -323,7 +323,7 @@ def _keeping_commits(state: State, name: str) -> Iterator[None]:
     if this.variable_store is None:
         yield
         return
-    series = this.variable_store.of_training
+    series: VersionedFiles = this.variable_store.of_training
     series.settle()  # a commit of an earlier training may not be written completely yet
     _load_last_commit(this, state, name)
     state._training = name
@@ -347,7 +347,7 @@ def _keeping_commits(state: State, name: str) -> Iterator[None]:
 def _load_last_commit(this: world.World, state: State, name: str) -> None:
     """Loads the commit of an interrupted training on all ranks or on none, and reports it."""
     assert this.variable_store is not None
-    series = this.variable_store.of_training
+    series: VersionedFiles = this.variable_store.of_training
     found, problem = None, ""
     try:
         found = series.load()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -44,15 +45,9 @@ _BOOL: dict[ReduceOp, np.ufunc] = {
 }
 
 
-_names: dict[np.dtype[Any], str] = {}
-
-
+@cache  # numpy composes the name anew each time, and slowly
 def name_of(dtype: np.dtype[Any]) -> str:
-    known = _names.get(dtype)
-    if known is None:
-        # numpy composes the name anew each time, and slowly.
-        known = _names[dtype] = dtype.name
-    return known
+    return dtype.name
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:

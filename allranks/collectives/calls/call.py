@@ -49,6 +49,7 @@ Attend = Callable[[Awaited, float], None]
 """Called every 20 ms of a long wait with the awaited object and the seconds waited so far; raises
 if the wait can never end."""
 
+# macOS has no sched_yield.
 yield_core = getattr(os, "sched_yield", lambda: sleep(0))
 
 
@@ -223,6 +224,7 @@ class Call:
         except ValueError:
             known = None
         self.site = known[0] if known else find(sys._getframe(1))
+        # Last: the search for the line is no time of the call.
         self.started = perf_counter()
 
     def moved(self, move: Callable[..., Prepared[T]], *arguments: Any, **options: Any) -> Steps[T]:

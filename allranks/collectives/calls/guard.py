@@ -1,21 +1,24 @@
-"""A call's arguments as the ranks compare them, its line in the user's source, and the mismatch
-text.
+"""A call's arguments as the ranks compare them, its line in the user's source, the frames of this
+process's threads, and the text of a mismatch.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import linecache
 import os
+import sys
 import sysconfig
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
-from allranks.collectives.calls import frames
 from allranks.records.ranks import label
 
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
@@ -23,12 +26,13 @@ _LIBRARIES = tuple(
     {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 OURS, LIBRARY, USER = range(3)
-_kinds: dict[str, int] = {}
 _WIDTH = 100
 _REMEMBERED = 4096
 SITES: dict[int, tuple[Site, CodeType]] = {}
 """The user's lines by the address of their instruction. The code object is kept, so that the
 address is not used again."""
+_COLLECTS_IN_ALLOCATIONS = sys.version_info < (3, 12)
+_collection_lock = threading.RLock()
 
 
 class Site(NamedTuple):
@@ -49,18 +53,14 @@ class Site(NamedTuple):
         return f"{where}: {source}" if source else where
 
 
+@cache
 def kind_of(name: str) -> int:
-    known = _kinds.get(name)
-    if known is not None:
-        return known
-    if name.startswith(_PACKAGE) or name.startswith("<frozen"):
-        kind = OURS
-    elif name.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in name:
-        kind = LIBRARY
-    else:
-        kind = USER
-    _kinds[name] = kind
-    return kind
+    """Whether a file of this name is `OURS`, of a `LIBRARY`, or the `USER`'s."""
+    if name.startswith((_PACKAGE, "<frozen")):
+        return OURS
+    if name.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in name:
+        return LIBRARY
+    return USER
 
 
 def of_frame(frame: FrameType | None) -> Site:
@@ -114,8 +114,41 @@ def find(frame: FrameType | None) -> Site:
     if user is None and threading.current_thread() is not threading.main_thread():
         # TensorFlow calls from its own threads, above which the user has no line: the line at
         # which the main thread waits is the next best.
-        user, _ = _found(frames.of_main_thread())
+        user, _ = _found(frame_of_main_thread())
     return user or library or Site("<unknown>", 0)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage collection begins within, so that frames of other threads can be walked.
+
+    Before 3.12 CPython collects while it makes a frame object. The collection may let the other
+    thread run, so that what ``f_back`` returns is no frame any more. Before 3.11.9 it may also wait
+    for a lock that `sys._current_frames` holds, and with it the whole process
+    (https://github.com/python/cpython/issues/106883).
+    """
+    if not _COLLECTS_IN_ALLOCATIONS:
+        yield
+        return
+    with _collection_lock:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collects:
+                gc.enable()
+
+
+def frames_of_threads() -> dict[int, FrameType]:
+    """The innermost frame of every thread, by the thread's identifier."""
+    with no_collection():
+        return sys._current_frames()
+
+
+def frame_of_main_thread() -> FrameType | None:
+    """The innermost frame of the thread that runs the cells."""
+    return frames_of_threads().get(threading.main_thread().ident or 0)
 
 
 _SHOWN = 4
@@ -180,32 +213,26 @@ def describe_group(
     return "+".join(kinds), Shapes(shapes)
 
 
+@dataclass(slots=True, eq=False)
 class Packed:
     """A spec as published: a 64-bit fingerprint, the same in every process, and its text."""
 
-    __slots__ = ("fingerprint", "spec", "text")
-
-    def __init__(self, spec: Spec, fingerprint: int, text: bytes) -> None:
-        self.spec, self.fingerprint, self.text = spec, fingerprint, text
-
-
-_packed: dict[Spec, Packed] = {}
+    spec: Spec
+    fingerprint: int
+    text: bytes
 
 
+# A program that changes its shapes all the time must not fill the memory.
+@lru_cache(_REMEMBERED)
 def pack(spec: Spec) -> Packed:
-    known = _packed.get(spec)
-    if known is None:
-        whole = _dumps(spec).encode()
-        number = int.from_bytes(hashlib.blake2b(whole, digest_size=8).digest(), "little")
-        if len(spec.shape) > 2 * _SHOWN and isinstance(spec.shape[0], tuple):
-            # A checksum shows in the text that two long lists differ.
-            checksum = hashlib.blake2b(repr(spec.shape).encode(), digest_size=4).hexdigest()
-            more = f"and {len(spec.shape) - _SHOWN} more, checksum {checksum}"
-            whole = _dumps(spec._replace(shape=(*spec.shape[:_SHOWN], more))).encode()
-        if len(_packed) > 4096:
-            _packed.clear()
-        known = _packed[spec] = Packed(spec, number, whole)
-    return known
+    text = _dumps(spec).encode()
+    fingerprint = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    if len(spec.shape) > 2 * _SHOWN and isinstance(spec.shape[0], tuple):
+        # A checksum shows in the text that two long lists differ.
+        checksum = hashlib.blake2b(repr(spec.shape).encode(), digest_size=4).hexdigest()
+        more = f"and {len(spec.shape) - _SHOWN} more, checksum {checksum}"
+        text = _dumps(spec._replace(shape=(*spec.shape[:_SHOWN], more))).encode()
+    return Packed(spec, fingerprint, text)
 
 
 def _tuples(value: Any) -> Any:
@@ -219,19 +246,13 @@ def unpack(text: bytes) -> Spec:
         return Spec(text.decode("utf-8", "replace"))
 
 
-_texts: dict[tuple[bytes, Site], bytes] = {}
 _SPEC_BYTES = 700
 
 
+@lru_cache(_REMEMBERED)
 def pack_text(text: bytes, site: Site) -> bytes:
-    known = _texts.get((text, site))
-    if known is None:
-        where = f"{site.lineno}\0{site.filename}".encode("utf-8", "surrogateescape")
-        if len(_texts) > 4096:
-            _texts.clear()
-        known = text[:_SPEC_BYTES] + b"\1" + where + b"\1"
-        _texts[(text, site)] = known
-    return known
+    where = f"{site.lineno}\0{site.filename}".encode("utf-8", "surrogateescape")
+    return text[:_SPEC_BYTES] + b"\1" + where + b"\1"
 
 
 def unpack_text(data: bytes) -> tuple[Spec, Site]:

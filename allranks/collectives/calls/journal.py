@@ -89,6 +89,7 @@ class Journal:
     def take(self) -> list[Call | CallRecord]:
         """The calls that have ended since the last call of this; safe in any thread."""
         with self._lock:
+            # One by one, because another thread may add calls meanwhile.
             found = [self.fresh.popleft() for _ in range(len(self.fresh))]
             self._taken += found
         return found

@@ -166,7 +166,6 @@ def _packed(text: str) -> bytes:
     return len(data).to_bytes(2, "little") + data
 
 
-NEWLINE = "\n"
 FINISHED = "finished the cell"
 """The reason of a rank that left its cell without an error."""
 
@@ -226,9 +225,6 @@ class Peers:
             lost=board.get(rank, LOST),
         )
 
-    def progress(self, rank: int, group: int) -> tuple[int, int]:
-        return self.board.progress(rank, group)
-
     def lost(self, rank: int) -> bool:
         return rank in self.died or bool(self.board.get(rank, LOST))
 
@@ -248,7 +244,8 @@ class Peers:
             if state.reason == FINISHED:
                 cell = scope.name.removeprefix("cell ")
                 return 1, FINISHED if cell == "cell" else f"finished {cell}"
-            reason = f" ({state.reason.partition(NEWLINE)[0]})" if state.reason else ""
+            first_line = state.reason.partition("\n")[0]
+            reason = f" ({first_line})" if state.reason else ""
             where = f" at {state.where}" if state.where else ""
             return 0 if state.failed else 1, f"has left {scope.name}{where}{reason}"
         if scope.number > 0 and state.entered > here:

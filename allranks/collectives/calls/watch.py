@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from allranks.collectives.calls import frames
+from allranks.collectives.calls import guard
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import list_sites, of_frame
@@ -40,7 +40,7 @@ class LineReporter(threading.Thread):
         asked = self.board.get(self.rank, fields.ASKED)
         if asked == self.board.get(self.rank, fields.ANSWERED):
             return
-        frame = frames.of_threads().get(self.thread)
+        frame = guard.frames_of_threads().get(self.thread)
         self.board.write(fields.LINE, str(of_frame(frame)))
         self.board.put(fields.ANSWERED, asked or time.time_ns())
 
@@ -240,7 +240,7 @@ class Watch:
             what = (
                 f"has moved no data for {waited:.0f} s; {label(missing)} {have} not finished either"
             )
-        if all(self._awaits_input(rank) for rank in missing):
+        if all(own.board.get(rank, fields.ASKING) for rank in missing):
             # A rank at an input prompt is not late: it is reported once.
             self._notice_after = waited + own.late_seconds
             if missing == self._reported_asking:
@@ -265,9 +265,6 @@ class Watch:
             return call.reports_late()
         waits = [rank for rank in missing if self.own.board.get(rank, fields.TICKET)]
         return self.own.rank < min(waits, default=self.own.size)
-
-    def _awaits_input(self, rank: int) -> bool:
-        return bool(self.own.board.get(rank, fields.ASKING))
 
     def _location(self, rank: int, asked: int) -> str:
         own = self.own

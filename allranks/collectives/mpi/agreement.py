@@ -390,7 +390,7 @@ class MultiHostAgreement:
         return self._behind(call, 1, self.members.ranks)
 
     def _behind(self, call: Call, what: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        progress, group, me = self.own.peers.progress, self.members.number, self.own.rank
+        progress, group, me = self.own.board.progress, self.members.number, self.own.rank
         return tuple(r for r in ranks if r != me and progress(r, group)[what] < call.number)
 
     def sites(self, call: Call) -> dict[int, Site]:

@@ -69,9 +69,10 @@ def read_inputs(
     if want.memory != "cpu":
         on_gpu = [not isinstance(value, HOST_TYPES) and dlpack.is_on_gpu(value) for value in values]
         if want.transport and not want.memory and not all(on_gpu):
+            value = values[on_gpu.index(False)]
             raise UsageError(
-                f"transport={want.transport!r} moves arrays that are on a GPU: found "
-                f"{_where(values, on_gpu)}. Pass cupy.asarray(x), or device='/gpu:0'."
+                f"transport={want.transport!r} moves arrays that are on a GPU: found one in host "
+                f"memory ({type(value).__name__}). Pass cupy.asarray(x), or device='/gpu:0'."
             )
         if want == placement.Placement() and any(on_gpu):
             want = placement.of_environment(kind)
@@ -142,11 +143,6 @@ def device_of(this: world.World, kind: str, arrays: list[Any]) -> Device:
 
 def _in_turn(first: Callable[[Array], Array], then: Restore) -> Restore:
     return lambda out: then(first(out))
-
-
-def _where(values: Sequence[Any], on_gpu: list[bool]) -> str:
-    value = next(v for v, there in zip(values, on_gpu, strict=True) if not there)
-    return f"one in host memory ({type(value).__name__})"
 
 
 class Handle:

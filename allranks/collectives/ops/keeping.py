@@ -1,15 +1,32 @@
-"""keep: the variables that a process which replaces this rank starts with."""
+"""keep: the variables that a process which replaces this rank starts with, in files.
+
+A version is valid once every rank's file of it exists. A file is moved into place when it is
+complete, so the last one makes the version valid for all ranks at once. The previous version is
+removed only then: if a rank dies before, it is still there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import pickle
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from allranks.collectives import world
 from allranks.collectives.ops import operations
-from allranks.collectives.world.variable_store import VersionedFiles, snapshot
 from allranks.errors import UsageError
+from allranks.records import wire
 from allranks.records.ranks import label
+
+_MEMORY = "/dev/shm/"
+_SPARED_NBYTES = 64 << 20
+"""Shared memory that is left free: a rank that writes to full shared memory ends by a signal."""
+_WAITED_FOR_NBYTES = 1 << 20
+"""Up to this size the call waits for the file: that takes less than a millisecond."""
+_POLL_SECONDS = 0.1
 
 
 def keep(*names: str, **values: Any) -> None:
@@ -31,8 +48,7 @@ def keep(*names: str, **values: Any) -> None:
 
     Collective over all ranks.
     """
-    this = world.current()
-    kept = this.variable_store
+    kept: VariableStore | None = world.current().variable_store
     if kept is None:
         raise UsageError(
             "keep() needs all ranks of a notebook, on one host: elsewhere dead ranks are not "
@@ -87,3 +103,194 @@ def keep_in(
         found = "; ".join(f"rank {r} has {', '.join(told[r][1])}" for r in range(this.size))
         raise UsageError(f"keep() needs the same names on {label(range(this.size))}: {found}")
     series.write(1 + max(number for _, _, number in told), parts)
+
+
+class VersionedFiles:
+    """The versions of one rank's variables; one is valid once all ranks' files of it exist."""
+
+    def __init__(self, folders: Sequence[str], name: str, rank: int, size: int) -> None:
+        self._folders, self._name = folders, name
+        self._rank, self._size = rank, size
+        self._file = re.compile(rf"{name}-(\d+)-(\d+)-of-{size}")
+        self._writer: threading.Thread | None = None
+        self._problem = ""
+        self.number = max(self._found(), default=0)
+        """The last version that this rank has begun, or found."""
+
+    def wait(self) -> None:
+        while self._writer is not None and self._writer.is_alive():
+            self._writer.join(_POLL_SECONDS)
+        self._writer = None
+
+    def settle(self) -> str:
+        """Waits for the file under way; returns why the last version failed, or an empty string."""
+        self.wait()
+        problem, self._problem = self._problem, ""
+        return problem
+
+    def write(self, version: int, parts: Sequence[memoryview | bytes]) -> None:
+        """Writes this rank's file of a version, in the background; waits for a small one."""
+        self.number = version
+        self._writer = threading.Thread(
+            target=self._write, args=(version, parts), name="allranks-keep", daemon=True
+        )
+        self._writer.start()
+        if sum(memoryview(part).nbytes for part in parts) <= _WAITED_FOR_NBYTES:
+            self.wait()
+
+    def newest(self) -> int:
+        whole = (number for number, files in self._found().items() if len(files) == self._size)
+        return max(whole, default=0)
+
+    def load(self) -> tuple[float, Any] | None:
+        """The time and the value of this rank's part of the newest version; None without one."""
+        version = self.newest()
+        if not version:
+            return None
+        path = self._found()[version][self._rank]
+        data = bytearray(os.path.getsize(path))
+        with open(path, "rb") as file:
+            file.readinto(data)
+        # May raise any exception of an object's own way to be unpickled.
+        kept: tuple[float, Any] = wire.unpack(data)
+        return kept
+
+    def drop(self) -> None:
+        """Removes this rank's part of all versions: without it none is valid."""
+        self.settle()
+        for files in self._found().values():
+            if self._rank in files:
+                _remove(files[self._rank])
+
+    def _write(self, version: int, parts: Sequence[memoryview | bytes]) -> None:
+        head, starts, nbytes = wire.lay_out(parts)
+        for folder in self._with_room(nbytes):
+            path = os.path.join(folder, f"{self._name}-{version}-{self._rank}-of-{self._size}")
+            try:
+                with open(f"{path}.part", "wb", opener=_private) as file:
+                    file.write(head)
+                    for start, part in zip(starts, parts, strict=True):
+                        file.seek(start)
+                        file.write(part)
+                # A file under its own name is complete, also if the rank dies now.
+                os.replace(f"{path}.part", path)
+            except OSError as error:
+                self._problem = str(error)
+                _remove(f"{path}.part")
+                continue
+            self._problem = ""
+            break
+        # Older versions go only once all ranks have written a newer one.
+        newest = self.newest()
+        for number, files in self._found().items():
+            for path in files.values() if number < newest else ():
+                _remove(path)
+
+    def _with_room(self, nbytes: int) -> Iterator[str]:
+        """The folders to try; those in memory only if all ranks' files fit."""
+        for folder in self._folders:
+            if folder.startswith(_MEMORY):
+                found = os.statvfs(folder)
+                if found.f_bavail * found.f_frsize < nbytes * self._size + _SPARED_NBYTES:
+                    continue
+            yield folder
+
+    def _found(self) -> dict[int, dict[int, str]]:
+        found: dict[int, dict[int, str]] = {}
+        for folder in self._folders:
+            for name in _names(folder):
+                if match := self._file.fullmatch(name):
+                    number, rank = map(int, match.groups())
+                    found.setdefault(number, {})[rank] = os.path.join(folder, name)
+        return found
+
+
+class VariableStore:
+    """The kept variables of one rank: those of its cells, and the state of a training. ``name``
+    prefixes the files of an ensemble's members.
+    """
+
+    def __init__(
+        self,
+        folders: Sequence[str],
+        rank: int,
+        size: int,
+        namespace: Mapping[str, Any],
+        name: str = "",
+    ) -> None:
+        self.rank, self.namespace, self.folders = rank, namespace, folders
+        self.of_cells = VersionedFiles(folders, f"{name}cells", rank, size)
+        self.of_training = VersionedFiles(folders, f"{name}training", rank, size)
+        self._cut_off = False
+
+    def drop(self) -> None:
+        self.of_cells.drop()
+        self.of_training.drop()
+
+    def drop_others(self, prefix: str) -> None:
+        """Removes the files of any rank whose names begin with ``prefix``."""
+        for folder in self.folders:
+            for name in _names(folder):
+                if name.startswith(prefix):
+                    _remove(os.path.join(folder, name))
+
+    def cut_off(self) -> None:
+        """A training has ended because a rank has left it; its next start continues it."""
+        self._cut_off = True
+
+    def settled(self) -> int:
+        """Waits for the files under way; returns the version from which an interrupted training
+        continues, once, else 0.
+        """
+        self.of_cells.wait()
+        self.of_training.wait()
+        told, self._cut_off = self._cut_off, False
+        return self.of_training.newest() if told else 0
+
+
+def snapshot(values: dict[str, Any], rank: int, *, copy: bool) -> list[memoryview | bytes]:
+    """The time and the values, pickled for `VersionedFiles.write`; ``copy`` copies arrays too.
+    Raises `UsageError` if one of them cannot be pickled.
+    """
+    try:
+        return _packed((time.time(), values), copy)
+    except Exception as error:  # an object's own way to be pickled may do anything
+        name, why = next(_unpicklable(values), (", ".join(values), error))
+    raise UsageError(
+        f"keep() needs variables that can be pickled: {name} on rank {rank} cannot be "
+        f"({type(why).__name__}: {why}). Leave it out, and keep what it is made from."
+    )
+
+
+def _packed(value: Any, copy: bool) -> list[memoryview | bytes]:
+    from cloudpickle import dumps
+
+    buffers: list[pickle.PickleBuffer] = []
+    head = dumps(value, protocol=5, buffer_callback=buffers.append)
+    return [head, *(bytes(raw) if copy else raw for raw in (b.raw() for b in buffers))]
+
+
+def _unpicklable(values: dict[str, Any]) -> Iterator[tuple[str, Exception]]:
+    for name, value in values.items():
+        try:
+            _packed(value, False)
+        except Exception as error:  # as above
+            yield name, error
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []  # removed by another process
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass  # removed by another rank

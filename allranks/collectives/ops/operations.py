@@ -1,11 +1,12 @@
 """The operations that move arrays and objects without reducing them.
 
-Each operation is a function that makes its call, ready to be driven, and its public forms: one
-that waits, and an ``_async`` one, which returns a handle.
+A function ``begin_…`` makes the call of an operation, ready to be driven. Its public forms have the
+same arguments: one waits, and the ``_async`` one returns a handle.
 """
 
 from __future__ import annotations
 
+import operator
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from allranks.collectives import world
 from allranks.collectives.arrays.libraries import ArrayHeader, to_dtype, to_numpy
 from allranks.collectives.arrays.reductions import Array, ReduceOp, check, name_of
-from allranks.collectives.calls.call import Call, Cut, Steps, Transport, as_bytes
+from allranks.collectives.calls.call import Call, Cut, PointCall, Steps, Transport, as_bytes
 from allranks.collectives.calls.guard import Spec, describe_group
 from allranks.collectives.ops.inputs import CollectiveInputs, Handle, no_inputs, read_inputs, run
 from allranks.collectives.world.process_sets import ProcessSet, group_of
@@ -24,6 +25,9 @@ from allranks.collectives.world.world import Group
 from allranks.errors import UsageError
 
 Bytes = NDArray[np.uint8]
+_TAGS = 1 << 14
+"""Added to the tags, so that receives of any tag on `comm` do not match these messages."""
+_HEAD_BYTES = 256
 
 
 def _open(
@@ -59,7 +63,7 @@ def barrier(process_set: ProcessSet | None = None, name: str | None = None) -> N
 def begin_broadcast(array: Any, root: int, **options: Any) -> Call:
     group, inputs, name = _open("broadcast", [array], **options)
     source = inputs.sources[0]
-    check(ReduceOp.Sum, source.dtype)
+    check(ReduceOp.Sum, source.dtype)  # a sum takes every dtype that can be moved
     index = group.index(root, "broadcast")
     spec = inputs.spec("broadcast", name_of(source.dtype), source.shape, root)
 
@@ -371,11 +375,9 @@ def _splits(kind: str, source: Array, splits: Any, size: int) -> list[int]:
 
 
 def dumps(value: object) -> Bytes:
-    try:
-        # It pickles lambdas and a notebook's classes too.
-        from cloudpickle import dumps as pickled
-    except ImportError:
-        from pickle import dumps as pickled
+    # It pickles lambdas and a notebook's classes too.
+    from cloudpickle import dumps as pickled
+
     return np.frombuffer(pickled(value, protocol=pickle.HIGHEST_PROTOCOL), np.uint8)
 
 
@@ -387,6 +389,7 @@ def begin_object_broadcast(
     group: Group, op: str, value: object, name: str | None = None, root: int = 0
 ) -> Call:
     """A call whose result is the root's object; ``root`` is a member's index."""
+    # An allgather to which the other members contribute nothing: they do not know the size.
     data = dumps(value) if group.me == root else np.empty(0, np.uint8)
 
     def steps(call: Call) -> Steps[Any]:
@@ -464,3 +467,92 @@ def begin_object_alltoall(
 
 def _rank(group: Group, root: int) -> int:
     return group.ranks[root] if root >= 0 else -1
+
+
+def send(array: Any, dest: int, tag: int = 0, *, name: str | None = None) -> None:
+    """One rank's array goes to another, which calls `recv`.
+
+    Ends when the array may be changed again; a small one may still be on its way then.
+
+    Args:
+        array: any shape and dtype; any library's.
+        dest: a rank of the world.
+        tag: from 0 to 16,383.
+        name: for the timeline.
+
+    Raises:
+        RankLeft: the other rank has left before it received.
+    """
+    from allranks.collectives.mpi.transport import complete
+    from allranks.collectives.ops.point_to_point import Raw
+
+    this = _world(dest, tag)
+    source, _ = to_numpy(array)
+    check(ReduceOp.Sum, source.dtype)
+    head = ArrayHeader(name_of(source.dtype), source.shape).pack(_HEAD_BYTES)
+    data = np.concatenate([head, source.reshape(-1).view(np.uint8)])
+    assert this.mpi is not None
+    comm = this.mpi.user
+
+    def steps() -> Steps[None]:
+        call.posted = True
+        yield from complete(this.held_requests, call, Raw.Isend, comm, data, dest, _TAGS + tag)
+
+    spec = Spec("send", dtype=name_of(source.dtype), shape=source.shape)
+    call = PointCall(this.groups[0].agreement, spec, name, (dest,))
+    call.nbytes, call.transport, call.steps = source.nbytes, "mpi", steps()
+    this.run(call)
+
+
+def recv(source: int, tag: int = 0, *, like: Any = None, name: str | None = None) -> Any:
+    """Receives the array that a rank has sent with the same tag.
+
+    Args:
+        source: a rank of the world.
+        tag: the sender's.
+        like: an array of the kind and device that the result shall have; numpy where it is None.
+        name: for the timeline.
+
+    Raises:
+        RankLeft: the other rank has left and has not sent.
+    """
+    from allranks.collectives.mpi.transport import complete
+
+    this = _world(source, tag)
+    assert this.mpi is not None
+    comm = this.mpi.user
+
+    def steps() -> Steps[Any]:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        while (message := comm.Improbe(source, _TAGS + tag, status)) is None:
+            yield call
+        data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+        call.posted = True
+        yield from complete(this.held_requests, call, message.Irecv, data)
+        head = ArrayHeader.unpack(data[:_HEAD_BYTES])
+        call.nbytes = data.nbytes - _HEAD_BYTES
+        return data[_HEAD_BYTES:].view(to_dtype(head.dtype)).reshape(head.shape)
+
+    call = PointCall(this.groups[0].agreement, Spec("recv"), name, (source,))
+    call.transport, call.steps = "mpi", steps()
+    found = this.run(call)
+    return found if like is None else to_numpy(like)[1](found)
+
+
+def _world(peer: int, tag: int) -> world.World:
+    this = world.current()
+    if this.mpi is None:
+        raise UsageError("send and recv need MPI, and the loopback has none. Use broadcast.")
+    try:
+        peer, tag = operator.index(peer), operator.index(tag)
+        fits = 0 <= peer < this.size and peer != this.rank and 0 <= tag < _TAGS
+    except TypeError:
+        fits = False
+    if not fits:
+        raise UsageError(
+            f"send and recv need another rank, from 0 to {this.size - 1}, and a tag below {_TAGS}: "
+            f"found rank {peer!r:.60} (this is rank {this.rank}), tag {tag!r:.60}."
+        )
+    return this

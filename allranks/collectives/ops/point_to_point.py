@@ -113,19 +113,14 @@ class PointToPoint(Raw):
 
     def peers(self, peer: int) -> tuple[int, ...]:
         """A peer as ranks of the world; all other ranks for MPI.ANY_SOURCE or PROC_NULL."""
-        return self._peers(self._group(), peer)
-
-    def _peers(self, group: Group, peer: int) -> tuple[int, ...]:
-        ranks = group.ranks
+        ranks = self._group().ranks
         if 0 <= peer < len(ranks):
             return (ranks[peer],)
         return tuple(rank for rank in ranks if rank != self._world.rank)
 
     def point(self, op: str, peer: int, steps: Callable[[PointCall], Steps[T]]) -> T:
         """Runs a call that waits for one rank, or for any."""
-        group = self._group()
-        peers = self._peers(group, peer)
-        call = PointCall(group.agreement, Spec(f"comm.{op}"), op, peers)
+        call = PointCall(self._group().agreement, Spec(f"comm.{op}"), op, self.peers(peer))
         call.transport = "mpi"
         call.steps = steps(call)
         result: T = self._world.run(call)
@@ -184,12 +179,12 @@ class PointToPoint(Raw):
         recvtag: int = MPI.ANY_TAG,
         status: Status = None,
     ) -> None:
-
         def steps(call: PointCall) -> Steps[None]:
             call.moves(sendbuf, recvbuf)
             both: list[MPI.Request] = []
             self.keep(both)
-            # The receive first: if its buffer is invalid, no data has been sent.
+            # The receive first: if its buffer is invalid, no data has been sent. With starmap no
+            # interrupt can come between MPI's call and the list.
             both.extend(starmap(Raw.Irecv, ((self, recvbuf, source, recvtag),)))
             try:
                 both.extend(starmap(Raw.Isend, ((self, sendbuf, dest, sendtag),)))
@@ -328,43 +323,34 @@ def _waiting(name: str) -> Callable[..., Any]:
     return wait
 
 
-# For each test of MPI: whether its result means that a request has completed.
-_COMPLETED: dict[str, Callable[[Any], bool]] = {
-    "Test": bool,
-    "test": lambda found: bool(found[0]),
-    "Testall": bool,
-    "testall": lambda found: bool(found[0]),
-    "Testany": lambda found: bool(found[1]),
-    "testany": lambda found: bool(found[1]),
-    "Testsome": bool,
-    "testsome": lambda found: bool(found[0]),
-}
+def _completed(name: str, found: Any) -> bool:
+    """Whether this result of MPI's test of that name means that a request has completed."""
+    if name.lower() == "testany":
+        return bool(found[1])
+    return bool(found if name.istitle() else found[0])
 
 
 def _testing(name: str) -> Callable[..., Any]:
     """MPI's test of that name, which raises the exception of an op's function."""
-    plain, completed = getattr(MPI.Request, name), _COMPLETED[name]
+    plain = getattr(MPI.Request, name)
 
     @wraps(plain)
     def test(*arguments: Any, **options: Any) -> Any:
         found = plain(*arguments, **options)
         # Not earlier: until then MPI calls the op's function, and a caller that has caught the
         # exception may free the op, which ends the process.
-        if completed(found):
+        if _completed(name, found):
             raise_kept()
         return found
 
     return test
 
 
-for _one in ("Wait", "wait"):
-    setattr(Waiting, _one, _waiting(_one))
-for _many in ("Waitall", "waitall", "Waitany", "waitany", "Waitsome", "waitsome"):
-    setattr(Waiting, _many, staticmethod(_waiting(_many)))
-for _one in ("Test", "test"):
-    setattr(Waiting, _one, _testing(_one))
-for _many in ("Testall", "testall", "Testany", "testany", "Testsome", "testsome"):
-    setattr(Waiting, _many, staticmethod(_testing(_many)))
+for _verb, _guarding in (("Wait", _waiting), ("Test", _testing)):
+    for _name in (_verb, _verb.lower()):
+        setattr(Waiting, _name, _guarding(_name))
+        for _many in (f"{_name}all", f"{_name}any", f"{_name}some"):
+            setattr(Waiting, _many, staticmethod(_guarding(_many)))
 
 
 class Request(Waiting, MPI.Request, metaclass=StandIn):
@@ -386,12 +372,11 @@ def _pending(requests: Sequence[MPI.Request]) -> list[MPI.Request]:
 def _settle(requests: Sequence[MPI.Request], name: str, *, one_will_do: bool = False) -> None:
     """Ends when MPI's own wait would not block: all requests have completed, or one has."""
     pending = _pending(requests)
-    ours = [request for request in pending if getattr(request, "comm", None) is not None]
+    ours: list[Any] = [one for one in pending if getattr(one, "comm", None) is not None]
     # MPI waits for requests of communicators that are not guarded.
     if not ours or (one_will_do and len(pending) < len(requests)):
         return
-    first: Any = ours[0]
-    comm: PointToPoint = first.comm
+    first, comm = ours[0], ours[0].comm
 
     def steps(call: PointCall) -> Steps[None]:
         left = pending
@@ -399,28 +384,19 @@ def _settle(requests: Sequence[MPI.Request], name: str, *, one_will_do: bool = F
         call.every = first.every and not one_will_do
         call.moves(*(buffer for one in ours for buffer in getattr(one, "buffers", ())))
         if one_will_do:
-            call.peers = tuple(sorted({rank for one in ours for rank in _peers(one)}))
+            call.peers = tuple(sorted({rank for one in ours for rank in one.comm.peers(one.peer)}))
         # If this wait is left, MPI may still write to the buffers.
         comm.keep(pending)
         while left and (not one_will_do or len(left) == len(pending)):
             yield call
             left = _pending(left)
-            if not one_will_do and left and left[0] is not first:
-                _await(call, left[0])
+            following: Any = left[0] if left and not one_will_do else first
+            if following is not first and getattr(following, "comm", None) is not None:
+                call.peers, call.every = following.comm.peers(following.peer), following.every
         comm.release(pending)
 
     title = first.op if len(requests) == 1 else f"{first.op}, {name}"
     comm.point(title, first.peer, steps)
-
-
-def _peers(request: Any) -> tuple[int, ...]:
-    comm = getattr(request, "comm", None)
-    return comm.peers(request.peer) if comm is not None else ()
-
-
-def _await(call: PointCall, request: MPI.Request) -> None:
-    if isinstance(request, Waiting) and request.comm is not None:
-        call.peers, call.every = request.comm.peers(request.peer), request.every
 
 
 _ONE_PEER = {
@@ -442,15 +418,11 @@ _ALL_PEERS = tuple(
 )  # fmt: skip
 
 
-class NonBlocking(PointToPoint):
-    """The calls that return a `Request`."""
-
-
 def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request | Prequest]:
     plain = getattr(Raw, name)
 
     @wraps(plain)
-    def post(self: NonBlocking, *arguments: Any, **options: Any) -> Request | Prequest:
+    def post(self: PointToPoint, *arguments: Any, **options: Any) -> Request | Prequest:
         made = plain(self, *arguments, **options)
         request = (Prequest if isinstance(made, MPI.Prequest) else Request)(made)
         request.comm, request.op, request.every = self, name, peer is None
@@ -465,4 +437,4 @@ def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request
 
 
 for _name in (*_ONE_PEER, *_ALL_PEERS):
-    setattr(NonBlocking, _name, _returning(_name, _ONE_PEER.get(_name)))
+    setattr(PointToPoint, _name, _returning(_name, _ONE_PEER.get(_name)))

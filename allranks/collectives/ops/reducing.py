@@ -1,4 +1,6 @@
-"""allreduce, reduce and reducescatter, of one array or of a group."""
+"""allreduce, reduce and reducescatter, of one array or of a group; and join, by which ranks without
+data take part with zeros.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from allranks.collectives import world
+from allranks.collectives.arrays.libraries import to_dtype
 from allranks.collectives.arrays.reductions import (
     Adasum,
     Arithmetic,
@@ -21,10 +24,10 @@ from allranks.collectives.arrays.reductions import (
     check,
     name_of,
 )
-from allranks.collectives.calls.call import Call, Steps, Transport
-from allranks.collectives.calls.guard import Spec, describe_group, pack
+from allranks.collectives.calls.call import Call, Offer, Steps, Transport, as_bytes
+from allranks.collectives.calls.guard import JOIN, Spec, describe_group, pack
 from allranks.collectives.gpu.dlpack import ALIGNED
-from allranks.collectives.host.shared_memory import keep, split
+from allranks.collectives.host.shared_memory import keep, one_block_bytes, split
 from allranks.collectives.ops.inputs import CollectiveInputs, Handle, read_inputs, run
 from allranks.collectives.world import world as worlds
 from allranks.collectives.world.process_sets import ProcessSet, group_of
@@ -91,6 +94,53 @@ class ReductionPlan:
             Spec(kind, op.name, names, shape, root, *factors, compression, elements,
                  transport, device)
         )  # fmt: skip
+
+    def reduced(
+        self, call: Call, transport: Transport, inputs: CollectiveInputs, sources: list[Array]
+    ) -> Steps[list[Array]]:
+        """The steps that reduce whole arrays, for all members."""
+        outs: list[Any] = [None] * len(sources)
+        if self.op is Adasum:
+            for index, source in enumerate(sources):
+                lengths = [source.nbytes] * call.members.size
+                parts = yield from call.moved(transport.allgather, as_bytes(source), lengths)
+                total = adasum([part.view(source.dtype) for part in parts], *self.factors)
+                outs[index] = total.reshape(source.shape)
+            return outs
+        for batch in self.batches:
+            if len(batch.where) == 1:
+                index = batch.where[0]
+                outs[index] = yield from call.moved(
+                    transport.allreduce, sources[index], batch.reduction
+                )
+                continue
+            flat = transport.empty((batch.size,), batch.dtype)
+            parts = batch.parts(flat)
+            mine = [sources[index] for index in batch.where]
+            with inputs.copying(call):
+                if batch.in_one_copy:
+                    batch.fill_in_one_copy(flat, mine)
+                else:
+                    batch.fill(flat, parts, mine)
+            yield from call.moved(transport.allreduce, flat, batch.reduction, flat)
+            for index, part in zip(batch.where, parts, strict=True):
+                outs[index] = part
+        return outs
+
+    def scattered(
+        self, call: Call, transport: Transport, sources: list[Array]
+    ) -> Steps[list[Array]]:
+        """The steps that reduce to each member its share of the rows."""
+        outs, me = [], call.members.me
+        for source, reduction in zip(sources, self.reductions, strict=True):
+            rows = split(source.shape[0], call.members.size)
+            row = source[0].size if source.shape[0] else 0
+            out = transport.empty((rows[me + 1] - rows[me], *source.shape[1:]), source.dtype)
+            bounds = [start * row for start in rows]
+            flat, into = source.reshape(-1), out.reshape(-1)
+            yield from call.moved(transport.reducescatter, flat, bounds, into, reduction)
+            outs.append(out)
+        return outs
 
 
 class Batch:
@@ -208,8 +258,10 @@ def _begin_reduction(
         way = group.choose(call, inputs.transport, inputs.gpu)
         if not sources:
             yield from call.agreed()
-        move = _scatter_steps if "reducescatter" in kind else _reduce_steps
-        outs = yield from move(group, call, way, inputs, sources, plan)
+        if "reducescatter" in kind:
+            outs = yield from plan.scattered(call, way, sources)
+        else:
+            outs = yield from plan.reduced(call, way, inputs, sources)
         if compression is not Compression.none:
             given = zip(outs, pairs, strict=True)
             outs = [compression.decompress(out, context) for out, (_, context) in given]
@@ -266,65 +318,6 @@ def _compressor(kind: str, compression: Any) -> tuple[Callable[[Array], Any], st
             f"{kind} expected compression Compression.none or Compression.fp16, found "
             f"{compression!r:.60}. Type: {kind}(x, compression=Compression.fp16)"
         ) from None
-
-
-def _reduce_steps(
-    group: Group,
-    call: Call,
-    transport: Transport,
-    inputs: CollectiveInputs,
-    sources: list[Array],
-    plan: ReductionPlan,
-) -> Steps[list[Array]]:
-    outs: list[Any] = [None] * len(sources)
-    if plan.op is Adasum:
-        for index, source in enumerate(sources):
-            data = source.reshape(-1).view(np.uint8)
-            lengths = [data.nbytes] * group.size
-            parts = yield from call.moved(transport.allgather, data, lengths)
-            total = adasum([part.view(source.dtype) for part in parts], *plan.factors)
-            outs[index] = total.reshape(source.shape)
-        return outs
-    for batch in plan.batches:
-        if len(batch.where) == 1:
-            index = batch.where[0]
-            outs[index] = yield from call.moved(
-                transport.allreduce, sources[index], batch.reduction
-            )
-            continue
-        flat = transport.empty((batch.size,), batch.dtype)
-        parts = batch.parts(flat)
-        mine = [sources[index] for index in batch.where]
-        with inputs.copying(call):
-            if batch.in_one_copy:
-                batch.fill_in_one_copy(flat, mine)
-            else:
-                batch.fill(flat, parts, mine)
-        yield from call.moved(transport.allreduce, flat, batch.reduction, flat)
-        for index, part in zip(batch.where, parts, strict=True):
-            outs[index] = part
-    return outs
-
-
-def _scatter_steps(
-    group: Group,
-    call: Call,
-    transport: Transport,
-    inputs: CollectiveInputs,
-    sources: list[Array],
-    plan: ReductionPlan,
-) -> Steps[list[Array]]:
-    outs = []
-    for source, reduction in zip(sources, plan.reductions, strict=True):
-        rows = split(source.shape[0], group.size)
-        row = source[0].size if source.shape[0] else 0
-        shape = (rows[group.me + 1] - rows[group.me], *source.shape[1:])
-        out = transport.empty(shape, source.dtype)
-        bounds = [start * row for start in rows]
-        flat, into = source.reshape(-1), out.reshape(-1)
-        yield from call.moved(transport.reducescatter, flat, bounds, into, reduction)
-        outs.append(out)
-    return outs
 
 
 def allreduce(
@@ -492,3 +485,81 @@ def reduce(array: Any, root: int = 0, op: ReduceOp = Average, **options: Any) ->
 def reduce_async(array: Any, root: int = 0, op: ReduceOp = Average, **options: Any) -> Handle:
     """Posts a `reduce`; `synchronize` returns its result."""
     return Handle(_begin_reduction("reduce", [array], op, root=root, **options))
+
+
+def join() -> int:
+    """This rank has no more data: until all ranks have joined, it adds zeros to their allreduces.
+
+    Average still divides by the number of all ranks. Only allreduce with Sum or Average continues;
+    any other operation of a rank that has not joined raises `CollectiveMismatch` on all.
+
+    Returns:
+        The rank that joined last, the same on every rank.
+
+    Raises:
+        UsageError: the ranks share no memory, or checks are off.
+
+    Collective over all ranks.
+    """
+    this = world.current()
+    group = this.groups[0]
+    if group.channel is None or this.window is None or not this.checks:
+        raise UsageError(
+            "join() needs ranks that share a host's memory, and checks: found "
+            f"{len(set(this.hosts))} hosts, checks {'on' if this.checks else 'off'}. "
+            "Give every rank the same number of batches instead: drop the remainder."
+        )
+    answered = 0
+    while True:
+        call = group.call(JOIN, "join")
+        call.steps = _joined_steps(group, call, answered)
+        answered += 1
+        last: int | None = this.run(call)
+        if last is not None:
+            return last
+
+
+def _joined_steps(group: Group, call: Call, answered: int) -> Steps[int | None]:
+    """One call of the others; its result is the last rank to join, once all have."""
+    channel = group.channel
+    assert channel is not None
+    before = channel.turn
+    turn = before ^ 1
+    # These bytes are zero in every dtype.
+    channel.blocks[group.me][turn][:] = 0
+    call.transport = "shared"
+    yield from call.agreed(Offer(answered=answered))
+    channel.turn = turn
+    brought = channel.brought(call).values()
+    theirs = next((spec for spec, _ in brought if spec != JOIN), None)
+    if theirs is None:
+        # The rank that joined last has answered the fewest calls.
+        answers = [offer.answered for offer in call.agreement.offers(call)]
+        return max(r for r, n in zip(group.ranks, answers, strict=True) if n == min(answers))
+    yield from _contribute_zeros(group, call, theirs, before)
+    return None
+
+
+def _contribute_zeros(group: Group, call: Call, spec: Spec, before: int) -> Steps[None]:
+    channel, dtype = group.channel, to_dtype(spec.dtype)
+    assert channel is not None
+    zeros = np.zeros(spec.elements, dtype)
+    device = None
+    if spec.device:
+        inputs = read_inputs("join", [zeros], None, "/gpu:0")
+        (zeros,), device = inputs.sources, inputs.gpu
+    transport = group.choose(call, spec.transport, device)
+    nbytes = spec.elements * dtype.itemsize
+    if transport.name == "shared" and nbytes <= one_block_bytes(group.size, channel.block):
+        return
+    channel.turn = before
+    reduction = Arithmetic(
+        ReduceOp[spec.reduction], dtype, group.size, spec.prescale, spec.postscale
+    )
+    if transport.name == "shared":
+        # These zeros are in no window, so the other ranks reduce through blocks too.
+        yield from call.moved(transport.allreduce, zeros, reduction)
+    else:
+        _, rest = transport.allreduce(call, zeros, reduction)
+        assert not callable(rest)
+        yield from rest

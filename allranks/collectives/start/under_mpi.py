@@ -333,7 +333,7 @@ def guard_mpi4py(world: World) -> None:
     """
     from mpi4py import MPI
 
-    from allranks.collectives.ops.mpi_collectives import File, Win
+    from allranks.collectives.ops.communicator import File, Win
     from allranks.collectives.ops.point_to_point import Op, Prequest, Request
 
     assert world.mpi is not None

@@ -34,7 +34,6 @@ from allranks.collectives.gpu.transport import GpuTransport
 from allranks.collectives.host.host_channel import group_nbytes
 from allranks.collectives.host.memory import Window
 from allranks.collectives.host.shared_memory import Channel, SharedMemoryTransport
-from allranks.collectives.world.variable_store import VariableStore
 from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, UsageError
 from allranks.records.ranks import label
 
@@ -147,8 +146,8 @@ class World(RankState):
         """This rank's GPU; None before the first array on a GPU."""
         self.mpi: Epochs | None = None
         self.rendezvous: RendezvousVariables | None = None
-        self.variable_store: VariableStore | None = None
-        """The variables that a process which replaces this rank receives."""
+        self.variable_store: Any = None
+        """The `VariableStore` (`ops/keeping.py`); None where `keep` is not possible."""
         self.groups: dict[int, Group] = {}
         self.sets: dict[int, tuple[int, ...]] = {}
         """The ranks of the process sets by number, also of those without this rank."""
@@ -554,3 +553,40 @@ def exists() -> bool:
 def _found() -> World | None:
     own: World | None = getattr(_threads, "world", None)
     return own or _process
+
+
+class scope:
+    """The cell of a rank, as an engine sees it: enter before a cell, leave after it."""
+
+    @staticmethod
+    def enter(name: str, ranks: tuple[int, ...] | None = None, number: int = 1) -> None:
+        """This rank starts a cell.
+
+        Args:
+            name: for messages, for instance "this cell".
+            ranks: the ranks that run it, the same on each of them; None for all.
+            number: counts the cells of all ranks from 1. A rank that has not reached this number is
+                late, one that has left it is gone.
+        """
+        this = current()
+        this.notebook, this.strays_reported = True, False
+        # Threads of libraries, as TensorFlow's, call for the cell that waits for them.
+        own = (t for t in threading.enumerate() if not isinstance(t, threading._DummyThread))
+        this.left_behind = set(own)
+        this.enter(name, ranks, number)
+
+    @staticmethod
+    def leave(reason: str = "", failed: bool = False, where: str | None = None) -> None:
+        """This rank's cell has ended; ranks that wait for it raise `RankLeft`.
+
+        Args:
+            reason: for the others' messages, for instance "ValueError: bad shape".
+            failed: whether it raised.
+            where: the line at which it raised.
+        """
+        current().leave(reason, failed, where or "")
+
+    @staticmethod
+    def asks(person: bool) -> None:
+        """Publishes whether this rank waits for typed input: then it is not reported as late."""
+        current().asks(person)

@@ -15,8 +15,8 @@ import numpy as np
 from allranks import collectives
 from allranks.collectives import world
 from allranks.collectives.host.memory import Segment
+from allranks.collectives.ops.keeping import VariableStore
 from allranks.collectives.start import under_mpi
-from allranks.collectives.world.variable_store import VariableStore
 from allranks.collectives.world.world import World
 from allranks.engine import namespace
 from allranks.engine.exceptions import text_of
@@ -67,7 +67,7 @@ class RankEnsemble(RankFeature):
         """
         self._forget()
         if not ranks_each:
-            whole = world.current().variable_store
+            whole: VariableStore | None = world.current().variable_store
             if whole is not None:  # of members, too, whose rank has died after their end
                 whole.drop_others(_OF_MEMBERS)
             return {}
@@ -113,7 +113,7 @@ class RankEnsemble(RankFeature):
 
     def _keeps(self, member: RunMember, part: World) -> VariableStore | None:
         # Each member has variables of its own, also on the same rank.
-        whole = world.current().variable_store
+        whole: VariableStore | None = world.current().variable_store
         if whole is None:
             return None
         name = f"{_OF_MEMBERS}{member.ensemble}-{member.member}-"

@@ -8,8 +8,8 @@ from typing import Any
 
 from allranks import port_filter
 from allranks.collectives import world
+from allranks.collectives.ops.keeping import VariableStore
 from allranks.collectives.start import healing
-from allranks.collectives.world.variable_store import VariableStore
 from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.engine.host import stubs
@@ -36,7 +36,7 @@ class RankHeal(RankFeature):
             return {"warning": self._rank.begin_epoch(lambda: self._join(dead, epoch))}, []
         if name == requests.RESTORE:
             return self._restore(), []
-        kept = world.current().variable_store
+        kept: VariableStore | None = world.current().variable_store
         return {"goes_on": kept.settled() if kept is not None else 0}, []
 
     def _join(self, dead: list[int], epoch: int) -> str:
@@ -52,7 +52,7 @@ class RankHeal(RankFeature):
         return rank.rank_replaced(dead)
 
     def _restore(self) -> dict[str, Any]:
-        kept = world.current().variable_store
+        kept: VariableStore | None = world.current().variable_store
         try:
             found = kept.of_cells.load() if kept is not None else None
         except Exception as error:  # an object's own way to be unpickled may do anything

@@ -16,7 +16,7 @@ from time import perf_counter
 from types import CodeType, FrameType
 from typing import Any
 
-from allranks.collectives.calls import frames
+from allranks.collectives.calls import guard
 from allranks.engine.cell import CellRunner
 from allranks.engine.exceptions import PACKAGE
 from allranks.engine.features import Answered, RankContext, RankFeature
@@ -122,7 +122,7 @@ class Sampler:
     def _watch(self, seconds: float, over: threading.Lock) -> None:
         began = before = perf_counter()
         while not over.acquire(timeout=1 / SAMPLES_A_SECOND) and before - began < seconds:
-            with frames.no_collection():
+            with guard.no_collection():
                 key = self._look()
             # A late sample, as after C code that held the interpreter, stands for all that time.
             now = perf_counter()
@@ -133,7 +133,7 @@ class Sampler:
 
     def _look(self) -> _Key:
         """Returns the stack, the innermost frame first, up to the cell's own first line."""
-        frame = frames.of_main_thread()
+        frame = guard.frame_of_main_thread()
         found: list[int | tuple[int, int] | str] = []
         outermost = 0
         while frame is not None and len(found) < _DEEPEST:

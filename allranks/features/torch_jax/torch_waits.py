@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.calls import frames
+from allranks.collectives.calls import guard
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import Pause
 from allranks.collectives.start import rendezvous
@@ -143,7 +143,7 @@ class TorchWaits:
             return
         if not self._is_still():
             return
-        called = torch_state.frames_in_torch(frames.of_main_thread())
+        called = torch_state.frames_in_torch(guard.frame_of_main_thread())
         if not self._told and _in_use(called):
             self._told = self._mismatch()
             self._kind = CollectiveMismatch if self._told else RankLeft
@@ -161,7 +161,7 @@ class TorchWaits:
 
     def _is_still(self) -> bool:
         """Whether the main thread has neither moved nor computed for a while."""
-        frame, now = frames.of_main_thread(), time.monotonic()
+        frame, now = guard.frame_of_main_thread(), time.monotonic()
         at = (id(frame), frame.f_lasti) if frame is not None else ()
         cpu = _main_thread_seconds()
         if at != self._at or cpu - self._cpu > _IDLE_SHARE * max(now - self._since, 0.1):
@@ -232,7 +232,7 @@ class TorchWaits:
                 number = known.awaited
 
                 def behind(rank: int, group: str = group, number: int = number) -> bool:
-                    return this.peers.progress(rank, _number(group))[0] < number
+                    return this.board.progress(rank, _number(group))[0] < number
 
                 found.append((known.title, torch_state.members(group) or everybody, behind))
         if called and not found:
@@ -378,7 +378,7 @@ def _tells_of_a_loss(error: BaseException) -> bool:
 
 def _has_made(this: world.World, rank: int) -> int:
     # The number of groups that a rank had made or begun to make in this cell, which it has left.
-    made, cell = this.peers.progress(rank, _MAKING)
+    made, cell = this.board.progress(rank, _MAKING)
     return made if cell == this.scope.number else 0
 
 

@@ -22,7 +22,7 @@ from conftest import in_a_cell, interrupted_after, odd
 
 import allranks.collectives as c
 from allranks.collectives.gpu import dlpack
-from allranks.collectives.world.variable_store import VariableStore
+from allranks.collectives.ops.keeping import VariableStore
 from allranks.errors import CollectiveMismatch, RankLeft, TransportFailed, UsageError
 from allranks.features.gpu import memory as gpu_memory
 

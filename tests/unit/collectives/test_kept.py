@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from allranks.collectives.world import variable_store as kept
-from allranks.collectives.world.variable_store import VersionedFiles, snapshot
+from allranks.collectives.ops import keeping as kept
+from allranks.collectives.ops.keeping import VersionedFiles, snapshot
 
 
 def write(series: VersionedFiles, version: int, **values: object) -> None:

@@ -5,7 +5,7 @@ import sys
 import textwrap
 import threading
 
-from allranks.collectives.calls import frames
+from allranks.collectives.calls import guard
 from allranks.engine.telemetry import current_line
 
 # Frees a threading.local in a garbage collection that begins at each point in turn.
@@ -14,7 +14,7 @@ COLLECTED = """
     import gc
     import threading
 
-    from allranks.collectives.calls import frames
+    from allranks.collectives.calls import guard
 
     class Cycle:
         pass
@@ -35,13 +35,13 @@ COLLECTED = """
         leave_garbage()
         gc.set_threshold(gc.get_count()[0] + allocations)
         gc.enable()
-        frames.of_threads()
+        guard.frames_of_threads()
         assert gc.isenabled()
         gc.disable()
         end.set()
         for thread in threads:
             thread.join()
-    frames.of_threads()
+    guard.frames_of_threads()
     assert not gc.isenabled()
     print("went on")
 """
@@ -55,7 +55,7 @@ def test_a_garbage_collection_does_not_end_the_asking():
 
 def test_the_main_thread_is_told_from_others():
     found = []
-    other = threading.Thread(target=lambda: found.append(frames.of_main_thread()))
+    other = threading.Thread(target=lambda: found.append(guard.frame_of_main_thread()))
     other.start()
     other.join()
     main = found[0]
@@ -70,10 +70,10 @@ def test_a_line_is_the_users_and_none_where_only_libraries_run(monkeypatch):
     end = threading.Event()
     waits = threading.Thread(target=end.wait)
     waits.start()
-    monkeypatch.setattr(frames, "of_main_thread", lambda: sys._current_frames()[waits.ident])
+    monkeypatch.setattr(guard, "frame_of_main_thread", lambda: sys._current_frames()[waits.ident])
     line = current_line()
     end.set()
     waits.join()
     assert line == ""
-    monkeypatch.setattr(frames, "of_main_thread", sys._getframe)
+    monkeypatch.setattr(guard, "frame_of_main_thread", sys._getframe)
     assert current_line().startswith("test_frames.py:")
