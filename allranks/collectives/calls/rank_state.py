@@ -201,73 +201,6 @@ class PeerState:
     """`SILENT` or `ENDED` if its host cannot be reached any more."""
 
 
-class Peers:
-    """Which ranks are in the scope, and why others have left it."""
-
-    def __init__(self, board: Board) -> None:
-        self.board = board
-        self.host_names: tuple[str, ...] = ()
-        """The host name of every rank, if there are several hosts."""
-        self.died: dict[int, str] = {}
-        """How ranks died that have not been replaced, as text that follows the name."""
-
-    def state(self, rank: int) -> PeerState:
-        board = self.board
-        left, broken = board.get(rank, LEFT), board.get(rank, BROKEN)
-        return PeerState(
-            entered=board.get(rank, ENTERED),
-            left=left,
-            failed=bool(board.get(rank, FAILED)),
-            broken=broken,
-            reason=board.text(rank, REASON) if left else "",
-            where=board.text(rank, WHERE) if left else "",
-            broke=board.text(rank, BROKE) if broken else "",
-            lost=board.get(rank, LOST),
-        )
-
-    def lost(self, rank: int) -> bool:
-        return rank in self.died or bool(self.board.get(rank, LOST))
-
-    def departure(self, rank: int, scope: Scope, epoch: int) -> tuple[int, str] | None:
-        """Why a rank will never arrive, as text that follows its name; None while it may.
-
-        The number orders reasons: an exception explains more than a later departure because of it.
-        """
-        if rank in self.died:
-            return -1, self.died[rank]
-        if scope.ranks is not None and rank not in scope.ranks:
-            return 1, f"does not run {scope.name} (-r {compact(scope.ranks, '-').replace(' ', '')})"
-        state = self.state(rank)
-        # Numbers on the board are one higher than the scope's: 0 means "never".
-        here = scope.number + 1
-        if state.left >= (here if scope.number else GONE):
-            if state.reason == FINISHED:
-                cell = scope.name.removeprefix("cell ")
-                return 1, FINISHED if cell == "cell" else f"finished {cell}"
-            first_line = state.reason.partition("\n")[0]
-            reason = f" ({first_line})" if state.reason else ""
-            where = f" at {state.where}" if state.where else ""
-            return 0 if state.failed else 1, f"has left {scope.name}{where}{reason}"
-        if scope.number > 0 and state.entered > here:
-            return 1, f"has left {scope.name}"
-        if state.lost:
-            return 0, "cannot be reached: " + _LOST[state.lost].format(self.host_names[rank])
-        if state.broken >> 1 == epoch + 1:
-            return 2, state.broke
-        return None
-
-    def refusal(self, rank: int, call: Call) -> tuple[int, str] | None:
-        """Why a rank will not do its part of a call at which it has arrived, as `departure`."""
-        board = self.board
-        of, number = board.get(rank, REFUSED_OF), board.get(rank, REFUSED)
-        refused = of == call.members.number + 1 and number == call.number
-        return (0, board.text(rank, BROKE)) if refused else None
-
-    def deadlocked(self, rank: int, epoch: int) -> str | None:
-        state = self.state(rank)
-        return state.broke if state.broken == (epoch + 1) * 2 + 1 else None
-
-
 class InterruptPipe:
     """Makes Ctrl-C visible outside the main thread.
 
@@ -324,7 +257,10 @@ class RankState:
         self.hosts = hosts
         """The number of each rank's host, counted in the order of the ranks."""
         self.board = board
-        self.peers = Peers(board)
+        self.host_names: tuple[str, ...] = ()
+        """The host name of every rank, if there are several hosts."""
+        self.died: dict[int, str] = {}
+        """How ranks died that have not been replaced, as text that follows the name."""
         self.shares: tuple[int, ...] = (0,) * len(hosts)
         """For every rank the first rank with which it shares memory."""
         self.scope: Scope = PROCESS
@@ -441,3 +377,60 @@ class RankState:
     def start_over(self, epoch: int) -> None:
         self.epoch = epoch
         self.board.put(BROKEN, 0)
+
+    def peer_state(self, rank: int) -> PeerState:
+        board = self.board
+        left, broken = board.get(rank, LEFT), board.get(rank, BROKEN)
+        return PeerState(
+            entered=board.get(rank, ENTERED),
+            left=left,
+            failed=bool(board.get(rank, FAILED)),
+            broken=broken,
+            reason=board.text(rank, REASON) if left else "",
+            where=board.text(rank, WHERE) if left else "",
+            broke=board.text(rank, BROKE) if broken else "",
+            lost=board.get(rank, LOST),
+        )
+
+    def is_lost(self, rank: int) -> bool:
+        return rank in self.died or bool(self.board.get(rank, LOST))
+
+    def departure(self, rank: int) -> tuple[int, str] | None:
+        """Why a rank will never arrive, as text that follows its name; None while it may.
+
+        The number orders reasons: an exception explains more than a later departure because of it.
+        """
+        scope = self.scope
+        if rank in self.died:
+            return -1, self.died[rank]
+        if scope.ranks is not None and rank not in scope.ranks:
+            return 1, f"does not run {scope.name} (-r {compact(scope.ranks, '-').replace(' ', '')})"
+        state = self.peer_state(rank)
+        # Numbers on the board are one higher than the scope's: 0 means "never".
+        here = scope.number + 1
+        if state.left >= (here if scope.number else GONE):
+            if state.reason == FINISHED:
+                cell = scope.name.removeprefix("cell ")
+                return 1, FINISHED if cell == "cell" else f"finished {cell}"
+            first_line = state.reason.partition("\n")[0]
+            reason = f" ({first_line})" if state.reason else ""
+            where = f" at {state.where}" if state.where else ""
+            return 0 if state.failed else 1, f"has left {scope.name}{where}{reason}"
+        if scope.number > 0 and state.entered > here:
+            return 1, f"has left {scope.name}"
+        if state.lost:
+            return 0, "cannot be reached: " + _LOST[state.lost].format(self.host_names[rank])
+        if state.broken >> 1 == self.epoch + 1:
+            return 2, state.broke
+        return None
+
+    def refusal(self, rank: int, call: Call) -> tuple[int, str] | None:
+        """Why a rank will not do its part of a call at which it has arrived, as `departure`."""
+        board = self.board
+        of, number = board.get(rank, REFUSED_OF), board.get(rank, REFUSED)
+        refused = of == call.members.number + 1 and number == call.number
+        return (0, board.text(rank, BROKE)) if refused else None
+
+    def deadlocked(self, rank: int) -> str | None:
+        state = self.peer_state(rank)
+        return state.broke if state.broken == (self.epoch + 1) * 2 + 1 else None

@@ -98,7 +98,7 @@ class Watch:
             call.polls += 1
             if waited - call.left_at >= max(call.grace, arriving) and call.polls >= call.min_polls:
                 _, rank, why = min(left)
-                kind = RankLost if own.peers.lost(rank) else RankLeft
+                kind = RankLost if own.is_lost(rank) else RankLeft
                 raise kind(self._left_text(call, rank, why))
         if missing:
             self._look_for_deadlock(call, snapshot)
@@ -111,13 +111,13 @@ class Watch:
         """The missing ranks that will never arrive: order of the reason, rank, reason."""
         own, found = self.own, []
         for rank in missing:
-            why = own.peers.departure(rank, own.scope, own.epoch)
+            why = own.departure(rank)
             # Read last: a rank that leaves because of a deadlock publishes the deadlock first.
-            verdict = own.peers.deadlocked(rank, own.epoch)
+            verdict = own.deadlocked(rank)
             if verdict is not None:
                 call.deadlock = verdict
                 raise CollectiveMismatch(verdict)
-            why = why or own.peers.refusal(rank, call)
+            why = why or own.refusal(rank, call)
             if why is not None and rank in (call.missing() or call.unfinished()):
                 found.append((why[0], rank, why[1]))
         return found
@@ -153,10 +153,10 @@ class Watch:
         board.put(fields.BEAT, snapshot)
 
     def _left_text(self, call: Call, rank: int, why: str) -> str:
-        sites, lost = call.sites(), self.own.peers.lost
+        sites, lost = call.sites(), self.own.is_lost
         waiting = [r for r in sites if r != rank and not lost(r)]
         advice = "Make the same calls on every rank, or use a process set of the ranks that do."
-        if rank in self.own.peers.died:
+        if rank in self.own.died:
             advice = "A new rank can take its place once the others have left the cell."
         elif lost(rank):
             advice = "Check that host and its network, and start the ranks again."
@@ -218,11 +218,7 @@ class Watch:
     def _still_there(self) -> list[int]:
         """The ranks that may still send: this one, and those that have not left."""
         own = self.own
-        return [
-            rank
-            for rank in range(own.size)
-            if rank == own.rank or own.peers.departure(rank, own.scope, own.epoch) is None
-        ]
+        return [rank for rank in range(own.size) if rank == own.rank or own.departure(rank) is None]
 
     def _report_late(self, call: Call, missing: tuple[int, ...], waited: float) -> None:
         own = self.own
@@ -268,7 +264,7 @@ class Watch:
 
     def _location(self, rank: int, asked: int) -> str:
         own = self.own
-        state = own.peers.state(rank)
+        state = own.peer_state(rank)
         if state.entered <= own.scope.number:
             return f"has not started {own.scope.name} yet"
         board = own.board

@@ -383,7 +383,7 @@ class MultiHostAgreement:
         return behind or tuple(
             rank
             for rank in self._behind(call, 1, self.leaders.ranks)
-            if self.own.peers.departure(rank, self.own.scope, self.own.epoch) is not None
+            if self.own.departure(rank) is not None
         )
 
     def unfinished(self, call: Call) -> tuple[int, ...]:

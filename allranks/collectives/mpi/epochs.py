@@ -94,7 +94,7 @@ class Epochs:
         """The `RankLost` for an MPI error that reports a rank's death; None for other errors."""
         if not reports_death(error):
             return None
-        pause, died = Pause(), self.own.peers.died
+        pause, died = Pause(), self.own.died
         # MPI may report the death before the reason has arrived.
         while not died and pause() < _TOLD_SECONDS:
             pass

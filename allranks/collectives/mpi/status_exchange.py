@@ -316,7 +316,7 @@ def connect_hosts(own: RankState, base: MPI.Intracomm) -> None:
             "expected that the first rank of each host can connect to rank 0's host, by one of its "
             f"addresses {', '.join(where)}; {problems[0]}. Let hosts connect to each other's ports."
         )
-    own.peers.host_names = tuple(base.allgather(socket.gethostname()))
+    own.host_names = tuple(base.allgather(socket.gethostname()))
     if rank in firsts:
         exchange = StatusExchange(own.board, rank, near, links)
         own.wake_exchange = exchange.wake

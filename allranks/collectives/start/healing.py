@@ -86,7 +86,7 @@ def heal(dead: Sequence[int], command: Sequence[str], epoch: int) -> None:
         this.rendezvous.withdraw()
     this.rendezvous = rendezvous
     rendezvous.announce()
-    this.peers.died.clear()
+    this.died.clear()
     this.renewed(epoch)
 
 

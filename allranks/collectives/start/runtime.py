@@ -257,7 +257,7 @@ def activity() -> str:
 
 def died(rank: int, how: str) -> None:
     """Records that a rank has died: waits for it raise `RankLost` with ``how``. For any thread."""
-    world.current().peers.died[rank] = how
+    world.current().died[rank] = how
 
 
 def on_notice(callback: Callable[[str], None]) -> None:

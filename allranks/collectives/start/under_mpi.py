@@ -110,7 +110,7 @@ def _wait_for_all(world: World) -> bool:
         waited = pause()
         if world.notebook and waited > _NOTEBOOK_SECONDS:
             return False
-        states = map(world.peers.state, range(world.size))
+        states = map(world.peer_state, range(world.size))
         if waited > _AFTER_FAILURE_SECONDS and (world.failed or any(map(_will_not_end, states))):
             return False
     return True

@@ -27,7 +27,7 @@ def gone() -> list[tuple[bool, int, int, str]]:
     found = []
     for rank in range(this.size):
         if rank != this.rank:
-            why = this.peers.departure(rank, this.scope, this.epoch)
+            why = this.departure(rank)
             if why is not None:
                 # A rank that itself waited is not to blame.
                 found.append((RankLeft.__name__ in why[1] or why[0] == 2, why[0], rank, why[1]))

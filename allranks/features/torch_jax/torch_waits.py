@@ -174,7 +174,7 @@ class TorchWaits:
         """Returns a sentence about a rank that will never come to the call of the main thread,
         or "".
         """
-        died = world.current().peers.died
+        died = world.current().died
         gone = [
             entry
             for entry in other_ranks.gone()
@@ -364,11 +364,11 @@ def _has_lost_a_rank(error: BaseException) -> bool:
     this = world.current()
     if _tells_of_a_loss(error) and not other_ranks.gone():
         pause = Pause()  # gloo may notice a death before the report of it comes
-        while not this.peers.died:
+        while not this.died:
             if pause() > (_TOLD_SECONDS if other_ranks.have_ended() else _ENDING_SECONDS):
                 return False
     closed = other_ranks.have_closed(this.epoch) and bool(other_ranks.gone())
-    return closed or (_tells_of_a_loss(error) and bool(this.peers.died))
+    return closed or (_tells_of_a_loss(error) and bool(this.died))
 
 
 def _tells_of_a_loss(error: BaseException) -> bool:

@@ -117,7 +117,7 @@ def test_a_rank_leaves_while_another_computes_and_aborts_nothing():
                 summed()
         elif c.rank() == 0:
             number = this.scope.number + 1
-            until(lambda: this.peers.state(1).left >= number)
+            until(lambda: this.peer_state(1).left >= number)
         else:
             summed()
 

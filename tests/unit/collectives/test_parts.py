@@ -1,17 +1,17 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from allranks.collectives.calls.call import Cut, cut
 from allranks.collectives.calls.guard import Site, Spec, pack, pack_text, unpack_text
-from allranks.collectives.calls.rank_state import Board, Peers, PeerState, Scope
+from allranks.collectives.calls.rank_state import Board, PeerState, RankState, Scope
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.host import memory
 from allranks.collectives.host.memory import Window
@@ -125,12 +125,12 @@ def test_an_interrupt_while_the_window_grows_leaves_it_whole(step, monkeypatch):
 
 
 def test_a_deadlock_told_while_a_rank_leaves_is_no_departure():
-    class Leaving(Peers):
+    class Leaving(RankState):
         """Rank 1, which finds between two looks at it that ranks wait for each other."""
 
         looks = 0
 
-        def state(self, rank):
+        def peer_state(self, rank):
             self.looks += 1
             broke = "ranks 0–1 wait for each other"
             return PeerState() if self.looks < 2 else PeerState(broken=3, broke=broke)
@@ -141,7 +141,8 @@ def test_a_deadlock_told_while_a_rank_leaves_is_no_departure():
         def missing(self):
             return (1,)
 
-    world = SimpleNamespace(peers=Leaving(None), epoch=0, scope=Scope("this cell", 5, None))
+    world = Leaving(0, (0, 0), Board(mmap.mmap(-1, Board.nbytes(2)), (0, 1), 0))
+    world.scope = Scope("this cell", 5, None)
     with pytest.raises(CollectiveMismatch, match=r"^ranks 0–1 wait"):
         Watch(world)._left(Waiting(), (1,))
 
