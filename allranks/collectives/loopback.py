@@ -33,6 +33,7 @@ def worlds_of(ranks: int) -> list[World]:
         world.spins, world.spin_seconds = 0, 0.0
         world.open(0, everybody, shared.memory)
         made.append(world)
+    # Only the descriptors: the mappings of the ranks stay.
     board.close()
     shared.close()
     return made
@@ -49,6 +50,7 @@ def run(ranks: int, function: Callable[..., T], *arguments: Any) -> list[T]:
 
     def body(world: World) -> T:
         worlds.set_thread(world)
+        # The thread whose line is shown when other ranks wait for this one.
         world.main_thread = threading.get_ident()
         world.begin()
         result = function(*arguments)

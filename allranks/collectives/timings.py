@@ -22,6 +22,7 @@ from allranks.collectives.ops.inputs import run
 from allranks.records.telemetry import CallRecord, CallTotals
 
 BINS = 256
+# The bins of the first second of a cell. Later they are merged in pairs, so they always suffice.
 _FIRST_WIDTH_SECONDS = 1 / 256
 _MOST_ROWS = 64
 """The most ranks with a row of waits; waits for further ranks are counted for rank -1."""
@@ -201,6 +202,7 @@ class Totals:
                 wait, transfer = call.wait_seconds, call.transfer_seconds
                 moving = call.moving_seconds
             else:
+                # As in `Journal._record`, whose record would take as long to make as the call.
                 spec, name, ranks = call.spec, call.name or named(call.site), call.members.size
                 op, dtype = spec.op, spec.dtype
                 wait = max(0.0, call.last - call.started)
@@ -231,6 +233,7 @@ def timeline(path: str | Path) -> None:
     every = run(operations.begin_object_gather(this.groups[0], "timeline", mine, root=0))
     if this.rank == 0:
         Path(path).write_text(json.dumps(trace(every, this.hosts)))
+    # Afterwards the file exists, for ranks that see the first rank's files too.
     run(operations.begin_barrier(name="timeline"))
 
 

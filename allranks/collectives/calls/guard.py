@@ -108,7 +108,7 @@ def find(frame: FrameType | None) -> Site:
             SITES[at] = site, code
             return site
         if kind == LIBRARY:
-            break
+            break  # not cached: the library's line may be reached from many lines of the user
         above = above.f_back
     user, library = _found(frame)
     if user is None and threading.current_thread() is not threading.main_thread():
@@ -147,7 +147,6 @@ def frames_of_threads() -> dict[int, FrameType]:
 
 
 def frame_of_main_thread() -> FrameType | None:
-    """The innermost frame of the thread that runs the cells."""
     return frames_of_threads().get(threading.main_thread().ident or 0)
 
 
@@ -226,6 +225,7 @@ class Packed:
 @lru_cache(_REMEMBERED)
 def pack(spec: Spec) -> Packed:
     text = _dumps(spec).encode()
+    # Not by hash(), which differs between processes.
     fingerprint = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
     if len(spec.shape) > 2 * _SHOWN and isinstance(spec.shape[0], tuple):
         # A checksum shows in the text that two long lists differ.
@@ -251,6 +251,7 @@ _SPEC_BYTES = 700
 
 @lru_cache(_REMEMBERED)
 def pack_text(text: bytes, site: Site) -> bytes:
+    # It ends with \1, because the rest of an older text may follow where it is written.
     where = f"{site.lineno}\0{site.filename}".encode("utf-8", "surrogateescape")
     return text[:_SPEC_BYTES] + b"\1" + where + b"\1"
 

@@ -219,6 +219,7 @@ class InterruptPipe:
         if self._read >= 0 or threading.current_thread() is not threading.main_thread():
             return
         read, write = os.pipe()
+        # set_wakeup_fd needs a write end that does not block, and `received` must not wait.
         os.set_blocking(read, False)
         os.set_blocking(write, False)
         before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)

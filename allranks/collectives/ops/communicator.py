@@ -107,7 +107,6 @@ class Comm(PointToPoint):
         self._world.run(self._group().call(Spec(title), title, steps=self._agreed))
 
     def _agreed(self, call: Call) -> Steps[None]:
-        """Ends when all have arrived."""
         call.transport = "mpi"
         for awaited in call.agreed():
             # MPI progresses only within its calls, and late ranks may need that.
@@ -235,6 +234,7 @@ class Comm(PointToPoint):
         if self.rank == local_leader and isinstance(peer_comm, Comm):
             # MPI itself sends with this tag between the two leaders.
             peer_comm.sendrecv(None, remote_leader, tag, None, remote_leader, tag)
+        # Now both leaders have met, so MPI's call is certain to end on all ranks.
         self.agree("comm.Create_intercomm")
         arguments = local_leader, peer_comm, remote_leader, tag
         return self._whole("Create_intercomm", *arguments)
@@ -274,6 +274,7 @@ class Comm(PointToPoint):
             every = world.run(
                 operations.begin_object_gather(parent, f"comm.{op}", world.made, alike=alike)
             )
+            # The same number on all members, and of no other group of any of them.
             world.made = max(every) + 1
             made = make(self, *arguments, **options)
             ranks = ranks_of(made, world)
@@ -299,6 +300,7 @@ class Comm(PointToPoint):
             for stream in (sys.stdout, sys.stderr):
                 with suppress(Exception):
                     stream.flush()
+            # The status of a process has eight bits, and 0 would be no error.
             os._exit(errorcode & 255 or 1)
         super().Abort(errorcode)
 
@@ -396,6 +398,7 @@ def guarded(made: MPI.Comm, world: World) -> Comm:
     """The guarded form of a communicator whose group was made last."""
     fresh = KINDS[made.Get_topology()](made)
     fresh.bind(world, world.made, world.epoch)
+    # A program may drop a communicator without Free(): its group has memory and transports.
     weakref.finalize(fresh, world.close, world.made)
     return fresh
 

@@ -260,6 +260,7 @@ def begin_scatter(array: Any, root: int, splits: Any = None, **options: Any) -> 
 
     def steps(call: Call) -> Steps[Any]:
         data, back = source, inputs
+        # Headers go through host memory, also if the array is on a GPU.
         transport = group.choose(call, "" if inputs.device else inputs.transport)
         # The dtype and shape are sent first: the other ranks lack them.
         mine = ArrayHeader(name_of(source.dtype), source.shape[1:]) if rows else ArrayHeader()
@@ -526,6 +527,7 @@ def recv(source: int, tag: int = 0, *, like: Any = None, name: str | None = None
         from mpi4py import MPI
 
         status = MPI.Status()
+        # The sender's message tells the size. Once it is matched, no other receive can get it.
         while (message := comm.Improbe(source, _TAGS + tag, status)) is None:
             yield call
         data = np.empty(status.Get_count(MPI.BYTE), np.uint8)

@@ -325,6 +325,8 @@ def _waiting(name: str) -> Callable[..., Any]:
 
 def _completed(name: str, found: Any) -> bool:
     """Whether this result of MPI's test of that name means that a request has completed."""
+    # Test and Testall return a flag, Testany (index, flag) and Testsome a list or None. The forms
+    # for objects return the flag or the list first.
     if name.lower() == "testany":
         return bool(found[1])
     return bool(found if name.istitle() else found[0])

@@ -172,7 +172,6 @@ class Batch:
         ]
 
     def fill(self, flat: Array, parts: list[Array], sources: Sequence[Array]) -> None:
-        """Copies the arrays in."""
         ends = [start for start, _ in self.spans[1:]] + [self.size]
         for part, source, (_, end), after in zip(parts, sources, self.spans, ends, strict=True):
             self.staging.staged(source, part)

@@ -146,6 +146,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | MPI.Comm) -> Proce
         this.run(this.groups[0].call(spec))
         chosen.process_set_id = number
         return chosen
+    # The same on every rank, because all of them register and remove the same sets.
     number = next(n for n in range(1, len(this.sets) + 2) if n not in this.sets)
     # Afterwards either all ranks have the set, or none.
     with deferred():
@@ -204,12 +205,14 @@ def open_group(parent: Group, spec: Spec, this: World, number: int, ranks: tuple
 
     def steps(call: Call) -> Steps[None]:
         transport, made = parent.choose(call), None
+        # With a name if there is no memfd; the name is removed as soon as all have mapped it.
         if member and this.rank == here[0]:
             made = memory.segment(nbytes) or memory.segment(nbytes, named=True)
         address = np.frombuffer(made.address.encode() if made else b"", np.uint8)
         addresses = yield from call.moved(transport.allgather, address)
         at = addresses[parent.ranks.index(here[0])].tobytes().decode() if member else ""
         mapped = memory.attempt(at, nbytes)
+        # Members share memory only if each of them has mapped it.
         word = np.array([mapped is not None or not member], np.uint8)
         everyone = yield from call.moved(transport.allgather, word, [1] * parent.size)
         if made is not None:

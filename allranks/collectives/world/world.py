@@ -203,7 +203,6 @@ class World(RankState):
         self.groups[number] = Group(self, agreement, transports)
 
     def close(self, number: int) -> None:
-        """Removes a group, if there is one of that number."""
         gone = self.groups.pop(number, None)
         if gone is not None:
             # The NCCL communicator stays until `end_closed` or the end of the epoch: other members
@@ -385,6 +384,7 @@ class World(RankState):
 
     def progress(self) -> None:
         """Advances the first call of every group without waiting."""
+        # A copy, because a communicator that is dropped meanwhile closes its group.
         for group in list(self.groups.values()):
             while group.queue:
                 call = group.queue[0]
