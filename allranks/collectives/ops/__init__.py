@@ -2,7 +2,7 @@
 
 | operations | made by | moved by |
 | --- | --- | --- |
-| allreduce, grouped_allreduce, reduce | `reducing._begin_reduction` | `Transport.allreduce` |
+| allreduce, grouped_allreduce, reduce | `reducing.begin_reduction` | `Transport.allreduce` |
 | reducescatter, grouped_reducescatter | the same | `Transport.reducescatter` |
 | broadcast | `operations.begin_broadcast` | `Transport.broadcast` |
 | allgather, grouped_allgather, gather | `operations.begin_allgather` | `Transport.allgather` |

@@ -144,16 +144,15 @@ class Comm(PointToPoint):
         return found
 
     def scatter(self, sendobj: Any, root: int = 0) -> Any:
-        values = list(sendobj) if self.Get_rank() == self._rooted("scatter", root) else []
-        self._as_many(values if self.Get_rank() == root else None, "scatter")
+        here = self.Get_rank() == self._rooted("scatter", root)
+        values = self._one_a_rank("scatter", sendobj) if here else []
         call = operations.begin_object_alltoall(
             self._group(), "comm.scatter", values, "scatter", root
         )
         return self._world.run(call)[root]
 
     def alltoall(self, sendobj: Any) -> list[Any]:
-        values = list(sendobj)
-        self._as_many(values, "alltoall")
+        values = self._one_a_rank("alltoall", sendobj)
         result: list[Any] = self._world.run(
             operations.begin_object_alltoall(self._group(), "comm.alltoall", values, "alltoall")
         )
@@ -191,11 +190,13 @@ class Comm(PointToPoint):
             operations.begin_object_gather(self._group(), f"comm.{op}", value, op, index)
         )
 
-    def _as_many(self, values: list[Any] | None, op: str) -> None:
-        if values is not None and len(values) != self.Get_size():
+    def _one_a_rank(self, op: str, objects: Any) -> list[Any]:
+        values = list(objects)
+        if len(values) != self.Get_size():
             raise ValueError(
                 f"{op} needs one object a rank: expected {self.Get_size()}, found {len(values)}."
             )
+        return values
 
     def Split(self, color: int = 0, key: int = 0) -> MPI.Comm:
         """MPI_Split: a communicator for each colour; the null communicator for UNDEFINED."""

@@ -222,7 +222,7 @@ _SYNONYMS = {
 """The names of the reductions in other libraries."""
 
 
-def _begin_reduction(
+def begin_reduction(
     kind: str,
     arrays: Sequence[Any],
     op: ReduceOp = Average,
@@ -380,7 +380,7 @@ def allreduce(
         call = Call(group.agreement, plan.packed, name, plan.nbytes)
         call.transport = plan.transport
         return this.run(call, plan.move, array, plan.reductions[0])
-    call = _begin_reduction(
+    call = begin_reduction(
         "allreduce", [array], op, name, process_set, prescale_factor, postscale_factor,
         compression, transport, device,
     )  # fmt: skip
@@ -404,7 +404,7 @@ def _plan_of_one(
 
 def allreduce_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handle:
     """Posts an `allreduce`; `synchronize` returns its result. The array must not change before."""
-    return Handle(_begin_reduction("allreduce", [array], op, **options))
+    return Handle(begin_reduction("allreduce", [array], op, **options))
 
 
 def grouped_allreduce(arrays: Sequence[Any], op: ReduceOp = Average, **options: Any) -> list[Any]:
@@ -417,7 +417,7 @@ def grouped_allreduce(arrays: Sequence[Any], op: ReduceOp = Average, **options: 
 
     Collective over the process set.
     """
-    result: list[Any] = run(_begin_reduction("grouped_allreduce", arrays, op, **options))
+    result: list[Any] = run(begin_reduction("grouped_allreduce", arrays, op, **options))
     return result
 
 
@@ -425,7 +425,7 @@ def grouped_allreduce_async(
     arrays: Sequence[Any], op: ReduceOp = Average, **options: Any
 ) -> Handle:
     """Posts a `grouped_allreduce`; `synchronize` returns its results."""
-    return Handle(_begin_reduction("grouped_allreduce", arrays, op, **options))
+    return Handle(begin_reduction("grouped_allreduce", arrays, op, **options))
 
 
 def reducescatter(array: Any, op: ReduceOp = Average, **options: Any) -> Any:
@@ -441,12 +441,12 @@ def reducescatter(array: Any, op: ReduceOp = Average, **options: Any) -> Any:
 
     Collective over the process set.
     """
-    return run(_begin_reduction("reducescatter", [array], op, **options))
+    return run(begin_reduction("reducescatter", [array], op, **options))
 
 
 def reducescatter_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handle:
     """Posts a `reducescatter`; `synchronize` returns its result."""
-    return Handle(_begin_reduction("reducescatter", [array], op, **options))
+    return Handle(begin_reduction("reducescatter", [array], op, **options))
 
 
 def grouped_reducescatter(
@@ -456,7 +456,7 @@ def grouped_reducescatter(
 
     Collective over the process set.
     """
-    result: list[Any] = run(_begin_reduction("grouped_reducescatter", arrays, op, **options))
+    result: list[Any] = run(begin_reduction("grouped_reducescatter", arrays, op, **options))
     return result
 
 
@@ -464,7 +464,7 @@ def grouped_reducescatter_async(
     arrays: Sequence[Any], op: ReduceOp = Average, **options: Any
 ) -> Handle:
     """Posts a `grouped_reducescatter`; `synchronize` returns its results."""
-    return Handle(_begin_reduction("grouped_reducescatter", arrays, op, **options))
+    return Handle(begin_reduction("grouped_reducescatter", arrays, op, **options))
 
 
 def reduce(array: Any, root: int = 0, op: ReduceOp = Average, **options: Any) -> Any:
@@ -478,12 +478,12 @@ def reduce(array: Any, root: int = 0, op: ReduceOp = Average, **options: Any) ->
 
     Collective over the process set.
     """
-    return run(_begin_reduction("reduce", [array], op, root=root, **options))
+    return run(begin_reduction("reduce", [array], op, root=root, **options))
 
 
 def reduce_async(array: Any, root: int = 0, op: ReduceOp = Average, **options: Any) -> Handle:
     """Posts a `reduce`; `synchronize` returns its result."""
-    return Handle(_begin_reduction("reduce", [array], op, root=root, **options))
+    return Handle(begin_reduction("reduce", [array], op, root=root, **options))
 
 
 def join() -> int:
