@@ -20,7 +20,7 @@ from allranks.widgets.dashboard.cell_model import CellModel, Logs
 from allranks.widgets.dashboard.svg import PlotStyle
 from allranks.widgets.dashboard.tables import Table, seconds_like
 from allranks.widgets.dashboard.view import LivePanel
-from tests.widgets.test_stores import hello, points
+from tests.widgets.test_stores import hello, log
 
 
 def row(number, state="finished", metric=0.5, error=""):
@@ -59,8 +59,7 @@ def test_the_picture_that_stays_has_curves_rows_and_errors_and_no_script():
     members.put(row(0))
     members.put(row(1, "failed", None, "ValueError: <b>no</b>\nmore"))
     for number in range(2):
-        record, payload = points(number, "loss", [(0, 3.0), (1, 2.0)])
-        figures.curves.take(record, payload)
+        log(figures, number, "loss", [(0, 3.0), (1, 2.0)])
     figures.end()
     made = bundle(figures)
     assert set(made) == {"text/html", "text/plain"}
@@ -103,8 +102,7 @@ def test_many_members_stay_below_200_kilobytes_and_are_counted():
     figures = CellModel([hello(0)], members)
     for number in range(1000):
         members.put(row(number))
-        record, payload = points(number, "loss", [(i, float(i)) for i in range(50)])
-        figures.curves.take(record, payload)
+        log(figures, number, "loss", [(i, float(i)) for i in range(50)])
     figures.end()
     made = LivePanel(figures, Logs([]), "auto").saved(bundle(figures))
     assert sum(len(part.encode()) for part in made.values()) < 200_000
@@ -115,8 +113,7 @@ def test_many_members_stay_below_200_kilobytes_and_are_counted():
 def test_a_member_that_begins_anew_begins_its_curve_anew():
     figures = CellModel([hello(0)], MemberTable())
     for value in (5.0, 6.0):
-        record, payload = points(3, "loss", [(0, value), (1, value)])
-        figures.curves.take(record, payload)
+        log(figures, 3, "loss", [(0, value), (1, value)])
         figures.curves.news()
         if value == 5.0:
             figures.curves.forget(3)
@@ -149,8 +146,7 @@ def test_many_members_leave_a_band_for_each_value_of_a_parameter():
         for number in range(count):
             parameters = {"same": 1, "lr": (0.1, 0.3, 1.0)[number % 3], "seed": number // 3}
             members.put(MemberRow(number, "", "finished", 0, 0.5, 1.0, "", parameters))
-            record, payload = points(number, "loss", [(0, 3.0), (1, float(number))])
-            figures.curves.take(record, payload)
+            log(figures, number, "loss", [(0, 3.0), (1, float(number))])
         figures.end()
         drawn.append(bundle(figures)["text/html"])
     assert "lr=" not in drawn[0]

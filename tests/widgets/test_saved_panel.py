@@ -18,7 +18,7 @@ from allranks.widgets.dashboard.saved_panel import bundle
 from allranks.widgets.dashboard.svg import PlotStyle
 from allranks.widgets.dashboard.view import LivePanel
 from tests.widgets.test_still import figures, images
-from tests.widgets.test_stores import hello, points
+from tests.widgets.test_stores import hello, log
 
 
 def ended(made: CellModel, settings=None, mode="auto") -> tuple[LivePanel, dict[str, str]]:
@@ -33,10 +33,7 @@ def noisy(ranks: int, names: int, count: int) -> CellModel:
     made, numbers = CellModel([hello(rank) for rank in range(ranks)]), random.Random(0)
     for rank in range(ranks):
         for name in range(names):
-            record, payload = points(
-                rank, f"metric {name}", [(i, numbers.random()) for i in range(count)]
-            )
-            made.take(record, [payload])
+            log(made, rank, f"metric {name}", [(i, numbers.random()) for i in range(count)])
     made.end()
     return made
 
@@ -88,8 +85,7 @@ def test_a_notebook_does_not_name_the_machine_that_it_ran_on(tmp_path):
 
 def test_what_json_does_not_know_is_kept_as_a_gap():
     made = CellModel([hello(0)])
-    record, payload = points(0, "loss", [(0, 1.0), (math.nan, math.nan), (2, math.inf)])
-    made.take(record, [payload])
+    log(made, 0, "loss", [(0, 1.0), (math.nan, math.nan), (2, math.inf)])
     state = json.loads(packed(ended(made)[1]["text/html"])[0])
     assert state["curves"][0]["values"] == [1.0, None, None, None]
 
@@ -97,8 +93,7 @@ def test_what_json_does_not_know_is_kept_as_a_gap():
 def test_curves_that_differ_in_the_last_digit_are_not_said_to_coincide():
     made = CellModel([hello(rank) for rank in range(2)])
     for rank in range(2):
-        record, payload = points(rank, "loss", [(0, 1.0), (1, 1 + rank * 1e-12)])
-        made.take(record, [payload])
+        log(made, rank, "loss", [(0, 1.0), (1, 1 + rank * 1e-12)])
     state = json.loads(packed(ended(made)[1]["text/html"])[0])
     assert state["curves"][0]["values"] == state["curves"][1]["values"]
     assert state["apart"] == ["loss"]
@@ -113,8 +108,7 @@ def test_of_many_members_the_best_stay_with_their_curves(count):
     for number, loss in enumerate(losses):
         rate = {"rate": numbers.random()}
         members.put(MemberRow(number, "", "finished", 0, loss, numbers.random(), "", rate))
-        record, payload = points(number, "loss", [(0, 1.0), (1, loss)])
-        made.take(record, [payload])
+        log(made, number, "loss", [(0, 1.0), (1, loss)])
     members.put(MemberRow(count, "", "failed", 0, None, 0.1, "no", {"rate": 0.5}))
     state = json.loads(packed(ended(made)[1]["text/html"])[0])
     rows = state["members"]["rows"]
@@ -149,8 +143,7 @@ def _label_texts(html: str) -> list[str]:
 
 def test_an_axis_is_logarithmic_where_it_was_chosen_and_nowhere_else():
     made = CellModel([hello(0)])
-    record, payload = points(0, "loss", [(i, 10.0**-i) for i in range(5)])
-    made.take(record, [payload])
+    log(made, 0, "loss", [(i, 10.0**-i) for i in range(5)])
     assert "0.6" in _label_texts(bundle(made, PlotStyle.of({}))["text/html"])
     assert "0.001" in _label_texts(bundle(made, PlotStyle.of({"log": True}))["text/html"])
     # What has no page, as a script's report, shows what falls as it falls.

@@ -17,13 +17,7 @@ from allranks.widgets.dashboard import svg
 from allranks.widgets.dashboard.cell_model import CellModel
 from allranks.widgets.dashboard.saved_panel import bundle, text
 from allranks.widgets.dashboard.tables import gbps, labels, nbytes, number, seconds
-from tests.widgets.test_stores import hello, points, totals
-
-
-def _with(pair):
-    """A record and its payloads, as a view takes them."""
-    record, payload = pair
-    return record, [payload]
+from tests.widgets.test_stores import hello, log, totals
 
 
 def figures(ranks: int, names: list[str], count: int) -> CellModel:
@@ -31,7 +25,7 @@ def figures(ranks: int, names: list[str], count: int) -> CellModel:
     for rank in range(ranks):
         for name in names:
             values = [(i, math.exp(-i / 99) + rank + 1) for i in range(count)]
-            made.take(*_with(points(rank, name, values)))
+            log(made, rank, name, values)
         made.take(Timings(rank, 1, (totals(50, 0.5 * rank, 0.1, {0: (50, 0.5 * rank)}),)), [])
         made.tiles.left(rank, "ok")
     made.end()
@@ -83,21 +77,21 @@ def test_the_text_names_values_and_the_straggler():
 
 def test_values_that_are_not_finite_are_left_out_of_the_picture():
     made = CellModel([hello(0)])
-    made.take(*_with(points(0, "loss", [(0, 1.0), (1, math.nan), (2, 3.0)])))
+    log(made, 0, "loss", [(0, 1.0), (1, math.nan), (2, 3.0)])
     (loss,) = images(bundle(made)["text/html"])
     assert len(loss.find("{*}polyline").get("points").split()) == 3
     (mark,) = loss.findall("{*}path[@class='not-finite']")
     middle = loss.find("{*}polyline").get("points").split()[0].split(",")[0]
     assert float(mark.get("d").removeprefix("M").split()[0]) > float(middle)
-    made.take(*_with(points(0, "lost", [(0, math.nan)])))
+    log(made, 0, "lost", [(0, math.nan)])
     assert ">rank 0: nan at step 0<" in svg.curve(made.curves, "lost", 100)
 
 
 def test_a_single_value_is_a_point_and_equal_curves_are_counted():
     made = CellModel([hello(rank) for rank in range(3)])
     for rank in range(3):
-        made.take(*_with(points(rank, "once", [(7, 2.5)])))
-        made.take(*_with(points(rank, "other", [(7, 2.5), (8, float(rank))])))
+        log(made, rank, "once", [(7, 2.5)])
+        log(made, rank, "other", [(7, 2.5), (8, float(rank))])
     once = ElementTree.fromstring(svg.curve(made.curves, "once", 100))
     assert len(once.findall("{*}circle")) == 3
     assert "3 curves coincide" in [text.text for text in once.findall("{*}text")]
@@ -107,7 +101,7 @@ def test_a_single_value_is_a_point_and_equal_curves_are_counted():
 def test_ranks_whose_values_are_not_finite_are_named_with_the_first_step():
     made = CellModel([hello(rank) for rank in range(3)])
     for rank, bad in enumerate((math.nan, 1.0, math.nan)):
-        made.take(*_with(points(rank, "loss", [(0, 1.0), (5, bad), (6, math.inf * bad)])))
+        log(made, rank, "loss", [(0, 1.0), (5, bad), (6, math.inf * bad)])
     said = "ranks 0, 2: nan at step 5; rank 1: inf at step 6"
     assert made.curves.broken("loss", "rank") == said
     assert f"loss: {said}" in text(made)
@@ -175,8 +169,7 @@ def test_the_live_views_words_and_shapes_stand_out_on_what_is_raised_too(theme):
 def test_peaks_survive_thinning():
     made = CellModel([hello(0)])
     values = [(i, 100.0 if i == 777 else 1.0) for i in range(2000)]
-    record, payload = points(0, "loss", values)
-    made.take(record, [payload])
+    log(made, 0, "loss", values)
     picture = ElementTree.fromstring(svg.curve(made.curves, "loss", 50))
     line = [pair.split(",") for pair in picture.find("{*}polyline").get("points").split()]
     assert len(line) <= 60
@@ -205,8 +198,7 @@ def test_numbers_are_as_people_read_them(said, expected):
 
 def test_the_last_label_of_an_axis_is_inside_the_picture():
     made = CellModel([hello(0)])
-    record, values = points(0, "busbw", [(1_024, 0.1), (1_048_576, 0.9)])
-    made.take(record, [values])
+    log(made, 0, "busbw", [(1_024, 0.1), (1_048_576, 0.9)])
     made.end()
     [drawn] = images(bundle(made)["text/html"])
     label = next(text for text in drawn.findall("{*}text") if text.text == "1,000,000")

@@ -29,6 +29,11 @@ def points(rank: int, name: str, pairs: list[tuple[float, float]]) -> tuple[Poin
     return Points(rank, 1, ([name, "", len(pairs)],), 0), flat.tobytes()
 
 
+def log(made: CellModel, rank: int, name: str, pairs: list[tuple[float, float]]) -> None:
+    record, payload = points(rank, name, pairs)
+    made.take(record, [payload])
+
+
 def told(heads: list[dict[str, object]], payload: bytes) -> dict[int, tuple[bool, list[float]]]:
     """The values of each series as a page reads them, the last one behind the others."""
     flat, at, found = array("d", payload), 0, {}
