@@ -32,7 +32,7 @@ from allranks.collectives.gpu import nccl as nccl_transport
 from allranks.collectives.gpu.nccl import cut
 from allranks.errors import MissingDependency
 from allranks.features.gpu import memory as gpu_memory
-from allranks.features.gpu.driver import is_out_of_memory
+from allranks.features.gpu.memory import is_out_of_memory
 
 FAKES = Path(__file__).parent
 PACKAGE = FAKES.parents[1] / "allranks"
@@ -204,7 +204,7 @@ def test_arguments_that_are_given_by_name_are_known(made, arguments):
 
 def test_every_name_that_is_asked_of_the_driver_is_there():
     asked = set()
-    for room in ("features/gpu/driver.py", "cluster/devices.py", "cluster/preflight.py"):
+    for room in ("features/gpu/memory.py", "cluster/devices.py", "cluster/preflight.py"):
         path = PACKAGE / room
         if path.exists():
             asked |= set(re.findall(r"\.((?:nvml|NVML)\w+)", path.read_text()))

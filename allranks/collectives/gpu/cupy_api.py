@@ -27,8 +27,7 @@ class Event(Protocol):
 
     ptr: int
 
-    def record(self, stream: Stream) -> None:
-        """Sets the mark behind all work that is in the stream."""
+    def record(self, stream: Stream) -> None: ...
 
 
 class Stream(Protocol):
@@ -36,9 +35,7 @@ class Stream(Protocol):
 
     ptr: int
 
-    def wait_event(self, event: Event) -> None:
-        """Later work in this stream begins once the event has happened."""
-
+    def wait_event(self, event: Event) -> None: ...
     def __enter__(self) -> Stream: ...
     def __exit__(self, *details: object) -> None: ...
 
@@ -49,23 +46,17 @@ class Communicator(Protocol):
     def allReduce(
         self, send: int, recv: int, n: int, dtype: int, op: int, stream: int, /
     ) -> None: ...
-
     def reduce(
         self, send: int, recv: int, n: int, dtype: int, op: int, root: int, stream: int, /
     ) -> None: ...
-
     def broadcast(
         self, send: int, recv: int, n: int, dtype: int, root: int, stream: int, /
     ) -> None: ...
-
     def reduceScatter(
         self, send: int, recv: int, n: int, dtype: int, op: int, stream: int, /
     ) -> None: ...
-
     def allGather(self, send: int, recv: int, n: int, dtype: int, stream: int, /) -> None: ...
-
     def send(self, buffer: int, n: int, dtype: int, peer: int, stream: int, /) -> None: ...
-
     def recv(self, buffer: int, n: int, dtype: int, peer: int, stream: int, /) -> None: ...
 
     def check_async_error(self) -> None:
@@ -83,15 +74,12 @@ class NcclModule(Protocol):
     def get_version(self) -> int:
         """The version, as 22703 for 2.27.3."""
 
-    def get_unique_id(self) -> bytes:
-        """The id that all members of a new communicator must pass."""
+    def get_unique_id(self) -> bytes: ...
 
     def NcclCommunicator(self, members: int, unique: bytes, me: int, /) -> Communicator:
         """A new communicator; returns once all members have called this."""
 
-    def groupStart(self) -> None:
-        """Begins a group: its calls are launched together."""
-
+    def groupStart(self) -> None: ...
     def groupEnd(self) -> None: ...
 
 
@@ -115,8 +103,7 @@ class Runtime(Protocol):
     def memcpyAsync(self, to: int, source: int, nbytes: int, kind: int, stream: int, /) -> None:
         """Queues a copy; kind 1 is to the GPU, 2 is from it."""
 
-    def deviceSynchronize(self) -> None:
-        """Returns when the current GPU has finished all queued work."""
+    def deviceSynchronize(self) -> None: ...
 
     def hostRegister(self, address: int, nbytes: int, flags: int, /) -> None:
         """Pins whole pages of this process's memory; none of them may be pinned already."""
@@ -127,8 +114,7 @@ class Runtime(Protocol):
 class Current(AbstractContextManager[object], Protocol):
     """``cupy.cuda.Device``: within it this GPU is the thread's current one."""
 
-    def use(self) -> None:
-        """Makes it the thread's current one from now on."""
+    def use(self) -> None: ...
 
 
 class Cuda(Protocol):
@@ -157,19 +143,14 @@ class Cupy(Protocol):
 
     cuda: Cuda
 
-    def asarray(self, array: Any, /) -> Any:
-        """An array on the current GPU."""
+    def asarray(self, array: Any, /) -> Any: ...
 
     def asnumpy(self, array: Any, /) -> Any:
         """An array in host memory; waits for the copy."""
 
     def ascontiguousarray(self, array: Any, /) -> Any: ...
-
-    def empty(self, shape: Any, dtype: Any, /) -> Any:
-        """An uninitialised array on the current GPU."""
-
-    def from_dlpack(self, array: Any, /) -> Any:
-        """Another library's GPU array, without a copy."""
+    def empty(self, shape: Any, dtype: Any, /) -> Any: ...
+    def from_dlpack(self, array: Any, /) -> Any: ...
 
     ndarray: Callable[..., Any]
     """``ndarray(shape, dtype, pointer)``: an array over existing memory."""

@@ -39,8 +39,7 @@ from allranks.collectives.gpu.cupy_api import (
     Stream,
     load_nccl,
 )
-from allranks.collectives.gpu.device import Device
-from allranks.collectives.gpu.nccl_order import start_thread
+from allranks.collectives.gpu.device import Device, start_thread
 from allranks.errors import TransportFailed
 from allranks.records.deferred import deferred
 from allranks.records.ranks import label
@@ -233,7 +232,6 @@ def _failed(error: RuntimeError) -> TransportFailed:
 
 
 def last_error() -> str:
-    """NCCL's text about its last error, if it is available."""
     try:
         library = ctypes.CDLL("libnccl.so.2")
         library.ncclGetLastError.restype = ctypes.c_char_p
@@ -433,7 +431,6 @@ class NcclTransport:
         out: Array,
         reduction: Arithmetic,
     ) -> Steps[None]:
-        """Writes this member's part of the reduction to ``out``."""
         size, me = self.members.size, self.members.me
         with self.device.behind_caller(call, self.stream):
             ready = reduction.prescaled(source)

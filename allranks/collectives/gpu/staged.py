@@ -9,29 +9,36 @@ into every rank's result, which is copied to the GPU from there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from mmap import PAGESIZE
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import NOWHERE, Call, Members, Offer, Steps, Transport, cut
+from allranks.collectives.calls.call import (
+    NOWHERE,
+    Call,
+    Members,
+    Offer,
+    Steps,
+    Transport,
+    as_bytes,
+    cut,
+)
 from allranks.collectives.gpu.cupy_api import Event
 from allranks.collectives.gpu.device import Device
 from allranks.collectives.host.memory import place
 from allranks.collectives.host.shared_memory import SharedMemoryTransport
 
+GpuArray = Any
 Host = NDArray[Any]
 BLOCK_BYTES = 4 << 20
 """Large enough that the time of Python's code for a block is small beside its copy."""
-Fill = Callable[[int, Host], None]
-Move = Callable[[int, Host, Host], Steps[None]]
+Copy = Callable[[int, Host], None]
 
 
-@dataclass(slots=True)
-class Blocks:
+class Blocks(NamedTuple):
     """A group's blocks on this rank, and the places of the other members' blocks if shared."""
 
     down: list[Host]
@@ -39,28 +46,27 @@ class Blocks:
     offers: list[list[Offer]]
     """For each of the two turns every member's places; empty without shared memory."""
 
-    @property
-    def nbytes(self) -> int:
-        return int(self.down[0].nbytes)
 
+class StagedTransport:
+    """Transport of GPU arrays by the group's transport between host memories."""
 
-class Pipeline:
-    """The blocks of one group in one epoch, and the order in which they are used."""
+    name = "staged"
 
     def __init__(self, members: Members, device: Device, host: Transport) -> None:
         self.members, self.device, self.host = members, device, host
         self._window = host.window if isinstance(host, SharedMemoryTransport) else None
-        self._blocks: Blocks | None = None
+        self._known: Blocks | None = None
 
-    def blocks(self, call: Call) -> Steps[Blocks]:
-        """The group's blocks. Collective over the group, within a call that all agreed on."""
-        if self._blocks is None:
-            whole = self._memory()
-            down = [whole[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES] for i in (0, 1)]
-            up = [whole[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES] for i in (2, 3)]
-            offers = yield from self._offers(call, down, up)
-            self._blocks = Blocks(down, up, offers)
-        return self._blocks
+    def abandon(self) -> None:
+        """Does nothing: no work on the GPU waits for others. `GpuTransport` keeps the arrays."""
+
+    def _blocks(self, call: Call) -> Steps[Blocks]:
+        """The group's blocks of this epoch. Collective, within a call that all agreed on."""
+        if self._known is None:
+            blocks = list(self._memory().reshape(4, BLOCK_BYTES))
+            down, up = blocks[:2], blocks[2:]
+            self._known = Blocks(down, up, (yield from self._offers(call, down, up)))
+        return self._known
 
     def _memory(self) -> Host:
         """Pinned memory for four blocks, if possible in shared memory."""
@@ -81,21 +87,27 @@ class Pipeline:
         return whole
 
     def _offers(self, call: Call, down: list[Host], up: list[Host]) -> Steps[list[list[Offer]]]:
-        window, size = self._window, self.members.size
+        window = self._window
         if window is None:
             return []
         mine = [
             place(window.place_of(source), window.place_of(out))
             for source, out in zip(down, up, strict=True)
         ]
-        own = np.array(mine, np.int64).reshape(-1).view(np.uint8)
-        every = yield from call.moved(self.host.allgather, own, [own.nbytes] * size)
+        own = as_bytes(np.array(mine, np.int64))
+        every = yield from call.moved(self.host.allgather, own, [own.nbytes] * self.members.size)
         tables: list[Any] = [part.copy().view(np.int64).reshape(2, 3).tolist() for part in every]
         offers = [[Offer(place=tuple(table[turn])) for table in tables] for turn in (0, 1)]
         return [] if any(offer.place == NOWHERE for turn in offers for offer in turn) else offers
 
-    def run(
-        self, call: Call, blocks: Blocks, count: int, fill: Fill, move: Move, drain: Fill
+    def _pipeline(
+        self,
+        call: Call,
+        blocks: Blocks,
+        count: int,
+        fill: Copy,
+        move: Callable[[int, Host, Host], Steps[None]],
+        drain: Copy,
     ) -> Steps[None]:
         """Moves ``count`` blocks: ``fill`` queues copies from the GPU, ``move`` moves a block
         between the ranks, collectively, and ``drain`` queues copies to the GPU.
@@ -130,56 +142,32 @@ class Pipeline:
             yield from self.device.wait(event, call)
             self.device.events.give_back(event)
 
-
-GpuArray = Any
-
-
-class StagedTransport:
-    """Transport of GPU arrays by the group's transport between host memories."""
-
-    name = "staged"
-
-    def __init__(self, members: Members, device: Device, host: Transport) -> None:
-        self.members, self.device, self.host = members, device, host
-        self.pipeline = Pipeline(members, device, host)
-
-    def abandon(self) -> None:
-        """Does nothing: no work on the GPU waits for others. `GpuTransport` keeps the arrays."""
-
     def allreduce(
         self, call: Call, source: GpuArray, out: GpuArray, reduction: Arithmetic
     ) -> Steps[None]:
-        blocks = yield from self.pipeline.blocks(call)
-        step = blocks.nbytes // source.itemsize
+        blocks = yield from self._blocks(call)
+        step, width, host = BLOCK_BYTES // source.itemsize, source.itemsize, self.host
 
-        def fill(index: int, host: Host) -> None:
-            self.device.copy_down(host, source[index * step : (index + 1) * step])
+        def fill(index: int, block: Host) -> None:
+            self.device.copy_down(block, source[index * step : (index + 1) * step])
 
         def move(index: int, down: Host, up: Host) -> Steps[None]:
-            count = min(step, source.size - index * step)
-            mine, into = (
-                each[: count * source.itemsize].view(reduction.dtype) for each in (down, up)
-            )
-            yield from self._reduce(call, blocks, index, mine, into, reduction)
+            nbytes = min(step, source.size - index * step) * width
+            mine, into = (block[:nbytes].view(reduction.dtype) for block in (down, up))
+            if not blocks.offers or not isinstance(host, SharedMemoryTransport):
+                yield from call.moved(host.allreduce, mine, reduction, into)
+                return
+            # In place: the block is in shared memory, where other members read it.
+            if reduction.prescale != 1.0:
+                reduction.staged(mine, mine)
+            yield from call.agreement.barrier(call)
+            offers = blocks.offers[index % 2]
+            yield from host.reduce_in_place(call, offers, mine, into, reduction, copied=False)
 
-        def drain(index: int, host: Host) -> None:
-            self.device.copy_up(out[index * step : (index + 1) * step], host)
+        def drain(index: int, block: Host) -> None:
+            self.device.copy_up(out[index * step : (index + 1) * step], block)
 
-        yield from self.pipeline.run(call, blocks, _count(source.size, step), fill, move, drain)
-
-    def _reduce(
-        self, call: Call, blocks: Blocks, index: int, mine: Host, out: Host, reduction: Arithmetic
-    ) -> Steps[None]:
-        host = self.host
-        if not blocks.offers or not isinstance(host, SharedMemoryTransport):
-            yield from call.moved(host.allreduce, mine, reduction, out)
-            return
-        # In place: the block is in shared memory, where other members read it.
-        if reduction.prescale != 1.0:
-            reduction.staged(mine, mine)
-        yield from call.agreement.barrier(call)
-        offers = blocks.offers[index % 2]
-        yield from host.reduce_in_place(call, offers, mine, out, reduction, copied=False)
+        yield from self._pipeline(call, blocks, -(-source.size // step), fill, move, drain)
 
     def reducescatter(
         self,
@@ -190,53 +178,48 @@ class StagedTransport:
         reduction: Arithmetic,
     ) -> Steps[None]:
         """Reduces block by block; each member keeps its own part of each."""
-        blocks = yield from self.pipeline.blocks(call)
-        step = blocks.nbytes // source.itemsize
-        me, width = self.members.me, source.itemsize
-        first = bounds[me]
+        blocks = yield from self._blocks(call)
+        step, width = BLOCK_BYTES // source.itemsize, source.itemsize
+        first, last = bounds[self.members.me], bounds[self.members.me + 1]
 
         def own(index: int) -> tuple[int, int]:
-            start, end = index * step, min(source.size, (index + 1) * step)
-            return max(first, start), max(max(first, start), min(bounds[me + 1], end))
+            low = max(first, index * step)
+            return low, max(low, min(last, source.size, (index + 1) * step))
 
-        def fill(index: int, host: Host) -> None:
-            self.device.copy_down(host, source[index * step : (index + 1) * step])
+        def fill(index: int, block: Host) -> None:
+            self.device.copy_down(block, source[index * step : (index + 1) * step])
 
         def move(index: int, down: Host, up: Host) -> Steps[None]:
-            start = index * step
+            start, (low, high) = index * step, own(index)
             count = min(step, source.size - start)
-            low, high = own(index)
             mine = down[: count * width].view(reduction.dtype)
             into = up[: (high - low) * width].view(reduction.dtype)
             inside = [min(max(bound - start, 0), count) for bound in bounds]
             yield from call.moved(self.host.reducescatter, mine, inside, into, reduction)
 
-        def drain(index: int, host: Host) -> None:
+        def drain(index: int, block: Host) -> None:
             low, high = own(index)
-            self.device.copy_up(out[low - first : high - first], host)
+            self.device.copy_up(out[low - first : high - first], block)
 
-        yield from self.pipeline.run(call, blocks, _count(source.size, step), fill, move, drain)
+        yield from self._pipeline(call, blocks, -(-source.size // step), fill, move, drain)
 
     def broadcast(self, call: Call, array: GpuArray, root: int) -> Steps[None]:
-        blocks = yield from self.pipeline.blocks(call)
-        step, mine = blocks.nbytes, self.members.me == root
+        blocks = yield from self._blocks(call)
+        step, mine = BLOCK_BYTES, self.members.me == root
 
-        def part(index: int) -> GpuArray:
-            return array[index * step : (index + 1) * step]
-
-        def fill(index: int, host: Host) -> None:
+        def fill(index: int, block: Host) -> None:
             if mine:
-                self.device.copy_down(host, part(index))
+                self.device.copy_down(block, array[index * step : (index + 1) * step])
 
         def move(index: int, down: Host, up: Host) -> Steps[None]:
             there = (down if mine else up)[: min(step, array.nbytes - index * step)]
             yield from call.moved(self.host.broadcast, there, root)
 
-        def drain(index: int, host: Host) -> None:
+        def drain(index: int, block: Host) -> None:
             if not mine:
-                self.device.copy_up(part(index), host)
+                self.device.copy_up(array[index * step : (index + 1) * step], block)
 
-        yield from self.pipeline.run(call, blocks, _count(array.nbytes, step), fill, move, drain)
+        yield from self._pipeline(call, blocks, -(-array.nbytes // step), fill, move, drain)
 
     def allgather(
         self, call: Call, source: GpuArray, lengths: Sequence[int], root: int
@@ -268,13 +251,13 @@ class StagedTransport:
         source: GpuArray,
         table: Sequence[Sequence[int]],
         incoming: Sequence[int],
-        meet: Callable[[Call, Host, list[list[int]]], Steps[list[Host]]],
+        exchange: Callable[[Call, Host, list[list[int]]], Steps[list[Host]]],
     ) -> Steps[list[GpuArray]]:
         """Pieces that differ in size, some of each in every block. ``table`` holds the bytes of
         each member's pieces; ``incoming`` of those for this one.
         """
-        blocks = yield from self.pipeline.blocks(call)
-        step = blocks.nbytes // self.members.size
+        blocks = yield from self._blocks(call)
+        step = BLOCK_BYTES // self.members.size
         mine = table[self.members.me]
         out = self.device.empty((sum(incoming),), source.dtype)
         call.held = [call.held, out]
@@ -290,24 +273,20 @@ class StagedTransport:
                 yield slice(at, at + count), slice(low, low + count)
                 at, start = at + count, start + length
 
-        def fill(index: int, host: Host) -> None:
+        def fill(index: int, block: Host) -> None:
             for here, there in spans(index, mine):
-                self.device.copy_down(host[here], source[there])
+                self.device.copy_down(block[here], source[there])
 
         def move(index: int, down: Host, up: Host) -> Steps[None]:
             sizes = [[inside(length, index) for length in row] for row in table]
-            came = yield from meet(call, down[: sum(sizes[self.members.me])], sizes)
+            came = yield from exchange(call, down[: sum(sizes[self.members.me])], sizes)
             for piece, (here, _) in zip(came, spans(index, incoming), strict=True):
                 up[here] = piece[: here.stop - here.start]
 
-        def drain(index: int, host: Host) -> None:
+        def drain(index: int, block: Host) -> None:
             for here, there in spans(index, incoming):
-                self.device.copy_up(out[there], host[here])
+                self.device.copy_up(out[there], block[here])
 
         longest = max((length for row in table for length in row), default=0)
-        yield from self.pipeline.run(call, blocks, _count(longest, step), fill, move, drain)
+        yield from self._pipeline(call, blocks, -(-longest // step), fill, move, drain)
         return cut(out, incoming)
-
-
-def _count(size: int, step: int) -> int:
-    return -(-size // step)

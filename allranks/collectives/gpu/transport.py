@@ -1,18 +1,167 @@
-"""The transport of a group whose arrays are on GPUs: it chooses NCCL or staging for each call."""
+"""The transport of a group whose arrays are on GPUs: it chooses NCCL or staging for each call.
+
+NCCL identifies GPUs by where they are plugged in, so the slices of one GPU (MIG) are one to it, and
+it refuses a communicator with two ranks on one. Where every rank has NCCL 2.30 or newer and
+NCCL_MULTI_RANK_GPU_ENABLE=1, it does not; that is experimental, so only a call that asks for NCCL
+uses it.
+
+Source: NCCL 2.30, src/init.cc, initTransportsRank.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array
-from allranks.collectives.calls.call import Call, Members, Move, Offer, Steps, Transport, prepared
-from allranks.collectives.gpu import placement
+from allranks.collectives.calls.call import (
+    Call,
+    Members,
+    Move,
+    Offer,
+    Steps,
+    Transport,
+    as_bytes,
+    prepared,
+)
+from allranks.collectives.gpu.cupy_api import load_nccl
 from allranks.collectives.gpu.device import Device
 from allranks.collectives.gpu.nccl import NcclTransport
 from allranks.collectives.gpu.staged import StagedTransport
+from allranks.errors import MissingDependency, UsageError
+from allranks.records.ranks import label
+
+_MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
+_SHARES_FROM = 23000
+_ALLREDUCE = "ALLRANKS_ALLREDUCE"
+"""nccl, staged or mpi: the transport of GPU arrays in allreduce, without an argument for it."""
+ON_GPU = ("nccl", "staged")
+_DEVICE = re.compile(r"/?(?:device:)?(cpu|gpu)(?::\d+)?", re.IGNORECASE)
+
+
+class Placement(NamedTuple):
+    """In which memory arrays move, and by which transport."""
+
+    memory: str = ""
+    """"cpu", "gpu", or "" for where each array is."""
+    transport: str = ""
+    """The transport's name, or "" for the fastest."""
+
+
+def read_placement(kind: str, transport: str | None, device: str) -> Placement:
+    """The placement that a call's ``transport`` and ``device`` ask for; `UsageError` if they
+    contradict each other.
+    """
+    memory = ""
+    if device:
+        found = _DEVICE.fullmatch(device)
+        if found is None:
+            raise UsageError(
+                f"{kind} needs a device as '/cpu:0' or '/gpu:0', or '' for where the array is: "
+                f"found {device!r}. Leave device= out."
+            )
+        memory = found[1].lower()
+    if transport in ON_GPU and memory == "cpu":
+        raise UsageError(
+            f"{kind} needs one place for its arrays: found transport={transport!r}, which moves "
+            f"arrays on a GPU, and device={device!r}. Leave one of them out."
+        )
+    if transport is not None and transport not in ON_GPU:
+        # All other transports move data between host memories.
+        return Placement("cpu", transport)
+    return Placement(memory, transport or "")
+
+
+def environment_placement(kind: str) -> Placement:
+    """The placement that the environment asks for, for an operation on GPU arrays."""
+    value = os.environ.get(_ALLREDUCE, "").strip().lower()
+    if not value or kind not in ("allreduce", "grouped_allreduce"):
+        return Placement()
+    if value == "mpi":
+        return Placement("cpu", "mpi")
+    if value in ON_GPU:
+        return Placement("gpu", value)
+    raise UsageError(
+        f"{_ALLREDUCE} needs nccl, staged or mpi: found {value!r}. Unset it for the fastest."
+    )
+
+
+class RankDevice(NamedTuple):
+    """One rank's GPU."""
+
+    host: int
+    bus: str
+    uuid: str
+    nccl: int
+    """NCCL's version, as 22703; 0 without it."""
+    why: str = ""
+    """Why NCCL is missing."""
+    shares: bool = False
+    """Whether NCCL may put several ranks on one GPU: set by the user, and supported."""
+
+    @classmethod
+    def of(cls, device: Device, host: int) -> RankDevice:
+        version, why = 0, ""
+        try:
+            version = load_nccl().get_version()
+        except MissingDependency as error:
+            why = str(error)
+        bus = device.runtime.deviceGetPCIBusId(device.number)
+        shares = version >= _SHARES_FROM and os.environ.get(_MULTI_RANK) == "1"
+        return cls(host, bus, uuid_text(device.uuid()), version, why, shares)
+
+
+def uuid_text(raw: bytes) -> str:
+    """A GPU's UUID in the driver's notation."""
+    if len(raw) != 16:
+        return ""
+    digits = raw.hex()
+    return "GPU-" + "-".join(digits[a:b] for a, b in pairwise((0, 8, 12, 16, 20, 32)))
+
+
+def obstacle(ranks: Sequence[int], devices: Sequence[RankDevice], *, sharing: bool = False) -> str:
+    """Why NCCL cannot serve a group, as a clause; "" if it can. ``sharing``: NCCL may have several
+    ranks on one GPU.
+    """
+    found: dict[tuple[int, str], tuple[RankDevice, list[int]]] = {}
+    for rank, device in zip(ranks, devices, strict=True):
+        found.setdefault((device.host, device.bus), (device, []))[1].append(rank)
+    for device, sharers in found.values():
+        if len(sharers) == 1 or sharing:
+            continue
+        slices = {s.uuid for r, s in zip(ranks, devices, strict=True) if r in sharers}
+        what = "slices of one GPU" if len(slices) == len(sharers) else "one GPU"
+        return f"{label(sharers)} share {what} ({device.uuid or device.bus})"
+    without = [rank for rank, device in zip(ranks, devices, strict=True) if not device.nccl]
+    if without:
+        why = next(device.why for device in devices if not device.nccl)
+        return f"{label(without)} {'has' if len(without) == 1 else 'have'} none ({why})"
+    # Releases of one major version speak to each other only if they are the same.
+    versions = {device.nccl for device in devices}
+    if len(versions) > 1:
+        return f"its versions differ: {', '.join(map(str, sorted(versions)))}"
+    return ""
+
+
+def choose(wanted: str, ranks: Sequence[int], devices: Sequence[RankDevice]) -> str:
+    """The transport of a group: the same on every member, or the same `UsageError`."""
+    asked = wanted == "nccl" and all(device.shares for device in devices)
+    against = obstacle(ranks, devices, sharing=asked)
+    if wanted == "nccl" and against:
+        raise UsageError(
+            f"transport='nccl' needs NCCL and a GPU for each rank: {against}. Leave transport= "
+            "and ALLRANKS_ALLREDUCE out: the arrays are then staged through the host. With "
+            f"{_MULTI_RANK}=1 on every rank, ranks share a GPU in NCCL 2.30 and newer, which is "
+            "experimental there."
+        )
+    return wanted or ("staged" if against else "nccl")
+
 
 T = TypeVar("T")
 DeviceTransport = NcclTransport | StagedTransport
@@ -28,7 +177,7 @@ class GpuTransport:
         self.members, self.device, self.host = members, device, host
         self._number = number
         """The number of this rank's host."""
-        self._device_map: list[placement.RankDevice] = []
+        self._device_map: list[RankDevice] = []
         self._transports: dict[str, DeviceTransport] = {}
 
     def _transport(self, call: Call) -> Steps[DeviceTransport]:
@@ -36,13 +185,13 @@ class GpuTransport:
         Raises `UsageError` on every member if the wanted transport cannot be used.
         """
         if not self._device_map:
-            mine = self.device.describe(self._number).pack()
-            self._device_map = [
-                placement.RankDevice.unpack(shared)
-                for shared in (yield from self.share(call, mine))
-            ]
+            device = json.dumps(RankDevice.of(self.device, self._number)).encode()
+            mine = np.frombuffer(device, np.uint8)
+            sizes = yield from self.table(call, [mine.size])
+            every = yield from call.moved(self.host.allgather, mine, [size for (size,) in sizes])
+            self._device_map = [RankDevice(*json.loads(one.tobytes())) for one in every]
         wanted = "" if call.transport == self.name else call.transport
-        name = placement.choose(wanted, self.members.ranks, self._device_map)
+        name = choose(wanted, self.members.ranks, self._device_map)
         found = self._transports.get(name)
         if found is None:
             make = NcclTransport if name == "nccl" else StagedTransport
@@ -51,15 +200,11 @@ class GpuTransport:
         call.transport = name
         return found
 
-    def share(self, call: Call, mine: bytes) -> Steps[list[bytes]]:
-        """Every member's few bytes on every member, through host memory."""
-        length = np.array([len(mine)], np.int64).view(np.uint8)
-        sizes = [8] * self.members.size
-        shared = yield from call.moved(self.host.allgather, length, sizes)
-        lengths = [int(one.view(np.int64)[0]) for one in shared]
-        data = np.frombuffer(mine, np.uint8)
-        parts = yield from call.moved(self.host.allgather, data, lengths)
-        return [part.tobytes() for part in parts]
+    def table(self, call: Call, mine: Sequence[int]) -> Steps[list[list[int]]]:
+        """Every member's numbers on every member, through host memory."""
+        row = as_bytes(np.array(mine, np.int64))
+        rows = yield from call.moved(self.host.allgather, row, [row.size] * self.members.size)
+        return [one.view(np.int64).tolist() for one in rows]
 
     def abandon(self, calls: Iterable[Call]) -> None:
         """Ends the calls under way, and keeps their arrays while the GPU may use them."""
@@ -116,9 +261,7 @@ class GpuTransport:
     ) -> Move[list[Array]]:
         yield Offer(source.nbytes)
         way = yield from self._way(call, source)
-        row = np.array(lengths or [0] * self.members.size, np.int64)
-        shared = yield from self.share(call, row.tobytes())
-        table = [np.frombuffer(one, np.int64).tolist() for one in shared]
+        table = yield from self.table(call, lengths or [0] * self.members.size)
         return (yield from self._in_turn(call, way.alltoall(call, source, table)))
 
     def _way(self, call: Call, *arrays: Array) -> Steps[DeviceTransport]:

@@ -16,8 +16,14 @@ from allranks.collectives.arrays.libraries import HOST_TYPES, Restore, to_numpy
 from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import Spec
-from allranks.collectives.gpu import dlpack, placement
+from allranks.collectives.gpu import dlpack
 from allranks.collectives.gpu.device import Device
+from allranks.collectives.gpu.transport import (
+    ON_GPU,
+    Placement,
+    environment_placement,
+    read_placement,
+)
 from allranks.errors import StaleHandle, UsageError
 
 
@@ -64,7 +70,7 @@ def read_inputs(
     """The arrays of a call, in the memory from which they move. ``transport`` and ``device`` are
     as in `allreduce`. With ``host``, arrays on a GPU go through host memory.
     """
-    want = placement.read(kind, transport, device) if transport or device else placement.Placement()
+    want = read_placement(kind, transport, device) if transport or device else Placement()
     on_gpu: list[bool] = []
     if want.memory != "cpu":
         on_gpu = [not isinstance(value, HOST_TYPES) and dlpack.is_on_gpu(value) for value in values]
@@ -74,19 +80,19 @@ def read_inputs(
                 f"transport={want.transport!r} moves arrays that are on a GPU: found one in host "
                 f"memory ({type(value).__name__}). Pass cupy.asarray(x), or device='/gpu:0'."
             )
-        if want == placement.Placement() and any(on_gpu):
-            want = placement.of_environment(kind)
+        if want == Placement() and any(on_gpu):
+            want = environment_placement(kind)
             # Without cupy, other libraries' arrays go through the host.
             if not want.transport and any(map(dlpack.without_cupy, values)):
-                want = placement.Placement("cpu")
+                want = Placement("cpu")
         if want.memory == "cpu" or not (any(on_gpu) or want.memory == "gpu"):
             on_gpu = []
     if not on_gpu or host:
-        return _in_host_memory(values, want if want.memory == "cpu" else placement.Placement())
+        return _in_host_memory(values, want if want.memory == "cpu" else Placement())
     return _on_gpu(kind, values, on_gpu, want.transport)
 
 
-def _in_host_memory(values: Sequence[Any], want: placement.Placement) -> CollectiveInputs:
+def _in_host_memory(values: Sequence[Any], want: Placement) -> CollectiveInputs:
     inputs = CollectiveInputs(transport=want.transport)
     for value in values:
         source, restore = to_numpy(value)
@@ -118,8 +124,8 @@ def no_inputs(kind: str, transport: str | None, device: str) -> CollectiveInputs
     """The inputs of a rank that only receives: an empty array, on the GPU if the arguments ask for
     it.
     """
-    want = placement.read(kind, transport, device) if transport or device else placement.Placement()
-    if want.memory == "gpu" or want.transport in placement.ON_GPU:
+    want = read_placement(kind, transport, device) if transport or device else Placement()
+    if want.memory == "gpu" or want.transport in ON_GPU:
         nothing, _ = dlpack.upload(np.empty(0, np.uint8))
         return _on_gpu(kind, [nothing], [True], want.transport)
     return _in_host_memory([np.empty(0, np.uint8)], want)

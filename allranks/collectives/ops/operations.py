@@ -150,11 +150,9 @@ def _gather_on_gpu(
     """All members' rows of each array; their numbers are exchanged through the host."""
     assert group.gpu is not None
     yield from call.agreed()
-    mine = np.array([len(source) for source in sources], np.int64).tobytes()
-    told = yield from group.gpu.share(call, mine)
-    counts = np.array([np.frombuffer(one, np.int64) for one in told])
+    counts = yield from group.gpu.table(call, [len(source) for source in sources])
     wholes = []
-    for source, rows in zip(sources, counts.T.tolist(), strict=True):
+    for source, *rows in zip(sources, *counts, strict=True):
         width = int(np.prod(source.shape[1:])) * source.itemsize
         lengths = [count * width for count in rows]
         parts = yield from call.moved(transport.allgather, as_bytes(source), lengths, root)

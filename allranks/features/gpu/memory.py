@@ -1,4 +1,6 @@
-"""Frees the memory of a GPU that a failed cell has used, for the next cell."""
+"""The memory of a rank's GPU: its use, by the driver's interface without CUDA, a report if it runs
+out, and the end of what a failed cell has used.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,128 @@ import gc
 import sys
 import traceback
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
+
+import psutil
 
 from allranks.collectives.gpu import dlpack
 
+_OUT_OF_MEMORY = {
+    ("cupy", "OutOfMemoryError"),
+    ("torch", "OutOfMemoryError"),
+    ("tensorflow", "ResourceExhaustedError"),
+}
 _LIBRARIES = ("cupy", "torch", "tensorflow", "jax")
 #: How long to wait for arrays that another library has dropped: its kernels may still read them.
 _LENT_SECONDS = 5.0
+
+
+class GpuUse(NamedTuple):
+    """The driver's figures, of all processes; -1 for those that it does not report for a slice."""
+
+    used_nbytes: int = 0
+    total_nbytes: int = 0
+    percent: int = -1
+    celsius: int = -1
+
+
+class PinnedGpu:
+    """The GPU of a rank with a device as ``cuda:0 (GPU-…)``, or none with ``cpu``."""
+
+    def __init__(self, device: str) -> None:
+        self.uuid = device.partition("(")[2].removesuffix(")")
+        self._handle: Any = None
+        self._nvml: Any = None
+
+    def _open(self) -> bool:
+        if self._handle is None and self.uuid:
+            try:
+                import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+                pynvml.nvmlInit()
+                self._handle = pynvml.nvmlDeviceGetHandleByUUID(self.uuid)
+                self._nvml = pynvml
+            except Exception:  # no package, no driver, or a GPU that the driver has lost
+                self.uuid = ""
+        return self._handle is not None
+
+    def use(self) -> GpuUse:
+        # Zeros where the driver cannot be reached.
+        if not self._open():
+            return GpuUse()
+        nvml, handle = self._nvml, self._handle
+        memory, percent, celsius = None, -1, -1
+        with suppress(nvml.NVMLError):
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        with suppress(nvml.NVMLError):  # not reported for a slice
+            percent = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        with suppress(nvml.NVMLError):
+            celsius = int(nvml.nvmlDeviceGetTemperature(self._whole(), nvml.NVML_TEMPERATURE_GPU))
+        if memory is None:
+            return GpuUse(percent=percent, celsius=celsius)
+        return GpuUse(int(memory.used), int(memory.total), percent, celsius)
+
+    def _whole(self) -> Any:
+        # The GPU of a slice has the thermometer.
+        if not self.uuid.startswith("MIG-"):
+            return self._handle
+        return self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
+
+    def name(self) -> str:
+        if self._open():
+            with suppress(self._nvml.NVMLError):
+                name = self._nvml.nvmlDeviceGetName(self._handle)
+                return name.decode() if isinstance(name, bytes) else str(name)
+        return "GPU"
+
+    def processes(self) -> list[tuple[int, int]]:
+        # The pid and the bytes of each; 0 bytes where the driver does not report them.
+        if self._open():
+            with suppress(self._nvml.NVMLError):
+                found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+                return [(int(each.pid), int(each.usedGpuMemory or 0)) for each in found]
+        return []
+
+    def out_of_memory(self, rank: int, pid: int, sharers: dict[int, int]) -> str:
+        """Returns a text: the rank that ran out of memory, the GPU, and the other processes on it.
+        ``sharers`` are the other ranks that are pinned to this GPU, by pid.
+        """
+        use, processes = self.use(), self.processes()
+        said = f"rank {rank} is out of memory on {self.name()} ({self.uuid})"
+        if use.total_nbytes:
+            said += f": {_gib(use.used_nbytes)} of {_gib(use.total_nbytes)} are in use"
+        others = []
+        for other, nbytes in processes:
+            if other != pid:
+                who = f"rank {sharers[other]}" if other in sharers else _process(other)
+                others.append(f"{who} ({_gib(nbytes)})" if nbytes else who)
+        # In a container the driver may report other pids: then ranks are named without bytes.
+        found = [other for other, _ in processes]
+        rest = [sharer for other, sharer in sharers.items() if other not in found]
+        others += [f"rank {sharer}" for sharer in sorted(rest)]
+        if not others:
+            return f"{said}. No other process uses it."
+        return f"{said}. Also using it: {', '.join(others)}."
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    # Each library has an exception, or words, of its own.
+    for kind in type(error).__mro__:
+        if (kind.__module__.partition(".")[0], kind.__name__) in _OUT_OF_MEMORY:
+            return True
+    of_jax = type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError")
+    return of_jax and "RESOURCE_EXHAUSTED" in str(error)[:200]
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB"
+
+
+def _process(pid: int) -> str:
+    with suppress(psutil.Error):
+        return f"{psutil.Process(pid).name()}, pid {pid}"
+    # Of another container, perhaps: the driver counts pids of the host.
+    return f"pid {pid}"
 
 
 def release(error: BaseException) -> None:
@@ -23,8 +140,12 @@ def release(error: BaseException) -> None:
     """
     if not any(name in sys.modules for name in _LIBRARIES):
         return
-    for failed in _chain(error):
-        traceback.clear_frames(failed.__traceback__)
+    chain: list[BaseException] = []
+    at: BaseException | None = error
+    while at is not None and at not in chain:
+        chain.append(at)
+        traceback.clear_frames(at.__traceback__)
+        at = at.__cause__ or at.__context__
     for name in ("last_exc", "last_value", "last_traceback", "last_type"):
         # The last exception has the frames, and these have the variables.
         if hasattr(sys, name):
@@ -35,15 +156,6 @@ def release(error: BaseException) -> None:
     # A GPU that has failed has no memory to give back.
     with suppress(Exception):
         _empty_pools()
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    chain: list[BaseException] = []
-    at: BaseException | None = error
-    while at is not None and at not in chain:
-        chain.append(at)
-        at = at.__cause__ or at.__context__
-    return chain
 
 
 def _empty_pools() -> None:

@@ -7,8 +7,7 @@ import socket
 from typing import Any
 
 from allranks.engine.features import RankContext, RankFeature
-from allranks.features.gpu.driver import PinnedGpu, is_out_of_memory
-from allranks.features.gpu.memory import release
+from allranks.features.gpu.memory import PinnedGpu, is_out_of_memory, release
 
 #: Memory and load that change by less are no news.
 _STEP_NBYTES, _STEP_PERCENT = 1 << 20, 5
@@ -38,8 +37,9 @@ class RankGpu(RankFeature):
     def error_details(self, error: BaseException) -> str:
         if not is_out_of_memory(error):
             return ""
-        rank = self._rank
-        return PinnedGpu(rank.device).out_of_memory(rank.rank, os.getpid(), self._sharers)
+        # Not `self._gpu`, which may have failed to reach the driver long ago.
+        gpu = PinnedGpu(self._rank.device)
+        return gpu.out_of_memory(self._rank.rank, os.getpid(), self._sharers)
 
     def cell_left(self, error: BaseException | None) -> None:
         if error is not None:

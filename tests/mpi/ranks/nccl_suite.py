@@ -19,7 +19,7 @@ from conftest import PATIENCE_SECONDS, everybody, in_a_cell, interrupted_after, 
 
 import allranks.collectives as c
 from allranks.collectives.gpu import nccl as transport
-from allranks.collectives.gpu.nccl_order import NcclCallOrder
+from allranks.collectives.gpu.device import NcclCallOrder
 from allranks.collectives.start import under_mpi
 from allranks.errors import RankLeft, TransportFailed, UsageError
 

@@ -11,7 +11,7 @@ import pytest
 
 from allranks import launched
 from allranks.engine import pinning
-from allranks.features.gpu.driver import GpuUse, PinnedGpu, is_out_of_memory
+from allranks.features.gpu.memory import GpuUse, PinnedGpu, is_out_of_memory
 
 FAKE = str(Path(__file__).resolve().parents[2] / "fakes" / "nvml")
 GIB = 2**30
