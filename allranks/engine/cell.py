@@ -7,6 +7,7 @@ reasons.
 from __future__ import annotations
 
 import asyncio
+import builtins
 import gc
 import os
 import pickle
@@ -14,8 +15,8 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from os import _exit, getpid
 from signal import SIGINT, default_int_handler, getsignal
 from signal import signal as on_signal
@@ -57,6 +58,20 @@ _AFTERWARDS = "This failed when the cell had ended: its variables are there, its
 #: A rank keeps this many results of cells, as ``_``, ``__``, ``___`` and in ``Out``.
 _KEPT_RESULTS = 3
 _FORK_FAILED = 1
+#: Programs have reasons to replace these: a replacement that can be called stays.
+_OFTEN_REPLACED = {
+    *("print", "input", "open", "help", "exit", "quit", "breakpoint", "__import__"),
+    *("copyright", "credits", "license", "display", "get_ipython"),
+}
+_NAMES = vars(builtins)
+_CALLABLE = {name: value for name, value in _NAMES.items() if callable(value)}
+_OWN = tuple((name, _CALLABLE[name]) for name in _CALLABLE.keys() - _OFTEN_REPLACED)
+_OTHERS = tuple((name, _CALLABLE[name]) for name in _CALLABLE.keys() & _OFTEN_REPLACED)
+#: IPython hides these while a cell runs. An interrupt that comes while it restores them leaves them
+#: hidden, so they are not a cell's doing.
+_HIDDEN = ("exit", "quit")
+#: A notice lists at most this many replaced names.
+_NAMED = 5
 #: The methods of a world that other ranks notice.
 _SEEN_BY_OTHERS = (
     *("run", "join", "submit", "poll", "progress"),
@@ -69,24 +84,22 @@ _rank_pid = getpid()
 class CellRunner:
     """Runs cells in the main thread of a rank, one after the other.
 
-    ``mend`` restores objects that a cell has replaced and its end needs.
+    Attributes:
+        replaced: the builtins that a cell had replaced and that were restored.
     """
 
     def __init__(
-        self,
-        shell: InteractiveShell,
-        rank: int,
-        device: str,
-        mend: Callable[[], object] = lambda: None,
-        features: RankHooks | None = None,
+        self, shell: InteractiveShell, rank: int, device: str, features: RankHooks
     ) -> None:
         self.shell = shell
         self.rank = rank
         self.device = device
-        self._mend = mend
-        self.features = features or RankHooks()
-        self._history = ShellHistory(shell)
+        self.features = features
+        self.replaced: list[str] = []
         self._keeps_history = True
+        self._failed = False
+        # IPython's own copies all that a cell prints into its history.
+        setattr(shell, "_tee", lambda channel: nullcontext())  # noqa: B010  a method, to mypy
         self.interrupts = Interrupts(self.features.interrupted)
         self._exceptions = Exceptions(shell, self.features, self.interrupts)
         end_cells_too(shell, self.interrupts)
@@ -125,22 +138,19 @@ class CellRunner:
         ``payloads``, if any, is a pickled call in place of the source. ``prepare`` runs as a part
         of the cell; such a cell is not kept in ``In``.
         """
-        with self._history.kept() if cell.source == DEBUG else nullcontext():
-            return await self._run(cell, payloads, prepare)
-
-    async def _run(
-        self, cell: RunCell, payloads: list[bytes], prepare: Callable[[], None] | None
-    ) -> tuple[Reply, list[bytes]]:
         interrupts, exceptions, features = self.interrupts, self._exceptions, self.features
         asked, text = None, None
         started = monotonic()
+        # A debugger inspects the last failure, which stays although the debugger's cell may fail.
+        inspected = getattr(sys, "last_value", None) if cell.source == DEBUG else None
         # The begin, in this order: history, interrupts, capture of exceptions, features, scope. The
         # cell accepts interrupts last (`_execute`): an earlier one must not leave a part undone.
-        self._history.begin()
+        self._forget()
         interrupts.begin(cell.cell)
         exceptions.begin()
         self.shell.execution_count = cell.number
-        features.cell_started(cell)
+        if features.in_cells:
+            features.cell_started(cell)
         collectives.scope.enter(cell.label, cell.ranks or None, cell.cell)
         try:
             if features.failed is not None:
@@ -161,7 +171,7 @@ class CellRunner:
             result, error = ExecutionResult(None), outside
         finally:
             # First: the next lines use Python's own functions, which the cell may have replaced.
-            self._mend()
+            self._restore_builtins()
             try:
                 interrupts.hear_no_more()
             except KeyboardInterrupt:  # it came when the cell had ended: too late to interrupt it
@@ -171,19 +181,25 @@ class CellRunner:
             error = self._as_raised(error)
         if features.failed is not None:
             error = self._or_failure(error)
-        self._history.keep(error)
+        self._failed = error is not None
+        if error is not None:
+            self._remember(error)
         interrupted = error is not None and is_a(error, KeyboardInterrupt)
         found = self._report(error, text if error is asked else None) if error is not None else None
-        where = f"line {found.line}: {found.source_line}" if found and found.line else None
+        where = f"line {found.line}: {found.source_line}" if found and found.line else ""
         # Features end their waits before the scope is left, which releases the other ranks: those
         # must find that this rank waits no longer.
-        features.cell_finished(error)
-        collectives.scope.leave(_reason(error, interrupted), failed=error is not None, where=where)
+        if features.in_cells:
+            features.cell_finished(error)
+        reason = _reason(error, interrupted)
+        collectives.scope.leave(reason, failed=error is not None, where=where)
+        dirty = world.current().unfinished
         if error is None and exceptions.lines:
             # The value could not be displayed: IPython showed a traceback and went on.
             sys.stderr.write("\n".join([*exceptions.lines, ""]))
         # GPU memory is freed before the value is pickled, which may need some.
-        features.cell_left(error)
+        if features.in_cells:
+            features.cell_left(error)
         if features.failed is not None:
             late = self._or_failure(error)
             if late is not None and late is not error:
@@ -191,12 +207,14 @@ class CellRunner:
         value, problem = self._pickled(result.result, cell.want_value and error is None)
         status = "interrupted" if interrupted else "error" if error is not None else "ok"
         exceptions.muted.clear()
+        if inspected is not None:
+            self._remember(inspected)
         reply = Reply(
             rank=self.rank,
             cell=cell.cell,
             status=status,
             seconds=monotonic() - started,
-            dirty=collectives.dirty(),
+            dirty=dirty,
             has_value=bool(value),
             value_problem=problem,
             report=found,
@@ -313,6 +331,56 @@ class CellRunner:
         except BaseException as error:  # an object's own way to be pickled may do anything
             return [], f"{type(value).__name__}: {text_of(error)}"
 
+    def _restore_builtins(self) -> None:
+        # No builtin can be called here that a cell may have replaced.
+        for name, value in _OWN:
+            if _NAMES.get(name) is not value:
+                _NAMES[name] = value
+                self.replaced.append(name)
+        for name, value in _OTHERS:
+            if not callable(_NAMES.get(name)):
+                _NAMES[name] = value
+                if name not in _HIDDEN:
+                    self.replaced.append(name)
+
+    def repairs(self) -> str:
+        """Returns a notice about the builtins that the cell had replaced; empty for none."""
+        replaced, self.replaced = sorted(self.replaced), []
+        names = ", ".join(replaced[:_NAMED]) + (" …" if len(replaced) > _NAMED else "")
+        restored = "which all of Python uses. The originals are restored."
+        return f"this cell replaced {names}, {restored}" if replaced else ""
+
+    def _remember(self, error: BaseException) -> None:
+        # For ``%debug`` and ``%tb``.
+        sys.last_type, sys.last_value = type(error), error
+        sys.last_traceback = traceback_of(error)
+        if sys.version_info >= (3, 12):
+            sys.last_exc = error
+        self.shell.InteractiveTB.tb = traceback_of(error)
+
+    def _forget(self) -> None:
+        """Drops what IPython keeps of earlier cells, which would fill the memory.
+
+        The log has their output. The last results stay, and the exception of the last cell.
+        """
+        shell = self.shell
+        kept: Any = shell.history_manager
+        kept.outputs.clear()
+        kept.exceptions.clear()
+        kept.output_hist_reprs.clear()
+        values: dict[int, Any] = kept.output_hist
+        for number in list(values)[:-_KEPT_RESULTS]:
+            value, name = values.pop(number), f"_{number}"
+            for names in (shell.user_ns, shell.user_ns_hidden):
+                if names.get(name) is value:
+                    del names[name]
+        if self._failed:
+            self._failed = False
+            shell.last_execution_result = None
+            shell.displayhook.exec_result = None
+            # An exception and its frames refer to each other: only a collection frees them.
+            gc.collect()
+
 
 def _untraced() -> None:
     """Ends a debugger's trace of the frames below the cell, which go on after the cell."""
@@ -348,62 +416,6 @@ class CellNames:
             if self._sources.setdefault(name, transformed_code) == transformed_code:
                 return name
             again += 1
-
-
-class ShellHistory:
-    """Bounds the results, output and exceptions that IPython keeps, which would fill the memory.
-
-    The log has the output. The last three results stay, and the last exception, for ``%debug`` and
-    ``%tb``.
-    """
-
-    def __init__(self, shell: InteractiveShell) -> None:
-        self._shell = shell
-        self._failed = False
-        # IPython's own copies all that a cell prints into its history.
-        setattr(shell, "_tee", lambda channel: nullcontext())  # noqa: B010  a method, to mypy
-
-    def keep(self, error: BaseException | None) -> None:
-        self._failed = error is not None
-        if error is not None:
-            self._remember(error)
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Within, a further failure does not replace the last one, which a debugger inspects."""
-        last = getattr(sys, "last_value", None)
-        try:
-            yield
-        finally:
-            if last is not None:
-                self._remember(last)
-
-    def _remember(self, error: BaseException) -> None:
-        sys.last_type, sys.last_value = type(error), error
-        sys.last_traceback = traceback_of(error)
-        if sys.version_info >= (3, 12):
-            sys.last_exc = error
-        self._shell.InteractiveTB.tb = traceback_of(error)
-
-    def begin(self) -> None:
-        """Forgets all but the last results, and failures before the last cell."""
-        shell = self._shell
-        kept: Any = shell.history_manager
-        kept.outputs.clear()
-        kept.exceptions.clear()
-        kept.output_hist_reprs.clear()
-        values: dict[int, Any] = kept.output_hist
-        for number in list(values)[:-_KEPT_RESULTS]:
-            value, name = values.pop(number), f"_{number}"
-            for names in (shell.user_ns, shell.user_ns_hidden):
-                if names.get(name) is value:
-                    del names[name]
-        if self._failed:
-            self._failed = False
-            shell.last_execution_result = None
-            shell.displayhook.exec_result = None
-            # An exception and its frames refer to each other: only a collection frees them.
-            gc.collect()
 
 
 # A process that a cell forks is not a rank, though it has a copy of the rank's memory and shares

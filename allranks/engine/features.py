@@ -184,6 +184,8 @@ class RankHooks:
 
     Attributes:
         failed: the first failure of a hook that no cell has failed with yet, if any.
+        in_cells: whether any feature has a hook that each cell calls. Callers check it, so that a
+            cell which uses no feature passes none of the methods here.
     """
 
     def __init__(self, classes: Iterable[type[RankFeature]] = ()) -> None:
@@ -223,6 +225,9 @@ class RankHooks:
         self._pulse_fields = implementations(active, RankFeature.pulse_fields)
         self._cell_finished = implementations(active, RankFeature.cell_finished)
         self._cell_left = implementations(active, RankFeature.cell_left)
+        self.in_cells = any(
+            (self._cell_started, self._output_sending, self._cell_finished, self._cell_left)
+        )
 
     def activate(self, feature: RankFeature) -> None:
         if feature in self._dormant:
@@ -235,8 +240,6 @@ class RankHooks:
         self.failed = self.failed or failed
 
     def _call(self, hooks: Sequence[Callable[P, None]], *args: P.args, **kwargs: P.kwargs) -> None:
-        if not hooks:
-            return
         try:
             call_all(hooks, *args, **kwargs)
         except FeatureFailed as failed:
@@ -275,7 +278,9 @@ class RankHooks:
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
         # A record that no feature takes is dropped.
-        self._call(self._takers.get(type(record), []), record, payloads)
+        takers = self._takers.get(type(record))
+        if takers is not None:
+            self._call(takers, record, payloads)
 
     def answer(self, name: str, arguments: Mapping[str, Any], payloads: list[bytes]) -> Answered:
         """Returns a feature's answer to a request; raises UsageError or FeatureFailed."""

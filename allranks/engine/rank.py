@@ -27,7 +27,6 @@ from allranks.engine.features import RankContext, RankFeature, RankHooks, Replie
 from allranks.engine.interrupts import ignore_interrupt
 from allranks.engine.ipp import RankEngine
 from allranks.engine.requests import RankRequests
-from allranks.engine.streams import Mender
 from allranks.engine.telemetry import TelemetrySender, process_metrics
 from allranks.engine.transcript import Transcript, held_back
 from allranks.engine.wire import RankWire, give_up
@@ -186,14 +185,7 @@ class Rank:
         setattr(shell, "init_user_ns", init_user_ns)  # noqa: B010
         self._loop = asyncio.get_running_loop()
         watch_forks(self.transcript, self._loop.call_soon)
-        self._mender = Mender(self.transcript.streams)
-        self._runner = CellRunner(
-            shell,
-            self.rank,
-            self.device,
-            self._mender.builtins,
-            self._features,
-        )
+        self._runner = CellRunner(shell, self.rank, self.device, self._features)
         self._requests = RankRequests(
             shell, self.rank, self.wire.send_output, self._telemetry.watch, self._features
         )
@@ -231,7 +223,7 @@ class Rank:
                 mpi_ports=tuple(self._mpi_ports),
             )
         )
-        self.wire.before_output = self._features.output_sending
+        self.wire.before_output = partial(self._features.output_sending, False)
         # A widget for output reads this id, and then takes the output.
         engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
         # The event loops of the rank's threads call time.monotonic, which a cell may replace.
@@ -304,10 +296,17 @@ class Rank:
             give_up(self.rank, "cannot report the end of its cell to the notebook")
 
     def _end_cell(self, *replies: tuple[Record, list[bytes]]) -> None:
-        self.wire.end_if_log_closed()
-        for notice in self._mender.rest():
-            self._notice(notice)
+        lost = self.transcript.lost()
+        if lost:
+            self.wire.end_without_log(lost)
+        closed = self.transcript.streams.mend()
+        if self._runner.replaced:
+            self._notice(self._runner.repairs())
+        if closed:
+            self._notice(f"this cell closed or redirected {', '.join(closed)}: restored.")
         self._requests.busy = False
+        if self._features.in_cells:
+            self._features.output_sending(final=True)
         # All output is sent before the reply, with which the notebook ends the cell.
         self.wire.send_output(final=True)
         self.wire.busy = False

@@ -6,7 +6,7 @@ import os
 import traceback
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from itertools import accumulate
 from time import monotonic, perf_counter, process_time
@@ -83,44 +83,53 @@ class TelemetrySender:
         self._sent_width, self._strip_at = 0.0, 0.0
         self._each = -(-BINS // bins) if bins else 0
 
-    def news(self, final: bool = False) -> Iterator[Message]:
-        """Yields the records that are due; at the end of a cell all but a pulse."""
+    def news(self, final: bool = False) -> list[Message]:
+        """Returns the records that are due; at the end of a cell all but a pulse."""
         now = monotonic()
+        found: list[Message] = []
         if not final:  # else the main thread is here: it imports nothing
             self._see_imports()
         if final or now >= self._points_at:
             self._points_at = now + _POINTS_SECONDS
-            yield from self._points()
+            self._add_points(found)
         if final or now >= self._timings_at:
             self._timings_at = now + _TIMINGS_SECONDS
             changed = self._totals.changed()
             if changed:
-                yield Timings(self.rank, self._cell, tuple(row.to_row() for row in changed)), []
+                rows = tuple(row.to_row() for row in changed)
+                found.append((Timings(self.rank, self._cell, rows), []))
             if self._each and not final and now >= self._strip_at:
                 self._strip_at = now + _LIVE_STRIP_SECONDS
-                yield self._live_strip()
+                found.append(self._live_strip())
         if final:
-            yield from self._strip()
+            # How the rank has spent the time of the cell, unless it was short or uneventful.
+            spans = self._totals.spans
+            seconds = perf_counter() - spans.origin
+            something = spans.waits or spans.imports or self._steps or self._sent_width
+            if seconds >= _STRIP_SECONDS and something:
+                found.append(self._make_strip(seconds))
         elif now >= self._pulse_at:
             pulse = self._look()
             # Without a line the cell has not begun its first statement yet.
             self._pulse_at = now + (_PULSE_SECONDS if pulse.line else _FIRST_PULSE_SECONDS)
             if pulse != self._pulse:
                 self._pulse = pulse
-                yield pulse, []
+                found.append((pulse, []))
+        return found
 
-    def _points(self) -> Iterator[Message]:
+    def _add_points(self, found: list[Message]) -> None:
         series, pairs = self._metrics.take()
         if series:
             # A pair has two doubles. This is the last step of each series.
-            steps = [array("d", pairs[16 * n - 16 : 16 * n - 8])[0] for n in _ends(series)]
+            ends = accumulate(count for *_, count in series)
+            steps = [array("d", pairs[16 * n - 16 : 16 * n - 8])[0] for n in ends]
             at = perf_counter() - self._totals.spans.origin
             # The first and the latest step, each with its time.
             self._steps = [*(self._steps[:2] or [max(steps), at]), max(steps), at]
         dropped = self._metrics.dropped
         if series or dropped != self._dropped:
             self._dropped = dropped
-            yield Points(self.rank, self._cell, tuple(series), dropped), [pairs]
+            found.append((Points(self.rank, self._cell, tuple(series), dropped), [pairs]))
 
     def _see_imports(self) -> None:
         now, module = perf_counter(), importing()
@@ -130,14 +139,6 @@ class TelemetrySender:
         elif module:
             self._import_began = now
         self._importing, self._seen_at = module, now
-
-    def _strip(self) -> Iterator[Message]:
-        """Yields how the rank has spent the time of the cell, unless it was short or uneventful."""
-        spans = self._totals.spans
-        seconds = perf_counter() - spans.origin
-        something = spans.waits or spans.imports or self._steps or self._sent_width
-        if seconds >= _STRIP_SECONDS and something:
-            yield self._make_strip(seconds)
 
     def _live_strip(self) -> Message:
         """Returns the bins that have changed since the last strip, with the current wait."""
@@ -204,10 +205,6 @@ class TelemetrySender:
 
     def _imports_long(self) -> bool:
         return perf_counter() - self._import_began >= _IMPORT_SECONDS
-
-
-def _ends(series: list[list[Any]]) -> Iterator[int]:
-    return accumulate(count for *_, count in series)
 
 
 def _longest(pairs: list[list[Any]]) -> tuple[list[Any], ...]:

@@ -11,19 +11,22 @@ from __future__ import annotations
 import codecs
 import ctypes
 import errno
+import io
+import logging
 import os
 import re
 import sys
 import threading
 from collections.abc import Callable
+from itertools import takewhile
 from time import monotonic
 from typing import Any
-
-from allranks.engine.streams import Streams
 
 Entry = list[Any]
 
 _CHUNK_NBYTES = 1 << 20
+_SPANS_A_BATCH = 2000
+_STANDARD = ("standard input", "standard output", "standard error")
 _TAIL_SHARE = 4  # a quarter of a cell's screen budget is kept for its last lines
 _DISPLAYS_A_CELL = 64
 #: For the displays of a cell and rank: some 50 figures, or a page with its own scripts.
@@ -82,7 +85,7 @@ class Transcript:
 
     def lost(self) -> list[int]:
         # Descriptors that a cell has closed: they are no longer those of the log.
-        own = [self._reader, self._room.file, *self.streams.spare.values()]
+        own = [self._reader, self._room.file, self.streams.spare[1], self.streams.spare[2]]
         return [number for number in own if not self._is_log(number)]
 
     def _is_log(self, number: int) -> bool:
@@ -330,6 +333,163 @@ class Transcript:
         for at in range(start, end, _CHUNK_NBYTES):
             count += os.pread(self._reader, min(_CHUNK_NBYTES, end - at), at).count(b"\n")
         return count
+
+
+class _MarkedFile(io.FileIO):
+    """Standard error: appends to the log, and records in ``marks`` which bytes of it are its own.
+
+    ``marking`` is held during a write and until it is recorded.
+    """
+
+    def __init__(
+        self, descriptor: int, marks: list[tuple[int, int]], marking: threading.RLock
+    ) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._marks: list[tuple[int, int]] | None = marks
+        self._marking = marking
+
+    def forget(self) -> None:
+        self._marks = None
+
+    def write(self, data: Any, /) -> int:
+        if self._marks is None:
+            return super().write(data)
+        with self._marking:
+            written = super().write(data)
+            # With O_APPEND the offset after a write is the end of the written bytes.
+            end = os.lseek(self.fileno(), 0, os.SEEK_CUR)
+            self._marks.append((end - written, end))
+        return written
+
+
+class Streams:
+    """Connects the output of this process to its log, and restores that after a cell.
+
+    Attributes:
+        marks: which bytes of the log are standard error.
+        spare: descriptors to restore descriptors 0 to 2 from, by these numbers.
+    """
+
+    def __init__(self, path: str, log: int) -> None:
+        self.path = path
+        self._log = log
+        self._streams: dict[str, io.TextIOWrapper] = {}
+        self.marks: list[tuple[int, int]] = []
+        # Reentrant, because a finalizer may write while it is held.
+        self._marking = threading.RLock()
+        self.spare: dict[int, int] = {}
+
+    def capture(self) -> None:
+        self.spare[0] = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        os.dup2(self.spare[0], 0)
+        for number in (1, 2):
+            # Two open file descriptions, because `_MarkedFile` reads the offset of its own.
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            os.dup2(descriptor, number)
+            self.spare[number] = descriptor
+        for name in ("stdout", "stderr"):
+            self._open(name)
+
+    def _open(self, name: str) -> None:
+        former = (vars(sys).get(name), vars(sys)[f"__{name}__"])
+        if name == "stdout":
+            file = io.FileIO(1, "w", closefd=False)
+        else:
+            file = self._err = _MarkedFile(2, self.marks, self._marking)
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(file),
+            encoding="utf-8",
+            # UTF-8 refuses a lone surrogate, which is then printed as an escape.
+            errors="backslashreplace",
+            line_buffering=True,
+        )
+        self._streams[name] = stream
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+        _log_to(stream, former)
+
+    def mend(self) -> list[str]:
+        """Restores descriptors 0 to 2, and streams that a cell has closed; returns their names."""
+        moved = [number for number, spare in self.spare.items() if not same_file(number, spare)]
+        for number in moved:
+            os.dup2(self.spare[number], number)
+        closed = []
+        for name in self._streams:
+            stream = vars(sys).get(name)
+            try:
+                # An open stream with which a cell has replaced one stays.
+                if stream is None or stream.closed:
+                    closed.append(name)
+            except AttributeError:
+                pass  # an object with little more than ``write``
+        for name in closed:
+            self._open(name)
+        names = [f"{_STANDARD[number]} (descriptor {number})" for number in moved]
+        return names + [f"sys.{name}" for name in closed]
+
+    def reopen_err(self) -> None:
+        # By a new descriptor: the cell may have closed the spare one.
+        os.dup2(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), 2)
+
+    def flush(self, c_streams: bool = False, replaced: bool = True) -> None:
+        """Flushes Python's standard streams; on request, C's, and those with which a cell
+        replaced them.
+        """
+        for name, own in self._streams.items():
+            try:
+                # Not ``own.flush()``: a cell may have replaced the method.
+                io.TextIOWrapper.flush(own)
+                if replaced and vars(sys)[name] is not own:
+                    vars(sys)[name].flush()
+            except Exception:
+                pass  # the cell closed it, or a flush is under way in another thread
+        if c_streams:
+            _libc.fflush(None)
+
+    def measure(self, start: int) -> tuple[int, tuple[list[int], ...]]:
+        """Returns the log's length, and which bytes from ``start`` on are standard error."""
+        with self._marking:  # all that is in the file by now is in `marks`
+            end = os.fstat(self._log).st_size
+        spans: list[list[int]] = []
+        for a, b in self.marks:
+            if b <= start or a >= end:
+                continue
+            # Adjoining spans are merged, and their number is limited: they are sent.
+            if spans and spans[-1][1] >= a:
+                spans[-1][1] = b
+            elif len(spans) < _SPANS_A_BATCH:
+                spans.append([a, b])
+        return end, tuple(spans)
+
+    def drop_marks(self, end: int) -> None:
+        # Another thread may add a mark meanwhile.
+        passed = sum(1 for _ in takewhile(lambda mark: mark[1] <= end, self.marks))
+        del self.marks[:passed]
+
+    def forget_marks(self) -> None:
+        # In a process that a cell has forked: the marks are the rank's.
+        self._err.forget()
+
+
+def same_file(one: int, other: int) -> bool:
+    try:
+        return os.path.sameopenfile(one, other)
+    except OSError:
+        return False
+
+
+def _log_to(stream: Any, former: tuple[Any, ...]) -> None:
+    # In log handlers of preloaded modules, for example.
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = [ref() for ref in logging._handlerList]  # type: ignore[attr-defined]
+    for logger in loggers:
+        handlers += getattr(logger, "handlers", [])
+    for handler in handlers:
+        kept = getattr(handler, "stream", None)
+        if kept is None or not isinstance(handler, logging.StreamHandler):
+            continue  # including a FileHandler that is not open yet
+        if any(kept is one for one in former):
+            handler.stream = stream  # setStream() would flush one that is closed
 
 
 def _text_of(entry: Entry) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from os import _exit, getpid, write
 from time import monotonic, sleep
 from traceback import format_exc
@@ -43,6 +44,8 @@ _GONE = (
 )
 #: The exit code of a rank that has lost its connection to the notebook.
 GAVE_UP = 70
+
+_COPIED = partial(zmq.Frame, copy=True)
 
 Receive = Callable[[Record, list[bytes]], None]
 
@@ -82,14 +85,17 @@ class RankWire:
         self._pid = getpid()
         self.cell = 0
         self.busy = False
-        #: Called before output is sent, without this wire's lock: it takes another lock first.
-        self.before_output: Callable[[bool], object] = lambda final: None
+        #: Called before output is sent, except a cell's last, without this wire's lock: it takes
+        #: another lock first.
+        self.before_output: Callable[[], object] = lambda: None
         self._transcript = transcript
         self._telemetry = telemetry
         self._receive = receive
         # Reentrant, because `send_output` calls `send`.
         self._lock = threading.RLock()
         self._kept: KeptOutput | None = None
+        self._last_counts = (0, 0)
+        self._complaint = ""
         self._home = ""
         self._attached = True
         self._monitor: zmq.Socket[bytes] | None = None
@@ -170,7 +176,7 @@ class RankWire:
         # Copied before the first part is sent, because half a message would take the next one with
         # it. Sending without a copy needs a thread and descriptors, which a cell may have used up.
         parts = encode(record, *payloads)
-        frames = [zmq.Frame(part, copy=True) for part in parts]
+        frames = [*map(_COPIED, parts)]
         with self._lock:
             if self._kept is not None:
                 self._kept.take(record, parts)
@@ -179,48 +185,46 @@ class RankWire:
             self._events.send_multipart(frames)
 
     def send_output(self, final: bool = False) -> None:
-        if not final:
-            self.end_if_log_closed()
-        self.before_output(final)
+        if not final:  # else the end of the cell has done this
+            lost = self._transcript.lost() if getpid() == self._pid else []
+            if lost:
+                self.end_without_log(lost)
+            self.before_output()
         with self._lock:
             entries, lines, nbytes, offset = self._transcript.collect(final)
-            self.send_entries(entries, lines, nbytes, offset)
+            if entries or (lines, nbytes) != self._last_counts:
+                self._last_counts = (lines, nbytes)
+                spans = self._transcript.err_spans
+                self.send(
+                    Output(self.rank, self.cell, tuple(entries), lines, nbytes, offset, spans)
+                )
             if self.busy:
                 for record, payloads in self._telemetry.news(final):
                     self.send(record, *payloads)
 
-    def end_if_log_closed(self) -> None:
-        # Without its descriptors, further output would be lost.
-        lost = self._transcript.lost() if getpid() == self._pid else []
-        if lost:
-            self._transcript.streams.reopen_err()
-            give_up(
-                self.rank,
-                f"cannot go on without its own descriptors ({', '.join(map(str, lost))}), "
-                "which a cell has closed",
-                "Close what the cell itself has opened, instead of all that is open.\n",
-            )
+    def end_without_log(self, lost: list[int]) -> NoReturn:
+        """Ends the rank: without these descriptors of its log, further output would be lost."""
+        self._transcript.streams.reopen_err()
+        give_up(
+            self.rank,
+            f"cannot go on without its own descriptors ({', '.join(map(str, lost))}), "
+            "which a cell has closed",
+            "Close what the cell itself has opened, instead of all that is open.\n",
+        )
 
     def begin_cell(self, cell: int, limit_nbytes: int) -> None:
         with self._lock:
             # Output from between the cells is sent first.
             late = self._transcript.begin_cell(limit_nbytes)
-            self.send_entries(late, 0, 0, 0)
+            if late:
+                spans = self._transcript.err_spans
+                self.send(Output(self.rank, self.cell, tuple(late), 0, 0, 0, spans))
             if self._kept is not None:
                 self._kept.clear()
             self._last_counts = (0, 0)
             self._telemetry.begin(cell)
             self.cell = cell
             self.busy = True
-
-    _last_counts = (0, 0)
-    _complaint = ""
-
-    def send_entries(self, entries: list[list[object]], lines: int, nbytes: int, at: int) -> None:
-        if entries or (lines, nbytes) != self._last_counts:
-            self._last_counts = (lines, nbytes)
-            spans = self._transcript.err_spans
-            self.send(Output(self.rank, self.cell, tuple(entries), lines, nbytes, at, spans))
 
     def _loop(self) -> None:
         next_tick = monotonic()

@@ -243,8 +243,7 @@ def epoch() -> int:
 
 def dirty() -> bool:
     """True if this rank has left a collective unfinished, so that `renew` is needed."""
-    this = world.current()
-    return this.dirty or this.pending > 0
+    return world.current().unfinished
 
 
 def activity() -> str:

@@ -496,6 +496,11 @@ class World(RankState):
                 self.gpu.hold(call)
             self.gpu.end()
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether a collective was left unfinished, so that the world needs another epoch."""
+        return self.dirty or self.pending > 0
+
     def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
         if self.pending:
             self.spoil(f"has left {self.scope.name} without synchronize() on a handle")

@@ -74,7 +74,7 @@ class RankEnsemble(RankFeature):
         if ranks_each not in self._worlds:
             self._worlds[ranks_each] = under_mpi.divide(ranks_each)
         part = self._worlds[ranks_each]
-        return {"epoch": part.epoch, "dirty": part.dirty or part.pending > 0}
+        return {"epoch": part.epoch, "dirty": part.unfinished}
 
     async def _run(self, member: RunMember, payloads: list[bytes]) -> Replies:
         """Returns the ``result`` of a member, and how it ended; never raises."""
