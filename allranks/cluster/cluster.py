@@ -47,7 +47,7 @@ _OF_THE_PACKAGE = {
     "failed_first", "follow", "goes_on",
     "gpu_notices", "hellos", "hooks", "is_up", "keeping", "lend", "lends", "let_go",
     "log_end", "news",
-    "session_dir", "show_late", "stay", "stays", "submit", "take_over", "wait",
+    "send_checked", "session_dir", "show_late", "stay", "stays", "submit", "take_over", "wait",
     "wait_awaited",
 }  # fmt: skip
 
@@ -440,6 +440,31 @@ class Cluster:
         chosen = among(ranks, self.size)
         check_timeout(timeout)
         view = view or text_view(chosen, self.log_dir)
+        return self.send_checked(
+            text,
+            chosen,
+            view,
+            call=call,
+            name=name,
+            number=number,
+            timeout=timeout,
+            want_value=want_value,
+        )
+
+    def send_checked(
+        self,
+        text: str,
+        chosen: tuple[int, ...],
+        view: View,
+        *,
+        call: bytes | None = None,
+        name: str = "cell",
+        number: int | None = None,
+        timeout: float | None = None,
+        want_value: bool = False,
+    ) -> CellRun:
+        """Sends a cell whose source and options the caller has checked, when the ranks are up."""
+        self._cells.check_idle()
         count = self._ready(chosen, view)
         for line in self.news:
             view.notice(line)
@@ -518,9 +543,9 @@ class Cluster:
                     self.ask_soon(requests.SEEN, {"cell": run.cell}, lambda _: None)
                 if self.state == "running":
                     self.hooks.cell_finished()
+        failed = self.hooks.take_failure()
         if run.failed_first is not None:
             self.failed_first = run.failed_first
-        failed = self.hooks.take_failure()
         try:
             run.check()
         except CellFailed as error:

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from allranks.cluster import failures
@@ -40,7 +41,8 @@ from allranks.errors import ClusterLost, StartFailed, UsageError, WireError
 from allranks.records import requests
 from allranks.records.config import CLIENTS_RANKS
 from allranks.records.ranks import label
-from allranks.records.wire import Answer, Ask, Died, Hello, Record
+from allranks.records.telemetry import Pulse
+from allranks.records.wire import Answer, Ask, Died, Hello, Output, Reply
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -102,10 +104,7 @@ class Connection:
         # The threads must not refer to the connection: it closes with its last reference.
         hooks = self.hooks = NotebookHooks(()) if hooks is None else hooks
 
-        def deliver(record: Record, payloads: list[bytes]) -> None:
-            left = hooks.message_arriving(record, payloads)
-            if left is not None:
-                inbox.put(FromRank(left, payloads))
+        deliver = partial(hooks.receive, inbox)
 
         def unread(problem: Exception) -> None:
             inbox.put(Unreadable(problem))
@@ -118,7 +117,9 @@ class Connection:
                 launcher, size, gpus, preload, kept_dirs, deliver, unread
             )
         # Not a method of this object: the features must not keep the connection alive.
-        hooks.started(ClusterContext(size, self._wire.send))
+        hooks.started(ClusterContext(size, self._wire.send, attached=taken is not None))
+        self.send = self._wire.send
+        """Sends a record and its payloads to some ranks; may be called in any thread."""
         #: Sends messages to the notebooks that watch this one.
         self.sharing = self._wire.sharing
         #: Whether another process can take the place of a rank that dies.
@@ -335,9 +336,6 @@ class Connection:
                 agent.let_go()
         self._files.close()
 
-    def send(self, ranks: Iterable[int], record: Record, *payloads: bytes) -> None:
-        self._wire.send(ranks, record, *payloads)
-
     def step(self, seconds: float) -> list[InterruptRequested]:
         """Handles events within ``seconds``; returns the interrupts among them.
 
@@ -459,7 +457,13 @@ class Connection:
             elif isinstance(record, Answer):
                 self._requests.take(record, event.payloads)
             elif isinstance(record, CellRecord):
-                self.roster.told(record)
+                if isinstance(record, Output):
+                    if record.log_nbytes:
+                        self.roster.sent[record.rank] = record.log_nbytes
+                elif isinstance(record, Reply):
+                    self.roster.ended[record.rank] = self.roster.sent.get(record.rank, 0)
+                elif isinstance(record, Pulse) and record.line:
+                    self.roster.lines[record.rank] = record.line
                 self._of_cell(record, event.payloads)
             else:
                 self.hooks.message_received(record, event.payloads)
@@ -517,7 +521,7 @@ class Connection:
     @property
     def over(self) -> bool:
         # The ranks were ended or have died: no event can follow.
-        return self.closed or self.roster.all_over
+        return self.closed or (bool(self.roster.ends) and self.roster.all_over)
 
     def all_up(self) -> None:
         for agent in self._agents:

@@ -20,7 +20,7 @@ import psutil
 from allranks.errors import WAITING, CellTimeout, Report
 from allranks.records.ranks import label
 from allranks.records.requests import end_of
-from allranks.records.telemetry import Pulse, Telemetry
+from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Hello, Output, Reply, Result
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -376,9 +376,9 @@ class RankRegistry:
         self.lines: dict[int, str] = {}
         self._pids: dict[int, int] = {}
         """The process that takes the place of each rank that has died, the last to be started."""
-        self._sent: dict[int, int] = {}
+        self.sent: dict[int, int] = {}
         """How much of its log each rank has sent."""
-        self._ended: dict[int, int] = {}
+        self.ended: dict[int, int] = {}
         """How long each rank's log was when its last cell ended, or it came."""
 
     @property
@@ -400,17 +400,7 @@ class RankRegistry:
         if hello.pid == self._pids.get(rank, hello.pid):
             self.hellos[rank] = hello
             self.fresh.add(rank)
-            self._sent[rank] = self._ended[rank] = log_length(hello.log)
-
-    def told(self, record: CellRecord) -> None:
-        """Takes the last line, and the sent part of the log, from a record."""
-        rank = record.rank
-        if isinstance(record, Pulse) and record.line:
-            self.lines[rank] = record.line
-        if isinstance(record, Output) and record.log_nbytes:
-            self._sent[rank] = record.log_nbytes
-        if isinstance(record, Reply):
-            self._ended[rank] = self._sent.get(rank, 0)
+            self.sent[rank] = self.ended[rank] = log_length(hello.log)
 
     def replaces(self, rank: int, pid: int) -> None:
         self._pids[rank] = pid
@@ -434,11 +424,11 @@ class RankRegistry:
 
     def unseen(self, rank: int) -> str:
         # The part of its output that the rank did not get to send.
-        return unsent_log(self.hellos[rank].log, self._sent.get(rank, 0))
+        return unsent_log(self.hellos[rank].log, self.sent.get(rank, 0))
 
     def last_words(self, rank: int) -> str:
         """Returns the end of a rank's output since its last cell."""
-        return log_tail(self.hellos[rank].log, self._ended.get(rank, 0))
+        return log_tail(self.hellos[rank].log, self.ended.get(rank, 0))
 
     def how(self, end: ExitReport) -> str:
         return death_text(end, self.lines.get(end.rank, ""), self.last_words(end.rank))

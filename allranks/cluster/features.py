@@ -8,8 +8,8 @@ hooks are called in this order:
    restart, and when the notebook attaches to ranks.
 2. ``cell_started``, before the cell is sent to its ranks, or ``ensemble_started``, before members
    are. ``cell`` is set from here on.
-3. While ranks run: ``message_arriving``, in the thread that receives, with every record;
-   ``message_received``, in the main thread, with the records that the feature names. A feature that
+3. While ranks run: ``message_arriving``, in the thread that receives, with the records of
+   ``arriving``; ``message_received``, in the main thread, with those of ``records``. A feature that
    has to act by itself has `CellContext.poll` call it.
 4. ``cell_finished``, when the cell's output is shown. Then ``cell`` is None.
 5. ``rank_died``, at any time, with a rank that can be replaced.
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
-from allranks.cluster.wire import Answers, DeliverAnswer
+from allranks.cluster.wire import Answers, DeliverAnswer, EventQueue, FromRank
 from allranks.errors import AllranksError, FeatureFailed, UsageError
 from allranks.hooks import call_all, failure, implementations
 from allranks.records.wire import Record
@@ -40,10 +40,12 @@ class ClusterContext:
     Attributes:
         size: the number of ranks.
         send: sends a record and its payloads to some ranks, from any thread.
+        attached: whether another notebook has started them.
     """
 
     size: int
     send: Callable[..., object]
+    attached: bool
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class NotebookFeature:
     """The cell that runs; the core sets it."""
     records: tuple[type[Record], ...] = ()
     """Records from ranks that ``message_received`` takes."""
+    arriving: tuple[type[Record], ...] = (Record,)
+    """Records from ranks that ``message_arriving`` takes; the feature may change it at any time."""
     commands: frozenset[str] = frozenset()
     """Names of commands that ``command`` does."""
 
@@ -97,7 +101,7 @@ class NotebookFeature:
         """A cell is about to be sent, or another notebook's cell is shown from now on."""
 
     def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
-        """Returns the record, another in its place, or None for none.
+        """One of ``arriving`` comes: returns it, another in its place, or None for none.
 
         Called in the thread that receives from the ranks.
         """
@@ -155,13 +159,15 @@ class NotebookHooks:
         self._started = hook(NotebookFeature.started)
         self._ensemble_started = hook(NotebookFeature.ensemble_started)
         self._cell_started = hook(NotebookFeature.cell_started)
-        self._arriving = hook(NotebookFeature.message_arriving)
+        own = NotebookFeature.message_arriving
+        self._arriving = [feature for feature in found if type(feature).message_arriving is not own]
         self._cell_finished = hook(NotebookFeature.cell_finished)
         self._rank_died = hook(NotebookFeature.rank_died)
         self._stopped = hook(NotebookFeature.stopped)
         self._takers: dict[type[Record], list[Callable[[Record, list[bytes]], None]]] = {}
         self._commands: dict[str, Callable[..., Any]] = {}
-        self._polls: list[Callable[[], bool]] = []
+        self.polls: list[Callable[[], bool]] = []
+        """The functions that ``polled`` calls, as long as the cell runs."""
         for feature in found:
             for record in feature.records:
                 self._takers.setdefault(record, []).append(feature.message_received)
@@ -195,36 +201,36 @@ class NotebookHooks:
         self._call(self._cell_started)
 
     def _set_cell(self, cell: CellContext | None) -> None:
-        self._polls.clear()
+        self.polls.clear()
         for feature in self._features:
             feature.cell = cell
-
-    def poll_often(self, poll: Callable[[], bool]) -> None:
-        self._polls.append(poll)
 
     def polled(self) -> bool:
         """Calls the polls of features; returns whether a prompt is open. KeyboardInterrupt
         interrupts the cell.
         """
         asked = False
-        for poll in self._polls:
+        for poll in self.polls:
             try:
                 asked = poll() or asked
             except Exception as error:
                 self._keep(failure(poll, error))
         return asked
 
-    def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
-        for hook in self._arriving:
+    def receive(self, queue: EventQueue, record: Record, payloads: list[bytes]) -> None:
+        """Puts a record into the queue, unless a feature keeps it; in the receiving thread."""
+        for feature in self._arriving:
+            if not isinstance(record, feature.arriving):
+                continue
             try:
-                left = hook(record, payloads)
+                left = feature.message_arriving(record, payloads)
             except Exception as error:
-                self._keep(failure(hook, error))
+                self._keep(failure(feature.message_arriving, error))
                 continue
             if left is None:
-                return None
+                return
             record = left
-        return record
+        queue.put(FromRank(record, payloads))
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
         # A record that no feature takes is dropped.

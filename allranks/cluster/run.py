@@ -150,7 +150,7 @@ class CellRun:
                 name, arguments, ranks=chosen, seconds=seconds, strict=False
             ),
             ask_soon=ranks.ask_soon,
-            poll=self._hooks.poll_often,
+            poll=self._hooks.polls.append,
         )
 
     @property
@@ -208,7 +208,7 @@ class CellRun:
         before, self._stepped_at = self._stepped_at, time.monotonic()
         asked = self._asks_user
         try:
-            self._asks_user = self._hooks.polled()
+            self._asks_user = bool(self._hooks.polls) and self._hooks.polled()
         except KeyboardInterrupt:
             self.press()
         if (asked or self._asks_user) and self._deadline is not None:

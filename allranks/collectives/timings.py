@@ -186,20 +186,20 @@ class Totals:
         self.begin()
 
     def begin(self) -> None:
+        if self._journal.fresh:
+            self._journal.take()
         self._sums.clear()
         self.spans = Spans(perf_counter())
-        self._journal.take()
 
     def changed(self) -> list[CallTotals]:
         """The sums of all kinds of calls that were made since the last time. May be called from
         another thread while calls are made.
         """
-        calls = self._journal.take()
-        if not calls:
+        if not self._journal.fresh:
             return []
         touched: dict[_Key, _Sums] = {}
         now, spans = perf_counter(), self.spans
-        for call in calls:
+        for call in self._journal.take():
             if isinstance(call, CallRecord):
                 op, name, dtype, ranks = call.op, call.name, call.dtype, call.ranks
                 wait, transfer = call.wait_seconds, call.transfer_seconds

@@ -137,11 +137,12 @@ class DistributedMagics(Magics):
 
         ``%%distributed --help`` lists the options; see ``%distributed`` for more.
         """
-        text = cell if self.toggle.took_cell() else below_magic(f"%%distributed {line}", cell)
+        took = self.toggle.took_cell()
         try:
             options = parse_cell(line)
         except HelpShown:
             return nothing_to_run()
+        text = cell if took else below_magic(f"%%distributed {line}", cell)
         return self.send(options, text, cell)
 
     def send(
@@ -227,19 +228,21 @@ class DistributedMagics(Magics):
         with short_interrupts(self.session, BEFORE_THE_CELL):
             cluster = self.session.cluster(options.cluster)
         chosen = rank_lists.parse(options.ranks or "all", cluster.size)
-        run = cluster.submit(
+        hellos = cluster.hellos
+        view = cell_view(
+            options.view,
+            [hellos[rank] for rank in chosen],
+            cluster.ask_soon,
+            fold=options.fold,
+            profiler=self._panel_profiler(),
+        )
+        run = cluster.send_checked(
             text,
+            chosen,
+            view,
             name=f"cell In[{number}]",
             number=number,
-            ranks=chosen,
             timeout=options.timeout,
-            view=cell_view(
-                options.view,
-                [cluster.hellos[rank] for rank in chosen],
-                cluster.ask_soon,
-                fold=options.fold,
-                profiler=self._panel_profiler(),
-            ),
             want_value=options.out is not None,
         )
         return cluster, run

@@ -6,6 +6,7 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NoReturn
 
 from allranks.cluster.options import ClusterOptions, check_out, check_timeout
@@ -120,6 +121,7 @@ def _parser(program: str, about: str, *, cluster: bool = True, ranks: bool = Tru
     return parser
 
 
+@cache
 def cell_parser() -> Parser:
     parser = _parser("%%distributed", "Runs the cell on every rank.")
     parser.add_argument(

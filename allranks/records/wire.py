@@ -21,6 +21,7 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Self
 
 from allranks.errors import Report, WireError
@@ -318,15 +319,14 @@ def join_messages(messages: Sequence[Sequence[Any]]) -> list[Any]:
     return [BATCH, counts, *(frame for frames in messages for frame in frames)]
 
 
-def split_messages(frames: list[bytes]) -> Iterator[list[bytes]]:
-    """Yields the messages that :func:`join_messages` has joined, in order.
+def split_messages(frames: list[bytes]) -> list[list[bytes]]:
+    """Returns the messages that :func:`join_messages` has joined, in order.
 
     Raises:
         WireError: the frames were not joined by :func:`join_messages`.
     """
     if frames[0] != BATCH:
-        yield frames
-        return
+        return [frames]
     try:
         counts = [int(count) for count in json.loads(frames[1])]
     except (IndexError, TypeError, ValueError) as error:
@@ -334,9 +334,8 @@ def split_messages(frames: list[bytes]) -> Iterator[list[bytes]]:
     rest = frames[2:]
     if sum(counts) != len(rest) or min(counts, default=0) < 1:
         raise WireError(f"expected messages of {counts} frames, found {len(rest)} frames")
-    for count in counts:
-        yield rest[:count]
-        del rest[:count]
+    ends = [*accumulate(counts)]
+    return [rest[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
 
 #: Unpacked arrays lie in the packed bytes and are not copied: each begins at a multiple of this.

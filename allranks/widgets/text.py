@@ -299,11 +299,12 @@ def clean(text: str) -> str:
 
 def render(rows: Sequence[Row], noun: str = "rank") -> str:
     """Returns the rows as text; a run of rows of the same ranks is labelled once."""
-    width = max((len(label(row.ranks, noun)) for row in rows), default=0)
+    labels = {ranks: label(ranks, noun) for ranks in {row.ranks for row in rows}}
+    width = max(map(len, labels.values()), default=0)
     lines = []
     before: tuple[int, ...] | None = None
     for row in rows:
-        name = label(row.ranks, noun) if row.ranks != before else ""
+        name = labels[row.ranks] if row.ranks != before else ""
         before = row.ranks
         lines.append(f"{name:<{width}} {_GUTTER[row.line.kind]} {clean(row.line.text)}".rstrip())
     return "\n".join(lines)

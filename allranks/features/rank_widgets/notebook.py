@@ -306,6 +306,9 @@ class NotebookWidgets(NotebookFeature):
         self._proxies = WidgetProxies()
 
     def started(self, cluster: ClusterContext) -> None:
+        # Output belongs in a widget only once there is one. Ranks that another notebook has started
+        # may have some already.
+        self.arriving = (Widget, Output) if cluster.attached else (Widget,)
         # Views of widgets of earlier ranks keep their proxies.
         self._proxies = WidgetProxies()
         self._proxies.send = cluster.send
@@ -318,6 +321,7 @@ class NotebookWidgets(NotebookFeature):
         self._proxies.drawn = front_end() == NOTEBOOK
 
     def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
+        self.arriving = (Widget, Output)
         left: Record | None = self._proxies.sift(record, payloads)
         return left
 

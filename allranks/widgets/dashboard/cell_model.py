@@ -362,12 +362,13 @@ class Imports:
 
     def __init__(self) -> None:
         self._now: dict[int, str] = {}
-        self._ranks: dict[str, set[int]] = {}
+        #: By module: the ranks that have imported it, or do.
+        self.ranks: dict[str, set[int]] = {}
 
     def take(self, pulse: Pulse) -> None:
         self._now[pulse.rank] = pulse.importing
         if pulse.importing:
-            self._ranks.setdefault(pulse.importing, set()).add(pulse.rank)
+            self.ranks.setdefault(pulse.importing, set()).add(pulse.rank)
 
     def left(self, rank: int) -> None:
         self._now[rank] = ""
@@ -381,7 +382,7 @@ class Imports:
         if not busy:
             return None
         module = max(dict.fromkeys(busy), key=busy.count)
-        ranks = self._ranks[module]
+        ranks = self.ranks[module]
         done = sum(self._now[rank] != module for rank in ranks)
         return f"importing {module} on {label(sorted(ranks))}", done, len(ranks)
 
@@ -415,17 +416,19 @@ class CellModel:
         self.title = ""
         self.ranks = tuple(hello.rank for hello in hellos)
         self.tiles = Tiles(hellos)
+        self.imports = Imports()
+        self.memory = Memory()
         self.logged = Logged()
         self.curves = Curves(self.logged)
         self.timings = TimingTable()
         self.strips = Strips(len(self.ranks))
-        self.memory = Memory()
-        self.imports = Imports()
+        self._has_records = False
         self.sections = made_sections(self.ranks) if members is None else []
         self.started = time.monotonic()
         self.seconds: float | None = None
 
     def take(self, record: Telemetry, payloads: Sequence[bytes]) -> None:
+        self._has_records = True
         if isinstance(record, Points):
             self.curves.take(record, payloads[0])
             self.tiles.at_step(record.rank, self.curves.step(record.rank))
@@ -454,6 +457,8 @@ class CellModel:
 
     def worth_showing(self) -> bool:
         """Whether the data are a reason to show the panel."""
+        if not (self._has_records or self.sections or self.members):
+            return False  # as after most cells, whose end must not take long
         busy = any(
             row.calls >= _BUSY_CALLS and row.wait_seconds + row.transfer_seconds >= _BUSY_SECONDS
             for row in self.timings.by_rank()

@@ -473,7 +473,8 @@ class TerminalDashboard(TerminalView):
         if self._imports_line is not None:
             self._imports_line.end()
         super().refresh()
-        if (line := self.figures.imports.line()) is not None:
+        imports = self.figures.imports
+        if imports.ranks and (line := imports.line()) is not None:
             self._imports_line = self._imports_line or ProgressLine(self.figures.started)
             self._imports_line.show(*line, "")
 
