@@ -16,7 +16,7 @@ from typing import Any
 from allranks import collectives, launched
 from allranks.collectives import world
 from allranks.collectives.start.under_mpi import guard_mpi4py
-from allranks.engine import namespace, pinning, processes
+from allranks.engine import libraries, namespace, processes
 from allranks.horovod import alias
 
 
@@ -25,19 +25,19 @@ def _device() -> str:
     if collectives.is_initialized():
         # `allranks run` pins its ranks when it starts them.
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
-        return f"cuda:0 ({gpu})" if gpu and gpu != pinning.HIDDEN else "cpu"
+        return f"cuda:0 ({gpu})" if gpu and gpu != libraries.HIDDEN else "cpu"
     size, _ = launched.size(os.environ)
     local, local_size = launched.local_place(os.environ, launched.rank(os.environ), size)
     processes.share_cores(local_size)
-    device, settings = pinning.pinning(pinning.visible(), local, local_size)
-    pinning.apply(os.environ, settings)
+    device, settings = libraries.pinning(libraries.visible_gpus(), local, local_size)
+    libraries.set_variables(os.environ, settings)
     return device
 
 
 def _begin() -> dict[str, Any]:
     device = _device()
     if device == "cpu":
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", pinning.QUIET)
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", libraries.QUIET)
     os.environ.setdefault("MPLBACKEND", "agg")
     warnings.filterwarnings("ignore", message="FigureCanvasAgg is non-interactive")
     if isinstance(sys.stdout, io.TextIOWrapper):

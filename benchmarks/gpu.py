@@ -104,10 +104,10 @@ def nccl_alone(c: Any, cupy: Any, comm: Any, nbytes: int) -> dict[str, list[floa
 def on_ranks() -> None:
     from mpi4py import MPI
 
-    from allranks.engine import pinning
+    from allranks.engine import libraries
 
     rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
-    pinning.apply(os.environ, pinning.pinning([os.environ[RANK]], rank, size)[1])
+    libraries.set_variables(os.environ, libraries.pinning([os.environ[RANK]], rank, size)[1])
     import cupy
 
     import allranks.collectives as c

@@ -1,14 +1,20 @@
-"""Changes of libraries in ranks, and the libraries that the host agent imports before the fork."""
+"""Settings and changes of libraries in ranks, and the libraries that are imported before the fork.
+
+A rank is shown its own GPU only, before anything can open CUDA. One way for every library:
+`CUDA_VISIBLE_DEVICES` with the UUID of a GPU or of a slice. Each then finds one GPU, number 0.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
+import subprocess
 import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
@@ -16,10 +22,19 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from allranks.engine import pinning
 from allranks.post_import import PostImportHook
 from allranks.records.config import NurseryConfig
 
+HIDDEN = "-1"
+#: A value of TF_CPP_MIN_LOG_LEVEL for ranks without a GPU: only fatal errors. TensorFlow reports at
+#: length that it finds no CUDA.
+QUIET = "3"
+#: Of a shared GPU's memory. The rest is for CUDA's context and for the libraries' code, which the
+#: limits do not count.
+_SHARED_PERCENT = 90
+_DRIVER_SECONDS = 20.0
+_SUCCESS = 0
+_DRIVER = "libcuda.so.1"
 #: Otherwise each rank would load these for its first traceback and its first completion.
 _IMPORTS = (
     "IPython.core.completer",
@@ -49,10 +64,7 @@ def preload(config: NurseryConfig, tell: Callable[..., None]) -> None:
 
 
 def _preload(config: NurseryConfig, tell: Callable[..., None]) -> None:
-    for name, value in pinning.QUIET_TORCH.items():
-        os.environ.setdefault(name, value)
-    if not config.devices:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", pinning.QUIET)
+    set_quiet(config.devices)
     sys.path.insert(0, "")  # the notebook finds modules beside it, too
     for name in config.preload:
         tell("preloading", module=name)
@@ -60,7 +72,7 @@ def _preload(config: NurseryConfig, tell: Callable[..., None]) -> None:
             importlib.import_module(name)
         except Exception:
             traceback.print_exc()
-        if set(config.devices) != {pinning.HIDDEN} and pinning.is_cuda_open():
+        if set(config.devices) != {HIDDEN} and is_cuda_open():
             # Ranks are forked from this process, and CUDA would fail in them. That does not matter
             # where no rank is shown a GPU.
             tell("opened_cuda", module=name)
@@ -148,3 +160,87 @@ def _draw_as_in_a_terminal(progress: Any) -> None:
 
 
 _rich = PostImportHook(["rich.progress"], _draw_as_in_a_terminal)
+
+
+def set_quiet(devices: Sequence[str]) -> None:
+    # torch warns of each connection that ends, with a stack of C++; ranks report the cause instead.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if not devices:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """Returns the values of ``CUDA_VISIBLE_DEVICES`` for one GPU each; none without a driver.
+
+    A scheduler that gives a job some of a host's GPUs sets that variable.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return tuple(filter(None, (part.strip() for part in given.split(","))))
+    try:
+        asked = subprocess.run(
+            ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=_DRIVER_SECONDS,
+            check=True,
+        )
+    except FileNotFoundError:
+        return ()
+    except (OSError, subprocess.SubprocessError) as error:
+        problem = f"expected nvidia-smi to name the GPUs, found {error}: ranks are pinned to none"
+        print(problem, file=sys.stderr)
+        return ()
+    return tuple(asked.stdout.split())
+
+
+def sharers(devices: Sequence[str], local: int, local_size: int) -> tuple[int, ...]:
+    # Ranks take the devices in turn.
+    return tuple(range(local % len(devices), local_size, len(devices))) if devices else (local,)
+
+
+def pinning(devices: Sequence[str], local: int, local_size: int) -> tuple[str, dict[str, str]]:
+    """Returns a rank's device, as ``cuda:0 (GPU-…)`` or ``cpu``, and the variables that pin it.
+
+    Ranks take the host's ``devices``, UUIDs, in turn; ``-1`` hides all of them.
+    """
+    if not devices:
+        return "cpu", {}
+    uuid = devices[local % len(devices)]
+    if uuid == HIDDEN:
+        return "cpu", {"CUDA_VISIBLE_DEVICES": HIDDEN}
+    limits = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "JAX_LOCAL_DEVICE_IDS": "0"}
+    together = len(sharers(devices, local, local_size))
+    if together > 1:
+        limits |= {
+            "CUPY_GPU_MEMORY_LIMIT": f"{_SHARED_PERCENT // together}%",
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{_SHARED_PERCENT / together / 100:.2f}",
+        }
+    return f"cuda:0 ({uuid})", {"CUDA_VISIBLE_DEVICES": uuid} | limits
+
+
+def set_variables(environment: MutableMapping[str, str], settings: Mapping[str, str]) -> None:
+    for name, value in settings.items():
+        if name == "CUDA_VISIBLE_DEVICES":
+            environment[name] = value
+        else:
+            # A limit that the user has set stays.
+            environment.setdefault(name, value)
+
+
+def is_cuda_open() -> bool:
+    """Whether this process has initialised CUDA; a library that merely loaded it has not.
+
+    A process that is forked from one that has initialised CUDA cannot use a GPU: all calls of CUDA
+    fail there with cudaErrorInitializationError. Source: CUDA driver API, cuInit, which every other
+    call needs.
+    """
+    try:
+        # Only where it has been loaded already.
+        driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        count = driver.cuDeviceGetCount
+    except (OSError, AttributeError):
+        return False
+    # A stub of the driver, or one that finds no GPU, fails too: then there is no state to lose.
+    return int(count(ctypes.byref(ctypes.c_int()))) == _SUCCESS

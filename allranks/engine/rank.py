@@ -5,34 +5,41 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import os
+import pickle
 import signal
 import socket
 import sys
+import threading
 import time
+import traceback
 import types
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
+
+import cloudpickle
+import psutil
 
 from allranks import collectives, launched, port_filter
 from allranks.collectives import world
+from allranks.collectives.calls import guard
 from allranks.collectives.start import healing, runtime, under_mpi
 from allranks.collectives.timings import Totals
-from allranks.engine import libraries, namespace, pinning, processes
+from allranks.engine import libraries, namespace, processes
 from allranks.engine.cell import CellRunner, watch_forks
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.exceptions import text_of
-from allranks.engine.features import RankContext, RankFeature, RankHooks, Replies
+from allranks.engine.features import Answered, RankContext, RankFeature, RankHooks, Replies
 from allranks.engine.interrupts import ignore_interrupt
 from allranks.engine.ipp import RankEngine
-from allranks.engine.requests import RankRequests
-from allranks.engine.telemetry import TelemetrySender, process_metrics
+from allranks.engine.telemetry import TelemetrySender, current_line, process_metrics
 from allranks.engine.transcript import Transcript, held_back
 from allranks.engine.wire import RankWire, give_up
 from allranks.errors import UsageError
+from allranks.records import requests
 from allranks.records.config import SLOW_START_SECONDS, NurseryConfig, variable_nbytes
-from allranks.records.requests import ANSWERED_WHILE_BUSY
+from allranks.records.requests import ANSWERED_WHILE_BUSY, end_of
 from allranks.records.wire import (
     Answer,
     Ask,
@@ -43,6 +50,8 @@ from allranks.records.wire import (
     RunCell,
     RunMember,
 )
+
+T = TypeVar("T")
 
 _TRANSPORTS = "OMPI_MCA_btl"
 LOG_LIMIT = "ALLRANKS_LOG_LIMIT"
@@ -80,7 +89,7 @@ class Rank:
         self._features = RankHooks(features)
         self.device = _pin(config, rank)
         limit = variable_nbytes(LOG_LIMIT, _LOG_NBYTES, _LEAST_LOG_NBYTES)
-        quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == pinning.QUIET
+        quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == libraries.QUIET
         self.transcript = Transcript(log_path(config, rank), limit, held_back if quiet else str)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._mpi_ports: list[int] = []
@@ -186,9 +195,8 @@ class Rank:
         self._loop = asyncio.get_running_loop()
         watch_forks(self.transcript, self._loop.call_soon)
         self._runner = CellRunner(shell, self.rank, self.device, self._features)
-        self._requests = RankRequests(
-            shell, self.rank, self.wire.send_output, self._telemetry.watch, self._features
-        )
+        self._shell = shell
+        self._process = psutil.Process()
         hello = Hello(
             rank=self.rank,
             size=collectives.size(),
@@ -216,7 +224,7 @@ class Rank:
                 notice=self._notice,
                 submit=self._submit,
                 execute=self._runner.run,
-                begin_epoch=self._requests.begin_epoch,
+                begin_epoch=self._begin_epoch,
                 rank_replaced=self._features.rank_replaced,
                 cell=lambda: self.wire.cell if self.wire.busy else 0,
                 interrupts=lambda: self._runner.interrupts.count,
@@ -274,7 +282,6 @@ class Rank:
         self._running[self.rank] = cell.number
         try:
             self.wire.begin_cell(cell.cell, cell.limit_nbytes)
-            self._requests.busy = True
             self._end_cell(*await run())
         except BaseException as error:
             self._reply_failure(cell.cell, error)
@@ -289,7 +296,7 @@ class Rank:
                 self._end_cell((reply, []))
             except BaseException:
                 # The output cannot be sent: the reply is sent without it.
-                self._requests.busy = self.wire.busy = False
+                self.wire.busy = False
                 self.wire.send(reply)
         except BaseException:
             # The notebook notices the end of the rank.
@@ -304,7 +311,6 @@ class Rank:
             self._notice(self._runner.repairs())
         if closed:
             self._notice(f"this cell closed or redirected {', '.join(closed)}: restored.")
-        self._requests.busy = False
         if self._features.in_cells:
             self._features.output_sending(final=True)
         # All output is sent before the reply, with which the notebook ends the cell.
@@ -315,7 +321,7 @@ class Rank:
 
     def _answer(self, ask: Ask, payloads: list[bytes]) -> None:
         try:
-            content, values = self._requests.answer(ask.name, ask.arguments, payloads)
+            content, values = self._content(ask.name, ask.arguments, payloads)
         except UsageError as error:
             self._refuse(ask, str(error))
         except BaseException as error:  # an object's own way to be unpickled may do anything
@@ -323,8 +329,102 @@ class Rank:
         else:
             self.wire.send(Answer(ask.request, self.rank, content, ""), *values)
 
+    def _content(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
+        """Returns the answer to a request, and its payloads (see `allranks.records.requests`)."""
+        names = self._shell.user_ns
+        if name == requests.STATUS:
+            return self._status(), []
+        if name == requests.SEND:
+            self.wire.send_output()
+        elif name == requests.STACK:
+            return {"text": _stack()}, []
+        elif name == requests.LOG:
+            return {"text": end_of(arguments["path"], arguments["nbytes"])}, []
+        elif name == requests.STRIPS:
+            self._telemetry.watch(arguments["bins"])
+        elif name == requests.PUSH:
+            names.update(pickle.loads(payloads[0]))
+        elif name == requests.PULL:
+            return {}, [self._pulled(arguments["names"])]
+        elif name == requests.COMPLETE:
+            return self._complete(arguments["code"], arguments["cursor"]), []
+        elif name == requests.INSPECT:
+            return self._inspect(arguments["code"], arguments["cursor"], arguments["detail"]), []
+        elif name == requests.RENEW:
+            self._begin_epoch(lambda: collectives.renew(arguments["epoch"]))
+        else:
+            return self._features.answer(name, arguments, payloads)
+        return {}, []
+
+    def _begin_epoch(self, begin: Callable[[], T]) -> T:
+        # The cells' ``comm`` becomes that of the new epoch.
+        old, ended = self._shell.user_ns.get("comm"), collectives.epoch()
+        found = begin()
+        self._features.epoch_ended(ended)
+        namespace.renew(self._shell.user_ns, old)
+        return found
+
+    def _status(self) -> dict[str, Any]:
+        try:
+            rss = self._process.memory_info().rss
+        except OSError:
+            rss = 0  # a cell has used up all descriptors
+        busy = self.wire.busy
+        return {
+            "pid": os.getpid(),
+            "rss_nbytes": rss,
+            "state": "running" if busy else "idle",
+            "line": current_line() if busy else "",
+            "activity": collectives.activity() if busy else "",
+        }
+
+    def _pulled(self, names: list[str]) -> bytes:
+        missing = [name for name in names if name not in self._shell.user_ns]
+        if missing:
+            raise UsageError(f"rank {self.rank} has no variable named {', '.join(missing)}")
+        values = {name: self._shell.user_ns[name] for name in names}
+        try:
+            return cloudpickle.dumps(values, protocol=5)
+        except BaseException as error:  # an object's own way to be pickled may do anything
+            problem = text_of(error) or type(error).__name__
+            raise UsageError(
+                f"rank {self.rank} cannot send {', '.join(names)}: {problem}"
+            ) from None
+
+    def _complete(self, code: str, cursor: int) -> dict[str, Any]:
+        from IPython.core.completer import provisionalcompleter, rectify_completions
+
+        with provisionalcompleter():
+            completions = self._shell.Completer.completions(code, cursor)
+            found = list(rectify_completions(code, completions))
+        start, end = (found[0].start, found[0].end) if found else (cursor, cursor)
+        matches = [{"text": c.text, "type": c.type or "", "start": c.start} for c in found]
+        return {"matches": matches, "start": start, "end": end}
+
+    def _inspect(self, code: str, cursor: int, detail: int) -> dict[str, Any]:
+        from IPython.utils.tokenutil import token_at_cursor
+
+        name = token_at_cursor(code, cursor)
+        try:
+            bundle = self._shell.object_inspect_mime(name, detail_level=detail)
+        except KeyError:
+            return {"found": False, "data": {}}
+        return {"found": True, "data": bundle}
+
     def _refuse(self, ask: Ask, problem: str) -> None:
         self.wire.send(Answer(ask.request, self.rank, {}, problem))
+
+
+def _stack() -> str:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = []
+    for ident, frame in guard.frames_of_threads().items():
+        parts.append(f"thread {names.get(ident, ident)}\n")
+        try:
+            parts.extend(traceback.format_stack(frame))
+        except UnicodeError:
+            parts.append("  in a file whose name is no text\n")
+    return "".join(parts)
 
 
 def log_path(config: NurseryConfig, rank: int) -> str:
@@ -334,14 +434,11 @@ def log_path(config: NurseryConfig, rank: int) -> str:
 def _pin(config: NurseryConfig, rank: int) -> str:
     # Before anything can open CUDA.
     processes.share_cores(config.ranks_here)
-    for name, value in pinning.QUIET_TORCH.items():
-        os.environ.setdefault(name, value)
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    if not config.devices:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", pinning.QUIET)
+    libraries.set_quiet(config.devices)
     local, local_size = launched.local_place(os.environ, rank, config.size, config.rank_variables)
-    device, settings = pinning.pinning(config.devices, local, local_size)
-    pinning.apply(os.environ, settings)
+    device, settings = libraries.pinning(config.devices, local, local_size)
+    libraries.set_variables(os.environ, settings)
     return device
 
 

@@ -1,15 +1,16 @@
-"""The features: one package for each, and the list of them. The core works without.
+"""The features: one package or module for each, and the list of them. The core works without.
 
-A feature's package has a module for each side on which it does something:
+A feature that does something on a rank only may be a single module. Any other one is a package with
+a module for each side:
 
 - ``host.py``, loaded in the agent of each host before it starts the ranks;
 - ``rank.py``, loaded there before the ranks are forked, which have it then;
 - ``notebook.py``, loaded once in the notebook.
 
-Each sets ``FEATURE`` to a subclass of `allranks.engine.features.HostFeature`,
+Each module sets ``FEATURE`` to a subclass of `allranks.engine.features.HostFeature`,
 `allranks.engine.features.RankFeature` or `allranks.cluster.features.NotebookFeature`. Other
-distributions add features by the entry point ``allranks.features``, whose value is a package made
-in the same way.
+distributions add features by the entry point ``allranks.features``, whose value is a package or
+module made in the same way.
 
 Only `allranks.agent` and `allranks.notebook` import this package; the core does not. The notebook's
 part of the other features is still in `allranks.cluster`, `allranks.magics` and
@@ -25,7 +26,7 @@ import warnings
 from functools import cache
 from typing import Any
 
-#: Packages below this one, in the order in which their hooks are called.
+#: What is below this package, in the order in which the hooks are called.
 BUILT_IN: tuple[str, ...] = (
     "horovod_alias",
     "torch_jax",
@@ -63,10 +64,12 @@ def load(side: str) -> list[Any]:
 
 
 def _side(package: str, side: str) -> list[Any]:
-    name = f"{package}.{side}"
-    if importlib.util.find_spec(name) is None:
-        return []
-    return [importlib.import_module(name).FEATURE]
+    spec, name = importlib.util.find_spec(package), f"{package}.{side}"
+    if spec is not None and spec.submodule_search_locations is None:
+        names = [package] if side == "rank" else []
+    else:
+        names = [name] if importlib.util.find_spec(name) is not None else []
+    return [importlib.import_module(name).FEATURE for name in names]
 
 
 @cache

@@ -15,7 +15,7 @@ from allranks.cluster.launchers.local import LocalLauncher
 from allranks.cluster.launchers.registry import SITES
 from allranks.cluster.launchers.ssh import SshLauncher
 from allranks.cluster.options import ClusterOptions
-from allranks.engine import pinning
+from allranks.engine import libraries
 from allranks.errors import ClusterLost, StartFailed, UsageError
 from allranks.magics.options import parse_cell, parse_command
 
@@ -240,13 +240,13 @@ def test_every_launcher_is_listed_with_why_it_cannot_be_used_here(sites, monkeyp
 
 def test_the_gpus_of_another_host_are_what_its_scheduler_or_its_driver_says(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 3")
-    assert pinning.visible() == ("2", "3")
+    assert libraries.visible_gpus() == ("2", "3")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert pinning.visible() == ()
+    assert libraries.visible_gpus() == ()
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU-1\necho GPU-2\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    assert pinning.visible() == ("GPU-1", "GPU-2")
+    assert libraries.visible_gpus() == ("GPU-1", "GPU-2")
 
 
 def test_which_gpus_of_other_hosts_are_used_is_told_by_their_numbers():

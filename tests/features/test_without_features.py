@@ -1,4 +1,4 @@
-"""The core works where the package of every feature was deleted."""
+"""The core works where every feature was deleted."""
 
 import os
 import shutil
@@ -17,8 +17,8 @@ CORE = ("tests/faults/test_output.py", "tests/faults/test_unreadable.py")
 
 @pytest.fixture
 def without_features(tmp_path: Path) -> Path:
-    """A copy of the package without the packages of its features."""
-    names = set(features.BUILT_IN)
+    """A copy of the package without its features."""
+    names = {name + end for name in features.BUILT_IN for end in ("", ".py")}
 
     def ignored(folder: str, found: list[str]) -> set[str]:
         is_features = Path(folder) == ROOT / "allranks" / "features"

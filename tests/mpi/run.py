@@ -22,11 +22,11 @@ RANKS = Path(__file__).resolve().parent / "ranks"
 
 def pin(uuids: list[str]) -> None:
     """Shows this rank one GPU, taken in turn, before anything opens CUDA."""
-    from allranks.engine import pinning
+    from allranks.engine import libraries
 
     rank = next(int(os.environ[n]) for n in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if n in os.environ)
     size = next(int(os.environ[n]) for n in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE") if n in os.environ)
-    pinning.apply(os.environ, pinning.pinning(uuids, rank, size)[1])
+    libraries.set_variables(os.environ, libraries.pinning(uuids, rank, size)[1])
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ import runpy, sys
 sys.modules.update(dict.fromkeys(("IPython", "ipykernel", "jupyter_client", "traitlets", "zmq")))
 runpy.run_path("tests/gpu/parts.py")
 runpy.run_path("benchmarks/gpu.py")["missing"]()
-import allranks.collectives, allranks.features.gpu.memory, allranks.engine.pinning
+import allranks.collectives, allranks.features.gpu.memory, allranks.engine.libraries
 """
 """What parts and their ranks import, with a Python that has nothing of Jupyter's."""
 

@@ -34,10 +34,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from allranks import launched, port_filter
-from allranks.engine import libraries, pinning, processes
+from allranks.engine import libraries, processes
 from allranks.engine.host import stubs
 from allranks.engine.host.attachment import Attachment
-from allranks.engine.host.oom import ExitReports
 from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME, EVERY_GPU, NurseryConfig
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class HostAgent:
         #: The ranks that the launcher has started, and that are alive.
         self.first: set[int] = set()
         self.anchor: socket.socket | None = None
-        self.exits = ExitReports()
+        self.exits = processes.ExitReports()
         self.segments: set[str] = set()
         self.stopping = False
         #: Whether the notebook's kernel is gone: then the agent removes kept variables.
@@ -126,7 +125,7 @@ class HostAgent:
             self._features.started(self.config)
             if self.config.devices == (EVERY_GPU,):
                 # Here, because the driver may take longer than a relay may be silent.
-                self.config = dataclasses.replace(self.config, devices=pinning.visible())
+                self.config = dataclasses.replace(self.config, devices=libraries.visible_gpus())
             libraries.ignore_warnings()
             from allranks.engine import ipp, rank  # noqa: F401
 

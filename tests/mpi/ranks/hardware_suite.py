@@ -85,14 +85,14 @@ def test_arrays_may_have_more_than_two_to_the_31_elements(transport):
 FORKS = """
 import os
 import cupy
-from allranks.engine import pinning
-assert not pinning.is_cuda_open(), "importing cupy opens CUDA"
+from allranks.engine import libraries
+assert not libraries.is_cuda_open(), "importing cupy opens CUDA"
 child = os.fork()
 if not child:
-    os._exit(0 if int(cupy.ones(3).sum()) == 3 and pinning.is_cuda_open() else 1)
+    os._exit(0 if int(cupy.ones(3).sum()) == 3 and libraries.is_cuda_open() else 1)
 assert os.waitpid(child, 0)[1] == 0, "a fork cannot use the GPU"
 cupy.ones(3)
-assert pinning.is_cuda_open(), "CUDA is open, and nobody saw"
+assert libraries.is_cuda_open(), "CUDA is open, and nobody saw"
 """
 
 

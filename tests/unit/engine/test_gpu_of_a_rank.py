@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from allranks import launched
-from allranks.engine import pinning
+from allranks.engine import libraries
 from allranks.features.gpu.memory import GpuUse, PinnedGpu, is_out_of_memory
 
 FAKE = str(Path(__file__).resolve().parents[2] / "fakes" / "nvml")
@@ -31,10 +31,10 @@ def nvml(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_ranks_on_one_gpu_get_their_share_of_its_memory():
-    alone = pinning.pinning(("GPU-a",), 0, 1)[1]
+    alone = libraries.pinning(("GPU-a",), 0, 1)[1]
     assert "CUPY_GPU_MEMORY_LIMIT" not in alone
     assert alone["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
-    shared = pinning.pinning(("GPU-a",), 1, 3)[1]
+    shared = libraries.pinning(("GPU-a",), 1, 3)[1]
     assert shared["CUPY_GPU_MEMORY_LIMIT"] == "30%"
     assert shared["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
     assert shared["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.30"
@@ -42,7 +42,7 @@ def test_ranks_on_one_gpu_get_their_share_of_its_memory():
 
 def test_a_users_own_limits_stay():
     environment = {"CUPY_GPU_MEMORY_LIMIT": "10%", "CUDA_VISIBLE_DEVICES": "0,1"}
-    pinning.apply(environment, pinning.pinning(("GPU-a",), 0, 2)[1])
+    libraries.set_variables(environment, libraries.pinning(("GPU-a",), 0, 2)[1])
     assert environment["CUPY_GPU_MEMORY_LIMIT"] == "10%"
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-a"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.engine.host import oom
+from allranks.engine import processes
 
 HAD = "its peak memory was 64 MiB"
 NONE = f"the kernel reports no out-of-memory kill; {HAD}"
@@ -11,8 +11,8 @@ NONE = f"the kernel reports no out-of-memory kill; {HAD}"
 @pytest.fixture
 def group(tmp_path, monkeypatch):
     """A cgroup of 1 GiB in which a process has been killed before, and a system with others."""
-    monkeypatch.setattr(oom, "_of_the_system", lambda: 7)
-    monkeypatch.setattr(oom, "_group_of", lambda pid: tmp_path)
+    monkeypatch.setattr(processes, "_of_the_system", lambda: 7)
+    monkeypatch.setattr(processes, "_group_of", lambda pid: tmp_path)
     (tmp_path / "memory.max").write_text(str(1 << 30))
     (tmp_path / "memory.events").write_text("oom 3\noom_kill 3\n")
     return tmp_path
@@ -23,11 +23,11 @@ def said(deaths, group):
 
 
 def test_what_was_counted_before_the_ranks_were_there_is_not_taken_for_theirs(group):
-    assert said(oom.ExitReports(), group) == NONE
+    assert said(processes.ExitReports(), group) == NONE
 
 
 def test_a_kill_is_told_once(group):
-    deaths = oom.ExitReports()
+    deaths = processes.ExitReports()
     (group / "memory.events").write_text("oom_kill 4\n")
     limit = f"the limit of its cgroup {group.name} is 1.0 GiB"
     assert said(deaths, group) == f"out of memory: {limit}; {HAD}"
@@ -35,19 +35,19 @@ def test_a_kill_is_told_once(group):
 
 
 def test_a_kill_of_long_ago_is_nobodys(group, monkeypatch):
-    deaths = oom.ExitReports()
-    monkeypatch.setattr(oom, "_of_the_system", lambda: 8)
-    monkeypatch.setattr(oom, "_LOOK_SECONDS", 0.0)
+    deaths = processes.ExitReports()
+    monkeypatch.setattr(processes, "_of_the_system", lambda: 8)
+    monkeypatch.setattr(processes, "_LOOK_SECONDS", 0.0)
     deaths.look()
     assert said(deaths, group).startswith("out of memory: the kernel killed a process here within")
-    monkeypatch.setattr(oom, "_of_the_system", lambda: 9)
-    monkeypatch.setattr(oom, "_RECENT_SECONDS", 0.0)
+    monkeypatch.setattr(processes, "_of_the_system", lambda: 9)
+    monkeypatch.setattr(processes, "_RECENT_SECONDS", 0.0)
     deaths.look()
     deaths.look()
     assert said(deaths, group) == NONE
 
 
 def test_where_nothing_is_counted_nothing_is_said_of_it(group, monkeypatch):
-    monkeypatch.setattr(oom, "_of_the_system", lambda: None)
+    monkeypatch.setattr(processes, "_of_the_system", lambda: None)
     (group / "memory.events").unlink()
-    assert said(oom.ExitReports(), group) == HAD
+    assert said(processes.ExitReports(), group) == HAD

@@ -1,4 +1,4 @@
-"""Answers notebooks that leave a rank or attach to it, and keeps output for the next one.
+"""Ranks that stay when their notebook ends: answers the next one, and keeps output for it.
 
 A kept cell is bounded: its first messages are dropped, with a notice. Text is complete in the
 rank's log.

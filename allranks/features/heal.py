@@ -1,4 +1,4 @@
-"""Replaces dead ranks, and restores in the replacements the variables that these had kept."""
+"""Replaces dead ranks, and restores in the new ones the variables that the dead ones had kept."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Ranks that stay when their notebook ends, for another one."""

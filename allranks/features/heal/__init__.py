@@ -1,1 +1,0 @@
-"""Variables that outlive the death of their rank."""

@@ -1,1 +1,0 @@
-"""``import horovod`` and ``import tensorflow`` on ranks, as scripts for Horovod expect them."""
