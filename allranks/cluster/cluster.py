@@ -486,15 +486,16 @@ class Cluster:
 
     def _ready(self, chosen: Iterable[int], view: View) -> int:
         # Ranks may die while they leave the cell before: then choose again.
+        dead = self._ranks.roster.dead
         while True:
-            gone = set(chosen) & set(self.dead)
+            gone = set(chosen) & set(dead)
             if gone and not self._heals_by_itself:
                 raise UsageError(
                     f"expected all ranks to be alive, found that {self._ranks.roster.obituary()}. "
                     f"Type: %distributed heal   or leave {label(gone)} out: -r"
                 )
             count = self._cells.prepare(view)
-            if not set(chosen) & set(self.dead):
+            if not set(chosen) & set(dead):
                 return count
             self.catch_up()
 
@@ -513,7 +514,8 @@ class Cluster:
 
     def wait(self, run: CellRun) -> CellRun:
         """Shows a cell's output until all its ranks have left it; raises the cell's failure."""
-        with self._cells.attended(run), self._ranks.inbox.hearing_interrupts():
+        inbox = self._ranks.inbox
+        with self._cells.attended(run), inbox.hearing_interrupts():
             while not run.settled():
                 run.step(run.poll_seconds)
         return self._conclude(run)

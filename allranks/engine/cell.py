@@ -146,7 +146,7 @@ class CellRunner:
         # The begin, in this order: history, interrupts, capture of exceptions, features, scope. The
         # cell accepts interrupts last (`_execute`): an earlier one must not leave a part undone.
         self._forget()
-        interrupts.begin(cell.cell)
+        interrupts.number, interrupts.count = cell.cell, 0
         exceptions.begin()
         self.shell.execution_count = cell.number
         if features.in_cells:

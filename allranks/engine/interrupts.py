@@ -41,24 +41,23 @@ def ignore_interrupt(_signal: int, _frame: FrameType | None) -> None:
 class Interrupts:
     """Interrupts for the main thread, in which cells run one after the other.
 
-    ``press`` is called at each interrupt, before it reaches the cell. ``count`` is the number of
-    interrupts of the cell.
+    ``press`` is called at each interrupt, before it reaches the cell.
+
+    Attributes:
+        number: the cell that runs.
+        count: how many interrupts it was sent.
     """
 
     def __init__(self, press: Callable[[], object]) -> None:
         self.count = 0
         self._press = press
-        self._number = 0
+        self.number = 0
         self._hearing = 0
         self._early = 0
         self._lock = threading.Lock()
         self._over = threading.Event()
         if signal.getsignal(_WAKE_SIGNAL) in (signal.SIG_DFL, None):
             signal.signal(_WAKE_SIGNAL, _nothing)
-
-    def begin(self, cell: int) -> None:
-        self.count = 0
-        self._number = cell
 
     @property
     def heard(self) -> bool:
@@ -75,8 +74,8 @@ class Interrupts:
         # Python's own handler is no Python function: it leaves no frame in the traceback.
         on_signal(signal.SIGINT, cancel if task else signal.default_int_handler)
         with self._lock:
-            self._hearing = self._number
-            early = self._early == self._number
+            self._hearing = self.number
+            early = self._early == self.number
         if early:
             raise KeyboardInterrupt
 
