@@ -56,6 +56,8 @@ class CellContext:
         number: the cell's number in its cluster.
         ranks: those that run it.
         shown: whether the user sees its output.
+        kernel: the notebook's kernel, None in a script.
+        front_end: which kind shows the cell, see `allranks.widgets.text.front_end`.
         pending: returns the ranks that have not left it yet.
         interrupts: returns how often it was interrupted.
         notice: shows a line about the cell as a whole.
@@ -70,6 +72,8 @@ class CellContext:
     number: int
     ranks: tuple[int, ...]
     shown: bool
+    kernel: Any
+    front_end: str
     pending: Callable[[], tuple[int, ...]]
     interrupts: Callable[[], int]
     notice: Callable[[str], None]
@@ -165,14 +169,14 @@ class NotebookHooks:
         self._rank_died = hook(NotebookFeature.rank_died)
         self._stopped = hook(NotebookFeature.stopped)
         self._takers: dict[type[Record], list[Callable[[Record, list[bytes]], None]]] = {}
-        self._commands: dict[str, Callable[..., Any]] = {}
+        self.commands: dict[str, Callable[..., Any]] = {}
         self.polls: list[Callable[[], bool]] = []
         """The functions that ``polled`` calls, as long as the cell runs."""
         for feature in found:
             for record in feature.records:
                 self._takers.setdefault(record, []).append(feature.message_received)
             for name in feature.commands:
-                self._commands[name] = feature.command
+                self.commands[name] = feature.command
 
     def _keep(self, failed: FeatureFailed) -> None:
         self._failed = self._failed or failed
@@ -251,16 +255,13 @@ class NotebookHooks:
         self._call(self._stopped)
         self._set_cell(None)
 
-    def can(self, name: str) -> bool:
-        return name in self._commands
-
     def command(self, name: str, *arguments: Any) -> Any:
         """Runs a command of a feature; returns its result.
 
         Raises UsageError if no feature has it; FeatureFailed for any other exception of the
         feature.
         """
-        hook = self._commands.get(name)
+        hook = self.commands.get(name)
         if hook is None:
             raise UsageError(f"expected a feature that does {name!r}, found none loaded")
         try:

@@ -22,6 +22,7 @@ from allranks.records import requests
 from allranks.records.ranks import label
 from allranks.records.telemetry import Pulse, Telemetry
 from allranks.records.wire import Answer, Interrupt, Output, Reply
+from allranks.widgets.text import front_end, of_this_process
 
 NOTICE_SECONDS = 2.0
 """By this time after an interrupt, a rank that reacts has left its cell, or cleans up."""
@@ -142,6 +143,8 @@ class CellRun:
             number=self.cell,
             ranks=self.ranks,
             shown=not isinstance(self.view, variables.HiddenView),
+            kernel=of_this_process(),
+            front_end=front_end(),
             pending=lambda: self.pending,
             interrupts=lambda: self._interrupts,
             notice=self.view.notice,

@@ -94,6 +94,8 @@ _MOST_NBYTES = 16 << 20
 _KEPT_NBYTES = 1 << 20
 _LINE_NBYTES = 4096
 _LENGTH = struct.Struct("<I")
+STATE = (Hello, RunCell, Reply, Died)
+"""Records that a new watcher gets, so that each of them is kept; the others only if one listens."""
 _TOLD = (Output, Prompt, Points, Pulse, Strip, Timings, RunMember)
 
 Frames = Sequence[bytes]
@@ -116,6 +118,8 @@ class WatcherFeed:
         self._told_nbytes = 0
         self._watchers: dict[socket.socket, _Watcher] = {}
         self._thread: threading.Thread | None = None
+        self.listens = False
+        """Whether other notebooks can watch."""
         self._closed = False
 
     def open(self, folder: str) -> None:
@@ -138,6 +142,7 @@ class WatcherFeed:
                 end.setblocking(False)
             self._thread = threading.Thread(target=self._serve, name="allranks-share", daemon=True)
             self._thread.start()
+            self.listens = True
 
     def close(self) -> None:
         """Ends the thread and its connections."""

@@ -23,7 +23,7 @@ from typing import Any
 
 import zmq
 
-from allranks.cluster.sharing import WatcherFeed
+from allranks.cluster.sharing import STATE, WatcherFeed
 from allranks.errors import StartFailed
 from allranks.records.config import BEAT_SECONDS, COMMANDS_AT_HOME, EVENTS_AT_HOME, LIMIT_SECONDS
 from allranks.records.deferred import deferred
@@ -324,7 +324,8 @@ class Wire:
             for message in split_messages(frames):
                 try:
                     record, payloads = decode(message)
-                    self.sharing.take(record, message)
+                    if self.sharing.listens or isinstance(record, STATE):
+                        self.sharing.take(record, message)
                     self._deliver(record, payloads)
                 except Exception as error:
                     self._unread(error)  # the other ranks' are handled all the same

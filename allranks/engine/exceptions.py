@@ -127,7 +127,7 @@ class Exceptions:
         """Shows an exception as IPython does, or as Python does if IPython cannot."""
         error = raised[1] if raised else sys.exc_info()[1]
         if error is not None and not self._can_be_asked(error):
-            self.lines = self._without_text(error)
+            self.lines = without_text(error, self.cell_file, self.text_of(error))
         elif error is not None and is_beyond_ipython(error):
             self.lines = plain(error, self.cell_file)
         else:
@@ -142,7 +142,7 @@ class Exceptions:
     def _formatted(self, etype: Any, value: BaseException, *args: Any, **options: Any) -> list[str]:
         """Returns a traceback as IPython formats it, or as Python does if IPython cannot."""
         if not self._can_be_asked(value):
-            return self._without_text(value)
+            return without_text(value, self.cell_file, self.text_of(value))
         try:
             if not is_beyond_ipython(value):
                 lines: list[str] = self._format_as_ipython(etype, value, *args, **options)
@@ -187,9 +187,6 @@ class Exceptions:
     def _can_be_asked(self, error: BaseException) -> bool:
         """Whether the texts of all exceptions that a traceback shows can be had in time."""
         return all(self.text_of(one) != INTERRUPTED_TEXT for one in shown_with(error))
-
-    def _without_text(self, error: BaseException) -> list[str]:
-        return without_text(error, self.cell_file, self.text_of(error))
 
 
 def is_a(error: object, kinds: type | tuple[type, ...]) -> bool:

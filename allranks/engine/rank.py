@@ -19,7 +19,6 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import cloudpickle
-import psutil
 
 from allranks import collectives, launched, port_filter
 from allranks.collectives import world
@@ -100,7 +99,9 @@ class Rank:
         faulthandler.dump_traceback_later(SLOW_START_SECONDS, file=self._log)
         self.transcript.streams.capture()
         faulthandler.enable(all_threads=False)
-        _fresh_main_module()
+        # The cells' own: that of this process is the agent's.
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        sys.argv = [""]
         libraries.keep_temporary_files_in(self._config.session_dir)
         self._features.starting()
         libraries.show_progress_as_text()
@@ -196,7 +197,6 @@ class Rank:
         watch_forks(self.transcript, self._loop.call_soon)
         self._runner = CellRunner(shell, self.rank, self.device, self._features)
         self._shell = shell
-        self._process = psutil.Process()
         hello = Hello(
             rank=self.rank,
             size=collectives.size(),
@@ -365,14 +365,10 @@ class Rank:
         return found
 
     def _status(self) -> dict[str, Any]:
-        try:
-            rss = self._process.memory_info().rss
-        except OSError:
-            rss = 0  # a cell has used up all descriptors
         busy = self.wire.busy
         return {
             "pid": os.getpid(),
-            "rss_nbytes": rss,
+            "rss_nbytes": self._telemetry.rss_nbytes(),
             "state": "running" if busy else "idle",
             "line": current_line() if busy else "",
             "activity": collectives.activity() if busy else "",
@@ -446,11 +442,6 @@ def _library() -> str:
     from mpi4py import MPI
 
     return MPI.Get_library_version().split(",")[0].split("\n")[0].strip()
-
-
-def _fresh_main_module() -> None:
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.argv = [""]
 
 
 def _no_windows(gui: str | None = None) -> None:

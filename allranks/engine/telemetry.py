@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from itertools import accumulate
 from time import monotonic, perf_counter, process_time
-from types import FrameType
 from typing import Any
 
 import psutil
@@ -178,33 +177,28 @@ class TelemetrySender:
             spans.waited_for(bins, first * each, each),
         ]
 
-    def _rss_nbytes(self) -> int:
+    def rss_nbytes(self) -> int:
         try:
             return int(self._process.memory_info().rss)
         except OSError:
             return 0  # the cell has used up all descriptors
 
-    def _cpu_percent(self) -> float:
-        # Since the last call, in percent of a core.
+    def _look(self) -> Pulse:
+        # The load since the last pulse, in percent of a core.
         busy, at = self._busy_seconds, self._looked_at
         self._busy_seconds, self._looked_at = process_time(), monotonic()
-        return 100 * (self._busy_seconds - busy) / (self._looked_at - at)
-
-    def _look(self) -> Pulse:
-        rss, cpu = self._rss_nbytes(), self._cpu_percent()
+        cpu = 100 * (self._busy_seconds - busy) / (self._looked_at - at)
+        imports_long = perf_counter() - self._import_began >= _IMPORT_SECONDS
         return Pulse(
             rank=self.rank,
             cell=self._cell,
             activity=collectives.activity(),
             line=current_line(),
-            rss_nbytes=rss // _RSS_STEP_NBYTES * _RSS_STEP_NBYTES,
+            rss_nbytes=self.rss_nbytes() // _RSS_STEP_NBYTES * _RSS_STEP_NBYTES,
             cpu_percent=round(cpu / _CPU_STEP_PERCENT) * _CPU_STEP_PERCENT,
-            importing=self._importing if self._imports_long() else "",
+            importing=self._importing if imports_long else "",
             **self._pulse_fields(),
         )
-
-    def _imports_long(self) -> bool:
-        return perf_counter() - self._import_began >= _IMPORT_SECONDS
 
 
 def _longest(pairs: list[list[Any]]) -> tuple[list[Any], ...]:
@@ -321,10 +315,8 @@ def current_line() -> str:
 
 
 def importing() -> str:
-    return _outermost(guard.frame_of_main_thread())
-
-
-def _outermost(frame: FrameType | None) -> str:
+    """Returns the package that the main thread imports; of nested imports the outermost."""
+    frame = guard.frame_of_main_thread()
     found = module = ""
     for _ in range(_DEEPEST):
         if frame is None:

@@ -277,7 +277,8 @@ class Transcript:
             # The last lines were held back; now they are shown, and no longer count as hidden.
             start = max(self._skipped_from, end - self._tail_nbytes)
             if start > self._skipped_from:
-                start = self._line_start_after(start, end)
+                newline = os.pread(self._reader, end - start, start).find(b"\n")
+                start += newline + 1  # if one line fills the tail, it is shown from its middle on
             self._hidden_lines -= self._count_lines(start, end)
             self._hidden_nbytes -= end - start
             if self._hidden_nbytes:
@@ -287,16 +288,13 @@ class Transcript:
             self._show(start, end, entries)
             self._skipped_from = None
         if self._displays_hidden:
-            entries.append(["notice", self._hidden_displays()])
+            most = f"{_DISPLAYS_A_CELL} and {DISPLAYS_NBYTES / 1e6:.1f} MB a cell and rank"
+            more = f"{self._displays_hidden} more displays are not shown: at most {most}"
+            entries.append(["notice", more])
             self._displays_hidden = 0
         rest = self._decoder.decode(b"", final=True)
         if rest:
             entries.append(["out", rest])
-
-    def _hidden_displays(self) -> str:
-        nbytes = f"{DISPLAYS_NBYTES / 1e6:.1f} MB"
-        most = f"{_DISPLAYS_A_CELL} and {nbytes} a cell and rank"
-        return f"{self._displays_hidden} more displays are not shown: at most {most}"
 
     def _show(self, start: int, end: int, entries: list[Entry]) -> None:
         cuts = sorted(
@@ -323,10 +321,6 @@ class Transcript:
         """Returns the end of the last whole line in the range; ``stop`` if one line fills it."""
         newline = os.pread(self._reader, stop - start, start).rfind(b"\n")
         return start + newline + 1 if newline >= 0 else stop
-
-    def _line_start_after(self, start: int, end: int) -> int:
-        newline = os.pread(self._reader, end - start, start).find(b"\n")
-        return start + newline + 1 if newline >= 0 else start
 
     def _count_lines(self, start: int, end: int) -> int:
         count = 0
@@ -560,9 +554,10 @@ def _allocate(file: int, mode: int, start: int, nbytes: int) -> int:
 def held_back(text: str) -> str:
     if _BEFORE not in text and "0000 00:00:" not in text:
         return text
-    return "".join(line for line in text.splitlines(keepends=True) if not _is_noise(line))
-
-
-def _is_noise(line: str) -> bool:
-    known = _KNOWN.search(line)
-    return _BEFORE in line or bool(known and (_EARLY.match(line) or line.startswith("To enable")))
+    kept = []
+    for line in text.splitlines(keepends=True):
+        known = _KNOWN.search(line)
+        if _BEFORE in line or (known and (_EARLY.match(line) or line.startswith("To enable"))):
+            continue
+        kept.append(line)
+    return "".join(kept)

@@ -137,20 +137,23 @@ class DistributedMagics(Magics):
 
         ``%%distributed --help`` lists the options; see ``%distributed`` for more.
         """
-        took = self.toggle.took_cell()
+        took, awaited = self.toggle.took_cell(), is_awaited()
         try:
             options = parse_cell(line)
         except HelpShown:
             return nothing_to_run()
         text = cell if took else below_magic(f"%%distributed {line}", cell)
-        return self.send(options, text, cell)
+        return self.send(options, text, cell, awaited)
 
     def send(
-        self, options: CellOptions, text: str, local: str = ""
+        self, options: CellOptions, text: str, local: str, awaited: bool
     ) -> Coroutine[Any, Any, None] | None:
-        """Runs a text on the ranks; with ``--local`` the notebook runs ``local`` after them."""
+        """Runs a text on the ranks; with ``--local`` the notebook runs ``local`` after them.
+
+        Returns a coroutine, if ``awaited``, as soon as the text was sent.
+        """
         cluster, run = self._submit(options, text)
-        if is_awaited():
+        if awaited:
             return self._awaited(options, text, cluster, run, local)
         went_on: list[int] = []
         while True:
@@ -228,13 +231,13 @@ class DistributedMagics(Magics):
         with short_interrupts(self.session, BEFORE_THE_CELL):
             cluster = self.session.cluster(options.cluster)
         chosen = rank_lists.parse(options.ranks or "all", cluster.size)
-        hellos = cluster.hellos
+        profiler, hellos = self._panel_profiler(), cluster.hellos
         view = cell_view(
             options.view,
-            [hellos[rank] for rank in chosen],
+            [*map(hellos.__getitem__, chosen)],
             cluster.ask_soon,
             fold=options.fold,
-            profiler=self._panel_profiler(),
+            profiler=profiler,
         )
         run = cluster.send_checked(
             text,
@@ -312,7 +315,7 @@ class DistributedMagics(Magics):
 
     def _panel_profiler(self) -> Profiler | None:
         hooks, name = self.session.hooks, "profile_in_panel"
-        return partial(hooks.command, name) if hooks.can(name) else None
+        return partial(hooks.command, name) if name in hooks.commands else None
 
     def _heal(self, words: list[str]) -> None:
         """Sets when dead ranks are replaced, or replaces them now."""

@@ -224,22 +224,13 @@ class HostAgent:
                 key.data()
             self._reap()
             self.exits.look()
-            if self._is_left():
+            here = self.attachment
+            if os.getppid() != self.parent if here is None else here.left:
                 self._lose_notebook()
-            if (
-                self.attachment is not None
-                and self.attachment.open
-                and (self.attachment.over or not self._lives)
-            ):
-                self.stopping = self.abandoned = True
-
-    def _is_left(self) -> bool:
-        return os.getppid() != self.parent if self.attachment is None else self.attachment.left
-
-    @property
-    def _lives(self) -> bool:
-        """Whether there are ranks that another notebook could have."""
-        return bool(self.ranks) and self.launcher is not None and self.launcher.returncode is None
+            if here is not None and here.open:
+                running = self.launcher is not None and self.launcher.returncode is None
+                if here.over or not self.ranks or not running:
+                    self.stopping = self.abandoned = True
 
     def _lose_notebook(self) -> None:
         if self.stopping:
@@ -454,17 +445,12 @@ class HostAgent:
                     self._dismiss(pid)
             elif self.launcher is not None and pid == self.launcher.pid:
                 self.launcher.returncode = code
-                self._relay_rest()
+                with suppress(BlockingIOError, KeyError, ValueError):  # nothing is left to read
+                    self._relay()
                 if self.config.head:
                     self._tell("launcher_exit", code=code)
             elif pid == self.controller:
                 self._tell("controller_exit", code=code)
-
-    def _relay_rest(self) -> None:
-        try:
-            self._relay()
-        except (BlockingIOError, KeyError, ValueError):
-            pass  # nothing is left to read
 
     def _tell(self, event: str, **fields: Any) -> None:
         """Sends an event to the kernel, which may be gone, as a line of JSON."""

@@ -154,8 +154,10 @@ class Relay:
         signal.signal(signal.SIGTERM, lambda *_: self._end("was told to end (SIGTERM)"))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._poller = zmq.Poller()
-        for source in (self._notebook, self._monitor, self._wake, *self._lifelines()):
+        for source in (self._notebook, self._monitor, self._wake):
             self._poller.register(source, zmq.POLLIN)
+        if self._lifeline >= 0:
+            self._poller.register(self._lifeline, zmq.POLLIN)
         if not self._meet():
             return 1
         self._tell(event="host_up", address=_own_address(self._url), version=version())
@@ -164,18 +166,13 @@ class Relay:
             if time.monotonic() >= beat:
                 beat = time.monotonic() + BEAT_SECONDS
                 self._events.send_multipart([b"beat", self.host.encode()])
-            for source, _ in self._poller.poll(self._patience_ms()):
+            wait_ms = math.ceil(min(1.0, self._batching.left_seconds) * 1000)
+            for source, _ in self._poller.poll(min(_POLL_MS, wait_ms)):
                 self._serve(source)
             if not self._batching.left_seconds:
                 self._batching.send()
         self._stop()
         return 0
-
-    def _patience_ms(self) -> int:
-        return min(_POLL_MS, math.ceil(min(1.0, self._batching.left_seconds) * 1000))
-
-    def _lifelines(self) -> list[int]:
-        return [self._lifeline] if self._lifeline >= 0 else []
 
     def _meet(self) -> bool:
         deadline = time.monotonic() + FIRST_SECONDS

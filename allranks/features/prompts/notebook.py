@@ -19,7 +19,6 @@ from allranks.cluster.features import ClusterContext, NotebookFeature
 from allranks.records import requests
 from allranks.records.ranks import label
 from allranks.records.wire import Answer, Prompt, Record, Typed
-from allranks.widgets.text import of_this_process
 
 _IN_AN_ENSEMBLE = (
     "cannot ask for input in an ensemble: run the member's cell with %%distributed -r 0"
@@ -114,12 +113,6 @@ def _interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def field() -> Field:
-    # Of the front end that has sent the cell which runs now.
-    kernel = of_this_process()
-    return TerminalField() if kernel is None else KernelField(kernel)
 
 
 #: For this time after an answer to a debugger, its next prompt precedes other ranks' prompts.
@@ -295,7 +288,8 @@ class NotebookPrompts(NotebookFeature):
         self._in_ensemble = self._polls = False
         self._interrupts = 0
         self._queue = PromptQueue(
-            field(),
+            # Of the front end that has sent the cell.
+            TerminalField() if self.cell.kernel is None else KernelField(self.cell.kernel),
             self._answer,
             self.cell.show_output,
             self.cell.notice,

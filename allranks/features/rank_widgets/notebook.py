@@ -315,7 +315,8 @@ class NotebookWidgets(NotebookFeature):
 
     def cell_started(self) -> None:
         # Each cell may come from another front end.
-        self._proxies.drawn = front_end() == NOTEBOOK
+        assert self.cell is not None
+        self._proxies.drawn = self.cell.front_end == NOTEBOOK
 
     def ensemble_started(self) -> None:
         self._proxies.drawn = front_end() == NOTEBOOK
