@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from allranks.collectives import world
+from allranks.collectives.calls.guard import Site
 from allranks.collectives.calls.journal import Journal, named
 from allranks.collectives.ops import operations
 from allranks.collectives.ops.inputs import run
@@ -199,6 +200,8 @@ class Totals:
             return []
         touched: dict[_Key, _Sums] = {}
         now, spans = perf_counter(), self.spans
+        # A cell may have made thousands of calls, most of them in the same few lines.
+        names: dict[Site, str] = {}
         for call in self._journal.take():
             if isinstance(call, CallRecord):
                 op, name, dtype, ranks = call.op, call.name, call.dtype, call.ranks
@@ -206,7 +209,8 @@ class Totals:
                 moving = call.moving_seconds
             else:
                 # As in `Journal._record`, whose record would take as long to make as the call.
-                spec, name, ranks = call.spec, call.name or named(call.site), call.members.size
+                site, spec, ranks = call.site, call.packed.spec, call.agreement.members.size
+                name = call.name or names.get(site) or names.setdefault(site, named(site))
                 op, dtype = spec.op, spec.dtype
                 wait = max(0.0, call.last - call.started)
                 moving = transfer = max(0.0, call.ended - max(call.last, call.started))

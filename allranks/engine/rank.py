@@ -380,7 +380,8 @@ class Rank:
             raise UsageError(f"rank {self.rank} has no variable named {', '.join(missing)}")
         values = {name: self._shell.user_ns[name] for name in names}
         try:
-            return cloudpickle.dumps(values, protocol=5)
+            packed: bytes = cloudpickle.dumps(values, protocol=5)
+            return packed
         except BaseException as error:  # an object's own way to be pickled may do anything
             problem = text_of(error) or type(error).__name__
             raise UsageError(

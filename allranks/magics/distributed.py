@@ -137,23 +137,20 @@ class DistributedMagics(Magics):
 
         ``%%distributed --help`` lists the options; see ``%distributed`` for more.
         """
-        took, awaited = self.toggle.took_cell(), is_awaited()
+        took = self.toggle.took_cell()
         try:
             options = parse_cell(line)
         except HelpShown:
             return nothing_to_run()
         text = cell if took else below_magic(f"%%distributed {line}", cell)
-        return self.send(options, text, cell, awaited)
+        return self.send(options, text, cell)
 
     def send(
-        self, options: CellOptions, text: str, local: str, awaited: bool
+        self, options: CellOptions, text: str, local: str = ""
     ) -> Coroutine[Any, Any, None] | None:
-        """Runs a text on the ranks; with ``--local`` the notebook runs ``local`` after them.
-
-        Returns a coroutine, if ``awaited``, as soon as the text was sent.
-        """
+        """Runs a text on the ranks; with ``--local`` the notebook runs ``local`` after them."""
         cluster, run = self._submit(options, text)
-        if awaited:
+        if is_awaited():
             return self._awaited(options, text, cluster, run, local)
         went_on: list[int] = []
         while True:

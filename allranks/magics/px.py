@@ -12,7 +12,7 @@ from allranks.cluster.options import below_magic
 from allranks.errors import UsageError
 from allranks.magics.distributed import DistributedMagics
 from allranks.magics.options import CellOptions, HelpShown, Parser, split
-from allranks.magics.shell import is_awaited, nothing_to_run
+from allranks.magics.shell import nothing_to_run
 
 _ALWAYS = "a cell's output is always shown while it runs, and the cell waits for its ranks"
 _REFUSED = {
@@ -41,13 +41,12 @@ class PxMagics(Magics):
         ipyparallel for what always holds here change nothing; the others are refused.
         """
         if cell is None:
-            return self._distributed.send(CellOptions(), line, "", is_awaited())
+            return self._distributed.send(CellOptions(), line)
         try:
             options = self._parse(line)
         except HelpShown:
             return nothing_to_run()
-        text = below_magic(f"%%px {line}", cell)
-        return self._distributed.send(options, text, cell, is_awaited())
+        return self._distributed.send(options, below_magic(f"%%px {line}", cell), cell)
 
     def _parse(self, line: str) -> CellOptions:
         parser = Parser("%%px", "Runs the cell on the ranks, as %%distributed does.")

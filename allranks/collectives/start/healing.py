@@ -122,11 +122,10 @@ def _spawn(
     made: _Made, comm: MPI.Intracomm, command: Sequence[str], dead: Sequence[int]
 ) -> MPI.Intracomm:
     """Adds a new process for each dead rank, one after the other; only rank 0 has the command."""
-    mpi = load_mpi()
     for index in range(len(dead)):
         program, *arguments = [*command, json.dumps(list(dead[index:]))]
         # Each as its own job: the launcher ends all processes of a spawned job with one.
-        between = comm.Spawn(program, arguments, 1, mpi.INFO_NULL, 0)
+        between = comm.Spawn(program, arguments, 1, made.mpi.INFO_NULL, 0)
         made.keep(between)
         comm = made.add(between.Merge(False))
     return comm
@@ -136,28 +135,29 @@ class _Made:
     """The communicators made so far."""
 
     def __init__(self) -> None:
+        self.mpi = load_mpi()
         self.comms: list[Any] = []
 
     def add(self, made: MPI.Comm) -> MPI.Intracomm:
-        comm: MPI.Intracomm = load_mpi().Intracomm(made)
+        comm: MPI.Intracomm = self.mpi.Intracomm(made)
         self.keep(comm)
         return comm
 
     def keep(self, comm: MPI.Comm) -> None:
-        comm.Set_errhandler(load_mpi().ERRORS_RETURN)
+        comm.Set_errhandler(self.mpi.ERRORS_RETURN)
         self.comms.append(comm)
 
 
 @contextmanager
 def _revoking() -> Iterator[_Made]:
     """Within, an error revokes the communicators made so far, so that other ranks leave them."""
-    made, mpi = _Made(), load_mpi()
+    made = _Made()
     try:
         yield made
     except BaseException as error:
         for comm in made.comms:
             comm.Revoke()
-        if isinstance(error, mpi.Exception):
+        if isinstance(error, made.mpi.Exception):
             raise UsageError(f"the ranks cannot be replaced now: {error}") from error
         raise
 
