@@ -187,6 +187,19 @@ def segments_since(began: float) -> set[str]:
     return found
 
 
+def first_line(descriptor: int) -> tuple[bytes, bytes] | None:
+    """Returns the first line, and input that came with it; None if the input ends first."""
+    said = b""
+    while b"\n" not in said:
+        more = os.read(descriptor, 65536)
+        if not more:
+            return None
+        said += more
+    # Input of another host, which was faster, may follow the configuration at once.
+    line, _, rest = said.partition(b"\n")
+    return line, rest
+
+
 def unlink(path: str) -> None:
     try:
         os.unlink(path)

@@ -513,22 +513,9 @@ def _rest(place: socket.socket, head: bytes) -> bytes | None:
     return text
 
 
-def first_line(descriptor: int) -> tuple[bytes, bytes] | None:
-    """Returns the first line, and input that came with it; None if the input ends first."""
-    said = b""
-    while b"\n" not in said:
-        more = os.read(descriptor, 65536)
-        if not more:
-            return None
-        said += more
-    # Input of another host, which was faster, may follow the configuration at once.
-    line, _, rest = said.partition(b"\n")
-    return line, rest
-
-
 def main(load: Load) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    found = first_line(0)
+    found = processes.first_line(0)
     if found is not None:
         line, rest = found
         HostAgent(NurseryConfig.from_json(line.decode()), load, rest).run()

@@ -338,13 +338,10 @@ def main(words: list[str]) -> int:
         _, path, name = words
         with open(path) as kept:
             return Relay(Invitation.from_json(kept.read()), os.environ[name]).run()
-    said = b""
-    while not said.endswith(b"\n"):
-        more = os.read(0, 65536)
-        if not more:
-            return 1
-        said += more
-    invitation = Invitation.from_json(said.decode())
+    found = processes.first_line(0)
+    if found is None:
+        return 1
+    invitation = Invitation.from_json(found[0].decode())
     return Relay(invitation, invitation.host, lifeline=0).run()
 
 

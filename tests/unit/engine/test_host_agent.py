@@ -12,7 +12,8 @@ import pytest
 
 from allranks.cluster import options
 from allranks.engine import processes
-from allranks.engine.host.host_agent import HostAgent, first_line
+from allranks.engine.host.host_agent import HostAgent
+from allranks.engine.processes import first_line
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host agent needs Linux")
 
