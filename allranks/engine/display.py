@@ -6,7 +6,6 @@ Checked on the rank, because a notebook could only fail to show it.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from IPython.core.displayhook import DisplayHook
@@ -78,30 +77,10 @@ class RankDisplayPublisher(DisplayPublisher):
 
 
 def _place(transcript: Transcript, kind: str, data: Any, metadata: Any, *name: str | None) -> None:
-    """Places the parts of a display that can be shown, and notes about the others."""
-    get_it = _WHOLE_VALUE if kind == "result" else _WHOLE_TEXT
-    bundle = checked(data, metadata, transcript.limit_nbytes, get_it)
-    if bundle.data or kind == "update":
-        transcript.place([kind, bundle.data, bundle.metadata, *name], bundle.nbytes)
-    for note in bundle.notes:
-        transcript.note(note)
+    """Places the parts of a display that can be shown, or the reasons if there are none.
 
-
-@dataclass(frozen=True)
-class Bundle:
-    """Mime types and their data, as JSON has them, and notes about parts that are not shown."""
-
-    data: dict[str, Any]
-    metadata: dict[str, Any]
-    nbytes: int
-    notes: list[str]
-
-
-def checked(data: Any, metadata: Any, text_nbytes: int, get_it: str) -> Bundle:
-    """Returns the parts of a display that can be shown, or the reasons if there are none.
-
-    ``data`` may be anything: a user's class returns it. A plain text longer than ``text_nbytes`` is
-    cut in its middle, where ``get_it`` names the way to the whole of it.
+    ``data`` may be anything: a user's class returns it. A long plain text is cut in its middle,
+    where a line names the way to the whole of it.
     """
     good: dict[str, Any] = {}
     notes: list[str] = []
@@ -113,13 +92,14 @@ def checked(data: Any, metadata: Any, text_nbytes: int, get_it: str) -> Bundle:
         notes.append(f"a display is not shown: expected a dict, found {type(data).__name__}")
     for mime, value in parts.items():
         if mime == "text/plain" and isinstance(value, str):
-            value = _cut(value, text_nbytes, get_it)
+            get_it = _WHOLE_VALUE if kind == "result" else _WHOLE_TEXT
+            value = _cut(value, transcript.limit_nbytes, get_it)
         try:
             good[mime], size = _part(mime, value)
             nbytes += len(mime) + size
         except _CannotBeShown as problem:
-            name = mime[:_MOST_NAME] if isinstance(mime, str) else "a part of it"
-            notes.append(f"{name} is not shown: {problem}")
+            about = mime[:_MOST_NAME] if isinstance(mime, str) else "a part of it"
+            notes.append(f"{about} is not shown: {problem}")
     try:
         shown, size = _as_json(metadata) if metadata else ({}, 0)
         nbytes += size
@@ -130,7 +110,10 @@ def checked(data: Any, metadata: Any, text_nbytes: int, get_it: str) -> Bundle:
         notes.append(f"metadata is left out: {problem}")
     if notes and not good:
         good, notes = {"text/plain": "\n".join(notes[:_MOST_NOTES])}, []
-    return Bundle(good, shown, nbytes, notes[:_MOST_NOTES])
+    if good or kind == "update":
+        transcript.place([kind, good, shown, *name], nbytes)
+    for note in notes[:_MOST_NOTES]:
+        transcript.note(note)
 
 
 class _CannotBeShown(Exception):
