@@ -303,7 +303,7 @@ class Rank:
             give_up(self.rank, "cannot report the end of its cell to the notebook")
 
     def _end_cell(self, *replies: tuple[Record, list[bytes]]) -> None:
-        lost = self.transcript.lost()
+        lost = self.transcript.lost()  # first: all that follows writes to the log
         if lost:
             self.wire.end_without_log(lost)
         closed = self.transcript.streams.mend()

@@ -45,7 +45,7 @@ _GONE = (
 #: The exit code of a rank that has lost its connection to the notebook.
 GAVE_UP = 70
 
-_COPIED = partial(zmq.Frame, copy=True)
+_copied = partial(zmq.Frame, copy=True)
 
 Receive = Callable[[Record, list[bytes]], None]
 
@@ -176,7 +176,7 @@ class RankWire:
         # Copied before the first part is sent, because half a message would take the next one with
         # it. Sending without a copy needs a thread and descriptors, which a cell may have used up.
         parts = encode(record, *payloads)
-        frames = [*map(_COPIED, parts)]
+        frames = [*map(_copied, parts)]
         with self._lock:
             if self._kept is not None:
                 self._kept.take(record, parts)
