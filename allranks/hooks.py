@@ -34,21 +34,6 @@ def implementations(
     return found
 
 
-def call_all(hooks: Iterable[Callable[P, object]], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Calls every implementation of a hook, also those after one that fails.
-
-    Raises FeatureFailed, which names the first one that failed.
-    """
-    failed: FeatureFailed | None = None
-    for hook in hooks:
-        try:
-            hook(*args, **kwargs)
-        except Exception as error:
-            failed = failed or failure(hook, error)
-    if failed is not None:
-        raise failed
-
-
 def failure(hook: Callable[..., object], error: BaseException) -> FeatureFailed:
     feature = type(getattr(hook, "__self__", None)).__module__
     failed = FeatureFailed(

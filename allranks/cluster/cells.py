@@ -339,7 +339,8 @@ class Cells:
             )
 
     def prepare(self, view: View) -> int:
-        """Makes the ranks ready for another cell; returns its number. Ranks may die meanwhile."""
+        """Makes idle ranks ready for another cell; returns its number. Ranks may die meanwhile."""
+        self.check_idle()
         self._show_late(view)
         self._renew()
         self._number += 1
@@ -347,23 +348,25 @@ class Cells:
 
     def send(self, cell: RunCell, run: CellRun, *payloads: bytes) -> None:
         self._running = run
-        self._ranks.send(run.ranks, cell, *payloads)
+        try:
+            self._ranks.send(run.ranks, cell, *payloads)
+        except BaseException:
+            self.abandon(run)
+            raise
 
     def end(self, run: CellRun) -> None:
         self._running = None
-        self._dirty = self._dirty or run.dirty
+        self._note_dirty(run)
 
-    @contextmanager
-    def attended(self, run: CellRun) -> Iterator[None]:
-        """Interrupts the cell if an exception ends the wait for it."""
-        try:
-            yield
-        except BaseException:
-            self._running, self._left = None, run
-            self._ranks.hooks.cell_abandoned()
-            if not self._ranks.closed:
-                run.interrupt()
-            raise
+    def _note_dirty(self, run: CellRun) -> None:
+        self._dirty = self._dirty or any(reply.dirty for reply in run.replies.values())
+
+    def abandon(self, run: CellRun) -> None:
+        """Interrupts a cell after an exception has ended the wait for it."""
+        self._running, self._left = None, run
+        self._ranks.hooks.cell_abandoned()
+        if not self._ranks.closed:
+            run.interrupt()
 
     @contextmanager
     def crew(self, ranks_each: int) -> Iterator[MemberSlots]:
@@ -456,7 +459,8 @@ class Cells:
                 )
             self._ranks.wait_until(left.settled, _REPLY_SECONDS)
         # The reply of a rank was lost, and with it how the rank has left the cell.
-        self._dirty = self._dirty or left.dirty or bool(left.pending)
+        self._note_dirty(left)
+        self._dirty = self._dirty or bool(left.pending)
         self._left = None
 
     def _in_it(self, left: CellRun) -> list[int]:

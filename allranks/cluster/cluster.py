@@ -464,8 +464,7 @@ class Cluster:
         want_value: bool = False,
     ) -> CellRun:
         """Sends a cell whose source and options the caller has checked, when the ranks are up."""
-        self._cells.check_idle()
-        count = self._ready(chosen, view)
+        ranks, count = self._ranks, self._ready(chosen, view)
         for line in self.news:
             view.notice(line)
         self.news.clear()
@@ -479,9 +478,8 @@ class Cluster:
             limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
         )
         self.goes_on = 0
-        run = CellRun(count, chosen, self._ranks, view, timeout)
-        with self._cells.attended(run):
-            self._cells.send(cell, run, *([call] if call else []))
+        run = CellRun(count, chosen, ranks, view, timeout)
+        self._cells.send(cell, run, *([call] if call else []))
         return run
 
     def _ready(self, chosen: Iterable[int], view: View) -> int:
@@ -515,20 +513,27 @@ class Cluster:
     def wait(self, run: CellRun) -> CellRun:
         """Shows a cell's output until all its ranks have left it; raises the cell's failure."""
         inbox = self._ranks.inbox
-        with self._cells.attended(run), inbox.hearing_interrupts():
-            while not run.settled():
-                run.step(run.poll_seconds)
+        try:
+            with inbox.hearing_interrupts():
+                while not run.settled():
+                    run.step(run.poll_seconds)
+        except BaseException:
+            self._cells.abandon(run)
+            raise
         return self._conclude(run)
 
     async def wait_awaited(self, run: CellRun) -> CellRun:
         """Waits like `wait`, and lets the event loop run: the kernel answers widgets there."""
         # The event loop runs meanwhile: the kernel answers its widgets in it, so that buttons work.
         inbox = self._ranks.inbox
-        attended = self._cells.attended(run)
-        with attended, inbox.hearing_interrupts(), inbox.waking() as next_event:
-            while not run.settled():
-                await next_event(run.poll_seconds)
-                run.step(0)
+        try:
+            with inbox.hearing_interrupts(), inbox.waking() as next_event:
+                while not run.settled():
+                    await next_event(run.poll_seconds)
+                    run.step(0)
+        except BaseException:
+            self._cells.abandon(run)
+            raise
         return self._conclude(run)
 
     def _conclude(self, run: CellRun) -> CellRun:

@@ -27,7 +27,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from allranks.cluster.wire import Answers, DeliverAnswer, EventQueue, FromRank
 from allranks.errors import AllranksError, FeatureFailed, UsageError
-from allranks.hooks import call_all, failure, implementations
+from allranks.hooks import failure, implementations
 from allranks.records.wire import Record
 
 P = ParamSpec("P")
@@ -184,10 +184,11 @@ class NotebookHooks:
     def _call(
         self, hooks: Iterable[Callable[P, object]], *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        try:
-            call_all(hooks, *args, **kwargs)
-        except FeatureFailed as failed:
-            self._keep(failed)
+        for hook in hooks:
+            try:
+                hook(*args, **kwargs)
+            except Exception as error:
+                self._keep(failure(hook, error))
 
     def take_failure(self) -> FeatureFailed | None:
         """Returns what a feature has raised since the last call."""

@@ -182,11 +182,6 @@ class CellRun:
             )
 
     @property
-    def dirty(self) -> bool:
-        """Whether communicators must be renewed before the next cell."""
-        return any(reply.dirty for reply in self.replies.values())
-
-    @property
     def ended_well(self) -> bool:
         finished = [rank for rank, reply in self.replies.items() if reply.status == "ok"]
         return set(finished) == set(self.ranks)

@@ -27,7 +27,7 @@ feature. The rank stays.
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -36,7 +36,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from allranks.engine.transcript import Transcript
 from allranks.engine.wire import RankWire
 from allranks.errors import FeatureFailed, UsageError
-from allranks.hooks import call_all, failure, implementations
+from allranks.hooks import failure, implementations
 from allranks.records.config import NurseryConfig
 from allranks.records.wire import Hello, Record, Reply, RunCell, RunMember
 
@@ -239,15 +239,8 @@ class RankHooks:
     def _keep(self, failed: FeatureFailed) -> None:
         self.failed = self.failed or failed
 
-    def _call(self, hooks: Sequence[Callable[P, None]], *args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            call_all(hooks, *args, **kwargs)
-        except FeatureFailed as failed:
-            self._keep(failed)
-
-    def _results(
-        self, hooks: Iterable[Callable[P, R]], *args: P.args, **kwargs: P.kwargs
-    ) -> list[R]:
+    def _call(self, hooks: Iterable[Callable[P, R]], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Calls every implementation of a hook, also those after one that fails."""
         found = []
         for hook in hooks:
             try:
@@ -309,15 +302,15 @@ class RankHooks:
         return error
 
     def hidden_frames(self) -> tuple[str, ...]:
-        return tuple(part for parts in self._results(self._hidden_frames) for part in parts)
+        return tuple(part for parts in self._call(self._hidden_frames) for part in parts)
 
     def error_details(self, error: BaseException) -> str:
-        return "\n".join(filter(None, self._results(self._error_details, error)))
+        return "\n".join(filter(None, self._call(self._error_details, error)))
 
     def pulse_fields(self) -> dict[str, Any]:
         return {
             name: value
-            for fields in self._results(self._pulse_fields)
+            for fields in self._call(self._pulse_fields)
             for name, value in fields.items()
         }
 
@@ -334,7 +327,7 @@ class RankHooks:
         self._call(self._rank_died, rank, how)
 
     def rank_replaced(self, dead: list[int]) -> str:
-        return " ".join(filter(None, self._results(self._rank_replaced, dead)))
+        return " ".join(filter(None, self._call(self._rank_replaced, dead)))
 
 
 class HostFeature:
@@ -378,7 +371,8 @@ class HostHooks:
 
 
 def _log(hooks: Iterable[Callable[P, None]], *args: P.args, **kwargs: P.kwargs) -> None:
-    try:
-        call_all(hooks, *args, **kwargs)
-    except FeatureFailed as failed:
-        print(failed, file=sys.stderr, flush=True)
+    for hook in hooks:
+        try:
+            hook(*args, **kwargs)
+        except Exception as error:
+            print(failure(hook, error), file=sys.stderr, flush=True)

@@ -218,7 +218,7 @@ class DistributedMagics(Magics):
             raise CellFailed(f"the notebook itself raised {type(error).__name__}: {error}")
 
     def _submit(self, options: CellOptions, text: str) -> tuple[Cluster, CellRun]:
-        number = len(self.shell.user_ns["In"]) - 1
+        number, profiler = len(self.shell.user_ns["In"]) - 1, self._panel_profiler()
         try:
             check_source(text)
         except SyntaxError as error:
@@ -228,7 +228,7 @@ class DistributedMagics(Magics):
         with short_interrupts(self.session, BEFORE_THE_CELL):
             cluster = self.session.cluster(options.cluster)
         chosen = rank_lists.parse(options.ranks or "all", cluster.size)
-        profiler, hellos = self._panel_profiler(), cluster.hellos
+        hellos = cluster.hellos
         view = cell_view(
             options.view,
             [*map(hellos.__getitem__, chosen)],
