@@ -15,4 +15,4 @@ def test_a_part_passes_on_a_gpu(part):
     result = parts.run(part)
     if result["state"] == "skipped":
         pytest.skip(" ".join(result["skipped"]))
-    assert result["state"] == ("said" if part.tells else "passed"), result["said"]
+    assert result["state"] == "passed", result["said"]

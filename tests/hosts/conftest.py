@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,18 +11,8 @@ import pytest
 from tests.hosts.hosts import Hosts, require
 from tests.hosts.notebook import NotebookOnAHost
 
-#: How often each test runs in a row.
-REPEAT = "ALLRANKS_TEST_REPEAT"
 SSH = "--on ssh:h1:2,h2:2"
 NewNotebook = Callable[..., NotebookOnAHost]
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Repeats every test of these files as often as the environment says."""
-    times = int(os.environ.get(REPEAT, "1"))
-    if times > 1:
-        metafunc.fixturenames.append("_time")
-        metafunc.parametrize("_time", range(times), ids=lambda time: f"time {time + 1}")
 
 
 @pytest.fixture(scope="module")

@@ -14,20 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.hosts import REPOSITORY, Hosts
+from tests.mpi.launch import OPEN_MPI
 
 pytestmark = pytest.mark.timeout(180)
 
-#: Which link MPI takes, and a host's place for each rank.
-_MPI = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_ALLOW_RUN_AS_ROOT": "1",
-    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+#: A host's place for each rank, and which link MPI takes.
+_MPI = OPEN_MPI | {
     "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-    "OMPI_MCA_pml": "ob1",
-    "OMPI_MCA_btl": "self,sm,tcp",
     "OMPI_MCA_btl_tcp_if_include": "eth0",
     "PYTHONPATH": str(REPOSITORY),
 }

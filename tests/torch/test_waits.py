@@ -74,15 +74,25 @@ def test_who_waits_is_told_for_whom_and_the_next_cell_works(ranks, source, what,
     assert following.text == "rank 0 → (3, 0)\nrank 1 → (3, 10)\nrank 2 → (3, 20)\n"
 
 
-def test_an_interrupt_is_heard_in_torch(ranks):
+def test_an_interrupt_is_heard_in_torch_which_says_why_its_groups_are_closed(ranks):
     cell = ranks.start_on_ranks(
-        f"{BEGIN}print('here')\nimport time\ntime.sleep(60) if rank == 0 else dist.barrier()"
+        f"{BEGIN}model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))\nprint('here')\n"
+        "import time\ntime.sleep(60) if rank == 0 else dist.barrier()"
     ).wait_for("here")
     ranks.drain(0.5)
     ranks.interrupt()
     assert cell.wait(SETTLED_SECONDS).error_name == "CellInterrupted"
     assert "KeyboardInterrupt" in cell.error_value
     assert "RuntimeError" not in cell.text
+    why = (
+        "torch's process groups were closed on all ranks to end a wait in cell "
+        f"In[{cell.execution_count}]: call init_process_group() again, and wrap models again."
+    )
+    following = ranks.on_ranks("dist.all_reduce(t)")
+    assert f"please make sure to call init_process_group. {why}" in following.text
+    assert why in ranks.on_ranks("dist.init_process_group()\nmodel(t).sum().backward()").text
+    destroyed = "dist.destroy_process_group()\ndist.all_reduce(t)"
+    assert why not in ranks.on_ranks(destroyed).text
     following = ranks.on_ranks(f"t.fill_(1)\n{NEXT}", timeout=SETTLED_SECONDS)
     assert "rank 1 → (3, 10)" in following.text
 
@@ -119,25 +129,6 @@ def test_ranks_that_make_different_calls_are_told_both(ranks):
     assert "rank 0 called broadcast of shape (3,), Float" in cell.text
     assert "called all_reduce of shape (3,), Float" in cell.text
     ranks.on_ranks("t.fill_(1)\ndist.is_initialized() or dist.init_process_group()")
-
-
-def test_after_an_interrupt_torch_says_why_its_groups_are_closed(ranks):
-    cell = ranks.start_on_ranks(
-        f"{BEGIN}model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))\nprint('here')\n"
-        "import time\ntime.sleep(60) if rank == 0 else dist.barrier()"
-    ).wait_for("here")
-    ranks.drain(0.5)
-    ranks.interrupt()
-    assert cell.wait(SETTLED_SECONDS).error_name == "CellInterrupted"
-    why = (
-        "torch's process groups were closed on all ranks to end a wait in cell "
-        f"In[{cell.execution_count}]: call init_process_group() again, and wrap models again."
-    )
-    following = ranks.on_ranks("dist.all_reduce(t)")
-    assert f"please make sure to call init_process_group. {why}" in following.text
-    assert why in ranks.on_ranks("dist.init_process_group()\nmodel(t).sum().backward()").text
-    destroyed = "dist.destroy_process_group()\ndist.all_reduce(t)"
-    assert why not in ranks.on_ranks(destroyed).text
 
 
 def test_a_rank_that_is_late_is_waited_for(ranks):

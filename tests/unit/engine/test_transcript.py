@@ -57,12 +57,6 @@ while thread.is_alive(): found += transcript.collect()[0]
     assert log.count(b"complaint") == 300
 
 
-def test_bytes_that_are_no_text_are_replaced_on_screen_and_kept_in_the_log(tmp_path: Path) -> None:
-    entries, *_, log = collected(tmp_path, "sys.stdout.buffer.write(b'\\xff\\xfe!\\n')")
-    assert entries == [["out", "\ufffd\ufffd!\n"]]
-    assert log == b"\xff\xfe!\n"
-
-
 def test_nothing_counts_as_hidden_that_the_tail_will_show(tmp_path: Path) -> None:
     body = """
 for i in range(35):
