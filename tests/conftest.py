@@ -38,7 +38,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def _lane(nodeid: str) -> str:
-    """Returns a name that is the same for tests which need the same process."""
     file = nodeid.partition("::")[0]
     if "_lab" in Path(file).name:
         return "labs"  # each runs once, for all that look at it
@@ -60,7 +59,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture
 def repository() -> Path:
-    """Where pyproject.toml stands."""
     return REPOSITORY
 
 
@@ -79,5 +77,4 @@ def new_kernel(tmp_path: Path) -> Iterator[Callable[..., Kernel]]:
 
 @pytest.fixture
 def kernel(new_kernel: Callable[..., Kernel]) -> Kernel:
-    """A fresh kernel that ends with the test."""
     return new_kernel()

@@ -69,12 +69,10 @@ class Cell:
 
     @property
     def stdout(self) -> str:
-        """What the cell wrote to stdout."""
         return self._stream("stdout")
 
     @property
     def stderr(self) -> str:
-        """What the cell wrote to stderr."""
         return self._stream("stderr")
 
     @property
@@ -97,7 +95,6 @@ class Cell:
 
     @property
     def done(self) -> bool:
-        """True when both the reply and the kernel's word that it is idle are in."""
         return self._idle and self.status != "running"
 
     def wait(self, timeout: float = 60) -> Self:
@@ -121,7 +118,6 @@ class Cell:
         return str(self.prompts[-1]["content"]["prompt"])
 
     def answer(self, text: str) -> None:
-        """Types what the cell's last prompt asks for."""
         self._kernel.type(text, self.prompts[-1])
 
     def _stream(self, name: str) -> str:
@@ -140,7 +136,6 @@ def lines_of_two(text: str) -> dict[int, list[str]]:
 
 
 def spec_of(python: str) -> KernelSpec:
-    """Returns how the kernel of a Python is started."""
     command = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     return KernelSpec(argv=command, display_name="tests", language="python")
 
@@ -177,7 +172,6 @@ class Kernel:
         self.comms: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
-        """Starts the kernel and waits until it answers."""
         self._manager = KernelManager(kernel_name="python3")
         # The spec that is found by name may belong to another environment.
         self._manager._kernel_spec = self._spec
@@ -193,7 +187,6 @@ class Kernel:
 
     @property
     def is_alive(self) -> bool:
-        """True while the kernel's process runs."""
         return bool(self._manager.is_alive())
 
     def run(self, source: str, timeout: float = 60) -> Cell:
@@ -231,7 +224,6 @@ class Kernel:
         return cell
 
     def type(self, text: str, prompt: dict[str, Any]) -> None:
-        """Answers a request for input."""
         reply = self._client.session.msg("input_reply", {"value": text}, parent=prompt)
         self._client.stdin_channel.send(reply)
 
@@ -256,7 +248,6 @@ class Kernel:
     def say(
         self, comm: str, data: dict[str, Any], *buffers: bytes, kind: str = "comm_msg", **more: str
     ) -> None:
-        """Says to a widget what its view would."""
         content = {"comm_id": comm, "data": data, **more}
         metadata = {"version": "1.0.0"}  # of what asks for all widgets
         message = self._client.session.msg(kind, content, metadata=metadata)
@@ -279,7 +270,6 @@ class Kernel:
         self._manager.shutdown_kernel()
 
     def kill9(self) -> None:
-        """Kills the kernel's process alone with SIGKILL, and waits until it is gone."""
         os.kill(self.pid, signal.SIGKILL)
         wait_until(lambda: not self.is_alive, lambda: "the kernel's end")
 
@@ -288,7 +278,6 @@ class Kernel:
         return [process for process in _marked(self.mark) if process.pid != self.pid]
 
     def wait_for_no_children(self, timeout: float = 10) -> None:
-        """Returns once no process from this kernel is left, or raises naming those that are."""
         deadline = time.monotonic() + timeout
         while children := self._children_twice():
             if time.monotonic() > deadline:
@@ -434,7 +423,6 @@ class Kernel:
 
 
 def _private_env(cwd: Path) -> dict[str, str | None]:
-    """Keeps the user's profiles and settings out, and the tests' out of the user's."""
     places = {
         "IPYTHONDIR": "ipython",
         "JUPYTER_CONFIG_DIR": "jupyter-config",

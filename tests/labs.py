@@ -39,29 +39,24 @@ _CHUNK = re.compile(r"^# %% ([\w-]+)\n", re.MULTILINE)
 
 
 def path_of(name: str) -> Path:
-    """Where a lab stands."""
     return REPOSITORY / "notebooks" / f"{name}.ipynb"
 
 
 def read(name: str) -> NotebookNode:
-    """Returns a lab as it is committed."""
     notebook = nbformat.read(path_of(name), as_version=4)
     nbformat.validate(notebook)
     return notebook
 
 
 def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
-    """Returns the cells that run."""
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def tagged(notebook: NotebookNode, tag: str) -> list[str]:
-    """Returns the ids of the cells that have a tag."""
     return [cell.id for cell in notebook.cells if tag in cell.metadata.get("tags", ())]
 
 
 def failed(notebook: NotebookNode) -> list[str]:
-    """Returns the ids of the cells that have failed."""
     return [cell.id for cell in code_cells(notebook) if error_of(cell)]
 
 
@@ -76,7 +71,6 @@ def exercises(notebook: NotebookNode) -> list[str]:
 
 
 def solutions(name: str) -> dict[str, str]:
-    """Returns the cells that solve a lab's exercises, or look at what it has left, by name."""
     file = Path(__file__).parent / "notebook" / "solutions" / f"{name}.py"
     _, *chunks = _CHUNK.split(file.read_text())
     return {name: source.strip() for name, source in zip(chunks[::2], chunks[1::2], strict=True)}
@@ -103,7 +97,6 @@ def solved(name: str) -> NotebookNode:
 
 
 def note_run(name: str, notebook: NotebookNode) -> None:
-    """Keeps what a lab, solved, has become when all of its cells had run."""
     _RUNS[name] = notebook
 
 
@@ -113,7 +106,6 @@ def noted_run(name: str) -> NotebookNode | None:
 
 
 def text_of(cell: NotebookNode) -> str:
-    """Returns what a reader without colours or pictures sees under a cell."""
     return "".join(_text_of(output) for output in cell.outputs)
 
 

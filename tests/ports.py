@@ -24,7 +24,6 @@ _turn = random.randrange(_EACH)
 
 
 def free_port() -> int:
-    """Returns a port of 127.0.0.1 that is free, another one each time."""
     global _turn
     own = _own()
     for _ in own:

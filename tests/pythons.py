@@ -42,7 +42,6 @@ def candidates() -> Iterator[str]:
 
 
 def found(paths: Iterable[str]) -> dict[Version, str]:
-    """Returns the newest Python of each version, as (3, 12), among those that start."""
     newest: dict[Version, tuple[Version, str]] = {}
     for path in paths:
         try:
@@ -72,7 +71,6 @@ def prepared(python: str, kind: Version) -> Path | None:
 
 
 def main() -> int:
-    """Returns how many Pythons have failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pythons", nargs="*", metavar="PYTHON", help="those; else all there are")
     parser.add_argument("--newest", action="store_true", help="only on the newest, if not on this")

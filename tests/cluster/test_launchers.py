@@ -157,9 +157,6 @@ def test_what_a_profile_of_ipyparallel_says_of_slurm_is_honoured(ipython):
     )
     assert (found.submit, found.delete) == (("site-sbatch", "--wait-less"), ("site-cancel",))
     assert found.job_id.search("queued: job 4711 of 2")[found.group] == "4711"
-
-
-def test_a_profile_that_cannot_be_read_is_named(ipython):
     (ipython / "ipcluster_config.py").write_text("c.SlurmLauncher.queue = 1 / 0")
     with pytest.raises(UsageError, match=r"in .*ipcluster_config.py, found ZeroDivisionError"):
         folders.slurm_settings()
@@ -185,11 +182,6 @@ def test_what_the_user_has_set_for_mpi_reaches_other_hosts(monkeypatch):
     assert "OMPI_COMM_WORLD_RANK" not in found
 
 
-def test_what_is_no_number_of_hosts_is_refused_with_an_example():
-    with pytest.raises(UsageError, match="Type for example: --on lsf"):
-        parse_batch(["--nodes", "two"], "--on lsf")
-
-
 def test_a_notebook_in_a_job_of_several_nodes_has_its_ranks_there(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
@@ -199,17 +191,16 @@ def test_a_notebook_in_a_job_of_several_nodes_has_its_ranks_there(monkeypatch):
     assert slurm._tasks_per_node({"SLURM_TASKS_PER_NODE": "4(x2),1"}) == [4, 4, 1]
 
 
-def test_the_names_of_hosts_are_read_as_pbs_and_lsf_write_them():
+def test_the_names_of_hosts_are_read_as_batch_systems_and_users_write_them():
     assert pbs._hosts("n1/0*4+n2.cluster/1*4+n1/2") == ["n1", "n2"]
     assert lsf._hosts("4*n1:4*n2.cluster:n1") == ["n1", "n2"]
-
-
-def test_a_host_of_another_user_is_known_by_its_name_alone():
     made = launchers.named("ssh:me@h1:2,h2")
     assert isinstance(made, SshLauncher)
     assert made.hosts == (Host("h1", 2, login="me@h1"), Host("h2", 1, login="h2"))
     with pytest.raises(UsageError, match="expected each host once"):
         launchers.named("ssh:me@h1,you@h1")
+    with pytest.raises(UsageError, match="Type for example: --on lsf"):
+        parse_batch(["--nodes", "two"], "--on lsf")
 
 
 def test_the_number_of_ranks_that_was_asked_for_holds_on_the_same_hosts_only():

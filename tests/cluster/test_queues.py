@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from allranks import Cluster
 from allranks.cluster import connection
 from allranks.cluster.connection import Connection
 from allranks.cluster.launchers import batch, lsf, pbs, slurm
@@ -16,6 +19,7 @@ from allranks.cluster.launchers.batch import BatchJob
 from allranks.cluster.launchers.launcher import Host, MultiHostLauncher
 from allranks.errors import StartFailed, UsageError
 from allranks.records.config import Invitation
+from tests.kernel import wait_until
 
 INVITATION = Invitation("tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "key")
 TOLD = {
@@ -27,7 +31,6 @@ TOLD = {
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of commands, beside which there are only those of the system."""
     folder = tmp_path / "commands"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
@@ -41,7 +44,6 @@ def put(commands: Path, name: str, script: str) -> None:
 
 @pytest.fixture(params=[slurm.SlurmJob, pbs.PbsJob, lsf.LsfJob])
 def job(request, commands: Path, tmp_path: Path):
-    """A job, of which nobody knows anything yet."""
     for name in (*TOLD, "scancel", "qdel", "bkill"):
         put(commands, name, "exit 1")
     invitation = batch.invite(INVITATION, str(tmp_path))
@@ -114,6 +116,30 @@ def test_a_submit_command_that_does_not_answer_is_ended_with_its_children(
     while left := [p for p in psutil.process_iter() if known in words_of(p)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.02)
+
+
+def test_an_interrupt_while_a_job_is_submitted_cancels_it(commands, tmp_path, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_LOG_DIR", str(tmp_path / "logs"))
+    asked, busy, cancelled = (commands / name for name in ("asked", "busy", "cancelled"))
+    busy.touch()
+    put(commands, "sinfo", "echo localhost")
+    put(commands, "squeue", "echo 'PENDING|Priority|N/A|main|'")
+    put(commands, "sbatch", f"touch {asked}; while [ -e {busy} ]; do sleep .05; done; echo job 7")
+    put(commands, "scancel", f"echo $* > {cancelled}")
+
+    def press() -> None:
+        wait_until(asked.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)
+        busy.unlink()
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    with pytest.raises(KeyboardInterrupt):
+        Cluster(launcher="slurm --nodes 1").start()
+    pressing.join()
+    assert cancelled.read_text() == "7\n"
+    assert list(tmp_path.rglob("invitation")) == []
 
 
 def test_a_submit_command_that_tells_no_number_is_named(commands, tmp_path):

@@ -8,18 +8,39 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.notebook import Notebook
+from tests.faults.notebook import KEPT, Notebook
 
 
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    """Four ranks for the tests of one file, each with ``kept``; at the end nothing is left."""
+@pytest.fixture(scope="session")
+def shared_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """One notebook for all files; at the end nothing is left."""
     with Notebook(tmp_path_factory.mktemp("notebook")) as shared:
-        shared.on_ranks("kept = 10 * rank", "-n 4")
-        shared.note_files()
         yield shared
         shared.shutdown()
         shared.check_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def notebook(shared_notebook: Notebook, request: pytest.FixtureRequest) -> Iterator[Notebook]:
+    """That notebook, with four ranks, each with ``kept``.
+
+    A file that damages its ranks has ``DAMAGES_RANKS = True``: the next file has fresh ones.
+    """
+    shared_notebook.settle()
+    cell = shared_notebook.on_ranks("kept = 10 * rank", "-n 4")
+    assert cell.status == "ok", cell.text
+    shared_notebook.run("%distributed heal on")
+    shared_notebook.note_files()
+    yield shared_notebook
+    if getattr(request.module, "DAMAGES_RANKS", False):
+        shared_notebook.run("%distributed stop")
+
+
+@pytest.fixture
+def _ranks_live_on(notebook: Notebook) -> Iterator[None]:
+    yield
+    notebook.settle()
+    assert notebook.on_ranks("kept").text == KEPT
 
 
 @pytest.fixture

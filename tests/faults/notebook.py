@@ -14,9 +14,11 @@ from typing import Self
 
 import psutil
 
-from tests.kernel import Cell, Kernel
+from tests.kernel import Cell, Kernel, KernelDied
 
 GONE_SECONDS = 30
+#: What four ranks show of ``kept``, which is 10 * rank.
+KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
 _SHARED_MEMORY = Path("/dev/shm")
 #: Run in the notebook: what it has not heard of by then, the next cell would hear of in its middle.
 _HEARS_OF_A_DEATH = """
@@ -90,12 +92,24 @@ class Notebook(Kernel):
         """Sends ``source`` to the ranks and returns the cell while it runs."""
         return self.start(f"%%distributed {options}".rstrip() + f"\n{source}")
 
+    def settle(self) -> None:
+        for cell in [cell for cell in self._cells.values() if not cell.done and self.is_alive]:
+            self.interrupt()
+            with suppress(TimeoutError, KernelDied):
+                cell.wait(20)
+        if not self.is_alive or any(not cell.done for cell in self._cells.values()):
+            self.restart()
+            self.run("%load_ext allranks")
+
+    def reopen(self) -> None:
+        """Starts another kernel where the one before has ended."""
+        super().stop()
+        self.__enter__()
+
     def value(self, expression: str) -> str:
-        """Returns what the notebook shows for an expression of its own."""
         return self.run(expression).displays[0]["text/plain"]
 
     def pids(self) -> dict[int, int]:
-        """Returns the process id of every rank."""
         return {
             int(rank): int(pid)
             for rank, pid in re.findall(
@@ -104,22 +118,26 @@ class Notebook(Kernel):
         }
 
     def kill_rank(self, rank: int) -> None:
-        """Kills a rank between two cells, and returns once the notebook has heard of it."""
         psutil.Process(self.pids()[rank]).kill()
         heard = self.run(_HEARS_OF_A_DEATH.format(rank))
         assert heard.status == "ok", heard.text
 
     def logs(self) -> dict[str, Path]:
-        """Returns the log files of all clusters so far, those of the newest by their name."""
         return {path.name: path for path in sorted(self.cwd.glob(".state/allranks/*/*.log"))}
 
     def note_files(self) -> set[str]:
-        """Returns what the processes of this notebook share in memory, and keeps it in mind."""
         for process in self.children():
             with suppress(OSError):
                 maps = Path(f"/proc/{process.pid}/maps").read_text()
                 self._segments |= set(re.findall(rf"{_SHARED_MEMORY}/(\S+)$", maps, re.MULTILINE))
         return self._segments
+
+    def kept_folders(self) -> list[Path]:
+        found = []
+        for link in Path(f"/proc/{self.pid}/fd").iterdir():
+            with suppress(OSError):  # it was closed just now
+                found.append(link.readlink())
+        return [folder for folder in found if folder.name.startswith("allranks-kept-")]
 
     def check_nothing_left(self) -> None:
         """Raises unless every process is soon gone, and every file but the logs."""
@@ -130,7 +148,6 @@ class Notebook(Kernel):
         assert left == [], left
 
     def files_left(self) -> list[str]:
-        """Returns the files that the cluster had and that are still there, its logs apart."""
         shared = [name for name in self._segments if (_SHARED_MEMORY / name).exists()]
         temporary = [str(path) for path in self.temporary.rglob("*")]
         # The kernel's own, which its front end removes, and the folders that the tests gave it.

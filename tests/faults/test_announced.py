@@ -16,7 +16,6 @@ def ipython(notebook):
 
 
 def files(ipython, count, seconds=60):
-    """Waits until there are so many files, and returns them."""
     deadline = time.monotonic() + seconds
     while len(found := sorted(ipython.glob("profile_*/security/*.json"))) != count:
         assert time.monotonic() < deadline, found
@@ -65,22 +64,19 @@ def test_a_client_is_one_of_this_notebooks_ranks_and_of_no_others(notebook, ipyt
 
 
 def test_ipyparallel_lists_the_cluster_and_connects_to_it_by_its_file(notebook, ipython):
-    (found,) = listed(ipython)
-    (ranks,) = found["engines"]["sets"].values()
-    assert (ranks["n"], found["controller"]["state"]["state"]) == (4, "running")
-    notebook.run("import ipyparallel as ipp; file = ipp.Cluster.from_file()")
-    assert notebook.value("(found := file.connect_client_sync()).ids") == "[0, 1, 2, 3]"
-    notebook.run("found.close()")
-
-
-def test_what_these_files_tell_is_for_this_user_alone(ipython):
     found = files(ipython, 3)
     assert [file.name for file in found] == [
         "cluster-.json",
         "ipcontroller-client.json",
         "ipcontroller-engine.json",
     ]
-    assert {file.stat().st_mode & 0o777 for file in found} == {0o600}
+    assert {file.stat().st_mode & 0o777 for file in found} == {0o600}  # for this user alone
+    (found,) = listed(ipython)
+    (ranks,) = found["engines"]["sets"].values()
+    assert (ranks["n"], found["controller"]["state"]["state"]) == (4, "running")
+    notebook.run("import ipyparallel as ipp; file = ipp.Cluster.from_file()")
+    assert notebook.value("(found := file.connect_client_sync()).ids") == "[0, 1, 2, 3]"
+    notebook.run("found.close()")
 
 
 def test_a_second_cluster_has_a_name_of_its_own_and_leaves_the_first(notebook, ipython):
@@ -94,20 +90,27 @@ def test_a_second_cluster_has_a_name_of_its_own_and_leaves_the_first(notebook, i
     assert len(listed(ipython)) == 1
 
 
-def test_what_a_killed_kernel_of_this_host_has_left_is_swept(notebook, ipython):
-    assert notebook.run("%distributed stop").status == "ok"
+def test_the_files_go_with_the_ranks_and_only_what_a_dead_kernel_left_is_swept(notebook, ipython):
     security = ipython / "profile_default" / "security"
-    assert files(ipython, 0) == []
-    notebook.on_ranks("kept = 10 * rank", "-n 4")
+    client = security / "ipcontroller-client.json"
     files(ipython, 3)
     old = json.loads((security / "cluster-.json").read_text())
-    notebook.run("%distributed stop")
+    # They go also while what the kernel has forked lives on.
+    notebook.run(
+        "import multiprocessing, time\n"
+        "forked = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\n"
+        "forked.start()"
+    )
+    assert notebook.run("%distributed stop").status == "ok"
+    assert files(ipython, 0, seconds=0) == []
+    assert notebook.value("forked.is_alive()") == "True"
+    notebook.run("forked.kill(); forked.join()")
+
     (ranks,) = old["engines"]["sets"].values()
     ranks["pid"] = 2**22  # above the largest that Linux gives
     (security / "cluster-.json").write_text(json.dumps(old))
-    (security / "ipcontroller-client.json").write_text("left")
+    client.write_text("left")
     notebook.on_ranks("kept = 10 * rank", "-n 4")
-    client = security / "ipcontroller-client.json"
 
     def anew():
         with suppress(FileNotFoundError):  # what was left is gone, and the new one is not there
@@ -119,12 +122,8 @@ def test_what_a_killed_kernel_of_this_host_has_left_is_swept(notebook, ipython):
         "import ipyparallel as ipp; (found := ipp.Client()).wait_for_engines(4, timeout=60)"
     )
     assert cell.status == "ok", cell.text
-    notebook.run("found.close()")
+    notebook.run("found.close()\n%distributed stop")
 
-
-def test_a_cluster_that_somebody_else_has_started_keeps_its_files(notebook, ipython):
-    notebook.run("%distributed stop")
-    client = ipython / "profile_default" / "security" / "ipcontroller-client.json"
     client.write_text("somebody else's")
     try:
         notebook.on_ranks("kept = 10 * rank", "-n 4")
@@ -135,18 +134,3 @@ def test_a_cluster_that_somebody_else_has_started_keeps_its_files(notebook, ipyt
         assert client.read_text() == "somebody else's"
     finally:
         client.unlink()
-
-
-def test_the_files_go_with_the_ranks_while_what_the_kernel_has_forked_lives_on(notebook, ipython):
-    notebook.run("%distributed stop")
-    notebook.on_ranks("kept = 10 * rank", "-n 4")
-    files(ipython, 3)
-    notebook.run(
-        "import multiprocessing, time\n"
-        "forked = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\n"
-        "forked.start()"
-    )
-    assert notebook.run("%distributed stop").status == "ok"
-    assert files(ipython, 0, seconds=0) == []
-    assert notebook.value("forked.is_alive()") == "True"
-    notebook.run("forked.kill(); forked.join()")

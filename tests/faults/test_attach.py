@@ -11,12 +11,11 @@ import sys
 
 import pytest
 
-from tests.faults.notebook import stopped
+from tests.faults.notebook import KEPT, Notebook, stopped
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the nursery needs Linux")
 
 NONE = "No ranks of yours run on this machine.\n"
-KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
 SUM = "import numpy as np\nfloat(allreduce(np.ones(2), op=Sum)[0])"
 LONG = (
     "import os, time\nbegan = time.monotonic()\n"
@@ -30,7 +29,6 @@ LONG = (
 
 @pytest.fixture(scope="module", autouse=True)
 def _they_stay(notebook):
-    """The ranks of this file stay when their notebook goes, and in the end they do not."""
     said = notebook.run("%distributed detach-on-exit 120s")
     assert "keep running for 2 min" in said.text
     yield
@@ -39,9 +37,14 @@ def _they_stay(notebook):
     )
 
 
+@pytest.fixture(scope="module")
+def other(notebook, tmp_path_factory):
+    with Notebook(tmp_path_factory.mktemp("other"), {"TMPDIR": str(notebook.temporary)}) as opened:
+        yield opened
+
+
 @pytest.fixture
 def go(notebook):
-    """Lets the cell that waits for it end."""
     path = notebook.cwd / "go"
     yield path.touch
     path.unlink(missing_ok=True)
@@ -59,31 +62,8 @@ def again(notebook, attach=True):
 
 
 def check_at_work(notebook):
-    """The ranks have what they had, and work together."""
     assert notebook.on_ranks("kept").text == KEPT
     assert notebook.on_ranks(SUM).text == "ranks 0–3 → 4.0\n"
-
-
-def test_a_kernel_that_is_restarted_has_its_ranks_back(notebook):
-    pids = notebook.pids()
-    again(notebook, attach=False)
-    while "; detached, " not in (listed := notebook.run("%distributed clusters").text):
-        notebook.drain(0.1)
-    assert re.search(
-        r"^\w{8}  ranks 0–3 of \S+, since \d\d:\d\d, idle; detached, \d+ s left: "
-        r"%distributed attach \w{8}$",
-        listed.strip(),
-    )
-    attached = notebook.run("%distributed attach")
-    assert re.fullmatch(
-        r"Attached to ranks 0–3 of \w{8}, running since \d\d:\d\d\. When this notebook's kernel "
-        r"ends, they keep running for 2 min\.\n",
-        attached.text,
-    )
-    assert notebook.pids() == pids
-    check_at_work(notebook)
-    assert "attached to this notebook" in notebook.run("%distributed clusters").text
-    assert notebook.value("ranks.client().ids") == "[0, 1, 2, 3]"
 
 
 def test_a_kernel_that_was_killed_has_its_ranks_back(notebook, go):
@@ -97,12 +77,27 @@ def test_a_kernel_that_was_killed_has_its_ranks_back(notebook, go):
     pids = notebook.pids()
     os.killpg(notebook.pid, signal.SIGKILL)  # as Jupyter does where a kernel does not end
     go()
-    said = again(notebook)
-    if "said while nobody" not in said.text:  # the kernel was that fast
-        said = notebook.on_ranks("import time; time.sleep(1)")
-    assert "said while nobody was there" in said.text
+    again(notebook, attach=False)
+    while "; detached, " not in (listed := notebook.run("%distributed clusters").text):
+        notebook.drain(0.1)
+    assert re.search(
+        r"^\w{8}  ranks 0–3 of \S+, since \d\d:\d\d, idle; detached, \d+ s left: "
+        r"%distributed attach \w{8}$",
+        listed.strip(),
+    )
+    said = notebook.run("%distributed attach").text
+    assert re.match(
+        r"Attached to ranks 0–3 of \w{8}, running since \d\d:\d\d\. When this notebook's kernel "
+        r"ends, they keep running for 2 min\.\n",
+        said,
+    )
+    if "said while nobody" not in said:  # the kernel was that fast
+        said = notebook.on_ranks("import time; time.sleep(1)").text
+    assert "said while nobody was there" in said
     assert notebook.pids() == pids
     check_at_work(notebook)
+    assert "attached to this notebook" in notebook.run("%distributed clusters").text
+    assert notebook.value("ranks.client().ids") == "[0, 1, 2, 3]"
 
 
 def test_a_cell_goes_on_where_its_kernel_dies_and_is_shown_from_its_beginning(notebook, go):
@@ -144,8 +139,11 @@ def test_a_cell_that_ended_while_nobody_was_there_is_shown_and_fails_as_it_did(n
     assert re.search(r"In\[\d+\] finished while no notebook was attached:", attached.text)
     assert "ended" in attached.text
     check_at_work(notebook)
-    # Once seen, it is not shown again.
-    assert "finished" not in again(notebook).text
+    # Once seen, it is not shown again, and an ensemble that has ended is not called interrupted.
+    assert "5 of 5 finished" in notebook.run("%%ensemble x=0:5\nresult = x").text
+    attached = again(notebook).text
+    assert "finished" not in attached
+    assert "ensemble" not in attached
     check_at_work(notebook)
 
 
@@ -190,8 +188,7 @@ def test_a_rank_that_dies_while_nobody_is_there_is_replaced_after_it(notebook):
     check_at_work(notebook)
 
 
-def test_another_notebook_attaches_when_the_first_lets_go(notebook, new_notebook):
-    other = new_notebook({"TMPDIR": str(notebook.temporary)})
+def test_another_notebook_attaches_when_the_first_lets_go(notebook, other):
     name = re.match(r"\w{8}", notebook.run("%distributed clusters").text)[0]
     watched = other.run(f"%distributed attach {name[:5]}")
     assert f"Watching ranks 0–3 of {name}, attached to the notebook of process" in watched.text
@@ -211,29 +208,12 @@ def test_another_notebook_attaches_when_the_first_lets_go(notebook, new_notebook
     notebook.run("%distributed detach-on-exit 120s")
 
 
-def test_where_there_are_several_it_is_said_which_can_be_attached_to(notebook, new_notebook):
+def test_ranks_of_another_version_are_refused(notebook, other):
     name = re.match(r"\w{8}", notebook.run("%distributed clusters").text)[0]
-    other = new_notebook({"TMPDIR": str(notebook.temporary)})
-    other.on_ranks("rank", "-n 1")
-    third = new_notebook({"TMPDIR": str(notebook.temporary)})
-    assert third.run("%distributed clusters").text.count("attached to the notebook of process") == 2
-    several = third.run("%distributed attach").error_value
-    assert "expected a cluster that this notebook has had to attach to, found " in several
-    assert f"{name} (4 ranks of {notebook.cwd})" in several
-    assert f"(1 ranks of {other.cwd}). Type for example: %distributed attach " in several
-    # Those of others have to be named, also where nobody has them.
-    detached = other.run("%distributed detach 120s").text
-    assert third.run("%distributed attach").error_name == "UsageError"
-    command = re.search("%distributed attach .*", detached)[0]
-    assert "Attached to rank 0 of" in third.run(command).text, detached
-    assert third.on_ranks("1").text.endswith("1\n")
-    third.run("%distributed stop")
-
-
-def test_ranks_of_another_version_are_refused(notebook, new_notebook):
-    name = re.match(r"\w{8}", notebook.run("%distributed clusters").text)[0]
-    other = new_notebook({"TMPDIR": str(notebook.temporary)})
-    other.run("from allranks.cluster import sessions\nsessions.version = lambda: '99.0'")
+    other.run(
+        "from allranks.cluster import sessions\nimport dataclasses\nown = sessions.version\n"
+        "sessions.version = lambda: '99.0'"
+    )
     expected = "expected ranks of allranks 99.0, found "
     assert expected in other.run(f"%distributed attach {name}").error_value
     notebook.run("%distributed detach")
@@ -242,8 +222,9 @@ def test_ranks_of_another_version_are_refused(notebook, new_notebook):
     assert f"in {name}. Attach from a notebook with that version" in refused
     assert notebook.run("%distributed attach").status == "ok"
     # One that tells more than this one knows is listed all the same.
-    other.run("import dataclasses; sessions.fields = lambda it: dataclasses.fields(it)[:12]")
+    other.run("sessions.fields = lambda it: dataclasses.fields(it)[:12]")
     assert name in other.run("%distributed clusters").text
+    other.run("sessions.version, sessions.fields = own, dataclasses.fields")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make another user's process")
@@ -304,15 +285,7 @@ def test_the_members_of_an_ensemble_that_are_left_run_after_an_attach(notebook, 
     check_at_work(notebook)
 
 
-def test_an_ensemble_that_has_ended_is_not_said_to_be_interrupted(notebook):
-    assert "5 of 5 finished" in notebook.run("%%ensemble x=0:5\nresult = x").text
-    attached = again(notebook)
-    assert "ensemble" not in attached.text
-    assert "finished while no notebook" not in attached.text
-    check_at_work(notebook)
-
-
-def test_fresh_ranks_are_not_started_without_a_word_where_others_wait(notebook):
+def test_what_cannot_be_attached_to_is_said(notebook):
     name = re.match(r"\w{8}", notebook.run("%distributed clusters").text)[0]
     notebook.run("%distributed detach")
     cell = notebook.on_ranks("rank", "-n 1")
@@ -321,6 +294,13 @@ def test_fresh_ranks_are_not_started_without_a_word_where_others_wait(notebook):
     notebook.run("%distributed stop")
     assert "Attached to ranks 0–3" in notebook.run("%distributed attach").text
     check_at_work(notebook)
+    told = notebook.run("%distributed attach")
+    assert "expected a notebook without ranks" in told.error_value
+    notebook.run("%distributed detach")
+    unknown = notebook.run("%distributed attach abcd0123x").error_value
+    assert "found none: it has ended, or its time ran out" in unknown
+    assert "expected a time as" in notebook.run("%distributed detach-on-exit soon").error_value
+    assert notebook.run("%distributed attach").status == "ok"
 
 
 def test_a_rank_that_does_not_answer_is_named_and_stays(notebook):
@@ -333,16 +313,6 @@ def test_a_rank_that_does_not_answer_is_named_and_stays(notebook):
     notebook.run("connection._ATTACH_SECONDS = 20")
     assert notebook.run("%distributed attach").status == "ok"
     check_at_work(notebook)
-
-
-def test_what_cannot_be_attached_to_is_said(notebook):
-    told = notebook.run("%distributed attach")
-    assert "expected a notebook without ranks" in told.error_value
-    notebook.run("%distributed detach")
-    unknown = notebook.run("%distributed attach abcd0123x").error_value
-    assert "found none: it has ended, or its time ran out" in unknown
-    assert "expected a time as" in notebook.run("%distributed detach-on-exit soon").error_value
-    assert notebook.run("%distributed attach").status == "ok"
 
 
 def test_a_process_that_has_the_line_of_a_killed_kernel_does_not_hold_its_ranks(notebook):
@@ -413,21 +383,26 @@ def test_ranks_that_no_notebook_could_find_are_not_said_to_stay(new_notebook):
     assert "rank 1 → 1" in notebook.on_ranks("kept").text
 
 
-def test_a_notebook_takes_its_own_ranks_and_others_by_name_only(new_notebook):
-    first = new_notebook({"JPY_SESSION_NAME": "/course/lab.ipynb"})
+def test_a_notebook_takes_its_own_ranks_and_others_by_name_only(notebook, new_notebook):
+    shared = {"TMPDIR": str(notebook.temporary)}
+    lab = shared | {"JPY_SESSION_NAME": "/course/lab.ipynb"}
+    # In two folders, as the kernel was moved.
+    first, moved, other = new_notebook(lab), new_notebook(lab), new_notebook(shared)
     first.on_ranks("kept = 7", "-n 1")
-    shared = {"TMPDIR": str(first.temporary)}
-    other = new_notebook(shared | {"JPY_SESSION_NAME": "/course/other.ipynb"})
-    # In another folder, as its kernel was moved there.
-    again = new_notebook(shared | {"JPY_SESSION_NAME": "/course/lab.ipynb"})
+    assert first.run("%distributed clusters").text.count("attached to the notebook of process") == 1
     first.run("%distributed detach 120s")
     refused = other.run("%distributed attach").error_value
     assert "expected a cluster that this notebook has had to attach to, found " in refused
+    assert f"(4 ranks of {notebook.cwd})" in refused
+    assert ". Type for example: %distributed attach " in refused
     name = re.search(r"(\w{8}) \(1 ranks of lab\.ipynb\)", refused)[1]
     assert f"{name}  rank 0 of lab.ipynb, since " in other.run("%distributed clusters").text
-    assert f"Attached to rank 0 of {name}" in again.run("%distributed attach").text
-    assert again.on_ranks("kept").text == "rank 0 → 7\n"
-    again.run("%distributed detach 120s")
+    assert f"Attached to rank 0 of {name}" in moved.run("%distributed attach").text
+    assert moved.on_ranks("kept").text == "rank 0 → 7\n"
+    moved.run("%distributed detach 120s")
+    # Those of others have to be named, also where nobody has them.
+    assert other.run("%distributed attach").error_name == "UsageError"
     assert f"Attached to rank 0 of {name}" in other.run(f"%distributed attach {name}").text
-    assert f"{name}  rank 0 of other.ipynb, since " in again.run("%distributed clusters").text
+    listed = moved.run("%distributed clusters").text
+    assert f"{name}  rank 0 of {other.cwd}, since " in listed
     other.run("%distributed stop")

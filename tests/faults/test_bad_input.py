@@ -2,13 +2,9 @@
 
 import pytest
 
-KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
+from tests.faults.notebook import KEPT
 
-
-@pytest.fixture(autouse=True)
-def _nothing_is_lost(notebook):
-    yield
-    assert notebook.on_ranks("kept").text == KEPT
+pytestmark = pytest.mark.usefixtures("_ranks_live_on")
 
 
 @pytest.mark.parametrize(
@@ -82,34 +78,31 @@ def test_tab_completes_commands_and_options(notebook):
     assert notebook.complete("%%distributed\nkep") == ["kept"]
 
 
-def test_what_cannot_be_pickled_cannot_be_pushed(notebook):
+def test_what_cannot_be_pickled_is_not_sent(notebook):
     cell = notebook.run("import threading; kept = threading.Lock()\n%distributed push kept")
     assert cell.error_name == "UsageError"
     assert "kept cannot be sent to the ranks: cannot pickle" in cell.error_value
-
-
-def test_what_cannot_be_pickled_cannot_be_pulled(notebook):
     notebook.on_ranks("import threading; lock = threading.Lock()")
     cell = notebook.run("%distributed pull lock")
     assert cell.error_name == "UsageError"
     assert "rank 0 cannot send lock: cannot pickle" in cell.error_value
 
 
-def test_a_value_that_cannot_be_pickled_is_named_and_the_cell_has_run(notebook):
-    cell = notebook.on_ranks("made = 1\nimport threading\nthreading.Lock()", "-o got")
-    assert cell.error_name == "UsageError"
-    assert "expected a last expression that can be pickled, found on rank 0: lock" in (
-        cell.error_value
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("lock", "expected a last expression that can be pickled, found on rank 0: lock"),
+        ("comm", "that the notebook can read, found on rank 0: it is MPI's"),
+    ],
+)
+def test_a_value_that_cannot_be_sent_is_named_and_the_cell_has_run(notebook, value, said):
+    cell = notebook.on_ranks(
+        f"import threading\nmade, lock = {value!r}, threading.Lock()\n{value}", "-o unsent"
     )
-    assert notebook.run("got").error_name == "NameError"
-    assert notebook.on_ranks("made").text == "ranks 0–3 → 1\n"
-
-
-def test_a_value_that_only_ranks_can_read_is_named_and_the_cell_has_run(notebook):
-    cell = notebook.on_ranks("made = 2\ncomm", "-o got")
     assert cell.error_name == "UsageError"
-    assert "that the notebook can read, found on rank 0: it is MPI's" in cell.error_value
-    assert notebook.on_ranks("made").text == "ranks 0–3 → 2\n"
+    assert said in cell.error_value
+    assert notebook.run("unsent").error_name == "NameError"
+    assert notebook.on_ranks("made").text == f"ranks 0–3 → {value!r}\n"
     assert notebook.value("'mpi4py.MPI' in __import__('sys').modules") == "False"
 
 

@@ -60,10 +60,7 @@ CANNOT_BE_SHOWN = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _ranks_live_on(notebook):
-    yield
-    assert notebook.on_ranks("kept", "-r 1").text == "rank 1 → 10\n"
+pytestmark = pytest.mark.usefixtures("_ranks_live_on")
 
 
 @pytest.mark.parametrize(("source", "said"), CANNOT_BE_SHOWN.values(), ids=CANNOT_BE_SHOWN.keys())
@@ -78,7 +75,7 @@ def test_a_display_that_cannot_be_shown_says_why_and_nothing_else_is_lost(notebo
     assert cell.iopub_nbytes < 100_000
 
 
-def test_a_value_of_50_million_characters_is_cut_and_says_how_to_have_it(notebook):
+def test_what_a_cell_shows_is_bounded_and_says_so(notebook):
     cell = notebook.on_ranks("'x' * 50_000_000", "-o whole")
     assert cell.status == "ok"
     assert cell.iopub_nbytes < 500_000
@@ -86,16 +83,10 @@ def test_a_value_of_50_million_characters_is_cut_and_says_how_to_have_it(noteboo
     shown = cell.text[: said.start()].count("x") + cell.text[said.end() :].count("x")
     assert int(said[1].replace(",", "")) + shown == 50_000_000
     assert notebook.value("[len(value) for value in whole]") == f"[{', '.join(['50000000'] * 4)}]"
-
-
-def test_a_long_text_that_is_displayed_is_cut_on_screen(notebook):
     cell = notebook.on_ranks("for i in range(9): display({'text/plain': 'é' * 10**6}, raw=True)")
     assert cell.status == "ok"
     assert cell.iopub_nbytes < 2_000_000
     assert cell.text.count("bytes are not shown: print() writes the whole text to the log") == 9
-
-
-def test_displays_beyond_what_a_cell_shows_are_counted(notebook):
     cell = notebook.on_ranks(
         "for i in range(20):\n    display({'text/html': f'{i}' + 'x' * 1_000_000}, raw=True)",
         "-r 0",
@@ -103,9 +94,6 @@ def test_displays_beyond_what_a_cell_shows_are_counted(notebook):
     shown = [data for data in cell.displays if "text/html" in data]
     assert f"{20 - len(shown)} more displays are not shown: at most 64 and 8.4 MB" in cell.text
     assert 0 < len(shown) < 10
-
-
-def test_a_display_that_is_updated_or_cleared_counts_once(notebook):
     cell = notebook.on_ranks(
         "h = display({'text/html': 'x' * 1_000_000}, raw=True, display_id=True)\n"
         "import time\n"
@@ -116,9 +104,6 @@ def test_a_display_that_is_updated_or_cleared_counts_once(notebook):
     )
     assert "not shown" not in cell.text
     assert cell.displays[-1]["text/html"].startswith("19x")
-
-
-def test_a_class_whose_name_has_a_million_characters_is_named_within_bounds(notebook):
     cell = notebook.on_ranks("raise type('x' * 1_000_000, (ValueError,), {})()")
     assert cell.error_name == "CellFailed"
     assert cell.iopub_nbytes < 200_000
@@ -135,7 +120,6 @@ OF_EACH = "".join(f"rank {rank}:\n<I am rank {rank}>\n" for rank in range(4))
 
 
 def shown(cell):
-    """What stands under a cell, without outputs that are empty."""
     return "".join(data["text/plain"] + "\n" for data in cell.displays if data)
 
 
@@ -150,20 +134,14 @@ def test_an_update_stands_under_the_rank_that_made_it(notebook, view, pause):
     assert "ranks 0–3:\n" not in cell.text
 
 
-def test_an_update_of_one_rank_leaves_the_others_theirs(notebook):
+def test_updates_change_what_is_shown_of_their_rank(notebook):
     cell = notebook.on_ranks(f"{FIGURE}if rank == 2: h.update(figure('mine'), raw=True)")
     assert shown(cell) == "ranks 0–1, 3:\n<start>\nrank 2:\n<mine>\n"
-
-
-def test_displays_that_become_the_same_again_are_shown_once(notebook):
     cell = notebook.on_ranks(
         f"{FIGURE}time.sleep(0.2)\nh.update(figure(rank), raw=True)\ntime.sleep(0.6)\n"
         "h.update(figure('end'), raw=True)\nprint('after')"
     )
     assert shown(cell) == "ranks 0–3:\n<end>\nranks 0–3 │ after\n"
-
-
-def test_an_update_of_text_replaces_it_and_text_and_figures_may_take_turns(notebook):
     cell = notebook.on_ranks(
         FIGURE + "text = display({'text/plain': 'step 0'}, raw=True, display_id=True)\n"
         "for i in range(100): text.update({'text/plain': f'step {i}'}, raw=True)\n"
@@ -178,9 +156,6 @@ def test_an_update_of_text_replaces_it_and_text_and_figures_may_take_turns(noteb
         "ranks 1, 3 │ no figure on 1\n           │ any more\n"
         "ranks 0–3 │ the last step\nranks 0–3 │ between\nranks 0–3:\n<a figure>\n"
     )
-
-
-def test_every_display_of_a_name_is_updated_and_none_of_another_cell_is_lost(notebook):
     notebook.on_ranks("h = display({'text/plain': 'a'}, raw=True, display_id='twice')", "-r 0")
     cell = notebook.on_ranks(
         "from IPython.display import update_display\n"
@@ -202,12 +177,9 @@ def test_what_a_rank_clears_is_gone_figures_too_and_the_others_keep_theirs(noteb
     )
 
 
-def test_a_clear_that_waits_for_output_waits_until_the_end(notebook):
+def test_a_clear_that_waits_waits_for_output(notebook):
     cell = notebook.on_ranks(f"{FIGURE}print('text')\nclear_output(wait=True)")
     assert shown(cell) == "ranks 0–3:\n<start>\nranks 0–3 │ text\n"
-
-
-def test_a_figure_that_is_cleared_and_drawn_again_leaves_the_last(notebook):
     cell = notebook.on_ranks(
         f"{FIGURE}for i in range(100):\n    clear_output(wait=True)\n    time.sleep(0.005)\n"
         "    display(figure(i), raw=True)"

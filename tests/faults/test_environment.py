@@ -1,5 +1,6 @@
 """A machine on which something is missing or forbidden is told so, or is good enough."""
 
+import os
 import shutil
 import socket
 import sys
@@ -13,12 +14,11 @@ import pytest
 import allranks
 from allranks.errors import ClusterLost
 from tests.faults.notebook import Notebook
-from tests.kernel import WARNINGS_AS_ERRORS
+from tests.kernel import WARNINGS_AS_ERRORS, wait_until
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    """One kernel for the tests that change its environment between two starts of ranks."""
     with Notebook(tmp_path_factory.mktemp("opened")) as shared:
         yield shared
 
@@ -81,10 +81,9 @@ def test_an_mpiexec_that_fails_is_quoted_and_nothing_is_left(idle):
     assert notebook.files_left() == []
 
 
-@pytest.mark.parametrize("home", ["/proc/home", "/dev/null/home"])
-def test_a_home_that_cannot_be_written_keeps_the_logs_elsewhere(idle, home):
+def test_a_home_that_cannot_be_written_keeps_the_logs_elsewhere(idle):
     notebook = idle
-    environ(notebook, HOME=home, XDG_STATE_HOME=None)
+    environ(notebook, HOME="/proc/home", XDG_STATE_HOME=None)
     cell = notebook.on_ranks("rank", "-n 2")
     assert cell.status == "ok"
     assert cell.text.endswith("rank 0 → 0\nrank 1 → 1\n")
@@ -107,7 +106,7 @@ def test_a_temporary_folder_with_a_long_name_is_good_enough(new_notebook, tmp_pa
     assert list(long.iterdir()) == []
 
 
-def test_inside_a_job_of_a_scheduler_the_ranks_are_on_this_machine(idle, tmp_path):
+def test_an_environment_that_others_stumble_over_is_good_enough(idle, tmp_path):
     """The variables of all schedulers at once, of a job on a node that cannot be reached from here.
 
     The launcher takes the nodes of whichever scheduler it recognises.
@@ -120,12 +119,21 @@ def test_inside_a_job_of_a_scheduler_the_ranks_are_on_this_machine(idle, tmp_pat
     jobs |= {"PBS_JOBID": "7", "PBS_NODEFILE": str(nodes), "PBS_ENVIRONMENT": "PBS_BATCH"}
     jobs |= {"LSB_JOBID": "7", "LSB_HOSTS": "node1", "LSB_MCPU_HOSTS": "node1 4"}
     jobs |= {"JOB_ID": "7", "PE_HOSTFILE": str(nodes), "SGE_ROOT": str(tmp_path), "ARC": "lx"}
-    environ(idle, **jobs)
-    assert "ranks 0–1 → (2, 0)\n" in idle.on_ranks("size, rank // 2", "-n 2").text
+    mpi4py = {"INITIALIZE": "0", "FINALIZE": "0", "ERRORS": "abort"}
+    environ(idle, HOME=None, XDG_STATE_HOME=None, **jobs, **_mpi4py(mpi4py))
+    work = "size, rank // 2, allreduce(1, op=Sum), comm.allreduce(1)"
+    assert "ranks 0–1 → (2, 0, 2, 2)\n" in idle.on_ranks(work, "-n 2").text
+    idle.run("%distributed stop")
+    environ(idle, **dict.fromkeys(_mpi4py(mpi4py)))
+    environ(idle, **_mpi4py({"THREADS": "0", "RECV_MPROBE": "0", "FAST_REDUCE": "0"}))
+    assert "ranks 0–1 → (2, 0, 2, 2)\n" in idle.on_ranks(work, "-n 2").text
+
+
+def _mpi4py(settings):
+    return {f"MPI4PY_RC_{name}": value for name, value in settings.items()}
 
 
 def open_ports(notebook):
-    """The families and ports on which processes of a notebook listen beyond loopback."""
     return {
         (link.family, link.laddr.port)
         for process in notebook.children()
@@ -150,6 +158,7 @@ def check_closed(addresses, ports):
 
 
 def test_nobody_can_connect_before_a_rank_has_died_and_then_nobody_from_the_network(notebook):
+    assert notebook.run("%distributed restart").status == "ok"
     ports = open_ports(notebook)
     assert len(ports) > len(notebook.pids())  # the ranks', and the launcher's
     check_closed({socket.AF_INET: ["127.0.0.1"], socket.AF_INET6: ["::1"]}, ports)
@@ -190,12 +199,12 @@ def test_little_shared_memory_is_enough(new_notebook):
     notebook.check_nothing_left()
 
 
-def test_files_of_the_notebook_do_not_shadow_the_standard_library(new_notebook):
-    notebook = new_notebook()
+def test_files_of_the_notebook_do_not_shadow_the_standard_library(idle, tmp_path):
     for name in ("json", "socket", "random", "numpy"):
-        (notebook.cwd / f"{name}.py").write_text("raise ImportError('the wrong one')\n")
-    (notebook.cwd / "mine.py").write_text("value = 42\n")
-    cell = notebook.on_ranks("import mine\nmine.value", "-n 2")
+        (tmp_path / f"{name}.py").write_text("raise ImportError('the wrong one')\n")
+    (tmp_path / "mine.py").write_text("value = 42\n")
+    idle.run(f"os.chdir({str(tmp_path)!r})")
+    cell = idle.on_ranks("import mine\nmine.value", "-n 2")
     assert "ranks 0–1 → 42\n" in cell.text
 
 
@@ -209,32 +218,11 @@ def test_a_folder_that_is_gone_is_named(idle):
     assert "ranks 0–1 → 2\n" in notebook.on_ranks("size", "-n 2").text
 
 
-@pytest.mark.parametrize(
-    "env",
-    [
-        {"HOME": None, "XDG_STATE_HOME": None}
-        | {"MPI4PY_RC_INITIALIZE": "0", "MPI4PY_RC_FINALIZE": "0", "MPI4PY_RC_ERRORS": "abort"},
-        {"MPI4PY_RC_THREADS": "0", "MPI4PY_RC_RECV_MPROBE": "0", "MPI4PY_RC_FAST_REDUCE": "0"},
-    ],
-    ids=["no home, and mpi4py without initialising", "mpi4py without threads"],
-)
-def test_an_environment_that_others_stumble_over_is_good_enough(idle, env):
-    environ(idle, **env)
-    cell = idle.on_ranks("allreduce(1, op=Sum), comm.allreduce(1)", "-n 2")
-    assert cell.status == "ok", cell.text
-    assert "ranks 0–1 → (2, 2)\n" in cell.text
-
-
 def test_warnings_are_errors_in_cells_and_not_in_what_ranks_run_on(new_notebook):
     notebook = new_notebook(env={"PYTHONWARNINGS": WARNINGS_AS_ERRORS})
     cell = notebook.on_ranks("import warnings\nwarnings.warn('mine')", "-n 2")
     assert cell.error_value == "ranks 0–1 of 2 at line 3: UserWarning: mine"
     assert "ranks 0–1 → 2\n" in notebook.on_ranks("comm.allreduce(1)").text
-
-
-def test_a_deprecation_in_a_cell_is_shown(notebook):
-    cell = notebook.on_ranks("import warnings\nwarnings.warn('old', DeprecationWarning)")
-    assert "DeprecationWarning: old" in cell.text
 
 
 def test_a_python_that_the_user_may_not_run_is_named(idle, tmp_path):
@@ -246,6 +234,20 @@ def test_a_python_that_the_user_may_not_run_is_named(idle, tmp_path):
     assert "a Python that this user may run" in cell.error_value
 
 
+THREADS = """
+import numpy as np
+from threadpoolctl import threadpool_info
+print({pool["num_threads"] for pool in threadpool_info()})
+"""
+
+
+def test_numpy_has_one_ranks_share_of_the_cores(idle):
+    environ(idle, OMP_NUM_THREADS=None)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    share = max(1, cores // 4)
+    assert idle.on_ranks(THREADS, "-n 4").text.endswith(f"ranks 0–3 │ {{{share}}}\n")
+
+
 _HOLDS_ONE_BACK = """#!/bin/sh
 # An mpiexec whose second rank is late: mpiexec -n 2 python …
 shift 2
@@ -253,7 +255,7 @@ exec {mpiexec} -n 1 "$@" : -n 1 sh -c 'while [ ! -e {go} ]; do sleep 0.1; done; 
 """
 
 
-def test_no_rank_begins_with_mpi_before_all_are_there(new_notebook, tmp_path):
+def test_no_rank_begins_with_mpi_before_all_are_there(idle, tmp_path):
     """It would keep a core busy with looking for those that still have to be started."""
     beside, go = Path(sys.executable).parent, tmp_path / "go"
     (tmp_path / "bin").mkdir()
@@ -262,13 +264,13 @@ def test_no_rank_begins_with_mpi_before_all_are_there(new_notebook, tmp_path):
     program.chmod(0o755)
     # By its neighbour the launcher's kind is known.
     (program.parent / "prterun").symlink_to(beside / "prterun")
-    library = {"MPI4PY_LIBMPI": str(beside.parent / "lib" / "libmpi.so.40")}
-    notebook = new_notebook(env={"ALLRANKS_MPIEXEC": str(program), **library})
-    cell = notebook.start_on_ranks("rank, size", "-n 2")
-    while "rank-0.log" not in notebook.logs():
-        time.sleep(0.1)
+    library = str(beside.parent / "lib" / "libmpi.so.40")
+    environ(idle, ALLRANKS_MPIEXEC=str(program), MPI4PY_LIBMPI=library)
+    before = idle.logs().get("rank-0.log")
+    cell = idle.start_on_ranks("rank, size", "-n 2")
+    wait_until(lambda: idle.logs().get("rank-0.log") != before)
     time.sleep(1)
-    begun = [pid for pid in (child.pid for child in notebook.children()) if "libmpi." in _maps(pid)]
+    begun = [child.pid for child in idle.children() if "libmpi." in _maps(child.pid)]
     go.touch()
     assert begun == []
     assert "rank 1 → (1, 2)\n" in cell.wait(60).text
@@ -281,8 +283,20 @@ def _maps(pid: int) -> str:
         return ""  # the shell's sleep has ended
 
 
-@pytest.mark.parametrize("name", ["OMPI_MCA_btl", "OMPI_MCA_coll"])
-def test_settings_of_ones_own_leave_no_way_to_new_ranks_and_all_are_fresh(monkeypatch, name):
-    monkeypatch.setenv(name, {"OMPI_MCA_btl": "self,sm", "OMPI_MCA_coll": "^tuned"}[name])
+def test_settings_of_ones_own_leave_no_way_to_new_ranks_and_all_are_fresh(monkeypatch):
+    monkeypatch.setenv("OMPI_MCA_btl", "self,sm")
     with allranks.Cluster(2) as cluster, pytest.raises(ClusterLost, match="ended with exit code 5"):
         cluster.run("import os\nif rank: os._exit(5)\nbarrier()")
+
+
+def test_under_an_unknown_mpiexec_no_rank_is_replaced_and_all_are_fresh(idle, tmp_path):
+    """It is not the wheel's, and nothing tells what it can do."""
+    other = tmp_path / "mpiexec"
+    other.write_text(f'#!/bin/sh\nexec {sys.prefix}/bin/mpiexec "$@"\n')
+    other.chmod(0o700)
+    environ(idle, ALLRANKS_MPIEXEC=str(other))
+    idle.on_ranks("kept = 1", "-n 2")
+    assert "These ranks cannot be replaced" in idle.run("%distributed heal on").text
+    cell = idle.on_ranks("import os\nif rank: os._exit(5)\nbarrier()")
+    assert cell.error_name == "ClusterLost", cell.text
+    assert "ranks 0–1 → False" in idle.on_ranks("'kept' in globals()").text

@@ -2,17 +2,10 @@
 
 import pytest
 
-KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
+pytestmark = pytest.mark.usefixtures("_ranks_live_on")
 
 
-@pytest.fixture(autouse=True)
-def _ranks_live_on(notebook):
-    yield
-    cell = notebook.on_ranks("kept")
-    assert (cell.status, cell.text) == ("ok", KEPT)
-
-
-def test_an_exception_on_one_rank_is_shown_with_its_rank_and_line(notebook):
+def test_an_exception_is_shown_once_with_its_ranks_and_line(notebook):
     cell = notebook.on_ranks("share = 4\nif rank == 2:\n    share / 0")
     assert (cell.status, cell.error_name) == ("error", "CellFailed")
     assert cell.error_value == "rank 2 of 4 at line 4: ZeroDivisionError: division by zero"
@@ -20,33 +13,24 @@ def test_an_exception_on_one_rank_is_shown_with_its_rank_and_line(notebook):
     assert ") raised ZeroDivisionError at line 4: share / 0\n" in cell.text
     assert "----> 4     share / 0" in cell.text
     assert "ranks 0–1, 3 finished the cell" in cell.text
-
-
-def test_the_same_exception_on_all_ranks_is_shown_once(notebook):
     cell = notebook.on_ranks("def fail():\n    raise ValueError('all alike')\nfail()")
     assert cell.error_value == "ranks 0–3 of 4 at line 3: ValueError: all alike"
     assert cell.text.count("Traceback (most recent call last)") == 1
     assert "----> 4 fail()" in cell.text
     assert "site-packages" not in cell.text
-
-
-def test_different_exceptions_are_each_shown_with_their_rank(notebook):
     cell = notebook.on_ranks("[int, 1 / (rank - 1) and {}.pop, list, [].pop][rank]('five')")
     assert cell.error_value.startswith("ranks 0–1, 3 of 4 at line 2: ValueError: invalid literal")
     for rank, name in ((0, "ValueError"), (1, "ZeroDivisionError"), (3, "TypeError")):
         assert f"rank {rank} (" in cell.text
         assert f"raised {name} at line 2" in cell.text
     assert "rank 2 finished the cell" in cell.text
-
-
-def test_different_messages_from_one_line_share_one_traceback(notebook):
     cell = notebook.on_ranks("def fail():\n    raise ValueError(f'row {rank}')\nfail()")
     assert cell.text.count("Traceback (most recent call last)") == 1
     for rank in range(4):
         assert f"rank {rank}: ValueError: row {rank}" in cell.text
 
 
-def test_ranks_that_waited_for_the_failed_one_are_called_waiting(notebook):
+def test_ranks_that_wait_for_one_that_failed_or_exited_are_told(notebook):
     cell = notebook.on_ranks(
         "import numpy as np\nif rank == 3:\n    raise OSError('no such file')\n"
         "allreduce(np.ones(2))"
@@ -54,6 +38,10 @@ def test_ranks_that_waited_for_the_failed_one_are_called_waiting(notebook):
     assert cell.error_value == "rank 3 of 4 at line 4: OSError: no such file"
     assert cell.text.startswith("rank 3 (")
     assert "ranks 0–2 were waiting at line 5: allreduce(np.ones(2))" in cell.text
+    cell = notebook.on_ranks("import sys\nif rank == 1: sys.exit(0)\nbarrier()")
+    assert cell.status == "error"
+    assert "rank 1 finished In[" in cell.text
+    assert "without calling barrier" in cell.text
 
 
 def test_a_syntax_error_is_shown_once_and_nothing_runs(notebook):
@@ -62,9 +50,6 @@ def test_a_syntax_error_is_shown_once_and_nothing_runs(notebook):
     assert "the cell was not run on any rank" in cell.text
     assert cell.text.count("SyntaxError: '(' was never closed") == 1
     assert "line 3" in cell.text
-
-
-def test_a_return_outside_a_function_is_found_before_anything_runs(notebook):
     cell = notebook.on_ranks("kept = 'overwritten'\nreturn kept")
     assert cell.error_name == "InvalidCell"
     assert "'return' outside function" in cell.text
@@ -90,14 +75,7 @@ def test_a_cell_that_exits_without_an_error_has_succeeded(notebook, end):
     assert "rank 3 → 3" in notebook.on_ranks("left").text
 
 
-def test_ranks_that_wait_for_one_that_has_exited_are_told(notebook):
-    cell = notebook.on_ranks("import sys\nif rank == 1: sys.exit(0)\nbarrier()")
-    assert cell.status == "error"
-    assert "rank 1 finished In[" in cell.text
-    assert "without calling barrier" in cell.text
-
-
-def test_an_exception_whose_text_cannot_be_made_shows_why(notebook):
+def test_what_cannot_be_shown_says_why(notebook):
     cell = notebook.on_ranks(
         "class Odd(Exception):\n    def __str__(self):\n        raise RuntimeError('inner')\n"
         "raise Odd()"
@@ -106,18 +84,19 @@ def test_an_exception_whose_text_cannot_be_made_shows_why(notebook):
     assert "Odd: <its text cannot be shown: RuntimeError>" in cell.error_value
     assert "raised Odd at line 5: raise Odd()" in cell.text
     assert "RuntimeError('inner')" in cell.text
-
-
-def test_a_chain_of_exceptions_is_shown_whole(notebook):
     cell = notebook.on_ranks(
-        "try:\n    {}['inner']\nexcept KeyError as error:\n    raise ValueError('outer') from error"
+        "class Odd:\n    def __repr__(self):\n        raise RuntimeError('no picture')\nOdd()"
     )
-    assert "KeyError: 'inner'" in cell.text
-    assert "direct cause" in cell.text
-    assert "ValueError: outer" in cell.text
+    assert cell.status == "ok"
+    assert "RuntimeError: no picture" in cell.text
 
 
-BEYOND_IPYTHON = {
+SHOWN = {
+    "a chain": (
+        "try:\n    {}['inner']\nexcept KeyError as error:\n"
+        "    raise ValueError('outer') from error",
+        ["ValueError: outer", "KeyError: 'inner'", "direct cause"],
+    ),
     "a cause of its cause": (
         "a, b = ValueError('a'), KeyError('b')\na.__cause__, b.__cause__ = b, a\nraise a",
         ["ValueError: a", "KeyError: 'b'", "direct cause"],
@@ -164,8 +143,8 @@ BEYOND_IPYTHON = {
 }
 
 
-@pytest.mark.parametrize(("source", "parts"), BEYOND_IPYTHON.values(), ids=BEYOND_IPYTHON.keys())
-def test_an_exception_that_ipython_cannot_show_is_shown_plainly(notebook, source, parts):
+@pytest.mark.parametrize(("source", "parts"), SHOWN.values(), ids=SHOWN.keys())
+def test_an_exception_is_shown_also_where_ipython_cannot_show_it(notebook, source, parts):
     cell = notebook.on_ranks(source, timeout=20)
     assert cell.error_name == "CellFailed"
     assert parts[0] in cell.error_value
@@ -186,13 +165,10 @@ def test_an_exception_that_something_else_shows_is_told_too(notebook):
     assert "ZeroDivisionError: division by zero" in cell.text
 
 
-def test_an_endless_recursion_is_told_in_bounded_lines(notebook):
+def test_what_is_shown_of_an_error_is_bounded(notebook):
     cell = notebook.on_ranks("def again(n):\n    return again(n + 1)\nagain(0)")
     assert "RecursionError" in cell.error_value
     assert len(cell.text.splitlines()) < 300
-
-
-def test_an_enormous_message_is_not_sent_whole(notebook):
     cell = notebook.on_ranks("raise ValueError('x' * 5_000_000)")
     assert "ValueError: xxx" in cell.error_value
     assert cell.iopub_nbytes < 1_000_000
@@ -203,14 +179,6 @@ def test_a_failed_cell_stops_run_all(notebook):
     following = notebook.start_on_ranks("kept = 'overwritten'")
     assert failing.wait().status == "error"
     assert following.wait().status == "aborted"
-
-
-def test_a_value_that_cannot_be_shown_does_not_fail_the_cell(notebook):
-    cell = notebook.on_ranks(
-        "class Odd:\n    def __repr__(self):\n        raise RuntimeError('no picture')\nOdd()"
-    )
-    assert cell.status == "ok"
-    assert "RuntimeError: no picture" in cell.text
 
 
 def test_an_interrupt_while_an_error_is_shown_changes_nothing_for_the_next(notebook):

@@ -1,7 +1,6 @@
 """A rank that dies is replaced in its place; the others keep their variables."""
 
 import os
-import sys
 from pathlib import Path
 
 import psutil
@@ -21,7 +20,7 @@ WHOLE = (
 DEATHS = {
     "kill -9": "os.kill(os.getpid(), 9)",
     "a crash in C": "ctypes.string_at(0)",
-    "os._exit": "os._exit(3)",
+    "os._exit": "os._exit(0)",
 }
 WAITS = {
     "an allreduce": "allreduce(np.ones(3))",
@@ -30,7 +29,7 @@ WAITS = {
     "a reduction through comm": "while True: comm.allreduce(1)",
     "an array's reduction through comm": "while True: comm.Allreduce(np.ones(9), np.empty(9))",
 }
-ENDINGS = ("was killed by signal 9 (SIGKILL", "was killed by signal 11", "ended with exit code 3")
+ENDINGS = ("was killed by signal 9 (SIGKILL", "was killed by signal 11", "ended with exit code 0")
 
 
 @pytest.fixture(autouse=True)
@@ -83,13 +82,14 @@ def test_a_rank_that_dies_is_replaced(notebook, act, ending, wait):
     assert ending in cell.error_value
     assert "rank 1 was replaced and has no variables; ranks 0, 2–3 kept theirs" in cell.text
     assert "were waiting" in cell.text
+    assert ("line 6 in <module>" in cell.text) == (act == DEATHS["a crash in C"])
     assert cell.text.count("often the system") + cell.text.count("out-of-memory") <= 1
     check(notebook, [1])
     after = notebook.pids()
     assert {rank for rank in range(SIZE) if before[rank] != after[rank]} == {1}
 
 
-@pytest.mark.parametrize("dead", [[0], [1, 2], [0, 3], [1, 2, 3], [0, 1, 2]])
+@pytest.mark.parametrize("dead", [[0], [1, 2, 3], [0, 1, 2]])
 def test_whichever_ranks_die_the_others_keep_their_variables(notebook, dead):
     cell = die(notebook, dead, "os._exit(5)", "allreduce(np.ones(3))")
     assert cell.error_name == "RankDied"
@@ -138,12 +138,12 @@ def test_where_it_is_to_ask_the_others_can_be_used_until_it_is_told_to(notebook)
     assert "expected on, ask, off, found 'perhaps'" in wrong.error_value
 
 
-def test_twenty_one_deaths_leave_no_more_than_one(notebook):
+def test_many_deaths_leave_no_more_than_one(notebook):
     for rank in range(1, SIZE):
         die(notebook, [rank], "os._exit(5)", "barrier()")
     check(notebook, range(1, SIZE))
     before, open_before = held(notebook), descriptors_of_rank_0(notebook)
-    for _ in range(7):
+    for _ in range(3):
         dead = range(1, SIZE)
         assert die(notebook, dead, "os._exit(5)", "barrier()").error_name == "RankDied"
     check(notebook, range(1, SIZE))
@@ -199,25 +199,12 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_told_from_others(not
         group.rmdir()
 
 
-def test_a_rank_is_replaced_where_the_folder_of_its_log_was_removed(new_notebook):
-    notebook = new_notebook()
-    notebook.on_ranks("kept = 1", "-n 2")
+def test_a_rank_is_replaced_where_the_folder_of_its_log_was_removed(notebook):
     # Not rmtree: the ranks may write a file into the folder meanwhile.
-    (notebook.cwd / ".state").rename(notebook.cwd / "moved")
+    (notebook.cwd / ".state").rename(notebook.cwd / ".moved")
     cell = die(notebook, [1], "os._exit(5)", "barrier()")
     assert cell.error_name == "RankDied", cell.text
-    assert "rank 0    → True" in notebook.on_ranks("print('again')\n'kept' in globals()").text
+    said = notebook.on_ranks("print('again')\n'kept' in globals()").text
+    assert "ranks 0, 2–3 → True" in said
     assert notebook.logs()["rank-1.log"].read_text() == "again\n"
-
-
-def test_where_nobody_can_be_replaced_all_ranks_are_fresh(new_notebook, tmp_path):
-    """An mpiexec that is not the wheel's, of which nobody knows what it can."""
-    other = tmp_path / "mpiexec"
-    other.write_text(f'#!/bin/sh\nexec {sys.prefix}/bin/mpiexec "$@"\n')
-    other.chmod(0o700)
-    notebook = new_notebook(env={"ALLRANKS_MPIEXEC": str(other)})
-    notebook.on_ranks("kept = 1", "-n 2")
-    assert "These ranks cannot be replaced" in notebook.run("%distributed heal on").text
-    cell = die(notebook, [1], "os._exit(5)", "barrier()")
-    assert cell.error_name == "ClusterLost", cell.text
-    assert "ranks 0–1 → False" in notebook.on_ranks("'kept' in globals()").text
+    notebook.run("%distributed restart")

@@ -2,11 +2,10 @@
 
 import pytest
 
-from tests.faults.notebook import name_of
+from tests.faults.notebook import KEPT, name_of
 from tests.kernel import wait_until
 
 SETTLED_SECONDS = 45  # less than what the cells sleep
-KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
 CELLS = {
     "sleeping": "import time\nprint('here')\ntime.sleep(60)",
     # A comparison that sleeps: the interrupt comes in the first one, and the second one blocks.
@@ -93,9 +92,13 @@ def test_what_an_exception_says_last_is_shown(notebook):
     assert cell.error_value.endswith(": ValueError: last")
 
 
-def test_an_interrupt_while_nothing_runs_does_nothing(notebook):
+def test_an_interrupt_of_nothing_or_of_a_cell_of_the_notebook_leaves_the_ranks_alone(notebook):
     notebook.interrupt()
     notebook.drain(0.5)
+    assert notebook.on_ranks("kept").text == KEPT
+    cell = notebook.start("import time\nprint('here')\ntime.sleep(60)").wait_for("here")
+    notebook.interrupt()
+    assert cell.wait(SETTLED_SECONDS).error_name == "KeyboardInterrupt"
     assert notebook.on_ranks("kept").text == KEPT
 
 
@@ -137,13 +140,6 @@ def test_an_interrupt_before_the_first_statement_shows_no_own_frames(notebook):
     assert notebook.on_ranks("kept").text == KEPT
 
 
-def test_an_interrupt_of_a_cell_of_the_notebook_leaves_the_ranks_alone(notebook):
-    cell = notebook.start("import time\nprint('here')\ntime.sleep(60)").wait_for("here")
-    notebook.interrupt()
-    assert cell.wait(SETTLED_SECONDS).error_name == "KeyboardInterrupt"
-    assert notebook.on_ranks("kept").text == KEPT
-
-
 def test_an_interrupt_reaches_only_the_ranks_that_still_run(notebook):
     # The others are not told of it by rank 2: they have a second's start.
     cell = notebook.start_on_ranks(
@@ -167,7 +163,7 @@ def test_a_cell_may_answer_an_interrupt_itself(notebook):
     assert "ranks 0–3 │ here\n          │ stopped early" in cell.text
 
 
-def test_a_cell_that_runs_past_its_time_is_interrupted(notebook):
+def test_a_cell_is_interrupted_once_its_time_is_over(notebook):
     cell = notebook.on_ranks("import time\ntime.sleep(60)", "--timeout 0.5", SETTLED_SECONDS)
     assert (cell.status, cell.error_name) == ("error", "CellTimeout")
     assert "timeout of 0.5 s reached: interrupting ranks 0–3" in cell.text
@@ -175,9 +171,6 @@ def test_a_cell_that_runs_past_its_time_is_interrupted(notebook):
     assert "KeyboardInterrupt" not in cell.text
     assert "----> 3 time.sleep(60)" in cell.text
     assert notebook.on_ranks("kept").text == KEPT
-
-
-def test_a_cell_that_ends_in_time_is_left_alone(notebook):
     assert notebook.on_ranks("kept", "--timeout 60").text == KEPT
 
 

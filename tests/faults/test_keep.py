@@ -1,10 +1,5 @@
 """What ranks keep is there again in the process that takes a dead rank's place."""
 
-import os
-import signal
-from contextlib import suppress
-from pathlib import Path
-
 import pytest
 
 SIZE = 4
@@ -118,28 +113,8 @@ def test_where_all_ranks_are_lost_the_fresh_ones_have_what_was_kept(notebook):
 
 def test_ranks_that_are_stopped_keep_nothing_and_leave_nothing(notebook):
     ok(notebook.on_ranks("keep('step')"))
-    assert kept_by(notebook)
+    folders = notebook.kept_folders()
+    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
     notebook.run("%distributed stop")
-    assert not kept_by(notebook)
+    assert notebook.kept_folders() == []
     assert "ranks 0–3 │ False" in ok(notebook.on_ranks("print('step' in globals())", "-n 4"))
-
-
-def test_what_was_kept_goes_with_a_kernel_that_is_killed(new_notebook):
-    notebook = new_notebook()
-    ok(notebook.on_ranks("keep(step=1)", "-n 2"))
-    folders = kept_by(notebook)
-    assert folders
-    assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
-    os.kill(notebook.pid, signal.SIGKILL)
-    notebook.wait_for_no_children(20)
-    assert not [folder for folder in folders if folder.exists()]
-
-
-def kept_by(notebook):
-    """The folders that the kernel holds open."""
-    links = Path(f"/proc/{notebook.pid}/fd").iterdir()
-    found = []
-    for link in links:
-        with suppress(OSError):  # it was closed just now
-            found.append(Path(os.readlink(link)))
-    return [folder for folder in found if folder.name.startswith("allranks-kept-")]

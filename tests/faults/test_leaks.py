@@ -2,58 +2,78 @@
 
 import pytest
 
+from tests.faults.notebook import Notebook
+
+COLLECTIVE = "import numpy as np\nprint('here')\nwhile True:\n    allreduce(np.ones(9))"
 BUSY = {
     "idle": None,
-    "in a collective": "import numpy as np\nprint('here')\nwhile True:\n    allreduce(np.ones(9))",
-    "waiting in a collective": (
-        "import time, numpy as np\nprint('here')\n"
-        "time.sleep(60) if rank == 0 else allreduce(np.ones(3))"
-    ),
-    "with child processes": (
-        "import subprocess\nprint('here')\n"
-        "subprocess.Popen(['sleep', '60'], start_new_session=True)\n!sleep 60"
-    ),
-    "ignoring signals": (
-        "import signal, time\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\n"
-        "print('here')\ntime.sleep(60)"
+    "in a collective": COLLECTIVE,
+    # Rank 1 waits; rank 0 has child processes, and no signal but one ends it.
+    "waiting and ignoring signals": (
+        "import signal, subprocess, numpy as np\nprint('here')\nif rank: allreduce(np.ones(3))\n"
+        "subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+        "for n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\nprint('ignores')\n!sleep 60"
     ),
 }
 
 
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """One kernel for all tests, which end it and start it again."""
+    with Notebook(tmp_path_factory.mktemp("leaks")) as shared:
+        yield shared
+
+
 @pytest.fixture
-def notebook(new_notebook):
-    notebook = new_notebook()
-    cell = notebook.on_ranks("import numpy as np\nfloat(allreduce(np.ones(9), op=Sum)[0])", "-n 2")
+def kernel(opened):
+    if not opened.is_alive:
+        opened.reopen()
+    opened.run("%load_ext allranks")
+    yield opened
+    if opened.is_alive:
+        opened.run("%load_ext allranks")
+        assert opened.run("%distributed stop").status == "ok"
+
+
+@pytest.fixture
+def notebook(kernel):
+    cell = kernel.on_ranks(
+        "import numpy as np\nkeep(kept=rank)\nfloat(allreduce(np.ones(9), op=Sum)[0])", "-n 2"
+    )
     assert cell.text.endswith("ranks 0–1 → 2.0\n")
-    assert notebook.note_files()
-    return notebook
+    assert kernel.note_files()
+    return kernel
 
 
 def begin(notebook, source):
     if source is not None:
-        notebook.start_on_ranks(source).wait_for("here")
+        last = "ignores" if "ignores" in source else "here"
+        notebook.start_on_ranks(source).wait_for(last)
         notebook.drain(0.3)
     assert len(notebook.children()) > 3
 
 
 @pytest.mark.parametrize("source", BUSY.values(), ids=BUSY.keys())
 def test_a_kernel_killed_with_9_leaves_nothing_but_logs(notebook, source):
+    folders = notebook.kept_folders()
+    assert folders
     begin(notebook, source)
     notebook.kill9()
     notebook.check_nothing_left()
+    assert [folder for folder in folders if folder.exists()] == []
     assert notebook.logs()["rank-0.log"].exists()
 
 
-@pytest.mark.parametrize("source", [BUSY["idle"], BUSY["in a collective"]], ids=["idle", "busy"])
-def test_a_kernel_that_is_shut_down_leaves_nothing_but_logs(notebook, source):
-    begin(notebook, source)
+# An idle one is shut down at the end of this suite.
+def test_a_kernel_that_is_shut_down_leaves_nothing_but_logs(notebook):
+    begin(notebook, COLLECTIVE)
     notebook.shutdown()
     notebook.check_nothing_left()
     assert notebook.logs()["rank-0.log"].exists()
 
 
 def test_a_kernel_that_is_restarted_leaves_nothing_and_starts_anew(notebook):
-    for source in (BUSY["idle"], BUSY["in a collective"]):
+    for source in (None, COLLECTIVE):
         begin(notebook, source)
         notebook.restart()
         notebook.check_nothing_left()
@@ -62,8 +82,8 @@ def test_a_kernel_that_is_restarted_leaves_nothing_and_starts_anew(notebook):
         assert notebook.note_files()
 
 
-def test_a_start_that_is_interrupted_or_whose_kernel_is_killed_leaves_nothing(new_notebook):
-    notebook = new_notebook()
+def test_a_start_that_is_interrupted_or_whose_kernel_is_killed_leaves_nothing(kernel):
+    notebook = kernel
     cell = notebook.start_on_ranks("rank", "-n 3")
     notebook.pump(lambda: len(notebook.children()) > 3, 30, "the launcher")
     notebook.interrupt()
@@ -101,8 +121,8 @@ DROPPED = {
 }
 
 
-def test_a_cluster_that_nobody_holds_any_longer_leaves_nothing_but_logs(new_notebook):
-    notebook = new_notebook()
+def test_a_cluster_that_nobody_holds_any_longer_leaves_nothing_but_logs(kernel):
+    notebook = kernel
     for collect in DROPPED.values():
         dropped(notebook, collect)
 
@@ -127,23 +147,13 @@ def dropped(notebook, collect):
     assert cell.stdout == "[]\n", cell.text
 
 
-def test_processes_that_a_rank_has_spawned_leave_no_files(notebook):
-    cell = notebook.on_ranks(
-        "import multiprocessing\nfrom multiprocessing import shared_memory\n"
-        "spawn = multiprocessing.get_context('spawn')\nmanager = spawn.Manager()\n"
-        "fork = multiprocessing.get_context('forkserver')\n"
-        "pools = spawn.Pool(1), fork.Pool(1)\n"
-        "print([pool.map(abs, [-1]) for pool in pools], manager.list([2]))\n"
-        "kept = shared_memory.SharedMemory(create=True, size=1000)",
-        "-r 0",
-    )
-    assert "[[1], [1]] [2]" in cell.text
-    notebook.note_files()
-    notebook.shutdown()
-    notebook.check_nothing_left()
-
-
-STARTED_BY_A_RANK = (
+SPAWNED = (
+    "import multiprocessing\nfrom multiprocessing import shared_memory\n"
+    "spawn = multiprocessing.get_context('spawn')\nmanager = spawn.Manager()\n"
+    "fork = multiprocessing.get_context('forkserver')\n"
+    "pools = spawn.Pool(1), fork.Pool(1)\n"
+    "print([pool.map(abs, [-1]) for pool in pools], manager.list([2]))\n"
+    "kept = shared_memory.SharedMemory(create=True, size=1000)\n"
     "import allranks\n"
     "own = allranks.Cluster(n=2).start()\n"
     "own.run('import numpy as np; allreduce(np.ones(9))')\n"
@@ -151,17 +161,14 @@ STARTED_BY_A_RANK = (
 )
 
 
-def end_by_stop(notebook):
-    assert notebook.run("%distributed stop").text == "The ranks are stopped.\n"
-
-
 @pytest.mark.parametrize("end", ["stop", "shutdown", "kill9"])
-def test_clusters_that_ranks_have_started_leave_nothing_but_logs(notebook, end):
-    cell = notebook.on_ranks(STARTED_BY_A_RANK, "-r 0", timeout=120)
+def test_processes_and_clusters_that_a_rank_has_started_leave_nothing_but_logs(notebook, end):
+    cell = notebook.on_ranks(SPAWNED, "-r 0", timeout=120)
+    assert "[[1], [1]] [2]" in cell.text
     assert "its ranks: [0, 1]" in cell.text, cell.text
     notebook.note_files()
     if end == "stop":
-        end_by_stop(notebook)
+        assert notebook.run("%distributed stop").text == "The ranks are stopped.\n"
     else:
         getattr(notebook, end)()
     notebook.check_nothing_left()

@@ -2,7 +2,8 @@
 
 import pytest
 
-KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
+pytestmark = pytest.mark.usefixtures("_ranks_live_on")
+DAMAGES_RANKS = True
 LEAVES = """
 class Leaves:
     def __reduce__(self):
@@ -19,36 +20,22 @@ SOURCES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _the_ranks_live_on(notebook):
-    yield
-    assert notebook.on_ranks("kept").text == KEPT
-
-
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
-def test_what_a_pushed_object_raises_is_answered(notebook, source):
+def test_what_a_pushed_object_or_an_argument_of_a_call_raises_is_answered(notebook, source):
     notebook.run(LEAVES.format(source=source))
     cell = notebook.run("%distributed push leaves")
     assert (cell.status, cell.error_name) == ("error", "UsageError")
     assert "rank 0: " in cell.error_value
-
-
-@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
-def test_what_an_argument_of_a_call_raises_fails_the_call(notebook, source):
-    notebook.run(LEAVES.format(source=source))
     cell = notebook.run("import allranks\nallranks.run(print, args=(leaves,), np=4)")
     assert (cell.status, cell.error_name) == ("error", "CellFailed")
 
 
-def test_what_the_values_of_a_member_raise_fails_the_member_alone(notebook):
+def test_values_of_members_and_what_is_pulled_may_raise_anything(notebook):
     notebook.run(LEAVES.format(source="raise SystemExit(3)"))
     notebook.run("members = [{'x': leaves}, {'x': 1}]")
     cell = notebook.run("%%ensemble members\nresult = x")
     assert "SystemExit" in cell.text
     assert notebook.value("len(runs.failed), len(runs.finished)") == "(1, 1)"
-
-
-def test_what_cannot_be_pickled_is_not_pulled(notebook):
     notebook.on_ranks("class Stays:\n    def __reduce__(self): raise SystemExit\nstays = Stays()")
     cell = notebook.run("%distributed pull stays")
     assert cell.error_value == "rank 0 cannot send stays: SystemExit"
@@ -70,13 +57,12 @@ LEFT_BEHIND = {
 def test_a_task_that_a_cell_leaves_in_the_event_loop_may_do_what_it_likes(notebook, source):
     cell = notebook.on_ranks(f"import asyncio, sys\nloop = asyncio.get_event_loop()\n{source}")
     assert cell.status == "ok", cell.text
-    notebook.drain(0.5)
+    notebook.drain(0.3)
     cell = notebook.on_ranks("import numpy as np\nfloat(allreduce(np.ones(2), op=Sum)[0])")
     assert cell.text.endswith("→ 4.0\n")
 
 
-def test_ipyparallel_may_end_the_engines(new_notebook):
-    notebook = new_notebook()
+def test_ipyparallel_may_end_the_engines(notebook):
     cell = notebook.run(
         "import allranks\ncluster = allranks.Cluster(2).start()\n"
         "cluster.client().shutdown(block=True)\ncluster.run('1')"

@@ -54,15 +54,12 @@ def test_a_process_that_a_cell_has_started_goes_on_writing_to_a_log_that_is_cut(
     assert "ALLRANKS_LOG_LIMIT" in cell.text
     assert "│ from the child\n" in cell.text
     assert cell.text.rstrip().endswith(("│ the end", "part is removed."))
-
-
-def test_a_cell_that_writes_little_is_not_told_of_the_limit(limited):
     assert limited.on_ranks("print('little')").text == "ranks 0–1 │ little\n"
 
 
-def test_a_limit_that_is_no_size_is_refused_with_what_to_type(new_notebook):
-    notebook = new_notebook(env={"ALLRANKS_LOG_LIMIT": "much"})
-    cell = notebook.on_ranks("rank", "-n 2")
+def test_a_limit_that_is_no_size_is_refused_with_what_to_type(limited):
+    cell = limited.run("%env ALLRANKS_LOG_LIMIT=much\n%distributed restart")
+    limited.run("%env ALLRANKS_LOG_LIMIT=2 MB")
     assert cell.error_name == "StartFailed"
     assert "expected ALLRANKS_LOG_LIMIT to be a size" in cell.error_value
     assert "found 'much'" in cell.error_value
@@ -70,7 +67,6 @@ def test_a_limit_that_is_no_size_is_refused_with_what_to_type(new_notebook):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A folder on a disk of 2 MB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
@@ -84,9 +80,10 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_is_said_in_the_cell_and_ends_when_there_is_room(new_notebook, small_disk):
-    notebook = new_notebook(env={"ALLRANKS_LOG_DIR": str(small_disk)})
-    notebook.on_ranks("import os", "-n 2")
+def test_a_full_disk_is_said_in_the_cell_and_ends_when_there_is_room(limited, small_disk):
+    notebook = limited
+    notebook.run(f"%distributed stop\n%env ALLRANKS_LOG_DIR={small_disk}")
+    assert notebook.on_ranks("import os", "-n 2").status == "ok"
     filler = small_disk / "filler"
     with suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:

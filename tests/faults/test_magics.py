@@ -6,6 +6,8 @@ import pytest
 
 from tests.kernel import lines_of_two
 
+DAMAGES_RANKS = True
+
 PNG = "image/png"
 
 
@@ -24,7 +26,7 @@ def test_figures_are_drawn_into_the_notebook(notebook, magic):
     assert [PNG in data for data in cell.displays].count(True) == 2
 
 
-def test_a_figures_format_can_be_set(notebook):
+def test_a_figures_format_can_be_set_and_a_window_is_refused(notebook):
     pytest.importorskip("matplotlib")
     cell = on_two(
         notebook,
@@ -33,36 +35,31 @@ def test_a_figures_format_can_be_set(notebook):
     )
     assert ["image/svg+xml" in data for data in cell.displays].count(True) == 2
     on_two(notebook, "%config InlineBackend.figure_formats = ['png']")
-
-
-def test_a_window_is_refused_with_what_to_type(notebook):
     cell = notebook.on_ranks("%gui qt")
     assert "a rank opens no windows. Type: %matplotlib inline" in cell.text
 
 
-def test_a_changed_module_is_read_again(notebook):
+def test_a_changed_module_is_read_again_and_an_extension_loaded_on_the_ranks(notebook):
     notebook.run("open('changes.py', 'w').write('def told(): return 1\\n')")
     on_two(notebook, "%load_ext autoreload\n%autoreload 2\nimport changes\nchanges.told()")
     notebook.run("open('changes.py', 'w').write('def told(): return 2  # newer\\n')")
     assert on_two(notebook, "changes.told()").text == "ranks 0–1 → 2\n"
-    notebook.run("import os, shutil; os.remove('changes.py'); shutil.rmtree('__pycache__', True)")
-
-
-def test_an_extension_is_loaded_on_the_ranks(notebook):
+    on_two(notebook, "%autoreload 0")
     notebook.run(
         "open('extends.py', 'w').write("
         '\'def load_ipython_extension(shell): shell.user_ns["loaded"] = "here"\')'
     )
     assert on_two(notebook, "%load_ext extends\nloaded").text == "ranks 0–1 → 'here'\n"
-    notebook.run("import os, shutil; os.remove('extends.py'); shutil.rmtree('__pycache__', True)")
+    notebook.run(
+        "import os, shutil; os.remove('changes.py'); os.remove('extends.py')\n"
+        "shutil.rmtree('__pycache__', True)"
+    )
 
 
-def test_the_doctor_looks_at_the_machine_and_imports_nothing_into_the_notebook(notebook):
+def test_the_doctor_looks_at_the_machine(notebook):
     cell = notebook.run("%distributed doctor")
     assert cell.status == "ok", cell.text
     assert re.search(r"^ok +MPI .*: 2 processes are 2 ranks$", cell.text, re.MULTILINE)
-    heavy = "{'keras', 'mpi4py', 'tensorflow', 'torch'}"
-    assert notebook.value(f"import sys\n{heavy} & {{*sys.modules}}") == "set()"
 
 
 @pytest.mark.parametrize("magic", ["%%time\n", "%time "])
@@ -73,7 +70,7 @@ def test_a_cell_and_a_line_are_timed_on_each_rank(notebook, magic):
     assert seen.endswith(" → 45\n")  # its label is not said again where both took as long
 
 
-def test_what_a_cell_writes_is_captured(notebook):
+def test_what_is_captured_and_what_fails_there(notebook):
     cell = on_two(notebook, "%%capture got\nprint('text', rank)\ndisplay('shown')\n'value'")
     assert cell.text == ""
     told = on_two(notebook, "got.stdout, len(got.outputs)").text
@@ -81,9 +78,6 @@ def test_what_a_cell_writes_is_captured(notebook):
     shown = on_two(notebook, "got.show()").text
     assert "rank 0    │ text 0" in shown
     assert "'shown'" in shown
-
-
-def test_what_fails_while_it_is_captured_fails_the_cell(notebook):
     source = "%%capture got\nprint('text')\nif rank == 1:\n    int('x')\nbarrier()"
     cell = notebook.on_ranks(source, "-r 0-1")
     assert cell.error_name == "CellFailed"
@@ -92,14 +86,8 @@ def test_what_fails_while_it_is_captured_fails_the_cell(notebook):
     assert "interactiveshell.py" not in cell.text
     assert "rank 0 was waiting" in cell.text
     assert notebook.on_ranks("got.stdout", "-r 0-1").text == "ranks 0–1 → 'text\\n'\n"
-
-
-def test_an_await_is_captured_no_more_than_by_ipython_and_fails_the_cell(notebook):
     cell = notebook.on_ranks("%%capture\nimport asyncio\nawait asyncio.sleep(0)", "-r 0-1")
     assert "RuntimeError: This event loop is already running" in cell.error_value
-
-
-def test_an_interrupt_ends_a_cell_that_is_captured(notebook):
     cell = notebook.on_ranks("%%capture got\nimport time\ntime.sleep(60)", "--timeout 1")
     assert cell.error_name == "CellTimeout"
 
@@ -121,8 +109,3 @@ def test_a_file_is_written_and_a_script_is_run_by_each_rank(notebook):
         notebook.run("import os; os.remove('made.txt')")
     cell = notebook.on_ranks("%%bash\nexit 3", "-r 0")
     assert re.search("rank 0 .* raised CalledProcessError", cell.text)
-
-
-def test_ranks_that_do_not_run_are_not_started_to_be_stopped(kernel):
-    cell = kernel.run("%load_ext allranks\nranks.stop(); ranks")
-    assert cell.text == "<ranks, not started yet>\n"

@@ -2,10 +2,10 @@
 
 import pytest
 
-KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
+from tests.faults.notebook import KEPT
 
 
-def test_functions_of_the_notebook_are_called_for_each_item_in_order(notebook):
+def test_functions_are_called_for_each_item_in_order_with_a_bar_and_what_they_print(notebook):
     notebook.run("scale = 3\ndef triple(x, more=0):\n    return scale * x + more")
     calls = {
         "ranks.map(triple, range(9))": [3 * x for x in range(9)],
@@ -16,9 +16,6 @@ def test_functions_of_the_notebook_are_called_for_each_item_in_order(notebook):
     for call, returned in calls.items():
         assert notebook.run(f"print({call})").text.endswith(f"{returned}\n")
     assert notebook.on_ranks("kept").text == KEPT
-
-
-def test_a_bar_says_how_far_it_is_and_items_say_what_they_print(notebook):
     cell = notebook.run(
         "def slow(x):\n    import time\n    print('squaring', x)\n    time.sleep(0.3)\n"
         "    return x * x\nsquares = ranks.map(slow, range(8))"
@@ -42,9 +39,6 @@ def test_what_failed_is_told_by_item_and_the_rest_is_kept(notebook):
     )
     assert notebook.run(caught).text.endswith("[None, 1, 0, None, 1, 0, None] [0, 3, 6]\n")
     assert notebook.on_ranks("kept").text == KEPT
-
-
-def test_what_the_notebook_cannot_read_keeps_no_other_result_from_it(notebook):
     notebook.run(
         "def odd(x):\n    from allranks.collectives import comm\n    return comm if x else 7\n"
     )
@@ -54,6 +48,11 @@ def test_what_the_notebook_cannot_read_keeps_no_other_result_from_it(notebook):
     )
     said = notebook.run(caught).text
     assert "[7, None] expected a value that the notebook can read, found in member 1" in said
+    cell = notebook.run(
+        "ranks.map(lambda x: __import__('time').sleep(30 * x), [0, 1, 0], timeout=1)"
+    )
+    assert cell.error_name == "MapFailed"
+    assert "1 of 3 items failed; the first, item 1 (1): it exceeded its timeout of 1 s" in cell.text
 
 
 def test_an_interrupt_ends_it_and_what_has_finished_is_kept(notebook):
@@ -71,24 +70,6 @@ def test_an_interrupt_ends_it_and_what_has_finished_is_kept(notebook):
     assert cell.status == "ok", cell.text
     assert "MapInterrupted [0, 1, 2, 3, 4]" in cell.text
     assert notebook.on_ranks("kept").text == KEPT
-
-
-def test_an_item_may_take_no_longer_than_it_is_given(notebook):
-    cell = notebook.run(
-        "ranks.map(lambda x: __import__('time').sleep(30 * x), [0, 1, 0], timeout=1)"
-    )
-    assert cell.error_name == "MapFailed"
-    assert "1 of 3 items failed; the first, item 1 (1): it exceeded its timeout of 1 s" in cell.text
-
-
-def test_an_item_whose_rank_dies_runs_again_once(notebook):
-    cell = notebook.run(
-        "ranks.map(lambda x: __import__('os')._exit(3) if x == 2 else x, range(6))", 60
-    )
-    assert cell.error_name == "MapFailed"
-    assert "1 of 6 items failed; the first, item 2 (2): its rank died 2 times" in cell.text
-    assert notebook.on_ranks("size").status == "ok"
-    notebook.note_files()
 
 
 @pytest.mark.parametrize("call", ["ranks.map(3, [1])", "ranks.map(len)"])

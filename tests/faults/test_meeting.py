@@ -9,6 +9,7 @@ import textwrap
 
 from tests.mpi.launch import mpiexec
 
+DAMAGES_RANKS = True
 ASK = """
 import os
 names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
@@ -32,20 +33,20 @@ def check(told, size):
     assert 1024 < int(ports.pop()) < 65536
 
 
-def asked(notebook, options=""):
+def asked(notebook):
     source = f"{ASK}\nimport json\nevery = allgather_object(mine)\nprint(json.dumps(every))"
-    return json.loads(re.search(r"│ (.*)\n", notebook.on_ranks(source, options).text)[1])
+    return json.loads(re.search(r"│ (.*)\n", notebook.on_ranks(source).text)[1])
 
 
-def test_ranks_know_who_they_are_and_where_to_meet(new_notebook):
+def test_ranks_know_who_they_are_and_where_to_meet(notebook):
     """What the notebook's environment says of ranks would be a lie; a place that it names stays."""
-    notebook = new_notebook({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "1234"})
-    assert [one[:2] + one[5:] for one in asked(notebook, "-n 2")] == [
+    notebook.run("%env RANK=0\n%env WORLD_SIZE=1\n%env MASTER_PORT=1234")
+    notebook.run("%distributed restart -n 2")
+    assert [one[:2] + one[5:] for one in asked(notebook)] == [
         ["0", "2", "1234"],
         ["1", "2", "1234"],
     ]
-    notebook.run("import os; del os.environ['MASTER_PORT']")
-    notebook.run("%distributed restart")
+    notebook.run("import os; del os.environ['MASTER_PORT']\n%distributed restart")
     check(asked(notebook), 2)
     # The port is kept from others, and is there for who asks for it.
     assert notebook.on_ranks(LISTEN).status == "ok"
@@ -57,6 +58,7 @@ def test_ranks_know_who_they_are_and_where_to_meet(new_notebook):
     assert notebook.value("[run.result[:4] for run in runs]") == str([["0", "1"] * 2] * 2)
     assert notebook.value("len({run.result[5] for run in runs})") == "2"
     check(asked(notebook), 2)
+    notebook.run("del os.environ['RANK'], os.environ['WORLD_SIZE']")
 
 
 def test_a_script_under_mpiexec_is_told_by_init(tmp_path):

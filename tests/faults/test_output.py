@@ -43,12 +43,14 @@ def test_a_megabyte_of_stderr_is_counted_and_kept(notebook, last):
     assert int(said[1].replace(",", "")) + shown == 10_000
 
 
-def test_one_line_of_a_megabyte_is_bounded_on_screen(notebook):
+def test_long_lines_and_progress_are_bounded_on_screen(notebook):
     cell = notebook.on_ranks("print('x' * 1_000_000)\nprint('the end')")
     assert cell.status == "ok"
     assert cell.iopub_nbytes < 1_000_000
     assert "not shown" in cell.text
     assert "x" * 1_000_000 + "\nthe end" in notebook.logs()["rank-0.log"].read_text()
+    cell = notebook.on_ranks("for i in range(100): print(f'\\rstep {i}', end='')\nprint()", "-r 0")
+    assert cell.text == "rank 0 │ step 99\n"
 
 
 @pytest.mark.parametrize(
@@ -74,9 +76,6 @@ def test_python_c_and_child_processes_write_in_one_order(notebook):
     shown = re.findall(r"[│!] (\w+)$", cell.text, re.MULTILINE)
     assert shown == ["print", "descriptor", "child", "C", "command", "error", "system", "end"]
     assert cell.text.startswith("ranks 0–3 │ print\n")
-
-
-def test_what_c_has_buffered_is_shown_when_the_cell_ends(notebook):
     cell = notebook.on_ranks("import ctypes\nctypes.CDLL(None).printf(b'buffered in C\\n')", "-r 0")
     assert "│ buffered in C" in cell.text
 
@@ -114,18 +113,6 @@ def test_lines_that_a_thread_writes_across_cells_are_shown_in_order(notebook):
         assert found == list(range(1500))
 
 
-def test_progress_on_one_line_is_shown_as_its_last_state(notebook):
-    cell = notebook.on_ranks("for i in range(100): print(f'\\rstep {i}', end='')\nprint()", "-r 0")
-    assert cell.text == "rank 0 │ step 99\n"
-
-
-@pytest.mark.parametrize("act", ["sys.stdout = None", "sys.stdout.close()", "del sys.stdout"])
-def test_a_cell_that_closes_stdout_does_not_silence_the_next(notebook, act):
-    cell = notebook.on_ranks(f"import sys\nprint('before')\n{act}", "-r 0")
-    assert "│ before" in cell.text
-    assert notebook.on_ranks("print('again')", "-r 0").text == "rank 0 │ again\n"
-
-
 def test_the_logs_are_for_their_owner_only(notebook):
     for log in notebook.logs().values():
         assert oct(log.stat().st_mode & 0o777) == "0o600"
@@ -143,10 +130,11 @@ class Table:
 """
 
 
-@pytest.mark.parametrize("shown", ["Picture()", "Table()", "display(Picture(), display_id='p')"])
-@pytest.mark.parametrize("then", ["", "\nimport time\ntime.sleep(0.3)"])
-def test_bytes_and_numpys_numbers_are_displayed_as_json_has_them(notebook, shown, then):
-    assert notebook.on_ranks(PICTURE).status == "ok"
-    cell = notebook.on_ranks(f"display({shown}){then}" if then else shown)
+@pytest.mark.parametrize("then", ["", "import time\ntime.sleep(0.3)\n"])
+def test_bytes_and_numpys_numbers_are_displayed_as_json_has_them(notebook, then):
+    cell = notebook.on_ranks(
+        f"{PICTURE}display(Picture())\ndisplay(Picture(), display_id='p')\n{then}Table()"
+    )
     assert cell.status == "ok", cell.text
+    assert "a table" in cell.text
     assert notebook.on_ranks("kept", "-r 1").text == "rank 1 → 10\n"

@@ -29,17 +29,17 @@ def test_a_profile_shows_which_rank_is_at_what(notebook):
     assert 'usemap="#allranks-' in shown["text/html"]
 
 
-def test_a_cell_without_profile_has_none_and_leaves_no_thread(notebook):
+def test_a_cell_is_profiled_where_it_is_asked_for_also_if_it_fails(notebook):
     cell = notebook.on_ranks("import threading; [t.name for t in threading.enumerate()]")
     assert "allranks-wire" in cell.text
     assert "allranks-sampler" not in cell.text
     assert "profile of" not in cell.text
-
-
-def test_a_cell_that_fails_is_profiled_all_the_same(notebook):
     cell = notebook.on_ranks("import time\ntime.sleep(0.2)\n1 / 0", "--profile")
     assert "ZeroDivisionError" in cell.text
     assert re.search(r"In\[\d+\]:3  time.sleep\(0.2\)", cell.text)
+    cell = notebook.on_ranks("1", "--profile --save /nowhere/at/all.txt")
+    assert "expected a file in an existing folder" in cell.text
+    assert "→" not in cell.text
 
 
 def test_seconds_of_the_next_cell_are_shown_while_it_still_runs(notebook, tmp_path):
@@ -68,12 +68,6 @@ def test_functions_that_the_notebook_calls_are_profiled_from_their_first_line(no
     )
     assert cell.status == "ok", cell.text
     assert cell.text.count("('nap (__main__)',)") == 4, cell.text
-
-
-def test_a_profile_cannot_be_saved_where_there_is_no_folder(notebook):
-    cell = notebook.on_ranks("1", "--profile --save /nowhere/at/all.txt")
-    assert "expected a file in an existing folder" in cell.text
-    assert "→" not in cell.text
 
 
 def test_a_cell_that_runs_is_profiled_from_beside_it(notebook):

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("_ranks_live_on")
 LAB = {"cellId": "5e1a"}
 
 
@@ -22,15 +23,6 @@ def typed(cell, *lines, first=1):
     return prompts
 
 
-@pytest.fixture(autouse=True)
-def _ranks_live_on(notebook):
-    yield
-    for cell in [cell for cell in notebook._cells.values() if not cell.done]:
-        notebook.interrupt()  # the test has failed before it was answered
-        cell.wait(20)
-    assert notebook.on_ranks("kept", "-r 1").text == "rank 1 → 10\n"
-
-
 @pytest.mark.parametrize("metadata", [LAB, None], ids=["JupyterLab", "console"])
 def test_a_line_is_typed_in_the_notebooks_own_field(notebook, metadata):
     source = "name = input('Your name? ') if rank == 2 else 'nobody'\nbarrier()\nname"
@@ -39,14 +31,11 @@ def test_a_line_is_typed_in_the_notebooks_own_field(notebook, metadata):
     assert cell.wait().text == "ranks 0–1, 3 → 'nobody'\nrank 2       → 'Ada'\n"
 
 
-def test_a_password_is_not_shown_while_it_is_typed(notebook):
+def test_a_password_is_hidden_and_what_was_written_stands_above(notebook):
     cell = ask(notebook, "import getpass\nlen(getpass.getpass())", "-r 3")
     assert typed(cell, "secret") == ["rank 3 │ Password: "]
     assert cell.prompts[0]["content"]["password"] is True
     assert cell.wait().text == "rank 3 → 6\n"
-
-
-def test_what_was_written_stands_above_the_prompt_and_what_follows_below(notebook):
     cell = ask(
         notebook, "print('before')\nbarrier()\nif rank == 0: input()\nbarrier()\nprint('after')"
     )
@@ -110,7 +99,7 @@ barrier()
 """
 
 
-def test_the_frame_that_failed_first_is_opened_afterwards(notebook):
+def test_a_failure_can_be_looked_at_again(notebook):
     assert notebook.on_ranks(FAILS).error_name == "CellFailed"
     debug = notebook.start("%distributed debug", typing=True, metadata=LAB)
     prompts = typed(debug, "p mine, by", "u", "p rank", "q")
@@ -121,9 +110,6 @@ def test_the_frame_that_failed_first_is_opened_afterwards(notebook):
     debug = notebook.start("%distributed debug -r 0", typing=True, metadata=LAB)
     assert typed(debug, "q") == ["rank 0 │ ipdb> "]
     assert debug.wait().status == "ok"
-
-
-def test_a_failure_stays_where_looking_at_it_was_interrupted(notebook):
     notebook.on_ranks(FAILS)
     debug = notebook.start("%distributed debug", typing=True, metadata=LAB)
     debug.prompt()
@@ -132,24 +118,21 @@ def test_a_failure_stays_where_looking_at_it_was_interrupted(notebook):
     debug = notebook.start("%distributed debug", typing=True, metadata=LAB)
     typed(debug, "p mine", "q")
     assert "102" in debug.wait().text
-
-
-def test_debug_as_ipython_has_it_works_in_a_cell(notebook):
     notebook.on_ranks("x = rank\n1 / 0", "-r 3")
     cell = ask(notebook, "%debug", "-r 3")
     assert typed(cell, "p x", "q") == ["rank 3 │ ipdb> "] * 2
     assert "rank 3 │ 3" in cell.wait().text
 
 
-def test_where_no_cell_has_failed_there_is_nothing_to_debug(new_notebook):
-    fresh = new_notebook()
-    fresh.on_ranks("1", "-n 2")
-    cell = fresh.run("%distributed debug")
+def test_where_no_cell_has_failed_there_is_nothing_to_debug(notebook):
+    notebook.run("%distributed restart")
+    notebook.on_ranks("kept = 10 * rank")
+    cell = notebook.run("%distributed debug")
     assert "expected a cell that has failed, found none" in cell.text
-    assert "found 2" in fresh.run("%distributed debug -r 0-1").text
+    assert "found 2" in notebook.run("%distributed debug -r 0-1").text
 
 
-def test_ranks_that_ask_at_once_take_turns(notebook):
+def test_ranks_that_ask_at_once_take_turns_and_one_answer_may_go_to_all(notebook):
     cell = ask(notebook, "input(f'of {rank}? ')")
     seen = []
     for count in range(1, 5):
@@ -160,9 +143,6 @@ def test_ranks_that_ask_at_once_take_turns(notebook):
     assert sorted(seen) == list("0123")
     for rank in range(4):
         assert re.search(rf"rank {rank} +→ 'answer {rank}'", cell.text)
-
-
-def test_one_answer_goes_once_to_all_ranks_that_ask_the_same(notebook):
     source = "first = input('Go? ')\nbarrier()\nfirst, input('Go? ') if rank == 2 else None"
     cell = ask(notebook, source)
     assert cell.prompt().endswith("Go? ")
@@ -232,21 +212,18 @@ def test_where_nobody_can_type_it_is_said_at_once(notebook, source):
     assert "%distributed push NAME" in cell.error_value
 
 
-def test_who_thinks_before_typing_takes_none_of_the_cells_time(notebook):
+def test_time_at_a_prompt_and_its_end(notebook):
     cell = ask(notebook, "if rank == 0: input()\nbarrier()\n'ended'", "--timeout 1")
     cell.prompt()
     notebook.drain(2)
     cell.answer("")
     assert cell.wait().text == "ranks 0–3 → 'ended'\n"
-
-
-def test_control_d_is_the_end_of_what_can_be_read(notebook):
     cell = ask(notebook, "input()", "-r 0")
     typed(cell, "\x04")
     assert "EOFError" in cell.wait().error_value
 
 
-def test_a_thread_may_ask_and_a_forked_process_may_not(notebook):
+def test_a_thread_may_ask_and_forked_processes_and_members_may_not(notebook):
     cell = ask(
         notebook,
         "import threading\ngot = []\n"
@@ -263,9 +240,6 @@ def test_a_thread_may_ask_and_a_forked_process_may_not(notebook):
     )
     assert cell.wait().text.endswith("→ True\n")
     assert "a forked process cannot ask for input" in cell.text
-
-
-def test_a_member_of_an_ensemble_asks_nobody(notebook):
     cell = notebook.start("%%ensemble x=1,2\ninput()", typing=True, metadata=LAB).wait()
     assert "cannot ask for input in an ensemble" in cell.text
 

@@ -71,18 +71,15 @@ class Started(NamedTuple):
         raise AssertionError(f"expected {text!r}, found {''.join(lines)}")
 
     def press(self) -> None:
-        """Ctrl-C, which a terminal sends to the whole group."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def left(self) -> list[psutil.Process]:
-        """Returns which processes are left ten seconds after the command has ended."""
         deadline = time.monotonic() + GONE_SECONDS
         while (found := self.marked()) and time.monotonic() < deadline:
             time.sleep(0.1)
         return found
 
     def marked(self) -> list[psutil.Process]:
-        """Returns what the command has started, itself included."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -181,18 +178,20 @@ def test_torchs_process_group_finds_the_ranks(folder):
         assert (run.process.returncode, "ranks 0–1 │ sum [3.0, 3.0]" in said) == (0, True), said
 
 
-def test_what_is_no_script_is_refused_in_one_line(folder):
-    with started(folder, "nowhere.py") as run:
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["nowhere.py"], "expected a script, found no file 'nowhere.py'. Type its path."),
+        (
+            ["--report", ".", "train.py"],
+            "expected a place to write to, found [Errno 21] Is a directory",
+        ),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_runs(folder, words, expected):
+    with started(folder, *words) as run:
         said, _ = run.process.communicate(timeout=60)
-    assert said == "allranks: expected a script, found no file 'nowhere.py'. Type its path.\n"
-
-
-def test_a_report_that_cannot_be_written_is_refused_before_anything_runs(folder):
-    with started(folder, "--report", ".", "train.py") as run:
-        said, _ = run.process.communicate(timeout=60)
-    assert said.startswith(
-        "allranks: expected a place to write to, found [Errno 21] Is a directory"
-    )
+    assert said.startswith(f"allranks: {expected}")
 
 
 def test_a_script_that_ends_its_process_is_told_of_in_whole_lines(folder):

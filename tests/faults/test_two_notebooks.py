@@ -7,28 +7,25 @@ CELL = (
 )
 
 
-def test_two_notebooks_compute_at_once_without_disturbing_each_other(new_notebook):
-    one, other = new_notebook(), new_notebook()
+def test_two_notebooks_compute_at_once_and_the_end_of_one_leaves_the_other_at_work(
+    notebook, new_notebook
+):
+    one, other = new_notebook(), notebook
     first = one.start_on_ranks("own = 1.0", "-n 3")
-    second = other.start_on_ranks("own = 5.0", "-n 2")
+    second = other.start_on_ranks("own = 5.0")
     assert first.wait().status == second.wait().status == "ok"
-    first, second = one.start_on_ranks(CELL), other.start_on_ranks(CELL)
+    # On a busy machine they take long enough for a panel.
+    first, second = (each.start_on_ranks(CELL, "--view plain") for each in (one, other))
     assert first.wait().text == "ranks 0–2 → 600.0\n"
-    assert second.wait().text == "ranks 0–1 → 2000.0\n"
+    assert second.wait().text == "ranks 0–3 → 4000.0\n"
     assert not set(one.pids().values()) & set(other.pids().values())
     assert not one.note_files() & other.note_files()
-
-
-def test_the_end_of_one_notebook_leaves_the_other_at_work(new_notebook):
-    one, other = new_notebook(), new_notebook()
-    one.on_ranks("own = 1.0", "-n 2")
-    other.on_ranks("own = 5.0", "-n 2")
-    one.note_files()
     one.start_on_ranks("print('here')\nwhile True:\n    barrier()").wait_for("here")
-    cell = other.start_on_ranks("import time\nprint('here')\ntime.sleep(1)\n" + CELL)
+    source = f"import time\nprint('here')\ntime.sleep(1)\n{CELL}"
+    cell = other.start_on_ranks(source, "--view plain")
     cell.wait_for("here")
     one.kill9()
     one.check_nothing_left()
-    assert cell.wait().text == "ranks 0–1 │ here\n          → 2000.0\n"
+    assert cell.wait().text == "ranks 0–3 │ here\n          → 4000.0\n"
     other.interrupt()
-    assert other.on_ranks("own").text == "ranks 0–1 → 5.0\n"
+    assert other.on_ranks("own").text == "ranks 0–3 → 5.0\n"

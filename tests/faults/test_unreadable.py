@@ -2,6 +2,9 @@
 
 import pytest
 
+from tests.faults.notebook import KEPT
+
+DAMAGES_RANKS = True
 SEND = """
 import gc
 from allranks.engine.wire import RankWire
@@ -62,8 +65,7 @@ def _ranks_live_on(notebook):
     yield
     late = notebook.on_ranks("pass")
     assert late.status == "ok", late.text
-    kept = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
-    assert notebook.on_ranks("kept").text == kept
+    assert notebook.on_ranks("kept").text == KEPT
 
 
 @pytest.mark.parametrize("frames", UNREADABLE.values(), ids=UNREADABLE.keys())
@@ -73,14 +75,11 @@ def test_a_message_that_cannot_be_read_ends_the_cell_and_is_named(notebook, fram
     assert "expected a readable message from a rank, found" in cell.error_value
 
 
-def test_a_rank_whose_reply_cannot_be_read_is_idle_for_the_next_cell(notebook):
+def test_a_reply_that_cannot_be_read_or_shown_ends_its_cell_only(notebook):
     find = SEND.partition("if rank")[0]
     cell = notebook.on_ranks(find + LOSE_REPLY)
     assert cell.error_name == "WireError"
-
-
-def test_a_notebook_that_fails_to_show_an_output_has_all_that_came_with_it(notebook):
-    """A hook of the notebook's own fails, as one of another extension may."""
+    # A hook of the notebook's own fails, as one of another extension may.
     notebook.run("hooked = get_ipython().display_pub\nfail = lambda message: 1 / 0\n")
     cell = notebook.run(
         "hooked.register_hook(fail)\n"

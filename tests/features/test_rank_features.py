@@ -11,6 +11,7 @@ import allranks
 from allranks import features
 from allranks.errors import CellFailed, FeatureFailed
 from allranks.notebook import load_features
+from tests.distributions import install
 
 DIARY = '''
 """Writes down which hooks are called, and fails where a cell asks for it."""
@@ -107,18 +108,14 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, stopped: Path) -> Path:
-    """Holds what pip would install of two distributions, one of which is broken."""
     site = tmp_path_factory.mktemp("site")
     (site / "allranks_diary").mkdir()
     (site / "allranks_diary" / "__init__.py").touch()
     (site / "allranks_diary" / "rank.py").write_text(DIARY)
     (site / "allranks_diary" / "notebook.py").write_text(NOTEBOOK)
     (site / "allranks_diary" / "host.py").write_text(HOST.format(path=str(stopped)))
-    info = site / "allranks_diary-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: allranks-diary\nVersion: 1.0\n")
-    lines = ["[allranks.features]", "diary = allranks_diary", "lost = allranks_lost", ""]
-    (info / "entry_points.txt").write_text("\n".join(lines))
+    entries = {"diary": "allranks_diary", "lost": "allranks_lost"}
+    install(site, "allranks-diary", group="allranks.features", entries=entries)
     return site
 
 
