@@ -1,4 +1,4 @@
-"""A notebook with ranks for each file, and each lab, run once for all tests that look at it."""
+"""A notebook with ranks, and each lab, run once for all tests that look at it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from tests.labs import NEED_TORCH
 from tests.torch.conftest import MISSING, python_with_torch
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """A kernel with two ranks, for all tests of a file."""
+    """A kernel with two ranks, for all files that do not start their own."""
     with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
         kernel.run("%load_ext allranks\n%distributed start -n 2")
         yield kernel
 
 
 def python_for(name: str) -> str:
-    """Returns the Python that a lab runs with."""
     if name not in NEED_TORCH:
         return sys.executable
     return python_with_torch() or pytest.skip(MISSING)

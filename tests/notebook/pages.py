@@ -30,7 +30,6 @@ _PATIENT_SECONDS = 150
 
 
 def run(page: str, kernel: Kernel) -> Iterator[tuple[re.Match[str], str]]:
-    """Yields each cell of a page with what it says now."""
     for found in CELL.finditer(page):
         cell = kernel.start(found["source"])
         for _ in (found["press"] or "").split():

@@ -33,7 +33,6 @@ LATE = re.compile(r"^[^\n]* · [^\n]*(has waited|waits in|is at)[^\n]*\n?", re.M
 
 
 def steady(text: str) -> str:
-    """Returns what a person reads in every run of the same cell, without colours."""
     text = LATE.sub("", COLOURS.sub("", text))
     for pattern, name in CHANGES:
         text = re.sub(pattern, name, text, flags=re.MULTILINE)

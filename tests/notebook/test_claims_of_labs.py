@@ -13,7 +13,6 @@ from tests.labs import text_of
 
 @pytest.fixture
 def said(executed):
-    """Returns what the cells of a lab print, by the cell's id."""
     return lambda name: {
         cell.id: text_of(cell) for cell in executed(name).cells if cell.cell_type == "code"
     }

@@ -48,11 +48,13 @@ def test_ranks_that_are_not_there_are_refused_and_nothing_is_sent(cluster, call,
     assert cluster.run("kept", ranks=[1, 0, 1]) == [0, 10]
 
 
-def test_a_start_tells_how_many_processes_run_before_ranks_are_up(monkeypatch):
+def test_a_start_tells_how_many_processes_run_and_a_stop_how_to_start_again(monkeypatch):
     told = []
     monkeypatch.setattr(ProgressLine, "show", lambda _, *said: told.append(said))
-    with allranks.Cluster(2):
+    with allranks.Cluster(2) as stopped:
         pass
+    with pytest.raises(ClusterLost, match=r"stopped\. Type: %distributed start .*\.start\(\)"):
+        stopped.run("1")
     assert told[0] == ("starting ranks: 0 of 2 up", 0, 4, "")
     assert ("starting ranks: 0 of 2 up", 2, 4, ", 2 started") in told
     assert told[-1] == ("starting ranks: 2 of 2 up", 4, 4, "")
@@ -65,24 +67,18 @@ def test_a_start_that_takes_too_long_advises_fewer_ranks(monkeypatch):
         allranks.Cluster(2).start()
 
 
-def test_a_cluster_that_was_stopped_says_how_it_is_started_again():
-    with allranks.Cluster(1) as stopped:
-        pass
-    with pytest.raises(ClusterLost, match=r"stopped\. Type: %distributed start .*\.start\(\)"):
-        stopped.run("1")
-
-
-def test_one_of_the_ranks_runs_alone(cluster):
+def test_one_rank_may_run_alone_and_what_cannot_be_sent_is_refused(cluster):
     assert cluster.run("kept", ranks=[1]) == [10]
     assert cluster.pull("kept", range(1, 2)) == {1: 10}
-
-
-def test_what_is_no_function_or_cannot_be_sent_is_refused(cluster):
     with pytest.raises(UsageError, match="expected a cell's source or a function, found int"):
         cluster.run(3)
     with pytest.raises(UsageError, match="print cannot be sent to the ranks: cannot pickle"):
         cluster.call(print, (threading.Lock(),))
     assert cluster.run("1") == [1] * cluster.size
+    cluster.run("class Odd:\n    def __reduce__(self):\n        raise SystemExit(4)")
+    with pytest.raises(UsageError, match=r"expected a last expression that can be pickled.*Odd: 4"):
+        cluster.run("Odd()")
+    assert cluster.run("kept") == [0, 10]
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5"])
@@ -97,22 +93,14 @@ def test_a_number_of_ranks_that_cannot_be_is_refused(n):
         allranks.Cluster(n)
 
 
-def test_a_value_that_exits_while_it_is_pickled_ends_no_rank(cluster):
-    cluster.run("class Odd:\n    def __reduce__(self):\n        raise SystemExit(4)")
-    with pytest.raises(UsageError, match=r"expected a last expression that can be pickled.*Odd: 4"):
-        cluster.run("Odd()")
-    assert cluster.run("kept") == [0, 10]
-
-
 def settling(run, seconds=45):
-    """Returns a run when its ranks have replied, or after so long."""
     deadline = time.monotonic() + seconds
     while run.pending and time.monotonic() < deadline:
         run.step(0.1)
     return run
 
 
-def test_a_rank_that_cannot_begin_a_cell_replies_all_the_same(cluster):
+def test_a_rank_whose_own_code_fails_still_hears_and_speaks(cluster, capsys):
     cluster.run(
         "from allranks.engine.telemetry import TelemetrySender\nbegin = TelemetrySender.begin\n"
         "def fails(*_):\n    TelemetrySender.begin = begin\n"
@@ -124,13 +112,31 @@ def test_a_rank_that_cannot_begin_a_cell_replies_all_the_same(cluster):
     with pytest.raises(CellFailed, match="rank 1 of 2: RuntimeError: no beginning"):
         cluster.wait(run)
     assert cluster.run("kept = 10 * rank\nkept") == [0, 10]
+    cluster.run(
+        "from allranks.engine.telemetry import TelemetrySender\nnews = TelemetrySender.news\n"
+        "def fails(*_):\n    TelemetrySender.news = news\n    raise RuntimeError('no news')\n"
+        "TelemetrySender.news = fails\nimport time\nend = time.monotonic() + 30\n"
+        "while TelemetrySender.news is fails and time.monotonic() < end: time.sleep(0.05)\n"
+        "time.sleep(0.5)\nprint('heard')"
+    )
+    said = capsys.readouterr().out
+    assert "RuntimeError: no news" in said
+    assert "heard" in said
+    assert cluster.run("kept") == [0, 10]
 
 
-def test_a_breakpoint_where_nothing_can_be_read_ends_its_cell_and_harms_no_later_one(cluster):
+def test_tracebacks_and_breakpoints_of_a_program_without_a_notebook(cluster):
     with pytest.raises(CellFailed, match="ranks 0–1 of 2 at line 1: BdbQuit"):
         cluster.run("breakpoint()")
     cluster.run("import sys; sys.settrace(lambda *_: None)")
     assert cluster.run("sys.settrace(None); kept") == [0, 10]
+    with pytest.raises(CellFailed) as raised:
+        cluster.run("x = 1\nif rank:\n    x / 0")
+    printed = "".join(traceback.format_exception(raised.value))
+    assert "CellFailed: rank 1 of 2 at line 3: ZeroDivisionError: division by zero" in printed
+    assert printed.rstrip().endswith("rank 0 finished the cell.")
+    assert "----> 3     x / 0" in printed
+    assert "\x1b" not in printed
 
 
 NO_DESCRIPTORS = """
@@ -177,30 +183,6 @@ def test_a_rank_that_fails_when_its_cell_has_ended_replies_all_the_same(cluster,
     assert cluster.run("kept") == [0, 10]
 
 
-def test_a_scripts_traceback_ends_with_the_ranks_own(cluster):
-    with pytest.raises(CellFailed) as raised:
-        cluster.run("x = 1\nif rank:\n    x / 0")
-    printed = "".join(traceback.format_exception(raised.value))
-    assert "CellFailed: rank 1 of 2 at line 3: ZeroDivisionError: division by zero" in printed
-    assert printed.rstrip().endswith("rank 0 finished the cell.")
-    assert "----> 3     x / 0" in printed
-    assert "\x1b" not in printed
-
-
-def test_a_rank_whose_news_fail_still_hears_and_speaks(cluster, capsys):
-    cluster.run(
-        "from allranks.engine.telemetry import TelemetrySender\nnews = TelemetrySender.news\n"
-        "def fails(*_):\n    TelemetrySender.news = news\n    raise RuntimeError('no news')\n"
-        "TelemetrySender.news = fails\nimport time\nend = time.monotonic() + 30\n"
-        "while TelemetrySender.news is fails and time.monotonic() < end: time.sleep(0.05)\n"
-        "time.sleep(0.5)\nprint('heard')"
-    )
-    said = capsys.readouterr().out
-    assert "RuntimeError: no news" in said
-    assert "heard" in said
-    assert cluster.run("kept") == [0, 10]
-
-
 @pytest.mark.parametrize("part", range(4))
 def test_an_interrupt_between_two_parts_of_a_message_harms_no_later_cell(
     cluster, part, monkeypatch
@@ -224,7 +206,7 @@ def test_an_interrupt_between_two_parts_of_a_message_harms_no_later_cell(
     assert not cluster.busy
 
 
-def test_a_view_that_fails_leaves_no_cell_behind(cluster, tmp_path):
+def test_a_cell_that_is_left_or_runs_beside_another_harms_none(cluster, tmp_path):
     view = text_view((0, 1), str(tmp_path))
 
     def refresh():
@@ -235,18 +217,12 @@ def test_a_view_that_fails_leaves_no_cell_behind(cluster, tmp_path):
     with pytest.raises(UnicodeEncodeError):
         cluster.wait(run)
     assert cluster.run("kept") == [0, 10]
-
-
-def test_a_cell_beside_another_is_refused_and_both_go_on(cluster):
     run = cluster.submit("import time; time.sleep(0.5); own = 'kept too'")
     for beside in (lambda: cluster.run("1"), lambda: cluster.crew(1).__enter__()):
         with pytest.raises(UsageError, match=r"found them running a cell.*cluster\.interrupt\(\)"):
             beside()
     cluster.wait(run)
     assert cluster.run("own") == ["kept too", "kept too"]
-
-
-def test_a_cell_that_nobody_came_to_wait_for_can_be_interrupted(cluster):
     cluster.submit("while True:\n    pass")
     assert cluster.interrupt()
     end = time.monotonic() + 45
@@ -261,7 +237,6 @@ def test_a_cell_that_nobody_came_to_wait_for_can_be_interrupted(cluster):
 
 
 def held():
-    """The threads, descriptors and session folders of this process."""
     sessions = Path(tempfile.gettempdir()).glob(f"allranks-session-{os.getpid()}-*")
     return Counter(
         [t.name for t in threading.enumerate() if t.name.startswith("allranks")]
@@ -357,6 +332,32 @@ def test_an_interrupt_while_the_ranks_are_ended_leaves_nothing(monkeypatch):
     started.stop()
     assert children
     assert psutil.wait_procs(children, timeout=30)[1] == []
+
+
+def test_a_client_is_of_the_engines_of_the_ranks_that_run(monkeypatch):
+    monkeypatch.setattr(connection, "CLIENTS_RANKS", 1)
+    with allranks.Cluster(2) as cluster:
+        pids = cluster.run("import os\nkept = 10 * rank\nos.getpid()")
+        # Many ranks have no controller until a client is asked for.
+        log = Path(cluster.log_dir) / "controller.log"
+        assert not log.exists()
+        client = cluster.client()
+        assert client.ids == [0, 1]
+        assert log.exists()
+        assert client[:].apply_sync(os.getpid) == list(pids)
+        assert client[:].pull("kept", block=True) == [0, 10]
+        client[:].push({"pushed": "by ipyparallel"})
+        assert client[:].pull("pushed", block=True) == 2 * ["by ipyparallel"]
+        assert cluster.pull("pushed") == dict.fromkeys(range(2), "by ipyparallel")
+        # One that was closed, or whose ranks are gone, is not handed out again.
+        with cluster.client() as same:
+            assert same is client
+        second = cluster.client()
+        assert second is not client
+        assert second[:].apply_sync(abs, -4) == [4, 4]
+        cluster.restart()
+        assert cluster.client() is not second
+        assert cluster.client().ids == [0, 1]
 
 
 def test_a_client_that_was_not_ready_is_not_handed_out(cluster, monkeypatch):

@@ -31,13 +31,11 @@ NOTHING_TO_RUN = {"init", "shutdown"}
 
 
 def cells_of(section: str) -> str:
-    """The sources of a section's cells for the ranks."""
     sources = [found["source"] for found in CELL.finditer(section)]
     return "\n".join(source for source in sources if source.startswith("%%distributed"))
 
 
 def has_picture(section: str) -> bool:
-    """Whether a section has a block of text that is neither source nor output."""
     return bool(re.search(r"^```\n", CELL.sub("", section), re.MULTILINE))
 
 

@@ -3,86 +3,33 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import websocket
 
-from tests.ports import free_port
+from tests.kernel import wait_until
+from tests.servers import Server
 
 _SECONDS = 120
 
 
-class Server:
-    """A server on a free port of 127.0.0.1 that ends a kernel after 5 idle seconds."""
-
-    def __init__(self, home: Path) -> None:
-        self.port = free_port()
-        options = [
-            "--no-browser",
-            "--allow-root",
-            "--ServerApp.ip=127.0.0.1",
-            f"--ServerApp.port={self.port}",
-            "--ServerApp.port_retries=0",
-            "--IdentityProvider.token=",
-            f"--ServerApp.root_dir={home}",
-            "--MappingKernelManager.cull_idle_timeout=5",
-            "--MappingKernelManager.cull_interval=1",
-            "--ServerApp.disable_check_xsrf=True",
-        ]
-        names = ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "XDG_STATE_HOME")
-        places = {name: str(home / name) for name in names}
-        self._log = home / "server.log"
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "jupyter_server", *options],
-                env=os.environ | places,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        wait_until(self._answers, self.log)
-
-    def _answers(self) -> bool:
-        with suppress(urllib.error.URLError, ConnectionError):
-            self.kernels()
-            return True
-        return False
-
-    def log(self) -> str:
-        return self._log.read_text()[-4000:]
-
-    def ask(self, path: str, data: bytes | None = None) -> Any:
-        # Straight to it: a proxy of the user's must not be asked for 127.0.0.1.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://127.0.0.1:{self.port}/api/{path}", data, timeout=30) as answer:
-            return json.load(answer)
-
-    def kernels(self) -> dict[str, str]:
-        """Returns the state of each kernel that was not ended."""
-        return {kernel["id"]: kernel["execution_state"] for kernel in self.ask("kernels")}
-
-    def start(self) -> Tab:
-        return Tab(self, self.ask("kernels", b"{}")["id"])
+def kernels(server: Server) -> dict[str, str]:
+    found = json.loads(server.ask("kernels"))
+    return {kernel["id"]: kernel["execution_state"] for kernel in found}
 
 
 class Tab:
-    """One connection to one kernel."""
+    """One connection to a fresh kernel."""
 
-    def __init__(self, server: Server, kernel: str) -> None:
-        self.kernel = kernel
-        address = f"ws://127.0.0.1:{server.port}/api/kernels/{kernel}/channels"
+    def __init__(self, server: Server) -> None:
+        self.kernel = json.loads(server.ask("kernels", b"{}"))["id"]
+        address = f"{server.url}/api/kernels/{self.kernel}/channels?token={server.token}"
         self.socket = websocket.create_connection(
-            address, timeout=_SECONDS, http_no_proxy=["127.0.0.1"]
+            address.replace("http", "ws", 1), timeout=_SECONDS, http_no_proxy=["127.0.0.1"]
         )
 
     def send(self, kind: str, content: dict[str, Any], channel: str, **header: str) -> str:
@@ -97,7 +44,6 @@ class Tab:
         return self.send("execute_request", {"code": source, "silent": False}, "shell")
 
     def wait(self, number: str, kind: str, **content: str) -> dict[str, Any]:
-        """Returns the content of the next message of this kind about a request."""
         while True:
             message = json.loads(self.socket.recv())
             found: dict[str, Any] = message["content"]
@@ -107,7 +53,6 @@ class Tab:
                 return found
 
     def message_of_a_widget(self) -> None:
-        """Sends one over a subshell, and returns when the kernel has answered it."""
         made = self.send("create_subshell_request", {}, "control")
         subshell = self.wait(made, "create_subshell_reply")["subshell_id"]
         content = {"comm_id": "none", "data": {}}
@@ -115,37 +60,30 @@ class Tab:
         self.wait(number, "status", execution_state="idle")
 
 
-def wait_until(true: Callable[[], bool], explain: Callable[[], object]) -> None:
-    deadline = time.monotonic() + _SECONDS
-    while not true():
-        assert time.monotonic() < deadline, explain()
-        time.sleep(0.1)
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path)
+    options = ["cull_idle_timeout=5", "cull_interval=1"]
+    server = Server("jupyter_server", tmp_path, *(f"--MappingKernelManager.{o}" for o in options))
     yield server
-    server.process.terminate()
-    server.process.wait(30)
+    server.stop()
 
 
 def test_a_kernel_is_ended_as_idle_only_after_its_cell(server: Server, tmp_path: Path) -> None:
     go = tmp_path / "go"
     busy = [begin_and_leave(server, magic, go) for magic in ("", "%%distributed\n")]
     # Their tabs are closed: a kernel that became idle later is ended first.
-    other = server.start()
+    other = Tab(server)
     other.wait(other.execute("pass"), "status", execution_state="idle")
     other.socket.close()
-    wait_until(lambda: other.kernel not in server.kernels(), server.log)
-    assert server.kernels() == dict.fromkeys(busy, "busy")
+    wait_until(lambda: other.kernel not in kernels(server), server.log, _SECONDS)
+    assert kernels(server) == dict.fromkeys(busy, "busy")
     go.touch()
-    wait_until(lambda: not server.kernels(), server.log)
+    wait_until(lambda: not kernels(server), server.log, _SECONDS)
 
 
 def begin_and_leave(server: Server, magic: str, go: Path) -> str:
     """Starts a cell that waits for a file, and closes its tab; returns its kernel."""
-    tab = server.start()
+    tab = Tab(server)
     begin = "%load_ext allranks\n" + ("%distributed start -n 1" if magic else "")
     begun = tab.wait(tab.execute(begin), "execute_reply")
     assert begun["status"] == "ok", begun

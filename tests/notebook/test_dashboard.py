@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook
 
@@ -21,10 +19,19 @@ for i in range(100):
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-def test_a_cell_that_only_prints_shows_only_its_output(notebook):
+def test_the_view_that_is_chosen_is_shown(notebook):
     cell = notebook.run("%%distributed\nprint('hi'); allreduce(1.0)")
     assert cell.text == "ranks 0–1 │ hi\n          → 1.0\n"
     assert cell.comms == []
+    cell = notebook.run(f"%%distributed --view plain{LOGGING}print('done')")
+    assert cell.text == "ranks 0–1 │ done\n"
+    assert cell.comms == []
+    cell = notebook.run("%%distributed --view full\nprint('hi')")
+    assert "ranks 0–1: finished" in cell.text
+    assert "ranks 0–1 │ hi" in cell.text
+    cell = notebook.run("%%distributed --view grand\npass")
+    assert cell.error_name == "UsageError"
+    assert "--view" in cell.error_value
 
 
 def test_logged_values_leave_a_still_picture_and_no_widget(notebook):
@@ -49,18 +56,6 @@ def test_a_live_panel_is_told_its_points_and_is_closed(notebook):
     assert {head["name"] for head in state["state"]["curves"]} == {"loss"}
 
 
-def test_plain_shows_text_and_nothing_else(notebook):
-    cell = notebook.run(f"%%distributed --view plain{LOGGING}print('done')")
-    assert cell.text == "ranks 0–1 │ done\n"
-    assert cell.comms == []
-
-
-def test_full_shows_a_panel_for_any_cell(notebook):
-    cell = notebook.run("%%distributed --view full\nprint('hi')")
-    assert "ranks 0–1: finished" in cell.text
-    assert "ranks 0–1 │ hi" in cell.text
-
-
 def test_collectives_are_summed_by_name_and_size(notebook):
     source = """%%distributed --view full
 import time
@@ -80,7 +75,7 @@ barrier()
     assert int(re.search(r"rank 1 came last in (\d+) of 32 calls", said)[1]) > 20
 
 
-def test_the_explainer_leaves_a_still_picture_and_text(notebook):
+def test_the_explainer_leaves_a_picture_and_text_and_loses_nothing(notebook):
     cell = notebook.run("from allranks.widgets import ring\nring(values=[[1, 2], [10, 20]])")
     (shown,) = cell.displays
     assert set(shown) == {"text/html", "text/plain"}
@@ -90,16 +85,10 @@ def test_the_explainer_leaves_a_still_picture_and_text(notebook):
     assert "reduce-scatter  rank 0 → 1  0      10 + 1 = 11\n" in cell.text
     assert cell.text.endswith("every rank has (11, 22)\n")
     assert notebook.run("%%distributed\nallreduce(1.0)").text == "ranks 0–1 → 1.0\n"
-
-
-def test_the_explainer_names_ranks_that_are_not_there(notebook):
     cell = notebook.run("from allranks.widgets import ring\nring(ranks=3)")
     assert cell.error_name == "UsageError"
     expected = "found 3, and 2 are running. Type for example: %distributed restart -n 3"
     assert expected in cell.error_value
-
-
-def test_the_explainer_keeps_what_ranks_write_for_the_next_cell(notebook):
     notebook.run(
         "%%distributed -r 0\nimport threading; threading.Timer(0.3, print, ['late']).start()"
     )
@@ -120,12 +109,6 @@ print("end")
     first, second, *_, last = notebook.run(source).text.splitlines()
     assert re.fullmatch(r"rank 0: finished, .* m?s", first)
     assert (second, last) == ("rank 0 │ line 0", "       │ end")
-
-
-def test_a_view_that_is_none_is_refused(notebook):
-    cell = notebook.run("%%distributed --view grand\npass")
-    assert cell.error_name == "UsageError"
-    assert "--view" in cell.error_value
 
 
 def test_other_work_is_done_while_a_cell_is_awaited(notebook):
@@ -158,9 +141,10 @@ def test_without_autoawait_a_cell_runs_and_can_be_interrupted(notebook):
     notebook.run("%autoawait on")
 
 
-def test_an_unloaded_extension_leaves_other_cells_as_they_were(new_kernel):
-    kernel = new_kernel()
-    kernel.run("%load_ext allranks\n%unload_ext allranks")
+def test_an_unloaded_extension_starts_nothing_and_leaves_other_cells_as_they_were(kernel):
+    cell = kernel.run("%load_ext allranks\nranks.stop(); ranks")
+    assert cell.text == "<ranks, not started yet>\n"
+    kernel.run("%unload_ext allranks")
     cell = kernel.run("print(get_ipython().input_transformers_post)")
     assert cell.stdout == "[]\n"
 
@@ -175,37 +159,23 @@ SOURCES = [
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
-    """A notebook that nbclient has run."""
+    folder = tmp_path_factory.mktemp("papermill")
     made = new_notebook(cells=[new_code_cell(source) for source in SOURCES])
-    path = tmp_path_factory.mktemp("nbclient")
-    client = NotebookClient(made, kernel_name="python3", resources={"metadata": {"path": path}})
-    return client.execute()
+    made.metadata.kernelspec = {"name": "python3", "display_name": "", "language": "python"}
+    nbformat.write(made, folder / "in.ipynb")
+    command = [sys.executable, "-m", "papermill", "in.ipynb", "out.ipynb"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
+    return nbformat.read(folder / "out.ipynb", as_version=4)
 
 
-def test_nbclient_keeps_the_still_picture_and_goes_on(executed):
+def test_papermill_and_nbclient_keep_still_pictures_and_go_on(executed):
     shown = executed.cells[1].outputs[-1].data
     assert set(shown) == {"text/html", "text/plain"}
     assert "loss" in shown["text/plain"]
     assert executed.cells[2].outputs[0].data["text/plain"] == "2"
-
-
-def test_nbclient_keeps_the_still_picture_of_an_explainer(executed):
-    (output,) = executed.cells[3].outputs
-    assert set(output.data) == {"text/html", "text/plain"}
-    assert output.data["text/plain"].endswith("every rank has (11, 22)")
-
-
-def test_nbconvert_shows_the_picture_without_a_kernel(executed):
+    (explained,) = executed.cells[3].outputs
+    assert set(explained.data) == {"text/html", "text/plain"}
+    assert explained.data["text/plain"].endswith("every rank has (11, 22)")
     page, _ = HTMLExporter(template_name="basic").from_notebook_node(executed)
     assert "data:image/svg+xml;base64," in page
     assert "widget-view" not in page
-
-
-def test_papermill_runs_it_too(tmp_path: Path):
-    made = new_notebook(cells=[new_code_cell(source) for source in SOURCES])
-    made.metadata.kernelspec = {"name": "python3", "display_name": "", "language": "python"}
-    nbformat.write(made, tmp_path / "in.ipynb")
-    command = [sys.executable, "-m", "papermill", "in.ipynb", "out.ipynb"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
-    shown = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells[1].outputs[-1].data
-    assert "text/html" in shown

@@ -58,7 +58,7 @@ def test_a_list_of_dictionaries_from_the_notebook_and_a_random_search(notebook):
     )
 
 
-def test_a_member_finds_the_ranks_variables_and_leaves_them_as_they_were(notebook):
+def test_a_member_is_alone_with_its_variables_and_collectives(notebook):
     notebook.run(
         "%%distributed\nbase = [1]\nscale = 10\ndef scaled(): return scale * x, rank, size"
     )
@@ -68,9 +68,6 @@ def test_a_member_finds_the_ranks_variables_and_leaves_them_as_they_were(noteboo
     cell = notebook.run("%%distributed\nscale, base, 'new' in globals(), 'x' in globals(), size")
     assert cell.text == "ranks 0–3 → (10, [1], False, False, 4)\n"
     assert notebook.run("%%distributed\nint(allreduce(rank, op=Sum))").text == "ranks 0–3 → 6\n"
-
-
-def test_collectives_in_a_member_are_over_that_member_and_wait_for_nobody(notebook):
     body = """
 import time
 import numpy as np
@@ -96,7 +93,7 @@ part = add_process_set([0])
 share = np.full(2, member + rank)
 result = dict(
     place=(rank, size), sum=allreduce(share, op=Sum), root=broadcast(share, 1),
-    objects=comm.allgather(rank),
+    objects=comm.allgather(rank), world=MPI.COMM_WORLD.allreduce(member), own=MPI.COMM_SELF.size,
     alone=float(allreduce(1.0, process_set=part)) if rank == 0 else None,
 )
 log(step=0, loss=member + rank)
@@ -110,8 +107,13 @@ log(step=0, loss=member + rank)
         [1] * 6
     )
     assert value(notebook, "{tuple(m.result['objects']) for m in runs}") == "{(0, 1)}"
+    assert value(notebook, "[(m.result['world'], m.result['own']) for m in runs]") == str(
+        [(2 * m, 1) for m in range(6)]
+    )
     assert value(notebook, "{m.ranks for m in runs} <= {(0, 1), (2, 3)}") == "True"
     assert value(notebook, "[m.history['loss'].values[0] for m in runs][3]") == "np.float64(3.0)"
+    cell = notebook.run("%%distributed\nMPI.COMM_WORLD is comm, comm.size")
+    assert cell.text == "ranks 0–3 → (True, 4)\n"
 
 
 def test_a_member_of_two_ranks_that_fails_in_a_collective_spoils_no_other(notebook):
@@ -153,7 +155,8 @@ if x % 3 == 1 and not os.path.exists({str(flag)!r}): raise ValueError(f"x is {{x
 with open({str(tmp_path / "ran")!r}, "a") as ran: ran.write(f"{{x}}\\n")
 result = x
 """
-    cell = run(notebook, "x=0:6", body)
+    grid = f"x=0:6 --store {tmp_path / 'store'}"
+    cell = run(notebook, grid, body)
     assert "4 of 6 finished, 2 failed" in cell.text
     assert re.search(r"1 +1 +failed .* ValueError: x is 1", cell.text)
     assert value(notebook, "[m.number for m in runs.failed]") == "[1, 4]"
@@ -161,35 +164,49 @@ result = x
     assert "ValueError: x is 4" in shown
     assert "----> " in shown
     flag.touch()
-    run(notebook, "x=0:6 --retry-failed", body)
+    run(notebook, grid, body)
+    assert value(notebook, "[m.number for m in runs.failed]") == "[1, 4]"
+    run(notebook, f"{grid} --retry-failed", body)
     assert value(notebook, "[m.result for m in runs]") == "[0, 1, 2, 3, 4, 5]"
     assert sorted((tmp_path / "ran").read_text().split()) == list("012345")
 
 
-def test_all_members_failing_fails_the_cell_with_the_first_traceback(notebook):
+def test_cells_that_fail_as_a_whole(notebook):
     cell = notebook.run("%%ensemble x=0:3\nresult = 1 / 0")
     assert (cell.status, cell.error_name) == ("error", "CellFailed")
     assert "all members 0–2 failed; the first: ZeroDivisionError" in cell.text
     assert "----> 2 result = 1 / 0" in cell.text
     assert value(notebook, "len(runs.failed)") == "3"
+    cell = notebook.run("%%ensemble x=0:3\nprint('ran')\nresult = (")
+    assert cell.error_name == "InvalidCell"
+    assert "the cell was not run on any rank" in cell.error_value
+    notebook.run("del runs\nruns = 3")
+    cell = notebook.run("%%ensemble x=1\npass")
+    assert "found int there already. Type for example: -o runs2" in cell.error_value
+    run(notebook, "x=1 -o runs", "pass")
+    assert value(notebook, "len(runs)") == "1"
 
 
-def test_a_member_that_takes_too_long_is_interrupted_and_has_failed(notebook):
-    run(notebook, "x=0:3 --timeout 1", "import time\nif x == 1: time.sleep(60)\nresult = x")
-    assert (
-        value(notebook, "runs[1].error, runs[0].result") == "('it exceeded its timeout of 1 s', 0)"
-    )
-
-
-def test_what_members_write_is_labelled_by_member(notebook):
+def test_what_members_write_and_log_is_known_by_member(notebook):
     cell = run(notebook, "x=0:3", "print('same')\nprint('x is', x)\nx")
     assert "members 0–2 │ same" in cell.text
     assert "member 1    │ x is 1" in cell.text
     # The value of a last expression is no result.
     assert value(notebook, "runs[0].result is None") == "True"
+    run(notebook, "x=0:5", "for step in range(300): log(step=step, loss=x + 1 / (step + 1))")
+    assert (
+        value(notebook, "[len(m.history['loss'].steps) for m in runs]")
+        == "[300, 300, 300, 300, 300]"
+    )
+    assert value(notebook, "runs[3].history['loss'].values[0]") == "np.float64(4.0)"
+    assert value(notebook, "runs.best('loss').number") == "0"
 
 
-def test_top_level_await_shell_commands_and_magics_work_in_a_member(notebook):
+def test_members_have_all_of_ipython_and_an_end(notebook):
+    run(notebook, "x=0:3 --timeout 1", "import time\nif x == 1: time.sleep(60)\nresult = x")
+    assert (
+        value(notebook, "runs[1].error, runs[0].result") == "('it exceeded its timeout of 1 s', 0)"
+    )
     body = """
 import asyncio
 await asyncio.sleep(0.01)
@@ -201,29 +218,16 @@ result = lines[0], y
     assert value(notebook, "[m.result for m in runs]") == "[('5', 6), ('6', 7)]"
 
 
-def test_a_result_that_cannot_be_pickled_says_so_when_it_is_asked_for(notebook):
+def test_what_cannot_be_sent_or_kept_is_said_of_its_member(notebook):
     run(notebook, "x=1", "result = {'n': 3, 'g': (i for i in [1])}")
     assert value(notebook, "runs[0].metrics") == "{'n': 3}"
     cell = notebook.run("runs[0].result")
     assert cell.error_name == "UsageError"
     assert "expected a result that can be sent and kept, found in member 0" in cell.error_value
-
-
-def test_values_that_cannot_be_sent_fail_their_member_only(notebook):
     notebook.run("import threading\nodd = [dict(x=1), dict(x=threading.Lock()), dict(x=2)]")
     run(notebook, "odd", "result = x")
     assert value(notebook, "[m.state for m in runs]") == "['finished', 'failed', 'finished']"
     assert "x cannot be sent to a rank" in value(notebook, "runs[1].error")
-
-
-def test_histories_are_whole_and_by_member(notebook):
-    run(notebook, "x=0:5", "for step in range(300): log(step=step, loss=x + 1 / (step + 1))")
-    assert (
-        value(notebook, "[len(m.history['loss'].steps) for m in runs]")
-        == "[300, 300, 300, 300, 300]"
-    )
-    assert value(notebook, "runs[3].history['loss'].values[0]") == "np.float64(4.0)"
-    assert value(notebook, "runs.best('loss').number") == "0"
 
 
 def test_members_are_added_and_stopped_while_others_run(notebook):
@@ -297,31 +301,10 @@ def test_a_line_that_cannot_be_run_is_refused_before_anything_runs(notebook, lin
     assert "│ ran" not in cell.text
 
 
-def test_a_cell_that_is_no_python_runs_nowhere(notebook):
-    cell = notebook.run("%%ensemble x=0:3\nprint('ran')\nresult = (")
-    assert cell.error_name == "InvalidCell"
-    assert "the cell was not run on any rank" in cell.error_value
-
-
-def test_a_variable_of_the_users_is_not_overwritten_unless_it_is_named(notebook):
-    notebook.run("del runs\nruns = 3")
-    cell = notebook.run("%%ensemble x=1\npass")
-    assert "found int there already. Type for example: -o runs2" in cell.error_value
-    run(notebook, "x=1 -o runs", "pass")
-    assert value(notebook, "len(runs)") == "1"
-
-
 @pytest.mark.parametrize("magic", ["%%time", "%%capture kept"])
 def test_below_another_magic_an_ensemble_is_not_awaited_and_runs(notebook, magic):
     notebook.run(f"{magic}\n%%ensemble x=0:5\nresult = x")
     assert value(notebook, "[m.result for m in runs]") == "[0, 1, 2, 3, 4]"
-
-
-def test_plain_shows_text_and_no_widget(notebook):
-    cell = notebook.run("%%ensemble x=0:2 --view plain\nimport time; time.sleep(1); print('hi')")
-    assert cell.comms == []
-    assert "2 of 2 finished" in cell.text
-    assert "members 0–1 │ hi" in cell.text
 
 
 def test_a_live_panel_is_told_its_members_and_leaves_a_table(notebook):
@@ -334,3 +317,7 @@ def test_a_live_panel_is_told_its_members_and_leaves_a_table(notebook):
     picture, script, _ = html.partition("<script>")
     assert script
     assert not re.search("<script|<style|widget", picture)
+    cell = notebook.run("%%ensemble x=0:2 --view plain\nimport time; time.sleep(1); print('hi')")
+    assert cell.comms == []
+    assert "2 of 2 finished" in cell.text
+    assert "members 0–1 │ hi" in cell.text

@@ -29,7 +29,6 @@ SAID = re.compile(r"^(?:ranks? (?P<ranks>[\d, –]+?))? +│ (?P<text>.*)$")
 
 
 def cut(name: str, notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Returns a lab with those of its cells that are compared."""
     kept = copy.deepcopy(notebook)
     kept.cells = [cell for cell in kept.cells if cell.id in CELLS[name]]
     assert len(kept.cells) == len(CELLS[name])
@@ -37,7 +36,6 @@ def cut(name: str, notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def said_by_ranks(notebook: nbformat.NotebookNode) -> Counter[str]:
-    """Each line that a rank has printed, as often as there are ranks that have."""
     lines: Counter[str] = Counter()
     for cell in notebook.cells:
         count = 0

@@ -41,7 +41,6 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 @pytest.fixture
 def kernel(opened: Kernel) -> Iterator[Kernel]:
-    """The kernel of this file, without ranks."""
     yield opened
     opened.run("%distributed stop")
 

@@ -23,7 +23,6 @@ def install(prefix: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def spec_in(prefix: Path, name: str = "allranks") -> KernelSpec:
-    """The kernel's specification as Jupyter finds it."""
     folder = str(prefix / "share" / "jupyter" / "kernels")
     return KernelSpecManager(kernel_dirs=[folder]).get_kernel_spec(name)
 
@@ -42,40 +41,28 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
         yield kernel
 
 
-def test_a_cell_without_a_magic_runs_on_all_ranks(kernel):
+def test_cells_run_on_all_ranks_and_local_ones_in_the_notebook(kernel):
     kernel.run("x = 10 * rank")
     assert kernel.run("allreduce(x, op=Sum)").text == "ranks 0–1 → 10\n"
-
-
-def test_a_local_cell_runs_in_the_notebook(kernel):
     cell = kernel.run("%%local\nimport asyncio\nawait asyncio.sleep(0)\nhere = 'rank' in globals()")
     assert (cell.status, cell.text) == ("ok", "")
     assert kernel.run("%%local\nhere").text == "False\n"
     assert kernel.run("'here' in globals()").text == "ranks 0–1 → False\n"
-
-
-def test_an_error_in_a_local_cell_has_the_notebooks_line(kernel):
     text = kernel.run("%%local\n\n1 / 0").text
     assert "----> 3 1 / 0" in text
+    cell = kernel.start("print('rank' in globals())", history=False).wait()
+    assert cell.text == "False\n"
 
 
-def test_ipythons_magics_are_for_the_ranks_too(kernel):
+def test_magics_stay_what_they_are(kernel):
     assert kernel.run("%%capture said\nprint(rank)").text == ""
     said = lines_of_two(kernel.run("print(said.stdout.strip())").text)
     assert said == {0: ["0"], 1: ["1"]}
     assert kernel.run("%%local\n%%capture said\nprint('here')").text == ""
     assert kernel.run("%%local\nsaid.stdout").text == "'here\\n'\n"
-
-
-def test_commands_and_cells_that_say_where_they_run_stay_what_they_are(kernel):
     assert "2 ranks" in kernel.run("%distributed status").text
     assert kernel.run("%%distributed -r 1\nprint('one')").text == "rank 1 │ one\n"
     assert kernel.run("%load_ext allranks").status == "ok"
-
-
-def test_what_a_front_end_asks_for_itself_stays_in_the_notebook(kernel):
-    cell = kernel.start("print('rank' in globals())", history=False).wait()
-    assert cell.text == "False\n"
 
 
 @pytest.mark.parametrize(

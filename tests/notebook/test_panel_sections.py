@@ -22,7 +22,6 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """A kernel with two ranks that has imported the example."""
     folder = tmp_path_factory.mktemp("kernel")
     section = PAGE.read_text().partition("## Adding a panel section\n")[2].partition("\n## ")[0]
     (source,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)

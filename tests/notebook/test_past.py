@@ -27,22 +27,19 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
         yield kernel
 
 
-def test_the_last_cell_is_drawn_again_with_output_and_curves(notebook):
+def test_a_cell_is_drawn_again_with_output_and_curves(notebook):
     cell = notebook.run("%distributed last")
     panel, text = cell.displays
     assert "data-allranks" in panel["text/html"]
     assert re.search(r"loss +4 +40.5 +40 +41 +40 +41", panel["text/plain"])
     assert text["text/plain"] == "ranks 0–1 │ loss of 10"
-
-
-def test_any_cell_is_drawn_again_by_its_number(notebook):
     (shown,) = notebook.run("%distributed last 2").displays
     assert shown["text/plain"] == "ranks 0–1 │ nothing logged"
     shown = notebook.run("%distributed last 4").displays
     assert shown[0]["text/plain"] == "ranks 0–1 │ before"
 
 
-def test_the_curves_of_two_cells_lie_over_each_other(notebook):
+def test_the_curves_of_cells_lie_over_each_other_and_over_those_of_earlier_notebooks(notebook):
     (shown,) = notebook.run("%distributed compare 3 5").displays
     assert "data-allranks" in shown["text/html"]
     said = shown["text/plain"]
@@ -50,9 +47,6 @@ def test_the_curves_of_two_cells_lie_over_each_other(notebook):
     assert re.search(r"cell 3 +cell 5\n +loss +4 .* 4\.5 +40\.5$", said, re.MULTILINE)
     (shown,) = notebook.run("%distributed compare 3 5 -r 1").displays
     assert re.search(r"loss +4 .* 5 +41$", shown["text/plain"], re.MULTILINE)
-
-
-def test_a_cell_is_compared_with_one_of_an_earlier_notebook(notebook):
     said = notebook.run("%distributed log -r 0").text
     folder = Path(re.search(r"rank 0: (.*)/rank-0\.log", said)[1])
     assert sorted(path.name for path in folder.glob("cell-*")) == [
@@ -73,23 +67,6 @@ def test_csv_is_written_where_it_was_asked_for_and_nowhere_else(notebook, tmp_pa
     assert notebook.run("print(sorted(os.listdir()))").stdout == before
 
 
-def test_every_logged_value_and_every_kind_of_call_is_exported(new_kernel, tmp_path):
-    kernel = new_kernel()
-    kernel.run("%load_ext allranks\n%distributed start -n 2")
-    ran = kernel.run(
-        "%%distributed\nfor i in range(10_000): log(loss=i % 7 + rank)\n"
-        "for i in range(150): allreduce(i, name=f'value {i}')"
-    )
-    assert ran.status == "ok", ran.text
-    assert "missing" not in kernel.run(f"%distributed export {tmp_path}").text
-    rows = [*csv.DictReader((tmp_path / "curves.csv").read_text().splitlines())]
-    for rank in range(2):
-        found = [(r["step"], r["value"]) for r in rows if r["rank"] == str(rank)]
-        assert found == [(str(float(i)), str(float(i % 7 + rank))) for i in range(10_000)]
-    calls = [*csv.DictReader((tmp_path / "timings.csv").read_text().splitlines())]
-    assert {row["name"] for row in calls} == {f"value {i}" for i in range(150)}
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -106,3 +83,18 @@ def test_what_is_not_there_is_said(notebook, line, said):
     cell = notebook.run(f"%distributed {line}")
     assert cell.error_name == "UsageError"
     assert re.search(said, cell.error_value)
+
+
+def test_every_logged_value_and_every_kind_of_call_is_exported(notebook, tmp_path):
+    ran = notebook.run(
+        "%%distributed\nfor i in range(10_000): log(loss=i % 7 + rank)\n"
+        "for i in range(150): allreduce(i, name=f'value {i}')"
+    )
+    assert ran.status == "ok", ran.text
+    assert "missing" not in notebook.run(f"%distributed export {tmp_path}").text
+    rows = [*csv.DictReader((tmp_path / "curves.csv").read_text().splitlines())]
+    for rank in range(2):
+        found = [(r["step"], r["value"]) for r in rows if r["rank"] == str(rank)]
+        assert found == [(str(float(i)), str(float(i % 7 + rank))) for i in range(10_000)]
+    calls = [*csv.DictReader((tmp_path / "timings.csv").read_text().splitlines())]
+    assert {row["name"] for row in calls} == {f"value {i}" for i in range(150)}

@@ -30,7 +30,6 @@ def shared(tmp_path_factory):
 
 @pytest.fixture
 def kernel(shared):
-    """The kernel of this file, without ranks."""
     yield shared
     assert shared.run("%distributed stop").status == "ok"
 
@@ -42,6 +41,9 @@ def test_a_module_is_there_before_the_first_cell(kernel):
         "[name in sys.modules for name in ('mailbox', 'allranks.lessons.model')]"
     )
     assert "ranks 0–1 → [True, True]" in cell.text
+    members = kernel.run("%%ensemble x=0:2\nimport sys\nresult = 'mailbox' in sys.modules")
+    assert members.status == "ok", members.text
+    assert kernel.run("print([member.result for member in runs])").text.strip() == "[True, True]"
     other = kernel.run("%%distributed --preload wave\npass")
     assert "--preload wave was given, but --preload mailbox," in other.text
     restarted = kernel.run("%distributed restart --preload wave")
@@ -58,26 +60,15 @@ def test_a_module_that_is_not_installed_is_named_before_anything_starts(kernel):
     kernel.wait_for_no_children()
 
 
-def test_a_module_that_cannot_be_imported_says_so_in_its_cell(kernel):
+def test_a_module_may_print_what_it_likes_and_says_in_its_cell_if_it_cannot_be_imported(kernel):
     (kernel.cwd / "broken_module.py").write_text("raise RuntimeError('broken by itself')")
-    cell = kernel.run("%%distributed -n 1 --preload broken_module\nimport broken_module")
-    assert "RuntimeError: broken by itself" in cell.text
-
-
-def test_a_module_may_print_what_it_likes(kernel):
     (kernel.cwd / "printing_module.py").write_text(
         "print(42, 'null', [1], '{}', '[' * 100_000, sep='\\n', flush=True)"
     )
-    cell = kernel.run("%%distributed -n 1 --preload printing_module\n'started'")
+    cell = kernel.run("%%distributed -n 1 --preload printing_module,broken_module\n'started'")
     assert "rank 0 → 'started'" in cell.text
-
-
-def test_the_members_of_an_ensemble_begin_with_them_too(kernel):
-    cell = kernel.run(
-        "%%ensemble x=0:2 -n 2 --preload mailbox\nimport sys\nresult = 'mailbox' in sys.modules"
-    )
-    assert cell.status == "ok", cell.text
-    assert kernel.run("print([member.result for member in runs])").text.strip() == "[True, True]"
+    cell = kernel.run("%%distributed\nimport broken_module")
+    assert "RuntimeError: broken by itself" in cell.text
 
 
 def test_a_handler_of_logs_that_a_module_made_writes_to_the_rank_s_own_streams(kernel):

@@ -36,22 +36,16 @@ def test_a_magic_of_ipythons_may_stand_below_ours(px, magic, below):
     assert re.search(r"\d [nmµμ]?s", cell.text)
 
 
-def test_px_keeps_values_and_runs_in_the_notebook_as_well(px):
+def test_cells_run_in_the_notebook_as_well(px):
     cell = px.run("%%px --local -o values --block\ntwice = 2\nimport os\ntwice * 21")
     assert cell.status == "ok", cell.text
     assert px.run("values, twice").displays[0]["text/plain"] == "([42, 42, 42], 2)"
-
-
-def test_distributed_runs_in_the_notebook_as_well(px):
     cell = px.run("%%distributed --local\nhere = 'rank' in globals()\nprint('said')")
     assert cell.text == "ranks 0–2 │ said\nsaid\n"
     assert px.run("here").displays[0]["text/plain"] == "False"
     assert px.run("%distributed pull here").displays[0]["text/plain"] == (
         "{0: True, 1: True, 2: True}"
     )
-
-
-def test_what_fails_in_the_notebook_only_fails_the_cell(px):
     cell = px.run("%%px --local\nprint(rank if 'rank' in globals() else nowhere)")
     assert cell.status == "error"
     assert "NameError: name 'nowhere' is not defined" in cell.text
@@ -74,11 +68,6 @@ def test_what_is_otherwise_here_is_refused_with_words(px, line, said):
     assert "ran\n" not in cell.text
 
 
-def test_results_and_settings_of_px_are_refused_with_words(px):
-    assert "has nothing to show" in px.run("%pxresult").text
-    assert "Type options on each cell" in px.run("%pxconfig --targets 0").text
-
-
 def test_autopx_and_dist_mode_send_the_following_cells(px):
     px.run("%autopx")
     assert px.run("size").text == "ranks 0–2 → 3\n"
@@ -87,6 +76,8 @@ def test_autopx_and_dist_mode_send_the_following_cells(px):
     assert px.run("size").text == "ranks 0–2 → 3\n"
     px.run("%dist_mode -d")
     assert px.run("1 + 1").displays[0]["text/plain"] == "2"
+    assert "has nothing to show" in px.run("%pxresult").text
+    assert "Type options on each cell" in px.run("%pxconfig --targets 0").text
 
 
 def test_nbdistributeds_magics_are_there(px):
@@ -104,9 +95,9 @@ def test_the_extension_can_be_taken_away_by_itself(px):
     assert px.run("%%distributed -n 2\nsize").text.endswith("ranks 0–1 → 2\n")
 
 
-def test_px_is_ipyparallels_where_a_view_was_activated(new_kernel):
-    kernel = new_kernel()
-    kernel.run("%load_ext allranks.px\n%distributed start -n 2")
+def test_px_is_ipyparallels_where_a_view_was_activated(px):
+    kernel = px
+    kernel.run("%load_ext allranks.px")
     kernel.run(
         "import ipyparallel as ipp\nview = ipp.Client()[:]\nview.block = True\nview.activate()"
     )

@@ -27,12 +27,10 @@ def start(kernel: Kernel, source: str, options: str = "") -> Cell:
 
 
 def views(cell: Cell) -> list[str]:
-    """The widgets that a cell shows, in the order of its ranks."""
     return [data[VIEW]["model_id"] for data in cell.displays if VIEW in data]
 
 
 def state(kernel: Kernel, name: str) -> dict:
-    """What the front end knows of a widget."""
     found: dict = {}
     for message in kernel.comms:
         if message["comm_id"] == name and message["msg_type"] in ("comm_open", "comm_msg"):
@@ -41,18 +39,14 @@ def state(kernel: Kernel, name: str) -> dict:
 
 
 def moved(kernel: Kernel, name: str, **values: object) -> None:
-    """A person changes a widget."""
     kernel.say(name, {"method": "update", "state": values, "buffer_paths": []})
 
 
-def test_each_rank_has_its_own_widget_below_its_label(notebook):
+def test_each_rank_has_its_own_widget_and_hears_in_the_next_cell(notebook):
     cell = on_ranks(notebook, "s = w.IntSlider(value=3 + rank)\ns")
     one, other = views(cell)
     assert (state(notebook, one)["value"], state(notebook, other)["value"]) == (3, 4)
     assert cell.text == "rank 0:\nIntSlider(value=3)\nrank 1:\nIntSlider(value=4)\n"
-
-
-def test_what_a_person_does_is_there_on_the_rank_in_the_next_cell(notebook):
     one, _ = views(on_ranks(notebook, "s = w.IntSlider()\ns"))
     moved(notebook, one, value=42)
     cell = on_ranks(
@@ -75,7 +69,7 @@ def test_it_is_heard_while_the_cell_runs(notebook):
     assert cell.wait().text.endswith("rank 0 → 5\nrank 1 → 6\n")
 
 
-def test_a_widget_changes_another_one_between_two_cells(notebook):
+def test_widgets_work_between_two_cells(notebook):
     cell = on_ranks(
         notebook,
         "s, told = w.IntSlider(), w.Label()\n"
@@ -86,9 +80,6 @@ def test_a_widget_changes_another_one_between_two_cells(notebook):
     slider, label = views(cell)
     moved(notebook, slider, value=8)
     notebook.pump(lambda: state(notebook, label)["value"] == "moved to 8", 30, "the label", cell)
-
-
-def test_a_button_writes_into_an_output_between_two_cells(notebook):
     cell = on_ranks(
         notebook,
         "b, out = w.Button(), w.Output()\n"
@@ -107,7 +98,7 @@ def test_a_button_writes_into_an_output_between_two_cells(notebook):
     assert on_ranks(notebook, "'nothing is left'", "-r 0").text == "rank 0 → 'nothing is left'\n"
 
 
-def test_what_is_written_into_an_output_stands_there_and_nowhere_else(notebook):
+def test_what_is_written_into_an_output_stands_there_whole_and_nowhere_else(notebook):
     cell = on_ranks(
         notebook,
         "import sys\nouter, inner = w.Output(), w.Output()\ndisplay(outer)\nprint('before')\n"
@@ -126,9 +117,6 @@ def test_what_is_written_into_an_output_stands_there_and_nowhere_else(notebook):
     inner = [m["comm_id"] for m in cell.comms if "inner" in str(m["data"].get("state"))]
     assert len(set(inner)) == 2
     assert not set(inner) & set(views(cell))
-
-
-def test_a_long_text_in_an_output_comes_whole(notebook):
     cell = on_ranks(
         notebook,
         "o = w.Output()\ndisplay(o)\nwith o:\n    for i in range(2000):\n"
@@ -145,9 +133,6 @@ def test_a_long_text_in_an_output_comes_whole(notebook):
     )
     (shown,) = state(notebook, name)["outputs"]
     assert shown["text"] == "".join(f"{i} xxxxxxxxxx\n" for i in range(2000))
-
-
-def test_an_output_is_cleared_and_written_again_without_end(notebook):
     cell = on_ranks(
         notebook,
         "o = w.Output()\ndisplay(o)\nprint('stays')\nfor i in range(200):\n    with o:\n"
@@ -179,7 +164,7 @@ def test_buffers_go_both_ways(notebook):
     assert cell.text == "rank 1 → b'\\x00typed'\n"
 
 
-def test_states_between_are_left_out_and_the_last_one_comes(notebook):
+def test_a_flood_of_messages_is_cut_counted_and_holds_up_no_output(notebook):
     cell = on_ranks(
         notebook,
         "p = w.IntProgress(max=20_000)\ndisplay(p)\n"
@@ -189,9 +174,6 @@ def test_states_between_are_left_out_and_the_last_one_comes(notebook):
         assert state(notebook, name)["value"] == 20_000
         assert sum(m["comm_id"] == name for m in cell.comms) < 2_000
     assert "ranks 0–1 │ ended" in cell.text
-
-
-def test_a_flood_of_other_messages_is_cut_counted_and_holds_up_no_output(notebook):
     cell = on_ranks(
         notebook,
         "b = w.Button()\nfor i in range(3000): b.send({'number': i})\nprint('ended')",
@@ -204,7 +186,7 @@ def test_a_flood_of_other_messages_is_cut_counted_and_holds_up_no_output(noteboo
     assert "│ ended" in cell.text
 
 
-def test_a_page_that_is_loaded_anew_is_told_of_the_ranks_widgets(notebook):
+def test_a_page_that_is_loaded_anew_has_the_ranks_widgets_until_they_are_closed(notebook):
     cell = on_ranks(notebook, "s = w.IntSlider(value=11)\ndisplay(s)\ns.value = 12", "-r 1")
     (name,) = views(cell)
     notebook.run("import ipywidgets")
@@ -214,9 +196,6 @@ def test_a_page_that_is_loaded_anew_is_told_of_the_ranks_widgets(notebook):
     (told,) = [m["data"]["states"] for m in notebook.comms if m["comm_id"] == "0" * 32]
     assert told[name]["state"]["value"] == 12
     assert told[name]["model_name"] == "IntSliderModel"
-
-
-def test_a_widget_that_is_closed_is_closed_in_the_front_end(notebook):
     cell = on_ranks(notebook, "s = w.Label()\ndisplay(s)\ns.close()", "-r 0")
     (name,) = views(cell)
     assert [m["msg_type"] for m in cell.comms if m["comm_id"] == name][-1] == "comm_close"
@@ -290,7 +269,6 @@ def test_bars_of_tqdm_are_one_line_of_the_slowest_and_the_mean(notebook, metadat
 
 
 def drawn_bar(kernel, name):
-    """What stands before, in and after a bar that is drawn."""
     parts = [child.removeprefix("IPY_MODEL_") for child in state(kernel, name)["children"]]
     before, done, after = [state(kernel, part)["value"] for part in parts]
     return before.replace("\N{FIGURE SPACE}", " "), done, after
