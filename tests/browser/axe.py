@@ -16,6 +16,12 @@ from typing import Any
 
 from playwright.sync_api import Page
 
+from tests.browser import widths
+from tests.browser.conftest import PICTURES
+from tests.browser.lab import Lab
+from tests.missing import skip_missing
+
+THEMES = ("JupyterLab Light", "JupyterLab Dark")
 VERSION = "4.14.1"
 #: What npm says of this version's package.
 SHA512 = "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
@@ -55,7 +61,6 @@ def script() -> str | None:
 
 
 def problems(page: Page, source: str, where: str) -> list[str]:
-    """Returns what axe-core finds in a part of the page, one line each."""
     page.evaluate(source)
     # JupyterLab's body is 0 px high and hides what is outside of it, as it seems to axe-core: it
     # would look at no text at all.
@@ -72,3 +77,25 @@ def problems(page: Page, source: str, where: str) -> list[str]:
     page.evaluate("document.body.style.height = ''")
     assert sum(one["id"] == "color-contrast" for one in found["passes"]) > 10, "no text was seen"
     return [f"{one['id']}: {one['target']}: {one['failureSummary']}" for one in found["violations"]]
+
+
+def look(lab: Lab, index: int, name: str, part: str = ".ar-dashboard") -> list[str]:
+    """Returns what axe-core finds in a panel in both themes; with pictures of both sizes."""
+    before = lab.page.viewport_size
+    assert before is not None
+    source = script()
+    if source is None:
+        skip_missing(MISSING)
+    found = []
+    for theme in THEMES:
+        lab.choose_theme(theme)
+        lab.wait_painted()
+        for width, height in widths.SIZES:
+            lab.page.set_viewport_size({"width": width, "height": height})
+            panel = lab.output(index).locator(part)
+            panel.scroll_into_view_if_needed()
+            panel.screenshot(path=PICTURES / f"axe-{name}-{theme.split()[1].lower()}-{width}.png")
+        found += [f"{name}, {theme}: {one}" for one in problems(lab.page, source, ".ar-dashboard")]
+    lab.choose_theme(THEMES[0])
+    lab.page.set_viewport_size(before)
+    return found

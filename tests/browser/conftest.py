@@ -23,7 +23,6 @@ expect.set_options(timeout=30_000)
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """The path of a Chromium that starts."""
     path = find_chromium()
     if path is None:
         skip_missing(MISSING)
@@ -41,7 +40,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, chromium: str) -> Iterator[
 # asyncio.run() in the other suites: so it ends with each file, which costs a second.
 @pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Browser]:
-    """A headless Chromium."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGS)
         yield browser
@@ -50,7 +48,6 @@ def browser(chromium: str) -> Iterator[Browser]:
 
 @contextmanager
 def fresh_page(browser: Browser, server: Server) -> Iterator[Lab]:
-    """An empty page of a JupyterLab without notebooks."""
     server.clear()
     context = browser.new_context(viewport=VIEWPORT)
     lab = Lab(context.new_page(), server)
@@ -61,7 +58,6 @@ def fresh_page(browser: Browser, server: Server) -> Iterator[Lab]:
 
 @contextmanager
 def page_with_ranks(browser: Browser, server: Server, *sources: str) -> Iterator[Lab]:
-    """A page with a notebook of these cells, the first of which has started ranks."""
     with fresh_page(browser, server) as lab:
         lab.open(server.add(new_notebook(cells=[new_code_cell(source) for source in sources])))
         lab.start_ranks()
@@ -70,7 +66,6 @@ def page_with_ranks(browser: Browser, server: Server, *sources: str) -> Iterator
 
 @pytest.fixture
 def lab(browser: Browser, server: Server, request: pytest.FixtureRequest) -> Iterator[Lab]:
-    """A fresh page. A picture of how it ended is left in test-results/browser."""
     with fresh_page(browser, server) as lab:
         yield lab
         lab.screenshot(PICTURES / f"{request.node.name}.png")

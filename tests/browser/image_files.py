@@ -12,7 +12,6 @@ _COLOURS, _MOVING_COLOURS = 256, 64
 
 
 def write(shot: bytes, path: Path) -> None:
-    """Writes a screenshot with a palette of its own, in about half the bytes."""
     image = Image.open(io.BytesIO(shot)).convert("RGB")
     image.quantize(_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
 

@@ -11,21 +11,13 @@ import secrets
 import shutil
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-import psutil
 from playwright.sync_api import Locator, Page
 
-from tests.ports import free_port
-
-MARK = "ALLRANKS_TEST_LAB"
-"""The environment variable by which the server's processes are known, orphans included."""
+from tests import servers
 
 SETTINGS = {
     # The question whether to fetch news covers the page.
@@ -47,70 +39,22 @@ CHROMIUM_ARGS = [
 ]
 
 
-class Server:
-    """A JupyterLab on a free port of 127.0.0.1, with directories of its own.
-
-    Args:
-        home: an empty directory; notebooks are served from ``home / "notebooks"``.
-    """
+class Server(servers.Server):
+    """A JupyterLab; notebooks are served from ``home / "notebooks"``."""
 
     def __init__(self, home: Path) -> None:
-        self.home = home
-        self.root = home / "notebooks"
-        self.token = secrets.token_hex(16)
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._log = home / "jupyterlab.log"
-
-    def __enter__(self) -> Self:
-        """Starts the server and waits until it answers."""
-        self.root.mkdir(parents=True)
         for name, values in SETTINGS.items():
-            path = self.home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+            path = home / "JUPYTERLAB_SETTINGS_DIR" / "@jupyterlab"
+            path = path / f"{name}.jupyterlab-settings"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(values))
-        options = [
-            "--no-browser",
-            "--allow-root",
-            "--ServerApp.ip=127.0.0.1",
-            f"--ServerApp.port={self.port}",
-            "--ServerApp.port_retries=0",
-            f"--IdentityProvider.token={self.token}",
-            f"--ServerApp.root_dir={self.root}",
-            "--LabApp.expose_app_in_browser=True",
-        ]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "jupyterlab", *options],
-                cwd=self.root,
-                env=os.environ | self._private_env(),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._wait_until_it_answers(60)
+        super().__init__("jupyterlab", home, "--LabApp.expose_app_in_browser=True")
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Ends the server, its kernels and all that they started."""
-        self._process.terminate()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for process in self.processes():
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-
-    def processes(self) -> list[psutil.Process]:
-        """Returns every live process that came from this server, the server included."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.environ().get(MARK) == self.token:
-                    found.append(process)
-        return found
+        self.stop()
 
     def clear(self) -> None:
         """Removes what earlier tests have left: cells of later ones wait for some such files."""
@@ -137,33 +81,8 @@ class Server:
         return name
 
     def trust(self, path: str) -> None:
-        """Trusts a notebook below the server's root, as its author does."""
         command = [sys.executable, "-m", "jupyter", "trust", str(self.root / path)]
-        subprocess.run(command, env=os.environ | self._private_env(), check=True, timeout=60)
-
-    def _private_env(self) -> dict[str, str]:
-        places = {
-            "IPYTHONDIR": "ipython",
-            "JUPYTER_CONFIG_DIR": "config",
-            "JUPYTER_DATA_DIR": "data",
-            "JUPYTER_RUNTIME_DIR": "runtime",
-            "JUPYTERLAB_SETTINGS_DIR": "settings",
-            "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
-            "XDG_STATE_HOME": "state",
-        }
-        return {name: str(self.home / place) for name, place in places.items()} | {MARK: self.token}
-
-    def _wait_until_it_answers(self, timeout: float) -> None:
-        # Straight to it: a proxy of the user's must not be asked for 127.0.0.1.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        deadline = time.monotonic() + timeout
-        while True:
-            with suppress(urllib.error.URLError, ConnectionError):
-                opener.open(f"{self.url}/api?token={self.token}", timeout=5).close()
-                return
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"JupyterLab did not start:\n{self._log.read_text()[-4000:]}")
-            time.sleep(0.1)
+        subprocess.run(command, env=os.environ | self.env, check=True, timeout=60)
 
 
 class Lab:
@@ -237,7 +156,6 @@ class Lab:
         self.command("notebook:run-cell")
 
     def replace(self, index: int, source: str) -> None:
-        """Puts another source into a code cell, and removes the outputs of all cells."""
         self.command("notebook:clear-all-cell-outputs")
         self.page.evaluate(
             """([index, source]) => {
@@ -249,11 +167,9 @@ class Lab:
         self.output(index).locator(".jp-OutputArea-child").first.wait_for(state="detached")
 
     def interrupt(self) -> None:
-        """Presses what the interrupt button presses."""
         self.command("notebook:interrupt-kernel")
 
     def save(self) -> Path:
-        """Saves the notebook and returns the saved file."""
         self.page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
         path = self.page.evaluate("() => jupyterapp.shell.currentWidget.context.path")
         return self.server.root / str(path)
@@ -266,11 +182,9 @@ class Lab:
             )
 
     def command(self, name: str) -> None:
-        """Executes one of JupyterLab's commands without waiting for its end."""
         self.page.evaluate("name => { void jupyterapp.commands.execute(name); }", name)
 
     def wait_idle(self, timeout: float = 120) -> None:
-        """Returns once no cell runs or waits to run, and the kernel is idle."""
         # A cell that has just been started may not have its star yet: ask twice in a row.
         self._wait(
             """() => {
@@ -284,22 +198,19 @@ class Lab:
                 return true;
             }""",
             timeout,
-            polling=100,
+            polling=50,
         )
         self.wait_painted()
 
     def wait_painted(self) -> None:
-        """Returns once the page has drawn what came last, which it does in its next picture."""
         self.page.evaluate(
             "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
         )
 
     def output(self, index: int) -> Locator:
-        """The output area of a cell. Searches stay inside it, since the source has words too."""
         return self.page.locator(".jp-Notebook .jp-Cell").nth(index).locator(".jp-OutputArea")
 
     def outputs_text(self, index: int) -> str:
-        """Returns what stands in a cell's output area as a reader sees it, or ''."""
         area = self.output(index)
         return "\n".join(area.all_inner_texts()).strip()
 
@@ -308,7 +219,6 @@ class Lab:
         self.output(index).get_by_text(text).first.wait_for(timeout=1000 * timeout)
 
     def wait_drawn(self, canvas: Locator, timeout: float = 30) -> None:
-        """Returns once something is drawn on a canvas."""
         self.page.wait_for_function(
             """c => c.getContext("2d").getImageData(0, 0, c.width, c.height)
                 .data.some(value => value > 0)""",
@@ -334,13 +244,11 @@ class Lab:
         )
 
     def screenshot(self, path: Path) -> Path:
-        """Takes a picture of the page as it stands."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=path)
         return path
 
     def picture_of(self, index: int, path: Path) -> Path:
-        """Takes a picture of one cell, source and output."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.page.locator(".jp-Notebook .jp-Cell").nth(index).screenshot(path=path)
         return path

@@ -72,7 +72,6 @@ def explore(lab):
 
 
 def look_at_all_of_it(lab):
-    """The view and the strips of its ranks' time fill a laptop's screen and a large one."""
     time = panel(lab).get_by_role("button", name="time", exact=True)
     time.click()
     strips = panel(lab).locator(".ar-strips canvas")

@@ -38,8 +38,6 @@ def lab(browser, server):
 
 @pytest.fixture
 def running(lab, request):
-    """Starts a cell on ranks. A picture of how the test ended is left."""
-
     def start(source):
         lab.complaints.clear()
         lab.replace(1, source)
@@ -54,20 +52,17 @@ def running(lab, request):
 
 @pytest.fixture
 def four_running(lab, running):
-    """The same on four ranks."""
     lab.replace(0, "%distributed restart -n 4")
     lab.start_ranks()
     return running
 
 
 def steps_of(lab, metric="loss"):
-    """The step that each rank has come to, as a screen reader hears it."""
     said = lab.output(1).locator(f"canvas[aria-label^='{metric}:']").get_attribute("aria-label")
     return [int(step.replace(",", "")) for step in re.findall(r"at step ([\d,]+)", said)]
 
 
 def wait_for_steps(lab, step):
-    """Waits until each of two ranks has come that far, or further."""
     lab.page.wait_for_function(
         """least => {
             const canvas = document.querySelector("canvas[aria-label^='loss:']");

@@ -9,7 +9,6 @@ import nbformat
 import pytest
 
 from tests import labs
-from tests.browser.conftest import PICTURES
 from tests.labs import FAILS, LABS, NEED_TORCH
 
 # A live view is replaced when its cell has ended: it is counted as it comes.
@@ -43,7 +42,4 @@ def test_a_lab_runs_in_the_browser(lab, server, name):
     assert labs.failed(saved) == labs.tagged(solved, FAILS)
     assert lab.page.evaluate("() => window.panels.size") > 0
     assert lab.page.locator(".ar-dashboard, .allranks-still img").count() > 0
-    for index, cell in enumerate(saved.cells):
-        if any("text/html" in out.get("data", {}) for out in cell.get("outputs", ())):
-            lab.picture_of(index, PICTURES / name / f"{index:02}-{cell.id}.png")
     assert lab.complaints == []

@@ -44,7 +44,6 @@ class Served:
         return self.log.read_text()
 
     def address(self, timeout: float = 90) -> tuple[str, str]:
-        """Returns the server's URL and its token, once it has said them."""
         deadline = time.monotonic() + timeout
         while not (found := ADDRESS.search(self.said())):
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -55,7 +54,6 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path, repository: Path) -> Iterator[Served]:
-    """Ends with the test."""
     served = Served(tmp_path, repository)
     yield served
     served.process.terminate()

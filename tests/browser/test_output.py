@@ -1,0 +1,223 @@
+"""Text, widgets and debuggers of ranks in a real JupyterLab, and the ranks of another notebook."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+from playwright.sync_api import expect
+
+from tests.browser import widths
+from tests.browser.conftest import PICTURES, fresh_page
+from tests.faults.notebook import Notebook
+
+#: How high a cell's text may be, whatever is written, in pixels.
+BOUNDED = 600
+LONG = "extraordinarily " * 100
+CELLS = {
+    "start": "%load_ext allranks\n%distributed start -n 2 --preload slow_to_import",
+    "text": "%%distributed\nimport time\nfor line in range(3000):\n"
+    "    print(f'\\x1b[31mred\\x1b[0m {line} <{rank}>')\n"
+    "    if line % 300 == 0: time.sleep(0.1)",
+    "error": f"%%distributed\nraise ValueError({LONG!r})",
+    "import": "%%distributed\nimport waits_in_import",
+    "bar": "%%distributed\nimport time\nfrom tqdm.auto import tqdm\n"
+    "for i in tqdm(range(100), desc='train'):\n    if i == 40 + 20 * rank: break",
+    "slider": "%%distributed\nimport ipywidgets as w\n"
+    "slider = w.IntSlider(description=f'of {rank}')\ntwice = w.Label('nothing yet')\n"
+    "slider.observe(lambda change: setattr(twice, 'value', f'twice {2 * change.new}'), 'value')\n"
+    "out = w.Output(layout={'border': '1px solid'})\nwith out: print('inside', rank)\n"
+    "display(slider, twice, out)",
+    "value": "%%distributed\nslider.value",
+    "bars": "%%distributed\nfrom rich.progress import track\nfrom tqdm.notebook import tqdm\n"
+    "for i in track(range(20), 'rich'): time.sleep(0.01)\n"
+    "for i in tqdm(range(20), desc='drawn'): pass",
+    "press": "%%distributed -r 1\nimport anywidget, traitlets\nclass Press(anywidget.AnyWidget):\n"
+    "    _esm = '''export default { render({ model, el }) {\n"
+    "        const button = document.createElement('button');\n"
+    "        const said = () => button.textContent = model.get('said');\n"
+    "        button.onclick = () => model.send('pressed');\n"
+    "        model.on('change:said', said); said(); el.append(button); } }'''\n"
+    "    said = traitlets.Unicode('press 1').tag(sync=True)\npress = Press()\n"
+    "press.on_msg(lambda *_: setattr(press, 'said', f'pressed on rank {rank}'))\npress",
+    "debugger": "%%distributed\nif rank == 1: breakpoint()\nbarrier()\n'out of it'",
+    "stop": "%distributed stop",
+    "watch": "",
+    "mine": "%%distributed\nprint('mine', kept)",
+}
+START, TEXT, ERROR, IMPORT, BAR, SLIDER, VALUE, BARS, PRESS, DEBUGGER, STOP, WATCH, MINE = range(
+    len(CELLS)
+)
+#: A module that is imported until there is a file of that name.
+WAITS = "import os, time\nwhile not os.path.exists('{}'): time.sleep(0.1)\n"
+#: What stands around a word of an element that begins on one line and ends on another.
+BROKEN = r"""element => {
+    const walk = document.createTreeWalker(element, NodeFilter.SHOW_TEXT), range = new Range();
+    for (let node; (node = walk.nextNode());) {
+        for (const { index, 0: word } of node.data.matchAll(/extraordinarily/g)) {
+            range.setStart(node, index);
+            range.setEnd(node, index + word.length);
+            const seen = [...range.getClientRects()].filter(({ width }) => width > 1);
+            if (new Set(seen.map(({ top }) => top)).size > 1)
+                return node.data.slice(Math.max(0, index - 30), index + 30);
+        }
+    }
+    return null;
+}"""
+
+AT_END = """box => {
+    const [text, seen] = [box.firstElementChild, box].map(one => one.getBoundingClientRect());
+    return Math.abs(text.bottom - seen.bottom) < 5;
+}"""
+TRAINS = (
+    "import os, time\nprint('begun')\nstep = 0\n"
+    "while not os.path.exists('go'):\n"
+    "    step += 1\n    log(loss=1 / step + rank / 9)\n    time.sleep(0.05)\n"
+    "print('over')"
+)
+
+
+@pytest.fixture(scope="module")
+def lab(browser, server):
+    """One page for all tests of this file; its two ranks are started by the first one."""
+    with fresh_page(browser, server) as lab:
+        cells = [new_code_cell(source) for source in CELLS.values()]
+        yield lab.open(server.add(new_notebook(cells=cells), "output.ipynb"))
+
+
+def test_a_start_has_a_bar_long_text_a_box_and_an_error_whole_words(lab, server):
+    (server.root / "slow_to_import.py").write_text(WAITS.format("begun"))
+    lab.run_cell(START)
+    lab.wait_for(START, "starting ranks: 0 of 2 up")
+    lab.wait_for(START, ", importing slow_to_import")
+    expect(lab.output(START).locator("meter")).to_have_count(1)
+    lab.picture_of(START, PICTURES / "text-starting.png")
+    (server.root / "begun").touch()
+    lab.wait_for(START, "allranks started", timeout=90)
+    lab.wait_idle()
+    assert "starting ranks" not in lab.outputs_text(START)
+    expect(lab.output(START).locator("meter")).to_have_count(0)
+    lab.picture_of(START, PICTURES / "text-started.png")
+    lab.run_cell(TEXT)
+    lab.wait_idle()
+    box = lab.output(TEXT).get_by_role("region", name=re.compile("text of [0-9,]+ lines"))
+    expect(box).to_have_count(1)
+    assert lab.output(TEXT).bounding_box()["height"] < BOUNDED
+    assert box.evaluate("box => box.scrollHeight") > 10 * BOUNDED
+    # The newest lines are in sight, and colours are those of the text.
+    assert box.inner_text().endswith("2999 <1>")
+    assert box.evaluate(AT_END)
+    assert box.locator("span[style*=color]").first.inner_text() == "red"
+    lab.picture_of(TEXT, PICTURES / "text-scroller.png")
+    widths.check(lab, TEXT, "scroller", (box, 0.95))
+
+    lab.run_cell(ERROR)
+    lab.wait_idle()
+    error = lab.output(ERROR).locator("pre").last
+    assert "extraordinarily" in error.inner_text()
+    assert error.evaluate(BROKEN) is None
+    lab.picture_of(ERROR, PICTURES / "text-error.png")
+
+    (server.root / "waits_in_import.py").write_text(WAITS.format("imported"))
+    lab.run_cell(IMPORT)
+    lab.wait_for(IMPORT, "importing waits_in_import on ranks 0–1")
+    bar = lab.output(IMPORT).locator("meter")
+    expect(bar).to_be_visible()
+    widths.check(lab, IMPORT, "importing")
+    (server.root / "imported").touch()
+    lab.wait_idle()
+    expect(bar).to_have_count(0)
+    assert lab.outputs_text(IMPORT) == ""
+    assert lab.complaints == []
+
+
+def moved_by(lab, rank, presses):
+    handle = lab.output(SLIDER).locator(".noUi-handle").nth(rank)
+    handle.focus()
+    for _ in range(presses):
+        handle.press("ArrowRight")
+
+
+def test_bars_sliders_outputs_and_debuggers_of_ranks_are_drawn_and_work(lab):
+    for index in (BAR, SLIDER):
+        lab.run_cell(index)
+        lab.wait_idle()
+    expect(lab.output(BAR)).to_contain_text("slowest: 0, mean 50%")
+    expect(lab.output(SLIDER).locator(".noUi-handle")).to_have_count(2, timeout=30_000)
+    expect(lab.output(SLIDER).get_by_text("inside 1")).to_be_visible()
+    moved_by(lab, 1, 3)
+    # The rank has heard it, and its label tells.
+    expect(lab.output(SLIDER).get_by_text("twice 6")).to_be_visible(timeout=30_000)
+    lab.run_cell(VALUE)
+    lab.wait_idle()
+    assert lab.outputs_text(VALUE) == "rank 0 → 0\nrank 1 → 3"
+    lab.run_cell(BARS)
+    lab.wait_idle()
+    # One of rich, and one of tqdm, for both ranks.
+    expect(lab.output(BARS).get_by_text("100%")).to_have_count(2, timeout=30_000)
+    lab.run_cell(PRESS)
+    lab.wait_idle()
+    press = lab.output(PRESS).get_by_role("button", name="press 1")
+    press.click()
+    expect(lab.output(PRESS).get_by_role("button", name="pressed on rank 1")).to_be_visible()
+    lab.screenshot(PICTURES / "widgets-of-ranks.png")
+    a_debugger_asks_in_the_cells_own_field(lab)
+    assert lab.complaints == []
+    # A page that is loaded anew has the sliders as they were moved, and they still work.
+    lab.save()
+    lab.open("output.ipynb")
+    expect(lab.output(SLIDER).locator(".noUi-handle")).to_have_count(2, timeout=30_000)
+    moved_by(lab, 1, 2)
+    expect(lab.output(SLIDER).get_by_text("twice 10")).to_be_visible(timeout=30_000)
+
+
+def a_debugger_asks_in_the_cells_own_field(lab):
+    lab.run_cell(DEBUGGER)
+    # One that was answered stays for half a second more.
+    field = lab.output(DEBUGGER).locator(
+        ".jp-OutputArea-stdin-item:not(.jp-OutputArea-stdin-hiding) input"
+    )
+    for line, shown in (("p rank * 21 + 21", "42"), ("c", "out of it")):
+        expect(field).to_have_count(1, timeout=30_000)
+        field.fill(line)
+        field.press("Enter")
+        lab.wait_for(DEBUGGER, shown)
+    lab.wait_idle()
+    lab.screenshot(PICTURES / "debugger-of-a-rank.png")
+    said = lab.outputs_text(DEBUGGER)
+    assert said.index("p rank * 21 + 21") < said.index("│ 42") < said.index("→ 'out of it'")
+
+
+def test_a_page_shows_what_another_notebook_runs_below_the_line_that_watches(lab, tmp_path):
+    lab.run_cell(STOP)
+    lab.wait_idle()
+    # Where the server's kernels look for clusters, too.
+    with Notebook(tmp_path, {"TMPDIR": tempfile.gettempdir()}) as other:
+        other.on_ranks("kept = 10 * rank", "-n 2")
+        name = re.findall(r"(\w{8})  .* attached to this notebook", _listed(other))[0]
+        lab.replace(WATCH, f"%distributed attach {name}")
+        lab.run_cell(WATCH)
+        lab.wait_idle()
+        cell = other.start_on_ranks(TRAINS)
+        lab.wait_for(WATCH, "begun")
+        shown = lab.output(WATCH)
+        expect(shown.locator("canvas[aria-label^='loss:']")).to_be_visible(timeout=60_000)
+        expect(shown.get_by_role("button", name="Interrupt")).to_be_hidden()
+        lab.picture_of(WATCH, PICTURES / "watching.png")
+        (tmp_path / "go").touch()
+        cell.wait()
+        lab.wait_for(WATCH, "over")
+        assert f"of the notebook of process {other.pid}, on ranks 0–1:" in lab.outputs_text(WATCH)
+        lab.run_cell(MINE)
+        lab.wait_for(MINE, "mine 10")
+        assert ", watched by this notebook" in _listed(other)
+        lab.picture_of(WATCH, PICTURES / "watched.png")
+        assert "are back" in other.on_ranks("kept").text
+        # Else they would stay for the second one, and other tests' notebooks would find them.
+        other.run("%distributed stop")
+
+
+def _listed(notebook: Notebook) -> str:
+    return notebook.run("%distributed clusters").text
