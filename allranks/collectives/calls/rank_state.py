@@ -375,10 +375,6 @@ class RankState:
         if self.wake_exchange is not None:
             self.wake_exchange()
 
-    def start_over(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.board.put(BROKEN, 0)
-
     def peer_state(self, rank: int) -> PeerState:
         board = self.board
         left, broken = board.get(rank, LEFT), board.get(rank, BROKEN)

@@ -193,7 +193,12 @@ class Watch:
             ring.add(rank)
             needed = [edge - 1]
             if edge == _ANYBODY:
-                anybody = anybody or self._still_there()
+                # The ranks that may still send: this one, and those that have not left.
+                anybody = anybody or [
+                    other
+                    for other in range(self.own.size)
+                    if other == self.own.rank or self.own.departure(other) is None
+                ]
                 needed = [other for other in anybody if other != rank]
             returns = returns or board.rank in needed
             ahead += [other for other in needed if other not in ring]
@@ -214,11 +219,6 @@ class Watch:
             ]
             call.deadlock = "\n".join(lines)
             raise CollectiveMismatch(call.deadlock)
-
-    def _still_there(self) -> list[int]:
-        """The ranks that may still send: this one, and those that have not left."""
-        own = self.own
-        return [rank for rank in range(own.size) if rank == own.rank or own.departure(rank) is None]
 
     def _report_late(self, call: Call, missing: tuple[int, ...], waited: float) -> None:
         own = self.own

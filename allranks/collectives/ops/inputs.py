@@ -116,7 +116,18 @@ def _on_gpu(
             restore = _in_turn(down, back)
         inputs.sources.append(source)
         inputs.restores.append(restore)
-    inputs.gpu = device_of(world.current(), kind, inputs.sources)
+    # The GPU of the rank's first array; all later ones must be on it, too.
+    this, arrays = world.current(), list[Any](inputs.sources)
+    numbers = {int(array.device.id) for array in arrays}
+    if this.gpu is None and len(numbers) == 1:
+        this.gpu = Device(min(numbers), this.sets, lambda text: this.notice(text))
+    if this.gpu is None or numbers != {this.gpu.number}:
+        found = sorted(numbers | ({this.gpu.number} if this.gpu is not None else set()))
+        raise UsageError(
+            f"{kind} needs arrays on one GPU a rank: found GPUs {', '.join(map(str, found))}. "
+            "Move them to one, or start a rank for each GPU."
+        )
+    inputs.gpu = this.gpu
     return inputs
 
 
@@ -129,22 +140,6 @@ def no_inputs(kind: str, transport: str | None, device: str) -> CollectiveInputs
         nothing, _ = dlpack.upload(np.empty(0, np.uint8))
         return _on_gpu(kind, [nothing], [True], want.transport)
     return _in_host_memory([np.empty(0, np.uint8)], want)
-
-
-def device_of(this: world.World, kind: str, arrays: list[Any]) -> Device:
-    """This rank's GPU: that of its first array on a GPU. Raises `UsageError` for an array on
-    another GPU.
-    """
-    numbers = {int(array.device.id) for array in arrays}
-    if this.gpu is None and len(numbers) == 1:
-        this.gpu = Device(min(numbers), this.sets, lambda text: this.notice(text))
-    if this.gpu is None or numbers != {this.gpu.number}:
-        found = sorted(numbers | ({this.gpu.number} if this.gpu is not None else set()))
-        raise UsageError(
-            f"{kind} needs arrays on one GPU a rank: found GPUs {', '.join(map(str, found))}. "
-            "Move them to one, or start a rank for each GPU."
-        )
-    return this.gpu
 
 
 def _in_turn(first: Callable[[Array], Array], then: Restore) -> Restore:

@@ -508,7 +508,8 @@ class World(RankState):
 
     def renewed(self, epoch: int) -> None:
         """Begins a new epoch, and drops the state of the old one."""
-        self.start_over(epoch)
+        self.epoch = epoch
+        self.board.put(fields.BROKEN, 0)
         self.dirty, self.pending = False, 0
         self.quarantine.clear()
         for group in list(self.groups.values()):
