@@ -525,7 +525,7 @@ def recv(source: int, tag: int = 0, *, like: Any = None, name: str | None = None
         from mpi4py import MPI
 
         status = MPI.Status()
-        # The sender's message tells the size. Once it is matched, no other receive can get it.
+        # The message contains the size. Once it is matched, no other receive can get it.
         while (message := comm.Improbe(source, _TAGS + tag, status)) is None:
             yield call
         data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
