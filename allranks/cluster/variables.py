@@ -87,7 +87,7 @@ class OnRank:
         return pkgutil.resolve_name(self._where)(*args, **kwargs)
 
 
-explain_here = OnRank("allranks.lessons.ring.on_ranks", "explain_here")
+explain_here = OnRank("allranks.lessons.on_ranks", "explain_here")
 
 
 class ExplainingRanks(Protocol):

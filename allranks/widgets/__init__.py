@@ -11,5 +11,5 @@ __all__ = ["ring"]
 def __getattr__(name: str) -> Any:
     # Found when it is used: lessons import this package, and it never imports them.
     if name == "ring":
-        return importlib.import_module("allranks.lessons.explainer.explainer").ring
+        return importlib.import_module("allranks.lessons.explainer").ring
     raise AttributeError(f"module 'allranks.widgets' has no attribute {name!r}")

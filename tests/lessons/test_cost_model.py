@@ -12,15 +12,19 @@ from hypothesis import strategies as st
 
 from allranks.lessons.model import (
     P100_25GBE,
+    Fabric,
+    Latency,
     Measurement,
+    Protocol,
+    Share,
     fit,
     fit_overlap,
+    nonnegative_least_squares,
     predict,
     predict_step,
+    terms,
 )
-from allranks.lessons.model.costs import Fabric, Latency, Protocol, Share, terms
-from allranks.lessons.model.fitting import nonnegative_least_squares
-from allranks.lessons.model.published import (
+from allranks.lessons.published import (
     H100_BUSBW_GBPS,
     H100_RING_BUSBW_GBPS,
     HOROVOD_16,

@@ -18,8 +18,8 @@ from allranks.lessons.ring import (
     Recorder,
     collect,
     explain,
+    find,
 )
-from allranks.lessons.ring.algorithms import find
 
 
 def parts_of(arrays):

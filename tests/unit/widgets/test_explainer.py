@@ -15,11 +15,12 @@ import pytest
 from allranks.cluster import notebook_session
 from allranks.cluster.variables import explain_here
 from allranks.errors import UsageError
-from allranks.lessons.explainer.explainer import ALGORITHMS as OFFERED
-from allranks.lessons.explainer.explainer import bundle, example_arrays
-from allranks.lessons.explainer.frames import chunks, frames, listed, questions, shown, steps, text
+from allranks.lessons import on_ranks
+from allranks.lessons.explainer import ALGORITHMS as OFFERED
+from allranks.lessons.explainer import bundle, example_arrays
+from allranks.lessons.frames import chunks, frames, listed, questions, shown, steps, text
 from allranks.lessons.records import Explained, Prediction
-from allranks.lessons.ring import ALGORITHMS, explain, on_ranks
+from allranks.lessons.ring import ALGORITHMS, explain
 from allranks.widgets import ring
 
 PREDICTION = Prediction("ring", "measured", 64, 4, 1, 3e-3, 1e-6, "these ranks, fitted")

@@ -7,12 +7,13 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from html import escape
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from allranks.cluster import notebook_session
 from allranks.cluster.notebook_session import NotebookRanks
 from allranks.errors import AllranksError, ClusterLost, UsageError
-from allranks.lessons.explainer.frames import (
+from allranks.lessons.frames import (
     Frame,
     chunks,
     cost,
@@ -24,12 +25,8 @@ from allranks.lessons.explainer.frames import (
     title,
 )
 from allranks.lessons.records import Explained
-from allranks.widgets.dashboard.saved_panel import image, table_html
+from allranks.widgets.dashboard.saved_panel import FRONT, image, table_html
 from allranks.widgets.dashboard.svg import COLOURS, INK, svg_page
-
-if TYPE_CHECKING:
-    from allranks.lessons.explainer.widget import ExplainerWidget
-
 
 _WIDTH = 760
 _ROW, _DIGIT, _ARCS, _HEAD = 15, 7.2, 26, 34
@@ -137,6 +134,29 @@ _EXAMPLE = "Type for example: ring(values=[[1, 2], [10, 20]])"
 Arrays = list[list[float]]
 
 
+def _make_widget(state: dict[str, Any], clicked: Callable[[dict[str, Any]], None]) -> Any:
+    """Returns the model of a player; a reloaded page finds its last state.
+
+    ``clicked`` gets the page's messages, perhaps in another thread.
+    """
+    # Imported here: anywidget loads ipywidgets, which takes longer than a short cell.
+    import anywidget
+    import traitlets
+
+    own = Path(__file__).parent / "front"
+    scripts = [FRONT / "format.js"]
+    scripts += [own / name for name in ("circle.js", "quiz.js", "saving.js", "player.js")]
+
+    class ExplainerWidget(anywidget.AnyWidget):
+        _esm = "\n".join(path.read_text("utf-8") for path in scripts)
+        _css = "\n".join((place / "front.css").read_text("utf-8") for place in (FRONT, own))
+        state = traitlets.Dict().tag(sync=True)
+
+    widget = ExplainerWidget(state=state)
+    widget.on_msg(lambda _widget, content, _buffers: clicked(content))
+    return widget
+
+
 class Explainer:
     """One allreduce, round by round: a player in a notebook, else text.
 
@@ -148,7 +168,7 @@ class Explainer:
         self.told = told
         self._ranks = ranks
         self._place = f"allranks-ring-{uuid.uuid4().hex}"
-        self._widget: ExplainerWidget | None = None
+        self._widget: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._most = ranks().size
         self._problem = ""
@@ -173,10 +193,8 @@ class Explainer:
         show: Any = display
         show(self._bundle(), raw=True, display_id=self._place)
         if self._widget is None:
-            from allranks.lessons.explainer.widget import ExplainerWidget
-
             self._loop = asyncio.get_running_loop()
-            self._widget = ExplainerWidget(self.state(), self._clicked)
+            self._widget = _make_widget(self.state(), self._clicked)
 
     def _bundle(self) -> dict[str, str]:
         return bundle(self.told, frames(self.told.run), self._place)

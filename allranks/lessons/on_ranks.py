@@ -9,10 +9,10 @@ import numpy as np
 
 from allranks.collectives import world
 from allranks.collectives.start import runtime
+from allranks.lessons.links import Array
 from allranks.lessons.model import Measurement, fit, predict
 from allranks.lessons.records import Explained
-from allranks.lessons.ring.algorithms import Algorithm, Recorder, collect, find, tree_allreduce
-from allranks.lessons.ring.links import Array
+from allranks.lessons.ring import Algorithm, Recorder, collect, find, tree_allreduce
 
 # Sizes that the model is fitted to. The explained array is not one of them, so that its prediction
 # can be wrong.

@@ -1,6 +1,7 @@
-"""Three allreduces: ring, recursive doubling and binary tree.
+"""Allreduce in readable code: ring, recursive doubling and tree, and a record of their steps.
 
-Each is one function that only sends to and receives from other ranks.
+Each is one function that only sends to and receives from other ranks. They use only numpy.
+`MpiLink` runs them over MPI, `LoopbackLinks` in one process.
 """
 
 from __future__ import annotations
@@ -13,8 +14,25 @@ from typing import Any, Protocol
 import numpy as np
 
 from allranks.errors import CollectiveError
+from allranks.lessons.links import Array, Link, LoopbackLinks, MpiLink
 from allranks.lessons.records import AllreduceRun, RankSteps, Scalar, Step, Values
-from allranks.lessons.ring.links import Array, Link, LoopbackLinks
+
+__all__ = [
+    "ALGORITHMS",
+    "AllreduceRun",
+    "Link",
+    "LoopbackLinks",
+    "MpiLink",
+    "RankSteps",
+    "Recorder",
+    "Step",
+    "Values",
+    "collect",
+    "explain",
+    "recursive_doubling_allreduce",
+    "ring_allreduce",
+    "tree_allreduce",
+]
 
 Combine = Callable[..., Any]
 
@@ -242,11 +260,7 @@ def recursive_doubling_allreduce(
     fits, each rank from ``core`` up sends its array to the rank ``core`` below it, skips the
     doubling, and receives the result at the end: two rounds more.
 
-    Args:
-        array: any shape and numeric dtype, the same on every rank; it is not changed.
-        link: this rank's link to the others.
-        op: "sum", "min", "max" or "product", or an object with such a name.
-        recorder: records each step; None records and copies nothing.
+    The arguments are those of ``ring_allreduce``.
 
     Returns:
         A new array of the same shape and dtype, the same on every rank: partners combine the
@@ -292,11 +306,7 @@ def tree_allreduce(
     then has the result, which goes down the same edges. The depth grows with ``log2(size)``. A
     rank handles one message at a time, so each level takes two rounds.
 
-    Args:
-        array: any shape and numeric dtype, the same on every rank; it is not changed.
-        link: this rank's link to the others.
-        op: "sum", "min", "max" or "product", or an object with such a name.
-        recorder: records each step; None records and copies nothing.
+    The arguments are those of ``ring_allreduce``.
 
     Returns:
         A new array of the same shape and dtype, bit for bit the same on every rank: rank 0

@@ -1,1 +1,0 @@
-"""Runs in the notebook's kernel: shows an allreduce step by step, and leaves a still picture."""
