@@ -1,18 +1,26 @@
-"""The states of an ensemble's members: the queue, their records, and their results."""
+"""The states of an ensemble's members, early stopping, and estimates of the remaining time.
+
+Optuna's pruners decide which poor members are stopped. Optuna runs in this process: it starts
+nothing and writes nothing to disk. Its successive halving is the asynchronous one (Li et al., A
+System for Massively Parallel Hyperparameter Tuning, MLSys 2020): no rank waits for others to reach
+its step.
+"""
 
 from __future__ import annotations
 
+import heapq
+import math
+import random
 import sys
 import time
-from array import array
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from allranks.cluster import failures
 from allranks.cluster.cells import MemberSlots, Slot
 from allranks.cluster.failures import CellRecord
-from allranks.ensemble.early import Early, remaining_seconds
 from allranks.ensemble.member import (
     ENDED,
     FAILED,
@@ -26,11 +34,12 @@ from allranks.ensemble.member import (
 )
 from allranks.ensemble.runs import Runs
 from allranks.ensemble.store import Store
-from allranks.ensemble.view import EnsembleView
-from allranks.errors import Report, UsageError
+from allranks.ensemble.view import TextEnsemble
+from allranks.errors import MissingDependency, Report, UsageError
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse
 from allranks.records.wire import Output, Reply, Result
+from allranks.widgets.dashboard.curves import parts
 from allranks.widgets.dashboard.tables import seconds
 
 _ESTIMATE_SECONDS = 1.0
@@ -41,17 +50,13 @@ _AGAIN_SECONDS = 5.0
 class Ledger:
     """The state of every member, from the messages of its ranks.
 
-    Args:
-        metric: the name of the values that ``early`` compares.
-        timeout: seconds after which a member is interrupted, for its error message.
-        store: keeps members that have ended; None to keep none.
-        early: decides which members are stopped; None to stop none.
+    ``metric`` is the name of the values that ``early`` compares; ``timeout`` is for messages.
     """
 
     def __init__(
         self,
         runs: Runs,
-        view: EnsembleView,
+        view: TextEnsemble,
         metric: str | None,
         timeout: float | None,
         store: Store | None,
@@ -122,11 +127,7 @@ class Ledger:
         self.view.points(member.number, record, payload)
         if place:
             return
-        pairs = array("d", payload)
-        at = 0
-        for name, who, count in record.series:
-            steps, values = pairs[at : at + 2 * count : 2], pairs[at + 1 : at + 2 * count : 2]
-            at += 2 * count
+        for name, who, steps, values in parts(record, payload):
             member.log(f"{name} {who}".strip(), steps, values)
             if self._early is not None and name == self._metric and not who:
                 points = zip(steps, values, strict=True)
@@ -177,9 +178,8 @@ class Ledger:
             self._find_metric()
         self.show(member)
 
-    def _open(
-        self, member: Member, left: tuple[Result, list[bytes]] | None
-    ) -> bytes | SharedResult:
+    @staticmethod
+    def _open(member: Member, left: tuple[Result, list[bytes]] | None) -> bytes | SharedResult:
         if left is None:
             return b""
         result, payloads = left
@@ -245,9 +245,7 @@ class Ledger:
         self.view.row(self.runs.row(member, self._wanted))
 
     def counts(self) -> str:
-        counts: dict[str, int] = {}
-        for member in self.runs:
-            counts[member.state] = counts.get(member.state, 0) + 1
+        counts = Counter(member.state for member in self.runs)
         finished = counts.pop(FINISHED, 0)
         others = [f"{count} {state}" for state, count in counts.items()]
         if self._stored and self._store is not None:
@@ -296,3 +294,115 @@ def _own(slot: Slot, reports: Sequence[Report]) -> list[Report]:
 def _between(low: float, high: float) -> str:
     least, most = seconds(max(1.0, round(low))), seconds(max(1.0, round(high)))
     return f"about {least}" if least == most else f"about {least} to {most}"
+
+
+class Early:
+    """Decides which members are stopped.
+
+    Args:
+        kind: ``halving``: at steps ``grace``, 3 · ``grace``, 9 · ``grace``, … a member goes on if
+            it is among the best third of those that came so far. ``median``: from step ``grace`` on
+            it goes on while its best value is no worse than the median of the finished ones' at
+            that step, once there are four.
+        lower: whether lower values are better.
+        grace: no member is stopped before this step; None leaves it to Optuna.
+
+    Raises:
+        MissingDependency: Optuna is not installed.
+    """
+
+    def __init__(self, kind: str, lower: bool, grace: int | None) -> None:
+        try:
+            import optuna
+        except ImportError as error:
+            raise MissingDependency(
+                f"--stop {kind} needs Optuna, and it is not installed. "
+                "Type: pip install 'allranks[early]'"
+            ) from error
+        self._ended = optuna.trial.TrialState
+        self._trials: dict[int, Any] = {}
+        self._last: dict[int, int] = {}
+        pruners = optuna.pruners
+        pruner: optuna.pruners.BasePruner
+        if kind == "halving":
+            resource = "auto" if grace is None else grace
+            pruner = pruners.SuccessiveHalvingPruner(min_resource=resource, reduction_factor=3)
+        else:
+            pruner = pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=grace or 0)
+        before = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        try:
+            self._study = optuna.create_study(
+                direction="minimize" if lower else "maximize", pruner=pruner
+            )
+        finally:
+            optuna.logging.set_verbosity(before)
+
+    def report(self, member: int, points: Iterable[tuple[float, float]]) -> bool:
+        # True to stop the member.
+        trial = self._trials.get(member)
+        if trial is None:
+            trial = self._trials[member] = self._study.ask()
+        stop = False
+        for step, value in points:
+            # Optuna counts steps in whole numbers, each once.
+            comes = value == value and math.isfinite(step)
+            if comes and int(step) > self._last.get(member, -1):
+                self._last[member] = int(step)
+                trial.report(value, int(step))
+                stop = stop or trial.should_prune()
+        return stop
+
+    def ended(self, member: int, value: float | None, *, pruned: bool = False) -> None:
+        # From now on Optuna compares other members with this one.
+        trial = self._trials.pop(member, None)
+        self._last.pop(member, None)
+        if trial is None:
+            return
+        if pruned:
+            self._study.tell(trial, state=self._ended.PRUNED)
+        elif value is None or value != value:
+            self._study.tell(trial, state=self._ended.FAIL)
+        else:
+            self._study.tell(trial, value)
+
+
+#: Fewer durations do not show how durations vary.
+_LEAST_SEEN = 3
+_DRAWS = 40
+_STEPS = 8000
+
+
+def remaining_seconds(
+    taken: Sequence[float], running: Sequence[float], waiting: int, slots: int
+) -> tuple[float, float] | None:
+    """Returns the least and the most remaining seconds, right eight times in ten.
+
+    None until three members have ended. A simulation draws the durations of the remaining members
+    from those in ``taken``; for a running member, from those longer than its seconds so far. The
+    estimate is wrong if the remaining members are of another kind.
+    """
+    if len(taken) < _LEAST_SEEN or slots < 1:
+        return None
+    # The same draws each time: otherwise the estimate would change while nothing happens.
+    source = random.Random(0)
+    ends = []
+    for _ in range(max(5, min(_DRAWS, _STEPS // (waiting + 1)))):
+        free = [_left(source, taken, elapsed) for elapsed in running]
+        free += [0.0] * (slots - len(free))
+        heapq.heapify(free)
+        for _ in range(waiting):
+            # The next member starts on the slot that is free first.
+            heapq.heapreplace(free, free[0] + source.choice(taken))
+        ends.append(max(free))
+    ends.sort()
+    # The tenth and the ninetieth percentile.
+    return ends[len(ends) // 10], ends[-1 - len(ends) // 10]
+
+
+def _left(source: random.Random, taken: Sequence[float], elapsed: float) -> float:
+    longer = [seconds for seconds in taken if seconds > elapsed]
+    if longer:
+        return source.choice(longer) - elapsed
+    # Longer than any member before. The guess: at most the same time again.
+    return elapsed * source.random()

@@ -1,11 +1,12 @@
-"""The members of an ensemble as a table and as pictures, and ``runs.plot``, ``runs.parallel``."""
+"""The members of an ensemble as a table and as pictures: for its view, and for ``runs``."""
 
 from __future__ import annotations
 
 import math
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
@@ -13,7 +14,7 @@ from typing import Any
 
 from allranks.ensemble.member import LoggedValues, Member, short
 from allranks.errors import UsageError
-from allranks.widgets.dashboard import svg
+from allranks.widgets.dashboard import saved_panel, svg
 from allranks.widgets.dashboard.cell_model import CellModel
 from allranks.widgets.dashboard.curves import Curve, Curves, Key
 from allranks.widgets.dashboard.saved_panel import image, images
@@ -62,11 +63,8 @@ class MemberTable:
         self.rows[row.number] = row
         self._changed.add(row.number)
 
-    def counts(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for row in self.rows.values():
-            found[row.state] = found.get(row.state, 0) + 1
-        return found
+    def counts(self) -> Counter[str]:
+        return Counter(row.state for row in self.rows.values())
 
     def news(self) -> dict[str, Any] | None:
         whole = self.metric, self.lower, self.said
@@ -143,12 +141,10 @@ def bundle(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> dict[str, st
     assert isinstance(members, MemberTable)
     rows = sorted(members.rows.values(), key=lambda row: row.number)
     said = f"{members.said}, {seconds(figures.elapsed)}"
-    html = (
-        f'<div class="allranks-still"><p><b>{escape(said)}</b></p>{_images(figures, rows, style)}'
-        f"{table_html(ordered(rows, style), members.metric, members.lower)}</div>"
-    )
+    html = f"<p><b>{escape(said)}</b></p>{_images(figures, members, rows, style)}"
+    html += table_html(ordered(rows, style), members.metric, members.lower)
     return {
-        "text/html": html,
+        "text/html": f'<div class="allranks-still">{html}</div>',
         "text/plain": f"{said}\n{table_text(rows, members.metric, members.lower)}",
     }
 
@@ -166,7 +162,9 @@ def ordered(rows: Sequence[MemberRow], style: PlotStyle) -> list[MemberRow]:
     return [row for _, row in known] + [row for value, row in found if value is None]
 
 
-def _images(figures: CellModel, rows: Sequence[MemberRow], style: PlotStyle) -> str:
+def _images(
+    figures: CellModel, members: MemberTable, rows: Sequence[MemberRow], style: PlotStyle
+) -> str:
     # Many members are drawn as a band for each value of a parameter.
     found = groups(rows) if len(rows) > svg.MANY else {}
     if not found or not figures.curves:
@@ -180,10 +178,7 @@ def _images(figures: CellModel, rows: Sequence[MemberRow], style: PlotStyle) -> 
     for name in figures.curves.names[:_METRICS]:
         drawn = svg.curve(figures.curves, name, _COLUMNS, "member", style, list(found.values()))
         pictures.append(image(drawn, f"{name} by {', '.join(found)}: see the table"))
-    members = figures.members
-    assert isinstance(members, MemberTable)
-    drawn = parallel(rows, members.metric, members.lower)
-    if drawn:
+    if drawn := parallel(rows, members.metric, members.lower):
         pictures.append(image(drawn, "each member from its parameters to its metric"))
     return f"<p>{marks}</p><div>{' '.join(pictures)}</div>"
 
@@ -200,22 +195,9 @@ def table_text(rows: Sequence[MemberRow], metric: str, lower: bool) -> str:
 
 
 def table_html(rows: Sequence[MemberRow], metric: str, lower: bool) -> str:
-    table, best = _table(rows[:_ROWS_HTML], rows, metric, lower), best_of(rows, lower)
-    sides = ["left" if column in table.words else "right" for column in range(len(table.head))]
-    head = "".join(
-        f'<th style="text-align: {side}">{escape(name)}</th>'
-        for name, side in zip(table.head, sides, strict=True)
-    )
-    body = ""
-    for row, cells in zip(rows, table.rows, strict=False):
-        weight = "; font-weight: bold" if row is best else ""
-        body += "<tr>" + "".join(
-            f'<td style="text-align: {side}{weight}">{escape(cell)}</td>'
-            for side, cell in zip(sides, cells, strict=True)
-        )
-        body += "</tr>"
-    note = f"<p>{escape(table.note)}</p>" if table.note else ""
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"
+    shown, best = rows[:_ROWS_HTML], best_of(rows, lower)
+    bold = next((at for at, row in enumerate(shown) if row is best), None)
+    return saved_panel.table_html(_table(shown, rows, metric, lower), aligned=True, bold=bold)
 
 
 def _table(
@@ -374,66 +356,30 @@ def _label(x: float, y: float, said: str, how: str) -> str:
 _PLOT_POINTS = 400
 
 
-class Plot:
-    """One line for each group of members: the mean of their logged values of one name."""
+class Picture:
+    """A picture in a notebook, else its text."""
 
-    def __init__(self, name: str, groups: Mapping[str, Sequence[LoggedValues]]) -> None:
-        self._name = name
-        self._counts = {group: len(histories) for group, histories in groups.items()}
-        self._curves = Curves()
-        for place, histories in enumerate(groups.values()):
-            steps, values = _mean(histories)
-            series = self._curves.series[Key(name, place, "")] = Curve(place)
-            series.add(array("d", steps), array("d", values), len(steps) + 1)
-
-    def _table(self) -> Table:
-        rows = [
-            [group, f"{count}", number(series.last[0]), number(series.last[1])]
-            for (group, count), series in zip(
-                self._counts.items(), self._curves.series.values(), strict=True
-            )
-        ]
-        return Table("", [self._name, "members", "step", "last"], rows)
+    def __init__(self, html: str, text: str) -> None:
+        self._html, self._text = html, text
 
     def _repr_html_(self) -> str:
-        picture = svg.curve(self._curves, self._name, _PLOT_POINTS, "line")
-        legend = ""
-        if len(self._counts) <= svg.MANY:
-            legend = " &nbsp; ".join(
-                f'<span style="color: {svg.COLOURS[place % len(svg.COLOURS)]}">'
-                f"{'■' if place < len(svg.COLOURS) else '▤'}</span> {escape(group)}"
-                for place, group in enumerate(self._counts)
-            )
-        return f"<div><p>{legend}</p>{image(picture, self._table().text())}</div>"
-
-    def __repr__(self) -> str:
-        return self._table().text()
-
-
-class Parallel:
-    """Lines of members through their parameters to a metric.
-
-    Raises:
-        UsageError: no member has such a number, or no parameter differs.
-    """
-
-    def __init__(self, rows: Sequence[MemberRow], metric: str, lower: bool) -> None:
-        self._picture = parallel(rows, metric, lower)
-        self._text = table_text(rows, metric, lower)
-        if not self._picture:
-            raise UsageError(
-                f"expected members with different parameters and a number named {metric!r}, found "
-                "none. Type for example: runs.parallel('loss')"
-            )
-
-    def _repr_html_(self) -> str:
-        return f"<div>{image(self._picture, self._text)}</div>"
+        return self._html
 
     def __repr__(self) -> str:
         return self._text
 
 
-def plot(members: Sequence[Member], name: str, by: str | None) -> Plot:
+def plot_parallel(rows: Sequence[MemberRow], metric: str, lower: bool) -> Picture:
+    picture, text = parallel(rows, metric, lower), table_text(rows, metric, lower)
+    if not picture:
+        raise UsageError(
+            f"expected members with different parameters and a number named {metric!r}, found "
+            "none. Type for example: runs.parallel('loss')"
+        )
+    return Picture(f"<div>{image(picture, text)}</div>", text)
+
+
+def plot(members: Sequence[Member], name: str, by: str | None) -> Picture:
     logged = [member for member in members if name in member.series]
     if not logged:
         known = sorted({one for member in members for one in member.series})
@@ -447,7 +393,16 @@ def plot(members: Sequence[Member], name: str, by: str | None) -> Plot:
     for member in logged:
         group = f"member {member.number}" if by is None else f"{by}={short(member.values[by])}"
         groups.setdefault(group, []).append(member.history[name])
-    return Plot(name, groups)
+    curves, rows = Curves(), []
+    for place, (group, histories) in enumerate(groups.items()):
+        steps, values = _mean(histories)
+        series = curves.series[Key(name, place, "")] = Curve(place)
+        series.add(array("d", steps), array("d", values), len(steps) + 1)
+        rows.append([group, f"{len(histories)}", *map(number, series.last)])
+    text = Table("", [name, "members", "step", "last"], rows).text()
+    picture = svg.curve(curves, name, _PLOT_POINTS, "line")
+    legend = svg.legend([*groups]) if len(groups) <= svg.MANY else ""
+    return Picture(f"<div><p>{legend}</p>{image(picture, text)}</div>", text)
 
 
 def _sorted_by(members: list[Member], by: str) -> list[Member]:

@@ -7,10 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from allranks.ensemble import grid
-from allranks.ensemble.early import lower_is_better
-from allranks.ensemble.grid import words
+from allranks.ensemble.grid import lower_is_better, words
 from allranks.ensemble.member import FAILED, FINISHED, Member, comparable
-from allranks.ensemble.pictures import MemberRow, Parallel, Plot, plot, table_html, table_text
+from allranks.ensemble.pictures import (
+    MemberRow,
+    Picture,
+    plot,
+    plot_parallel,
+    table_html,
+    table_text,
+)
 from allranks.errors import MissingDependency, UsageError
 
 if TYPE_CHECKING:
@@ -211,7 +217,7 @@ class Runs(Sequence[Member]):
             for member in self
         ]
 
-    def plot(self, name: str | None = None, by: str | None = None) -> Plot:
+    def plot(self, name: str | None = None, by: str | None = None) -> Picture:
         """Returns a picture of the logged values: a line per member, or per value of a parameter.
 
         Args:
@@ -223,7 +229,7 @@ class Runs(Sequence[Member]):
         """
         return plot(list(self), name or (self.metric() or ("",))[0], by)
 
-    def parallel(self, metric: str | None = None, mode: str | None = None) -> Parallel:
+    def parallel(self, metric: str | None = None, mode: str | None = None) -> Picture:
         """Returns a picture with a line per member, through its parameters to a metric.
 
         Args:
@@ -234,7 +240,8 @@ class Runs(Sequence[Member]):
             UsageError: no member has such a number, or no parameter differs.
         """
         wanted = self.metric(metric, mode)
-        return Parallel([self.row(member, wanted) for member in self], *(wanted or ("", False)))
+        rows = [self.row(member, wanted) for member in self]
+        return plot_parallel(rows, *(wanted or ("", False)))
 
     def to_pandas(self) -> pandas.DataFrame:
         """Returns :meth:`rows` as a table, by the member's number.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from allranks.ensemble.pictures import MemberRow, MemberTable, bundle
 from allranks.records.telemetry import Points, Pulse
@@ -24,40 +24,6 @@ _SHOW_AFTER_SECONDS = 0.3
 _PERIOD_SECONDS = 0.2
 
 
-class EnsembleView(Protocol):
-    """The display of an ensemble during and after its run."""
-
-    members: MemberTable
-
-    def ranks(self, hellos: Sequence[Hello]) -> None:
-        # From now on these ranks run the members.
-        ...
-
-    def row(self, row: MemberRow) -> None: ...
-
-    def again(self, member: int) -> None: ...
-
-    def works_on(self, rank: int, member: int | None) -> None:
-        # None: the rank is idle.
-        ...
-
-    def output(self, member: int, batch: Output, log: str) -> None: ...
-
-    def points(self, member: int, record: Points, payload: bytes) -> None: ...
-
-    def pulse(self, record: Pulse) -> None: ...
-
-    def notice(self, text: str) -> None:
-        # About the ensemble as a whole.
-        ...
-
-    def refresh(self) -> None:
-        # Several times a second.
-        ...
-
-    def finish(self) -> None: ...
-
-
 class TextEnsemble:
     """Shows the members' output, and a table at the end.
 
@@ -74,6 +40,7 @@ class TextEnsemble:
         self._table = table
 
     def ranks(self, hellos: Sequence[Hello]) -> None:
+        # From now on these ranks run the members.
         self.figures.tiles = Tiles(hellos)
         self.figures.ranks = tuple(hello.rank for hello in hellos)
 
@@ -190,8 +157,8 @@ class BarView(TextEnsemble):
 
     def _show(self, said: str) -> None:
         counts = self.members.counts()
-        failed = counts.get("failed", 0)
-        done = counts.get("finished", 0) + failed
+        failed = counts["failed"]
+        done = counts["finished"] + failed
         head = f"{self._name}: {done:,} of {self._count:,}"
         tail = f"{f', {failed:,} failed' if failed else ''}{f', {said}' if said else ''}"
         line = bar_line(head, done, self._count, tail)

@@ -10,10 +10,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, magics_class
 
 from allranks.cluster.options import below_magic, check_source, explain_syntax
-from allranks.ensemble.early import Early
-from allranks.ensemble.grid import Values
+from allranks.ensemble.grid import Options, add_to, check_size, parse_line
+from allranks.ensemble.ledger import Early
 from allranks.ensemble.member import FINISHED, STOPPED_EARLY, WAITING, Member
-from allranks.ensemble.options import Options, add_to, check_size, parse
 from allranks.ensemble.runner import EnsemblePlan, EnsembleRunner
 from allranks.ensemble.runs import Runs
 from allranks.ensemble.store import Store, key_of, normal
@@ -69,7 +68,7 @@ class EnsembleMagics(Magics):
             self.session.past.keep(runner.plan.number, runner.view, folder)
 
     def _prepare(self, line: str, cell: str) -> EnsembleRunner:
-        options = parse(line, ensemble_parser())
+        options = parse_line(line, ensemble_parser())
         number = len(self.shell.user_ns["In"]) - 1
         text = below_magic(f"%%ensemble {line}", cell)
         try:
@@ -151,7 +150,6 @@ def _act(runs: Runs, kind: str, what: Any) -> str:
         if kind == "stop":
             runs.stop(None if what is None else int(what))
             return ""
-        added: list[Values] = runs.add(str(what))
-        return f"added {len(added)}"
+        return f"added {len(runs.add(str(what)))}"
     except UsageError as error:
         return str(error)

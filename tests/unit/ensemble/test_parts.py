@@ -19,9 +19,9 @@ import pytest
 
 from allranks.cluster.options import ClusterOptions
 from allranks.collectives.host.memory import Segment
-from allranks.ensemble import early, options
+from allranks.ensemble import grid
 from allranks.ensemble import runs as predict
-from allranks.ensemble.early import remaining_seconds
+from allranks.ensemble.ledger import Early, remaining_seconds
 from allranks.ensemble.member import FAILED, FINISHED, WAITING, Arena, Member, SharedResult
 from allranks.ensemble.runs import Runs
 from allranks.ensemble.store import Store, key_of
@@ -33,7 +33,7 @@ from allranks.records import wire
 
 
 def parse(line):
-    return options.parse(line, ensemble_parser())
+    return grid.parse_line(line, ensemble_parser())
 
 
 def packed(value):
@@ -354,7 +354,7 @@ def test_the_remaining_time_is_estimated_from_members_that_ended():
 
 def test_the_median_stops_what_is_worse_than_those_that_ended():
     pytest.importorskip("optuna", reason="pip install 'allranks[early]'")
-    stopper = early.Early("median", lower=False, grace=2)
+    stopper = Early("median", lower=False, grace=2)
     for member in range(5):
         assert not stopper.report(member, [(step, float(member)) for step in range(5)])
         stopper.ended(member, float(member))
@@ -364,7 +364,7 @@ def test_the_median_stops_what_is_worse_than_those_that_ended():
 
 def test_a_step_that_is_not_finite_is_no_step_to_compare_at():
     pytest.importorskip("optuna", reason="pip install 'allranks[early]'")
-    stopper = early.Early("halving", lower=True, grace=1)
+    stopper = Early("halving", lower=True, grace=1)
     assert not stopper.report(0, [(float("nan"), 1.0), (float("inf"), 1.0)])
 
 
@@ -378,13 +378,13 @@ def test_without_optuna_it_is_said_what_to_type(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(MissingDependency, match=r"pip install 'allranks\[early\]'"):
-        early.Early("halving", True, None)
+        Early("halving", True, None)
 
 
 def test_a_direction_is_guessed_from_the_name_and_can_be_said():
-    assert early.read_metric("val_loss") == ("val_loss", True)
-    assert early.read_metric("accuracy") == ("accuracy", False)
-    assert early.read_metric("score:min") == ("score", True)
+    assert grid.read_metric("val_loss") == ("val_loss", True)
+    assert grid.read_metric("accuracy") == ("accuracy", False)
+    assert grid.read_metric("score:min") == ("score", True)
 
 
 def table(count=3):
