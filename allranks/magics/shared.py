@@ -35,7 +35,7 @@ from allranks.records.wire import (
     decode,
 )
 from allranks.widgets.dashboard.view import cell_view
-from allranks.widgets.widget_states import VIEW
+from allranks.widgets.displays import VIEW
 
 
 class WatchedCells:

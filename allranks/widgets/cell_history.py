@@ -42,10 +42,7 @@ class CellHistory:
     def keep(self, number: int, view: Any, folder: str) -> None:
         """Keeps what a cell has shown and logged, once it has ended.
 
-        Args:
-            number: the notebook's number of it.
-            view: what has shown it; one of a notebook has ``outputs``, one with curves ``figures``.
-            folder: where the ranks' logs are.
+        In a notebook ``view`` has ``outputs``, with curves ``figures``; ``folder`` has the logs.
         """
         self._last = number
         self._shown.pop(number, None)
@@ -64,13 +61,9 @@ class CellHistory:
             _sweep(path.parent)
 
     def shown(self, number: int | None) -> list[tuple[Data, Data]]:
-        """Returns what a cell has left in the notebook, as display data with metadata.
+        """Returns the output of a cell, as display data with metadata; of the last one for None.
 
-        Args:
-            number: the notebook's number of it; None for the last one.
-
-        Raises:
-            UsageError: there is no such cell.
+        Raises UsageError if there is no such cell.
         """
         number = self._last if number is None else number
         if number is None or number not in self._shown:
@@ -78,13 +71,9 @@ class CellHistory:
         return self._shown[number]
 
     def read(self, which: str | None) -> SavedCell:
-        """Returns what a cell has logged, and what its calls cost.
+        """Returns the data of a cell: by its number, or from a file of an earlier one.
 
-        Args:
-            which: the notebook's number of it, or a file of an earlier one; None for the last one.
-
-        Raises:
-            UsageError: there is no such cell, or nothing is known of it.
+        None is the last cell. Raises UsageError if there is no such cell, or no data of it.
         """
         number = int(which) if which and is_number(which) else self._last
         path = Path(which).expanduser() if which and not is_number(which) else None
@@ -99,7 +88,7 @@ class CellHistory:
 
 
 def is_number(word: str) -> bool:
-    """Whether it can be the number of a cell, and is not the name of a file."""
+    """Whether a word can be the number of a cell; else it is the name of a file."""
     return word.isdecimal() and len(word) < 10
 
 
@@ -124,10 +113,10 @@ _LEVEL = 1
 
 @dataclass(frozen=True)
 class SavedCell:
-    """One cell.
+    """The data of one cell.
 
-    ``noun`` is whose its curves are: ``rank`` or ``member``. ``missing`` counts logged values that
-    are not in ``curves``, as a rank logged faster than it could send, or as the disk was full.
+    ``noun`` is the owner of its curves: ``rank`` or ``member``. ``missing`` counts logged values
+    that are not in ``curves``: a rank logged faster than it could send, or the disk was full.
     """
 
     number: int
@@ -148,7 +137,6 @@ class SavedCell:
             return cls(**json.load(file))
 
     def points(self) -> Iterable[tuple[Key, list[tuple[float, float]]]]:
-        """Returns each curve with its steps and values."""
         for curve in self.curves:
             pairs = array("d", base64.b64decode(curve["points"]))
             points = [*zip(pairs[::2], pairs[1::2], strict=True)]
@@ -169,15 +157,7 @@ def save_cell(number: int, figures: CellModel) -> SavedCell:
 
 
 def export(cell: SavedCell, folder: Path) -> list[Path]:
-    """Writes a cell's curves, calls and members as CSV; returns the files.
-
-    Args:
-        cell: what is kept of it.
-        folder: where they are to be; it is made if it is not there.
-
-    Raises:
-        OSError: they cannot be written there.
-    """
+    """Writes a cell's curves, calls and members as CSV into a folder; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     second = "rank" if cell.noun == "member" else "member"
     rows = [[*key, step, value] for key, points in sorted(cell.points()) for step, value in points]
@@ -197,12 +177,7 @@ def _write(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Pa
 
 
 def compared(cells: Sequence[SavedCell], ranks: Sequence[int] | None = None) -> dict[str, str]:
-    """Returns a view of the curves of several cells, one a cell: the mean of its ranks.
-
-    Args:
-        cells: what is kept of each.
-        ranks: only these ranks of each, or members of an ensemble.
-    """
+    """Returns a view of the curves of several cells, one a cell: the mean of its (chosen) ranks."""
     figures = CellModel([])
     figures.noun = "cell"
     for cell in cells:

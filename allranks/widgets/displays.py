@@ -1,11 +1,17 @@
-"""Output in a notebook's cell: displays updated in place, and progress bars of one line."""
+"""Output in a notebook's cell: displays updated in place, and progress bars of one line.
+
+A bar that tqdm draws as a widget on several ranks becomes one bar. The states of the ranks' widgets
+are those that ``allranks.features.rank_widgets`` keeps in this kernel.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -13,7 +19,13 @@ from typing import Any
 from allranks.records.ranks import label
 from allranks.widgets.output_replay import replay
 from allranks.widgets.text import NOTEBOOK, TERMINAL, Data, Line, Row, front_end, is_rich, render
-from allranks.widgets.widget_states import VIEW, stands_below
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+MODEL = "IPY_MODEL_"
+#: The states of all ranks' widgets in this kernel, by their ids.
+STATES: dict[str, Data] = {}
+#: The function that shows a line above a displayed widget, by the widget's id.
+TITLES: dict[str, Callable[[str], object]] = {}
 
 #: JupyterLab keeps the first figure of this type in a display, whatever it is updated to. Source:
 #: plotly's renderer, `renderModel`.
@@ -23,8 +35,7 @@ _DRAWN_ONCE = "application/vnd.plotly.v1+json"
 class DisplaySlot:
     """An output of a notebook's cell; the notebook gets it with its first content.
 
-    Args:
-        slots: the displays of this cell, in the order in which they were made; it joins them.
+    Then it joins ``slots``, the displays of this cell in the order in which they were made.
     """
 
     def __init__(self, slots: list[DisplaySlot]) -> None:
@@ -59,7 +70,7 @@ class DisplaySlot:
         return sum(len(str(part)) for part in data.values())
 
     def blank(self) -> int:
-        """Empties the display if it exists; a front end cannot remove it."""
+        # A front end cannot remove a display.
         return self.show({}) if self else 0
 
     def _move(self, name: str) -> None:
@@ -69,16 +80,11 @@ class DisplaySlot:
 
 
 def put_above(new: DisplaySlot, data: Data, slots: list[DisplaySlot], first: int = 0) -> None:
-    """Shows something for the first time, above all other displays but the first ones.
+    """Shows ``data`` for the first time, above all other displays but the ``first`` ones.
 
-    A page may draw after each message. So the contents move down one by one, beginning with the
-    last: no content is missing meanwhile, and the new one never appears twice.
-
-    Args:
-        new: what has not been shown yet.
-        data: what it shows.
-        slots: the other displays as they were made; all of them afterwards.
-        first: below how many of them.
+    ``slots`` are the displays in the order in which they were made. A page may draw after each
+    message. So the contents move down one by one, beginning with the last: no content is missing
+    meanwhile, and the new one never appears twice.
     """
     above, others = slots[:first], slots[first:]
     names = [*(shown._id for shown in others), ""]
@@ -92,9 +98,7 @@ def put_above(new: DisplaySlot, data: Data, slots: list[DisplaySlot], first: int
 def reorder(order: Sequence[DisplaySlot], slots: list[DisplaySlot]) -> None:
     """Puts displays into another order: an output cannot move, but its contents can.
 
-    Args:
-        order: the displays as they are to be read.
-        slots: the same displays as they were made; in the new order afterwards.
+    ``slots`` are the same displays as they were made; afterwards they have the new order.
     """
     names = [shown._id for shown in slots]
     for shown, name in zip(order, names, strict=True):
@@ -142,9 +146,8 @@ class _TitledDisplay:
         if is_rich(data):
             title = f"{label(self.ranks, noun)}:"
             if VIEW in data:
-                stands_below(
-                    data[VIEW]["model_id"],
-                    lambda text: self.title.show({"text/plain": f"{title}\n· {text}"}),
+                TITLES[data[VIEW]["model_id"]] = lambda text: self.title.show(
+                    {"text/plain": f"{title}\n· {text}"}
                 )
             return self.title.show({"text/plain": title}) + self.body.show(data, metadata)
         lines = str(data.get("text/plain", "")).split("\n")
@@ -157,13 +160,7 @@ class _TitledDisplay:
 
 
 class Gallery:
-    """Displays of several ranks with no text between them.
-
-    Args:
-        fold: whether the same display of several ranks is shown once.
-        slots: the outputs of this cell, in the order in which they were made.
-        noun: what ranks are called.
-    """
+    """Displays of several ranks with no text between them; ``slots`` as for `DisplaySlot`."""
 
     def __init__(self, fold: bool, slots: list[DisplaySlot], noun: str = "rank") -> None:
         self.fold = fold
@@ -176,7 +173,6 @@ class Gallery:
 
     @property
     def changed(self) -> bool:
-        """Whether something is not shown as it is now."""
         return any(turn.changed_at is not None for turn in self._turns)
 
     def has(self, rank: int) -> bool:
@@ -195,7 +191,7 @@ class Gallery:
         self._change(len(displays) - 1)
 
     def update(self, rank: int, data: Data, metadata: Data, name: str) -> bool:
-        """Changes what a rank has displayed here under a name; returns whether it has."""
+        """Changes a rank's displays of this name; returns whether there is one."""
         found = False
         for at, display in enumerate(self._of.get(rank, ())):
             if name and display.name == name:
@@ -215,8 +211,7 @@ class Gallery:
     def show(self, now: bool) -> int:
         """Shows what has changed; returns the bytes sent.
 
-        Args:
-            now: also what may be the same for all ranks in a moment.
+        Without ``now``, a display that may be the same for all ranks in a moment waits.
         """
         nbytes = 0
         for at, turn in enumerate(self._turns):
@@ -287,6 +282,93 @@ def _one_below(above: Data, below: Data) -> Data:
     return {"text/plain": f"{above['text/plain']}{below['text/plain']}", "text/html": html}
 
 
+#: The widgets of which tqdm makes a bar: text, bar, text.
+_PARTS = (("HTMLModel",), ("FloatProgressModel", "IntProgressModel"), ("HTMLModel",))
+_PERCENT = re.compile(r"[:\s]*(\d+%)?\s*$")
+
+
+@dataclass
+class _RankBar:
+    """One rank's bar: its name, and the states of the text before it, the bar, the text after."""
+
+    name: str
+    before: Data
+    bar: Data
+    after: Data
+
+    @property
+    def share(self) -> float:
+        return float(self.bar["value"]) / (float(self.bar["max"]) or 1.0)
+
+
+@dataclass
+class _Folded:
+    """The notebook's bar for those of several ranks."""
+
+    own: dict[int, _RankBar] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from ipywidgets import HTML, FloatProgress, HBox
+
+        self.before, self.bar, self.after = HTML(), FloatProgress(), HTML()
+        self.box = HBox([self.before, self.bar, self.after])
+
+    def refresh(self) -> None:
+        if all(own.name not in STATES for own in self.own.values()):
+            self.box.layout.display = "none"  # every rank has taken its own away
+            return
+        rank = min(self.own, key=lambda rank: self.own[rank].share)
+        slowest, shares = self.own[rank], [own.share for own in self.own.values()]
+        styles = [own.bar.get("bar_style", "") for own in self.own.values()]
+        self.bar.max, self.bar.value = slowest.bar["max"], slowest.bar["value"]
+        worst = "danger" if "danger" in styles else slowest.bar.get("bar_style", "")
+        self.bar.bar_style = worst
+        self.before.value = slowest.before.get("value", "")
+        mean = f"  slowest: {rank}, mean {100 * sum(shares) / len(shares):.0f}%"
+        self.after.value = slowest.after.get("value", "") + (mean if len(set(shares)) > 1 else "")
+
+
+class DrawnBars:
+    """The bars of one cell that are widgets."""
+
+    def __init__(self) -> None:
+        self._folded: dict[tuple[str, float, int], _Folded] = {}
+        self._count: Counter[tuple[int, str, float]] = Counter()
+
+    def fold(self, rank: int, data: Data) -> Data:
+        """Returns a display of the bar that replaces one of several ranks; others unchanged."""
+        own = _rank_bar(data)
+        if own is None:
+            return data
+        title, total = _PERCENT.sub("", own.before.get("value", "")), float(own.bar["max"])
+        self._count[rank, title, total] += 1
+        key = (title, total, self._count[rank, title, total])
+        if key not in self._folded:
+            self._folded[key] = _Folded()
+        folded = self._folded[key]
+        folded.own[rank] = own
+        folded.refresh()
+        view = {"version_major": 2, "version_minor": 0, "model_id": folded.box.model_id}
+        return {"text/plain": f"{title} {total:g}".strip(), VIEW: view}
+
+    def refresh(self) -> None:
+        for folded in self._folded.values():
+            folded.refresh()
+
+
+def _rank_bar(data: Data) -> _RankBar | None:
+    name = data.get(VIEW, {}).get("model_id", "")
+    children = STATES.get(name, {}).get("children", ())
+    parts = [STATES.get(str(child).removeprefix(MODEL), {}) for child in children]
+    if len(parts) != len(_PARTS) or not all(
+        part.get("_model_name") in kinds for part, kinds in zip(parts, _PARTS, strict=True)
+    ):
+        return None
+    before, bar, after = parts
+    # Without a total there is no share that could be compared.
+    return None if bar.get("bar_style") == "info" else _RankBar(name, before, bar, after)
+
+
 _BAR_WIDTH = 30
 _SHOW_AFTER_SECONDS = 1.0
 
@@ -313,11 +395,7 @@ def rewrite_line(text: str, end: str = "") -> None:
 
 
 class ProgressLine:
-    """A bar that is there while something goes on, and gone when it has ended.
-
-    Args:
-        since: when that began, by ``time.monotonic()``; None for now.
-    """
+    """A bar that disappears at the end; ``since`` is the begin, by ``time.monotonic()``."""
 
     def __init__(self, since: float | None = None) -> None:
         self._where = front_end()
@@ -326,7 +404,7 @@ class ProgressLine:
         self._drawn = False
 
     def show(self, head: str, done: int, total: int, tail: str) -> None:
-        """Shows how far it is, once it has gone on for a second."""
+        # Nothing in the first second.
         if time.monotonic() < self._show_at:
             return
         self._drawn = True

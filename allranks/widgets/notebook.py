@@ -9,10 +9,9 @@ from html import escape
 from typing import Any
 
 from allranks.records.wire import Output
-from allranks.widgets.displays import DisplaySlot, Gallery, put_above, reorder
+from allranks.widgets.displays import VIEW, DisplaySlot, DrawnBars, Gallery, put_above, reorder
 from allranks.widgets.output_replay import replay
 from allranks.widgets.text import Block, Data, TextView, hidden_note, is_rich
-from allranks.widgets.widget_states import VIEW, DrawnBars
 
 _REFRESH_SECONDS = 0.1
 #: A long text is sent less often, as it is sent whole each time; and the less, the more was sent.
@@ -62,14 +61,7 @@ class _TextAndPictures:
 
 
 class NotebookView(TextView):
-    """Shows labelled text and pictures of ranks in a notebook's cell.
-
-    Args:
-        ranks: the ranks whose output is shown.
-        log_dir: where their logs are.
-        fold: whether identical output of several ranks is shown once.
-        noun: what they are called.
-    """
+    """Shows labelled text and pictures of ranks in a notebook's cell."""
 
     def __init__(
         self, ranks: Sequence[int], log_dir: str = "", fold: bool = True, noun: str = "rank"
@@ -172,18 +164,17 @@ class NotebookView(TextView):
         shown.show({"text/plain": f"· {text}"})
 
     def show_text(self, text: str) -> None:
-        """Shows a text above all that is written."""
+        # Above all that is written.
         self.show_panel({"text/plain": text})
 
     def show_panel(self, data: dict[str, Any]) -> None:
-        """Shows something above all that the ranks write, or replaces what stands there."""
+        # Above all output of the ranks, or in place of the panel that is there.
         if self._panel:
             self._panel.show(data)
         else:
             put_above(self._panel, data, self._slots)
 
     def show_below_panel(self, data: dict[str, Any]) -> None:
-        """Shows something below the panel, above what the ranks write."""
         shown = DisplaySlot(self._slots)
         put_above(shown, data, self._slots, first=int(self._panel in self._slots))
         self._below.append(shown)
@@ -201,7 +192,7 @@ class NotebookView(TextView):
             self._next_refresh = now + max(_REFRESH_SECONDS, slower * nbytes / _NBYTES_A_SECOND)
 
     def make_way(self) -> None:
-        """Shows everything as at the end: a person is asked below it."""
+        # A person is asked below: everything is shown as at the end.
         self.finish()
         self._above += self._stretches
         self._slots_above += self._slots

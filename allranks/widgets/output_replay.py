@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks.widgets.text import of_this_process
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionResult
-
-    from allranks.widgets.page_widgets import ReplayWidget
 
 #: A page is hardly closed and opened during a shorter cell.
 _LONG_SECONDS = 1.0
@@ -48,19 +49,13 @@ class OutputReplay:
 
     def __init__(self) -> None:
         self._cells: dict[str, _Cell] = {}
-        self._widget: ReplayWidget | None = None
+        self._widget: Any = None
         self._shell: Any = None
         #: A page may be heard in another thread.
         self._lock = threading.RLock()
 
     def take(self, name: str, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        """Keeps a display of the running cell, with its present content.
-
-        Args:
-            name: the display's id.
-            data: its mime bundle.
-            metadata: of the bundle.
-        """
+        """Keeps the content of a display of the running cell."""
         with self._lock:
             cell = next((one for one in self._cells.values() if name in one.outputs), None)
             cell = cell or self._running()
@@ -70,15 +65,13 @@ class OutputReplay:
             cell.outputs[name] = new
             if cell.asked:
                 at = [*cell.outputs].index(name)
-                self._say({"cell": cell.cell, "at": at, "output": new})
+                self._widget.send({"cell": cell.cell, "at": at, "output": new})
 
     def tick(self) -> None:
         """Makes the widget through which pages ask, once a cell runs for long."""
         cell = None if self._widget is not None else self._running()
         if cell is not None and time.monotonic() - cell.began > _LONG_SECONDS:
-            from allranks.widgets.page_widgets import ReplayWidget
-
-            self._widget = ReplayWidget(self._heard)
+            self._widget = _make_widget(self._heard)
 
     def close(self) -> None:
         if self._shell is not None:
@@ -127,7 +120,7 @@ class OutputReplay:
         if self._widget is None or short:
             self._cells.pop(cell.cell)
         else:
-            self._say({"ended": cell.told() if cell.asked else {"cell": cell.cell}})
+            self._widget.send({"ended": cell.told() if cell.asked else {"cell": cell.cell}})
 
     def _heard(self, said: dict[str, Any]) -> None:
         with self._lock:
@@ -135,16 +128,33 @@ class OutputReplay:
             if said.get("kind") == "opened":
                 for cell in self._cells.values():
                     cell.asked = True
-                self._say({"all": [cell.told() for cell in self._cells.values()]})
+                self._widget.send({"all": [cell.told() for cell in self._cells.values()]})
             # The page has all outputs of a cell that has ended.
             elif said.get("kind") == "has":
                 name = str(said.get("cell"))
                 if name in self._cells and self._cells[name].count is not None:
                     del self._cells[name]
 
-    def _say(self, message: dict[str, Any]) -> None:
-        assert self._widget is not None
-        self._widget.send(message)
+
+def _make_widget(heard: Callable[[dict[str, Any]], None]) -> Any:
+    """Returns a model without a view, through which pages ask; ``heard`` gets their messages.
+
+    They may come in another thread.
+    """
+    # Imported here: anywidget loads ipywidgets, which takes longer than a short cell.
+    import anywidget
+    import traitlets
+
+    states = count()
+
+    class ReplayWidget(anywidget.AnyWidget):
+        _esm = (Path(__file__).parent / "front" / "output_replay.js").read_text("utf-8")
+        # The first page sees the model being made; a later one asks for its state.
+        page = traitlets.Dict().tag(sync=True, to_json=lambda *_: {"later": next(states) > 0})
+
+    widget = ReplayWidget()
+    widget.on_msg(lambda _widget, content, _buffers: heard(content))
+    return widget
 
 
 #: Of this kernel.

@@ -34,9 +34,6 @@ def front_end() -> str:
     ``terminal`` is no kernel's. Front ends do not identify themselves, and those without updates of
     displays drop them silently. So output is only appended, unless the request of the cell shows
     that its front end updates displays: then no output is lost.
-
-    Raises:
-        UsageError: ALLRANKS_FRONT_END has another value.
     """
     kernel = of_this_process()
     if kernel is None:
@@ -183,7 +180,7 @@ class _Bar(NamedTuple):
 
 
 def may_be_bar(text: str) -> bool:
-    """Whether a line has what every bar has: looking for that costs next to nothing."""
+    # Every bar has one of these marks: looking for them costs next to nothing.
     return any(mark in text for mark in _MARKS)
 
 
@@ -211,12 +208,7 @@ def name_of(text: str) -> str:
 
 
 def combined_bar(texts: Sequence[str], ranks: Sequence[int]) -> str:
-    """Returns one line for those of several ranks that have the same name.
-
-    Args:
-        texts: what each of them wrote.
-        ranks: who they are.
-    """
+    """Returns one line for the ``texts`` of several ranks, bars of the same name."""
     bars = [bar for bar in map(_bar, texts) if bar is not None]
     if len(bars) < len(texts) or len(set(texts)) == 1:
         return texts[0]
@@ -236,9 +228,6 @@ def merge(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
 
     Every rank's lines stay in their order. A line waits for the ranks that are still to write it,
     so that the rows do not depend on who was faster. Progress bars of the same name are one line.
-
-    Args:
-        lines: the lines of each rank.
     """
     if not any(may_be_bar(line.text) for some in lines.values() for line in some):
         return _merged(lines)
@@ -311,19 +300,12 @@ def render(rows: Sequence[Row], noun: str = "rank") -> str:
 
 
 def hidden_note(lines: int, nbytes: int, path: str) -> str:
-    """Returns the line that stands for what is in the log only."""
     where = f"; the whole output is in {path}" if path else ""
     return f"… {lines:,} lines ({nbytes / 1e6:.1f} MB) are not shown{where}"
 
 
 class Block:
-    """Collects the ranks' lines and renders them.
-
-    Args:
-        ranks: whose lines are to come.
-        fold: whether identical lines of several ranks are shown once.
-        noun: what they are called.
-    """
+    """Collects the ranks' lines and renders them."""
 
     def __init__(self, ranks: Sequence[int], fold: bool, noun: str = "rank") -> None:
         self.fold = fold
@@ -338,11 +320,7 @@ class Block:
             self.texts[rank].clear()
 
     def render(self, extra: Sequence[tuple[int, str]] = ()) -> str:
-        """Returns the block as labelled text.
-
-        Args:
-            extra: a rank and a note each, shown last.
-        """
+        """Returns the block as labelled text; ``extra`` are ranks and notes, shown last."""
         lines = {rank: text.lines for rank, text in self.texts.items()}
         if self.fold:
             rows = merge(lines)
@@ -355,13 +333,7 @@ class Block:
 class TextView:
     """The common part of the text views of a notebook and of a terminal.
 
-    Telemetry is ignored here: views with a panel show it.
-
-    Args:
-        ranks: the ranks whose output is shown.
-        log_dir: where their logs are.
-        fold: whether identical output of several ranks is shown once.
-        noun: what they are called: rank, member or item.
+    Telemetry is ignored here: views with a panel show it. ``noun`` is rank, member or item.
     """
 
     def __init__(
@@ -374,11 +346,9 @@ class TextView:
         #: The logs of members, which have names of their own.
         self.log_of: dict[int, str] = {}
 
-    def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None:
-        """Ignores a rank's curves, timings or pulse."""
+    def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None: ...
 
-    def left(self, rank: int, status: str) -> None:
-        """Ignores that a rank has left the cell."""
+    def left(self, rank: int, status: str) -> None: ...
 
     def _log(self, rank: int) -> str:
         default = f"{self.log_dir}/rank-{rank}.log" if self.log_dir else ""
@@ -401,14 +371,7 @@ _PICTURE = "rich"
 
 
 class TerminalView(TextView):
-    """Prints labelled lines of ranks on standard output, and figures where they can be seen.
-
-    Args:
-        ranks: the ranks whose output is shown.
-        log_dir: where their logs are.
-        fold: whether identical output of several ranks is printed once.
-        noun: what they are called.
-    """
+    """Prints labelled lines of ranks on standard output, and figures where they can be seen."""
 
     def __init__(
         self, ranks: Sequence[int], log_dir: str = "", fold: bool = True, noun: str = "rank"

@@ -17,7 +17,7 @@ from allranks.records.telemetry import Strip
 from allranks.records.wire import decode, encode
 from allranks.widgets.dashboard.cell_model import CellModel
 from allranks.widgets.dashboard.saved_panel import bundle
-from allranks.widgets.dashboard.time_strips import strip_tables
+from allranks.widgets.dashboard.tables import strip_tables
 from allranks.widgets.dashboard.timings import START_UP, TRANSFER, WAITING, Strips
 from tests.widgets.test_stores import hello
 

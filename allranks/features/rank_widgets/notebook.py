@@ -16,8 +16,8 @@ from typing import Any
 
 from allranks.cluster.features import ClusterContext, NotebookFeature
 from allranks.records.wire import Output, Record, Widget
+from allranks.widgets.displays import MODEL, STATES, TITLES
 from allranks.widgets.text import NOTEBOOK, RankText, front_end
-from allranks.widgets.widget_states import MODEL, STATES, TITLES
 
 _TARGET = "jupyter.widget"
 _MOST_OUTPUTS = 1000

@@ -74,11 +74,6 @@ def add_section(section: type[PanelSection]) -> None:
     _sections.append(section)
 
 
-def made_sections(ranks: Sequence[int]) -> list[PanelSection]:
-    """Returns one object of each section that was added, for a cell."""
-    return [section(ranks) for section in _sections]
-
-
 _LEFT = {
     "ok": "finished",
     "error": "failed",
@@ -100,8 +95,7 @@ _MEMORY_ROWS = 16
 
 @dataclass
 class Tile:
-    """One rank. ``state`` is running, waiting, idle, finished, failed, interrupted,
-    lost or replaced.
+    """One rank: running, waiting, idle, finished, failed, interrupted, lost or replaced.
 
     ``activity`` is what it waits in, or for; ``waits_for`` the ranks that it waits for, if any.
     """
@@ -170,7 +164,7 @@ class Tiles:
             self._changed.add(rank)
 
     def news(self) -> list[dict[str, Any]]:
-        """Returns the tiles that have changed since the last time."""
+        # The tiles that have changed since the last time.
         # asdict() copies every value: for 64 ranks, ten times a second, a core would feel it.
         changed = [vars(self.tiles[rank]).copy() for rank in sorted(self._changed)]
         self._changed.clear()
@@ -214,7 +208,6 @@ class Memory:
 
     @property
     def shown(self) -> list[str]:
-        """The names of the curves that are worth a picture."""
         return [name for name in self.curves.names if self.asked or self._changes(name)]
 
     def _changes(self, name: str) -> bool:
@@ -225,7 +218,7 @@ class Memory:
         return False
 
     def tables(self) -> list[Table]:
-        """Returns what each rank had first, at most and last."""
+        # The first, greatest and last memory of each rank.
         found = []
         for name in self.shown:
             rows = []
@@ -244,10 +237,9 @@ BEHIND_NBYTES = 32 << 20
 
 
 class Piece(NamedTuple):
-    """Some bytes of a rank's output.
+    """Some bytes of a rank's output. ``skipped`` bytes before it are in the log file only.
 
-    ``err_spans`` are the ranges of it that are standard error; ``skipped`` bytes before it are in
-    the log file only.
+    ``err_spans`` are the ranges of it that are standard error.
     """
 
     rank: int
@@ -261,7 +253,11 @@ class _Tail:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.start = self.at = self.known = _file_size(path)
+        try:
+            self.start = os.path.getsize(path)
+        except OSError:  # another process has removed it
+            self.start = 0
+        self.at = self.known = self.start
         self.spans: list[list[int]] = []
 
     def take(self, batch: Output) -> None:
@@ -311,11 +307,7 @@ class _RemoteOutput:
 
 
 class Logs:
-    """The output of the ranks of one cell.
-
-    Args:
-        hellos: who they are, and where their logs lie.
-    """
+    """The output of the ranks of one cell."""
 
     def __init__(self, hellos: Sequence[Hello]) -> None:
         here = socket.gethostname()
@@ -333,32 +325,24 @@ class Logs:
     def read(self, behind_nbytes: int = BEHIND_NBYTES) -> list[Piece]:
         """Returns what each rank has written since the last time, in bounded pieces.
 
-        Args:
-            behind_nbytes: what lies farther from the end than that is skipped.
+        What is farther from the end than ``behind_nbytes`` is skipped.
         """
         pieces = [reader.read(rank, behind_nbytes) for rank, reader in self._ranks.items()]
         return [piece for piece in pieces if piece is not None]
 
     def ends(self, nbytes: int) -> list[Piece]:
-        """Returns the last that each rank has written, so much of all ranks together."""
+        # The last output of each rank, so much of all ranks together.
         self.rewind()
         return self.read(nbytes // max(1, len(self._ranks)))
 
     def rewind(self) -> None:
-        """Starts again at the cell's beginning, for a new reader."""
+        # For a new reader.
         for reader in self._ranks.values():
             reader.at = reader.start if isinstance(reader, _Tail) else 0
 
 
-def _file_size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
-
-
 class Imports:
-    """Which ranks import what, and which of them are through with it."""
+    """The modules that ranks import, and the ranks that have finished importing them."""
 
     def __init__(self) -> None:
         self._now: dict[int, str] = {}
@@ -374,9 +358,9 @@ class Imports:
         self._now[rank] = ""
 
     def line(self) -> tuple[str, int, int] | None:
-        """Returns what is imported on which ranks, and how many of how many are through with it.
+        """Returns the module that most ranks wait for, and how many of how many ranks have it.
 
-        None where nothing is imported. Of several modules it is the one that most ranks wait for.
+        None if nothing is imported.
         """
         busy = [module for module in self._now.values() if module]
         if not busy:
@@ -395,18 +379,18 @@ class MemberRows(Protocol):
     """The members of an ensemble, as a page shows them."""
 
     def news(self) -> dict[str, Any] | None:
-        """Returns what has changed since the last time; None where nothing has."""
+        # The changes since the last time; None without any.
+        ...
 
     def everything(self) -> dict[str, Any]:
-        """Returns all members, in the form of :meth:`news`."""
+        # All members, in the form of `news`.
+        ...
 
 
 class CellModel:
-    """What the ranks of a cell report beside their output.
+    """The data that the ranks of a cell report beside their output.
 
-    Args:
-        hellos: the ranks that run the cell.
-        members: of an ensemble; curves then belong to members, by their numbers.
+    With the ``members`` of an ensemble, curves belong to members, by their numbers.
     """
 
     def __init__(self, hellos: Sequence[Hello], members: MemberRows | None = None) -> None:
@@ -423,7 +407,7 @@ class CellModel:
         self.timings = TimingTable()
         self.strips = Strips(len(self.ranks))
         self._has_records = False
-        self.sections = made_sections(self.ranks) if members is None else []
+        self.sections = [section(self.ranks) for section in _sections if members is None]
         self.started = time.monotonic()
         self.seconds: float | None = None
 
@@ -452,11 +436,10 @@ class CellModel:
 
     @property
     def elapsed(self) -> float:
-        """Seconds that the cell has taken so far, or took."""
         return time.monotonic() - self.started if self.seconds is None else self.seconds
 
     def worth_showing(self) -> bool:
-        """Whether the data are a reason to show the panel."""
+        # Whether the data are a reason to show the panel.
         if not (self._has_records or self.sections or self.members):
             return False  # as after most cells, whose end must not take long
         busy = any(

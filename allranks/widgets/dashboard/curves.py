@@ -6,6 +6,7 @@ import math
 import tempfile
 import weakref
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,6 +28,16 @@ class Key(NamedTuple):
     name: str
     rank: int
     member: str
+
+
+def parts(record: Points, payload: bytes) -> Iterator[tuple[str, str, array[float], array[float]]]:
+    """Yields the name, the member, the steps and the values of each series of a record."""
+    pairs = array("d", payload)
+    at = 0
+    for name, member, count in record.series:
+        end = at + 2 * count
+        yield name, member, pairs[at:end:2], pairs[at + 1 : end : 2]
+        at = end
 
 
 class Logged:
@@ -53,7 +64,7 @@ class Logged:
         self._batches.extend((index, len(steps)))
 
     def forget(self, rank: int) -> None:
-        """Leaves out what a rank, or member, has logged so far, as it begins anew."""
+        # A rank, or member, begins anew.
         for key, index in self._numbers.items():
             if key.rank == rank:
                 self._begins[index] = len(self._batches)
@@ -102,7 +113,7 @@ class Curve:
             self.thinned = True
 
     def points(self, start: int = 0) -> array[float]:
-        """Returns step and value by turns from the ``start``-th point on, then the last value."""
+        # Step and value by turns, then the last value.
         pairs = array("d", bytes(16 * (len(self.steps) - start + 1)))
         pairs[:-2:2], pairs[1:-2:2] = self.steps[start:], self.values[start:]
         pairs[-2], pairs[-1] = self.last
@@ -110,11 +121,7 @@ class Curve:
 
 
 class Curves:
-    """All curves of one cell.
-
-    Args:
-        logged: gets every value, also those that no curve keeps.
-    """
+    """All curves of one cell. ``logged`` gets every value, also those that no curve keeps."""
 
     def __init__(self, logged: Logged | None = None) -> None:
         self._logged = logged
@@ -128,7 +135,7 @@ class Curves:
 
     @property
     def names(self) -> list[str]:
-        """What was logged, in the order in which it came."""
+        # In the order in which they were first logged.
         return list(dict.fromkeys(key.name for key in self.series))
 
     def of(self, name: str) -> dict[Key, Curve]:
@@ -136,12 +143,12 @@ class Curves:
         return dict(sorted(found, key=lambda pair: pair[0]))
 
     def numbers(self) -> dict[tuple[int, str], int]:
-        """Returns a number for each rank and member, by which all its curves have one colour."""
+        # A number for each rank and member: all its curves have one colour.
         owners = sorted({(key.rank, key.member) for key in self.series})
         return {owner: number for number, owner in enumerate(owners)}
 
     def forget(self, rank: int) -> None:
-        """Empties the curves of a rank, or member, that begins anew."""
+        # A rank, or member, begins anew.
         for key, series in self.series.items():
             if key.rank == rank:
                 series.steps, series.values = array("d"), array("d")
@@ -160,7 +167,7 @@ class Curves:
         return "; ".join(f"{label(who, noun)}: {what}" for what, who in found.items())
 
     def coinciding(self, name: str) -> int:
-        """Returns how many curves of a name are one and the same; 0 where they are not."""
+        # How many curves of a name are equal; 0 if they are not.
         first, *others = self.of(name).values()
         same = all(
             (one.steps, one.values, one.last) == (first.steps, first.values, first.last)
@@ -169,17 +176,13 @@ class Curves:
         return 1 + len(others) if others and same else 0
 
     def step(self, rank: int) -> float | None:
-        """Returns the step that a rank logged last; None where it logged nothing."""
+        # The last step that a rank logged.
         return max((series.last[0] for series in self._of_rank.get(rank, ())), default=None)
 
     def take(self, record: Points, payload: bytes) -> None:
         if record.dropped:
             self.dropped[record.rank] = record.dropped
-        pairs = array("d", payload)
-        at = 0
-        for name, member, count in record.series:
-            steps, values = pairs[at : at + 2 * count : 2], pairs[at + 1 : at + 2 * count : 2]
-            at += 2 * count
+        for name, member, steps, values in parts(record, payload):
             self.add(Key(name, record.rank, member), steps, values)
 
     def add(self, key: Key, steps: array[float], values: array[float]) -> None:
@@ -195,16 +198,14 @@ class Curves:
         series.add(steps, values, max(_LEAST, min(_MOST, _POINTS // len(self.series))))
 
     def news(self) -> tuple[list[dict[str, Any]], bytes]:
-        """Returns what has not been returned yet.
+        """Returns what has changed: a head of each series, and its new points and last value.
 
-        Returns:
-            for each series that has changed what it is, and its ``count`` points and last value.
-            ``anew``: they replace what was sent before.
+        With ``anew`` they replace what was sent before.
         """
         return self._told([(k, s) for k, s in self.series.items() if s.changed], anew=False)
 
     def everything(self) -> tuple[list[dict[str, Any]], bytes]:
-        """Returns all points in the same form; they count as returned."""
+        # All points in the same form; they count as sent.
         return self._told(list(self.series.items()), anew=True)
 
     def _told(

@@ -3,6 +3,9 @@
 Its pictures and tables need neither scripts nor widgets. Where a notebook is not trusted, ``<svg>``
 and ``<style>`` are removed; pictures as data and ``style=`` on an element stay. Beside them, in a
 script, is the panel itself: its scripts and its data, packed.
+
+The pictures are drawn here and not by the panel's scripts: a notebook may run without a browser or
+with its page closed, and the panel's canvases, as pictures, would be many times as large.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ import gzip
 import json
 import math
 import re
-from collections.abc import Callable, Set
+from collections.abc import Set
 from functools import cache
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from allranks.records.ranks import label
@@ -29,8 +33,8 @@ from allranks.widgets.dashboard.tables import (
     rank_table,
     seconds,
     straggler,
+    strip_tables,
 )
-from allranks.widgets.dashboard.time_strips import draw_strips, strip_tables
 
 #: All pictures of a cell together; with tables, text and what the live view needs a cell stays
 #: below 200 kB.
@@ -41,7 +45,7 @@ _POINT_NBYTES = 12 * 4 / 3
 
 
 def summary(figures: CellModel) -> str:
-    """Returns one line: which ranks, how they are, for how long."""
+    """Returns one line: the ranks, their states, and the time."""
     if figures.title:
         return figures.title
     return f"{label(figures.ranks)}: {figures.tiles.said()}, {seconds(figures.elapsed)}"
@@ -52,46 +56,34 @@ def tables(figures: CellModel) -> list[Table]:
     found = []
     if figures.curves:
         found.append(curve_table(figures.curves, figures.noun))
-    found += time_tables(figures)
+    if figures.strips:
+        found += strip_tables(figures.strips)
+    found += figures.memory.tables()
     if figures.timings:
-        found.append(rank_table(figures.timings))
-        found.append(call_table(figures.timings))
+        found += [rank_table(figures.timings), call_table(figures.timings)]
     return found
 
 
-def time_tables(figures: CellModel) -> list[Table]:
-    times = strip_tables(figures.strips) if figures.strips else []
-    return [*times, *figures.memory.tables()]
-
-
 def text(figures: CellModel) -> str:
-    """Returns all of it as text."""
     every = [*tables(figures), *(table for one in figures.sections for table in one.tables())]
     return "\n".join([summary(figures), *(table.text() for table in every)])
 
 
 def bundle(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> dict[str, str]:
-    """Returns text/html and text/plain of what a cell has shown.
-
-    Args:
-        figures: the data of the cell.
-        style: how curves are drawn.
-    """
+    """Returns text/html and text/plain of what a cell has shown."""
     return {"text/html": page(figures, style), "text/plain": text(figures)}
 
 
 def page(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> str:
     body = f"<p><b>{escape(summary(figures))}</b></p>"
     body += images(figures, style)
-    if figures.timings and straggler(figures.timings):
-        body += f"<p>{escape(straggler(figures.timings))}</p>"
-    found = tables(figures)
-    if found:
-        inside = "".join(table_html(table) for table in found)
-        body += f"<details><summary>values and timings as tables</summary>{inside}</details>"
-    for section in figures.sections:
-        if inside := section_html(section):
-            body += f"<details><summary>{escape(section.title)}</summary>{inside}</details>"
+    if figures.timings and (last := straggler(figures.timings)):
+        body += f"<p>{escape(last)}</p>"
+    folded = {"values and timings as tables": "".join(map(table_html, tables(figures)))}
+    folded |= {escape(section.title): section_html(section) for section in figures.sections}
+    for title, inside in folded.items():
+        if inside:
+            body += f"<details><summary>{title}</summary>{inside}</details>"
     return f'<div class="allranks-still">{body}</div>'
 
 
@@ -104,7 +96,14 @@ def section_html(section: PanelSection) -> str:
 def images(figures: CellModel, style: PlotStyle) -> str:
     """Returns the curves and bars as pictures, and whose colour is which."""
     found = [image(picture, words) for picture, words in _pictures(figures, style)]
-    return _legend(figures) + f"<div>{' '.join(found)}</div>" if found else ""
+    if not found:
+        return ""
+    owners = [
+        f"{figures.noun} {rank} {member}".strip() for rank, member in figures.curves.numbers()
+    ]
+    # Many ranks are drawn as one band, which needs no legend.
+    legend = f"<p>{svg.legend(owners)}</p>" if 1 < len(owners) <= svg.MANY else ""
+    return f"{legend}<div>{' '.join(found)}</div>"
 
 
 def _pictures(figures: CellModel, style: PlotStyle) -> list[tuple[str, str]]:
@@ -117,58 +116,34 @@ def _pictures(figures: CellModel, style: PlotStyle) -> list[tuple[str, str]]:
         lasts = [f"{figures.noun} {key.rank} {s.last[1]:.4g}" for key, s in curves.of(name).items()]
         picture = svg.curve(curves, name, points, figures.noun, style)
         found.append((picture, f"{name}: {', '.join(lasts[: svg.MANY])}"))
-    found += _time_pictures(figures)
+    found += _memory_pictures(figures)
     rows = figures.timings.by_rank()
-    if rows and not figures.strips:
+    if figures.strips:
+        times = svg.draw_strips(figures.strips.by_rank())
+        found.append((times, "each rank's time: see the table"))
+    elif rows:
         found.append((svg.bars(rows), "what each rank waited and transferred: see the table"))
     return found
 
 
-def _time_pictures(figures: CellModel) -> list[tuple[str, str]]:
-    found = _memory_pictures(figures)
-    if figures.strips:
-        found.append((draw_strips(figures.strips.by_rank()), "each rank's time: see the table"))
-    return found
-
-
 def _memory_pictures(figures: CellModel) -> list[tuple[str, str]]:
-    memory = figures.memory
+    curves, style = figures.memory.curves, PlotStyle(log=False)
     return [
-        (
-            svg.curve(memory.curves, name, _MEMORY_POINTS, style=PlotStyle(log=False)),
-            f"{name}: see the table",
-        )
-        for name in memory.shown
+        (svg.curve(curves, name, _MEMORY_POINTS, style=style), f"{name}: see the table")
+        for name in figures.memory.shown
     ]
 
 
 def memory_page(figures: CellModel) -> str:
-    """Returns what the ranks' memory was, as HTML; empty where that is not worth it."""
+    """Returns the ranks' memory as HTML; empty if it has hardly changed."""
     pictures = " ".join(image(*one, sized=True) for one in _memory_pictures(figures))
     return pictures + "".join(map(table_html, figures.memory.tables()))
 
 
-def _legend(figures: CellModel) -> str:
-    owners = figures.curves.numbers()
-    # Many ranks are drawn as one band, which needs no legend.
-    if not 1 < len(owners) <= svg.MANY:
-        return ""
-    parts = []
-    for (rank, member), index in owners.items():
-        colour = svg.COLOURS[index % len(svg.COLOURS)]
-        mark = "■" if index < len(svg.COLOURS) else "▤"
-        name = escape(f"{figures.noun} {rank} {member}".strip())
-        parts.append(f'<span style="color: {colour}">{mark}</span> {name}')
-    return f"<p>{' &nbsp; '.join(parts)}</p>"
-
-
 def image(picture: str, words: str, sized: bool = False) -> str:
-    """Returns a picture as HTML that needs nothing else, with the words that stand for it.
+    """Returns an SVG picture as HTML, with the words that replace it.
 
-    Args:
-        picture: as SVG.
-        words: what it shows.
-        sized: whether its place is kept for it before it is drawn.
+    ``sized`` reserves its place before it is drawn.
     """
     data = base64.b64encode(picture.encode()).decode()
     size = " ".join(re.findall(r'\b(?:width|height)="[\d.]+"', picture)[:2]) if sized else ""
@@ -178,14 +153,29 @@ def image(picture: str, words: str, sized: bool = False) -> str:
     )
 
 
-def table_html(table: Table) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
+def table_html(table: Table, aligned: bool = False, bold: int | None = None) -> str:
+    """Returns a table as HTML.
+
+    ``aligned`` columns have the sides that they have as text; one row may be ``bold``.
+    """
+
+    def line(tag: str, cells: list[str], weight: str = "") -> str:
+        sides = ["left" if column in table.words else "right" for column in range(len(cells))]
+        styles = [f' style="text-align: {side}{weight}"' if aligned else "" for side in sides]
+        parts = (
+            f"<{tag}{style}>{escape(cell)}</{tag}>"
+            for style, cell in zip(styles, cells, strict=True)
+        )
+        return f"<tr>{''.join(parts)}</tr>"
+
     rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
+        line("td", row, "; font-weight: bold" if at == bold else "")
+        for at, row in enumerate(table.rows)
     )
     note = f"<p>{escape(table.note)}</p>" if table.note else ""
     title = f"<p>{escape(table.title)}</p>" if table.title else ""
-    return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{note}"
+    head = line("th", table.head)
+    return f"{title}<table><thead>{head}</thead><tbody>{rows}</tbody></table>{note}"
 
 
 #: What the view shows, packed; with its scripts and the picture a cell stays below 200 kB.
@@ -197,6 +187,20 @@ _LOGS_NBYTES = 40_000
 #: Members of an ensemble: at most this many of the best, fewer if they need too much room.
 _MEMBERS = 2000
 _DIGITS = 7
+
+FRONT = Path(__file__).parents[1] / "front"
+#: Joined in this order they are one module. There is no build step, and nothing is downloaded.
+_PARTS = (
+    "format.js", "data.js", "chart.js", "ranks.js", "members.js", "curves.js", "parallel.js",
+    "timings.js", "time_strips.js", "logs.js", "main.js",
+)  # fmt: skip
+
+
+@cache
+def panel_files() -> tuple[str, str]:
+    """Returns the panel's JavaScript, and its style sheet."""
+    script = "\n".join((FRONT / name).read_text("utf-8") for name in _PARTS)
+    return script, (FRONT / "front.css").read_text("utf-8")
 
 
 def with_panel(
@@ -213,20 +217,16 @@ def with_panel(
     packed = _fitting(state, figures, logs)
     if not packed:
         return picture
-    loader, code, styles = _front()
-    key = state["key"]
-    script = f'{loader}("{key}", ["{packed}", "{code}", "{styles}"]);'
-    html = f"{picture['text/html']}<script>{script}</script>"
+    key, parts = state["key"], '", "'.join((packed, *_packed_files()))
+    loader = (FRONT / "loader.js").read_text("utf-8").strip().removesuffix(";")
+    html = f'{picture["text/html"]}<script>{loader}("{key}", ["{parts}"]);</script>'
     # Pages write later choices of the reader beside the key: see front/data.js.
     return {**picture, "text/html": f'<div data-allranks="{key}">{html}</div>'}
 
 
 @cache
-def _front() -> tuple[str, str, str]:
-    from allranks.widgets.page_widgets import CSS, ESM, FRONT
-
-    loader = (FRONT / "loader.js").read_text("utf-8").strip().removesuffix(";")
-    return loader, _packed(ESM), _packed(CSS)
+def _packed_files() -> tuple[str, ...]:
+    return tuple(map(_packed, panel_files()))
 
 
 def _packed(text: str) -> str:
@@ -235,7 +235,7 @@ def _packed(text: str) -> str:
 
 
 def _fitting(state: dict[str, Any], figures: CellModel, logs: Logs | None) -> str:
-    """Returns the state packed, with the points that there is room for; empty if there is none."""
+    # The state packed, with the points that there is room for; empty if there is none.
     state = {**state, "points": None, "paths": {}}
     # A saved notebook does not contain names of machines.
     state["ranks"] = [{**tile, "host": "", "pid": 0} for tile in state["ranks"]]
@@ -245,7 +245,14 @@ def _fitting(state: dict[str, Any], figures: CellModel, logs: Logs | None) -> st
     if figures.members is None:
         return _with_curves(state, curves)
     members, count = state["members"], min(_MEMBERS, len(state["members"]["rows"]))
-    best = sorted(map(_short, members["rows"]), key=_best_first(members["lower"]))
+
+    def place(row: dict[str, Any]) -> tuple[bool, float]:
+        metric = row["metric"]
+        if metric is None or not math.isfinite(metric):
+            return True, 0.0
+        return False, metric if members["lower"] else -metric
+
+    best = sorted(map(_short, members["rows"]), key=place)
     while True:
         rows = sorted(best[:count], key=lambda row: row["number"])
         state["members"] = {**members, "rows": rows, "missing": len(best) - count}
@@ -256,7 +263,7 @@ def _fitting(state: dict[str, Any], figures: CellModel, logs: Logs | None) -> st
 
 
 def _with_curves(state: dict[str, Any], curves: Curves, whose: Set[int] | None = None) -> str:
-    """Returns the state packed, with the curves thinned until it fits; empty if it never does."""
+    # The state packed, with the curves thinned until it fits; empty if it never does.
     packed = _packed(_finite_json({**state, "curves": []}))
     if len(packed) > _STATE_NBYTES:
         return ""
@@ -271,7 +278,7 @@ def _with_curves(state: dict[str, Any], curves: Curves, whose: Set[int] | None =
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a member's row with fewer digits, and without what a page does not show."""
+    # A member's row with fewer digits, and without the text that a page does not show.
     parameters = {name: _rounded(value) for name, value in row["parameters"].items()}
     numbers = {name: _rounded(row[name]) for name in ("metric", "seconds")}
     return {**row, **numbers, "parameters": parameters, "values": ""}
@@ -279,16 +286,6 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
 
 def _rounded(value: Any) -> Any:
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
-
-
-def _best_first(lower: bool) -> Callable[[dict[str, Any]], tuple[bool, float]]:
-    def place(row: dict[str, Any]) -> tuple[bool, float]:
-        metric = row["metric"]
-        if metric is None or not math.isfinite(metric):
-            return True, 0.0
-        return False, metric if lower else -metric
-
-    return place
 
 
 def _finite_json(state: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of curves and bars as SVG: without scripts, readable on light and dark paper."""
+"""Pictures of curves, bars and times as SVG: without scripts, readable on light and dark paper."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 from allranks.widgets.dashboard.curves import Curve, Curves
 from allranks.widgets.dashboard.tables import labels, seconds
-from allranks.widgets.dashboard.timings import RankRow
+from allranks.widgets.dashboard.timings import KINDS, WAITING, RankRow, RankTime
 
 _MOST_SMOOTHING = 0.99
 
@@ -33,7 +34,7 @@ class PlotStyle:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> PlotStyle:
-        """Returns the style from a page's settings; there an axis is linear until it is clicked."""
+        # On a page an axis is linear until it is clicked.
         mean, selected = settings.get("mean"), settings.get("selected")
         smoothing = settings.get("smoothing")
         smoothing = smoothing if isinstance(smoothing, int | float) else 0.0
@@ -101,13 +102,7 @@ def curve(
 ) -> str:
     """Returns the picture of one metric.
 
-    Args:
-        curves: of all metrics.
-        name: which one.
-        points: how many points a line may have.
-        noun: whose curves they are.
-        style: how they are drawn.
-        groups: whose curves are drawn as one band, each group in its own colour.
+    Each of ``groups`` of ranks or members is drawn as one band, in its own colour.
     """
     lines = {
         key: thin(smoothed(_points(series), style.smoothing), points)
@@ -171,13 +166,23 @@ def _mark(x: float) -> str:
     return f'<path {line} stroke="{WRONG}" class="not-finite"/>'
 
 
+def legend(names: Sequence[str]) -> str:
+    """Returns the colours of the curves with these names, as HTML."""
+    parts = []
+    for index, name in enumerate(names):
+        mark = "■" if index < len(COLOURS) else "▤"
+        colour = COLOURS[index % len(COLOURS)]
+        parts.append(f'<span style="color: {colour}">{mark}</span> {escape(name)}')
+    return " &nbsp; ".join(parts)
+
+
 def dashes(index: int) -> int:
-    """Returns which dashes a group has, of four: the fifth colour resembles the first."""
+    # One of four: the fifth colour resembles the first.
     return (index + index // 4) % 4
 
 
 def bars(rows: Sequence[RankRow]) -> str:
-    """Returns the picture of what each rank waited and transferred."""
+    # What each rank waited and transferred.
     step = 18 if len(rows) <= MANY else 7
     height = _TOP + step * len(rows) + 8
     most = max((row.wait_seconds + row.transfer_seconds for row in rows), default=0) or 1.0
@@ -214,13 +219,7 @@ def spread(lines: Iterable[Sequence[_Point]], columns: int) -> list[_Column]:
 
 
 class _Frame:
-    """The axes of one picture.
-
-    Args:
-        xs: steps.
-        ys: values.
-        log: whether values are drawn on a log scale; None: where they fall steeply.
-    """
+    """The axes of one picture; ``log`` None: a log scale where values fall steeply."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float], log: bool | None) -> None:
         self.x0, self.x1 = min(xs), max(xs)
@@ -322,10 +321,113 @@ def draw_words(x: float, y: float, words: str, anchor: str = "start", colour: st
 
 
 def svg_page(width: int, height: int, title: str, body: str, titled: bool = True) -> str:
-    """Returns a whole picture: the title, if there is one, and what else is in it."""
     head = f'<text x="4" y="15" font-weight="bold">{escape(title[:40])}</text>' if titled else ""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11" fill="{INK}">'
         f'<rect width="{width}" height="{height}" rx="4" fill="{PAPER}"/>{head}{body}</svg>'
     )
+
+
+#: Start-up, importing, computing, waiting, transfer: distinct with any kind of colour vision,
+#: and 3:1 against the paper at least.
+_KIND_COLOURS = ("#7a67b8", "#c96a9d", "#00805b", "#c27300", "#1f83c9")
+_STRIP, _GAP, _BAR, _STRIP_RIGHT, _STRIP_BOTTOM = 560, 16, 170, 56, 18
+_STEP, _LOW_STEP = 20, 7
+#: Columns of a strip, and of a strip among very many ranks.
+_COLUMNS, _FEW_COLUMNS = 140, 48
+_MOST_RANKS = 128
+#: A wait that is as wide as this has room for the rank that was waited for.
+_NUMBER_WIDTH = 16
+
+
+def draw_strips(times: Sequence[RankTime]) -> str:
+    times = times[:_MOST_RANKS]
+    step = _STEP if len(times) <= MANY else _LOW_STEP
+    height = _TOP + step * len(times) + _STRIP_BOTTOM
+    longest = max((time.seconds for time in times), default=0.0) or 1.0
+    body = _kinds(times)
+    for row, time in enumerate(times):
+        y = _TOP + step * row
+        body += _strip(time, y, step - 3, longest) + _whole_bar(time, y, step - 3, longest)
+        if step == _STEP or row % 8 == 0:
+            body += draw_words(_LEFT - 6, y + 11, f"rank {time.rank}", "end")
+            end = _LEFT + _STRIP + _GAP + time.seconds / longest * _BAR
+            body += draw_words(end + 6, y + 11, seconds(time.seconds))
+    marks = ticks(0, longest, 5)
+    for value, said in zip(marks, labels(marks), strict=True):
+        x = _LEFT + value / longest * _STRIP
+        body += draw_words(x, height - 4, f"{said} s", "middle" if value else "start")
+    body += draw_words(_LEFT + _STRIP + _GAP, height - 4, "all together")
+    width = _LEFT + _STRIP + _GAP + _BAR + _STRIP_RIGHT
+    return svg_page(width, height, "", body, titled=False)
+
+
+def _kinds(times: Sequence[RankTime]) -> str:
+    x, body = float(_LEFT), ""
+    for kind, name in enumerate(KINDS):
+        if any(time.sums[kind] for time in times):
+            said = "waiting for the rank of that number" if kind == WAITING else name
+            body += draw_swatch(x, 6, _KIND_COLOURS[kind], said)
+            x += 28 + 6.2 * len(said)
+    return body
+
+
+def _strip(time: RankTime, y: float, height: int, longest: float) -> str:
+    count = _COLUMNS if height > _LOW_STEP else _FEW_COLUMNS
+    paths: dict[int, list[str]] = {}
+    end = 0
+    for heights, run in groupby(_columns(time, longest, count, height)):
+        start, end = end, end + len(list(run))
+        x, width = _LEFT + start * _STRIP / count, (end - start) * _STRIP / count
+        top = y
+        for kind, tall in enumerate(heights):
+            if tall:
+                box = f"M{x:.4g} {top:g}h{width:.3g}v{tall}h-{width:.3g}z"
+                paths.setdefault(kind, []).append(box)
+                top += tall
+    body = "".join(
+        f'<path d="{"".join(parts)}" fill="{_KIND_COLOURS[kind]}"/>'
+        for kind, parts in paths.items()
+    )
+    return body + (_numbers(time, y, longest) if height > _LOW_STEP else "")
+
+
+def _columns(time: RankTime, longest: float, count: int, height: int) -> list[tuple[int, ...]]:
+    # The height of each kind in each column; none where the strip of this rank has ended.
+    width = longest / count
+    found = []
+    for at in range(count):
+        has_ended = (at + 0.5) * width > time.seconds
+        sums = () if has_ended else time.between(at * width, (at + 1) * width)
+        whole = sum(sums) or 1.0
+        # Rounding the edges, not the heights, keeps their sum at ``height``.
+        edges = [round(upto * height) for upto in accumulate(value / whole for value in sums)]
+        found.append(tuple(b - a for a, b in pairwise([0, *edges])))
+    return found
+
+
+def _numbers(time: RankTime, y: float, longest: float) -> str:
+    # The rank that was waited for, where a rank did little else for long enough.
+    body, end = "", 0
+    scale = time.width * _STRIP / longest
+    mostly = [
+        whom if shares[WAITING] > sum(shares) / 2 else -1
+        for shares, whom in zip(time.bins, time.whom, strict=True)
+    ]
+    for rank, run in groupby(mostly):
+        start, end = end, end + len(list(run))
+        if rank >= 0 and (end - start) * scale >= _NUMBER_WIDTH:
+            middle = _LEFT + (start + end) / 2 * scale
+            body += draw_words(middle, y + 12.5, str(rank), "middle", "#000000")
+    return body
+
+
+def _whole_bar(time: RankTime, y: float, height: int, longest: float) -> str:
+    x, body = float(_LEFT + _STRIP + _GAP), ""
+    for kind, value in enumerate(time.sums):
+        width = value / longest * _BAR
+        if width >= 0.1:
+            body += draw_box(x, y, width, height, _KIND_COLOURS[kind])
+        x += width
+    return body

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.curves import Curves
-from allranks.widgets.dashboard.timings import TimingTable
+from allranks.widgets.dashboard.timings import KINDS, RankTime, Shares, Strips, TimingTable
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def curve_table(curves: Curves, noun: str = "rank") -> Table:
     return Table("curves", head, rows, "; ".join(notes))
 
 
-_TABLE_CALLS, _TIMING_RANKS = 20, 16
+_TABLE_CALLS, _TABLE_RANKS = 20, 16
 
 
 def rank_table(timings: TimingTable) -> Table:
@@ -125,10 +125,10 @@ def rank_table(timings: TimingTable) -> Table:
     rows = timings.by_rank()
     told = [
         [f"rank {r.rank}", f"{r.calls:,}", seconds(r.wait_seconds), seconds(r.transfer_seconds)]
-        for r in rows[:_TIMING_RANKS]
+        for r in rows[:_TABLE_RANKS]
     ]
-    if len(rows) > _TIMING_RANKS:
-        rest = rows[_TIMING_RANKS:]
+    if len(rows) > _TABLE_RANKS:
+        rest = rows[_TABLE_RANKS:]
         wait = sum(row.wait_seconds for row in rest) / len(rest)
         transfer = sum(row.transfer_seconds for row in rest) / len(rest)
         calls = max(row.calls for row in rest)
@@ -165,3 +165,53 @@ def straggler(timings: TimingTable) -> str:
         f"rank {found.rank} came last in {found.times:,} of {found.calls:,} calls: the others "
         f"waited {seconds(found.seconds)} for it in total"
     )
+
+
+_NAMED = 3
+#: Waits that are shorter than this part of the longest are not named.
+_WORTH = 0.1
+
+
+def strip_tables(strips: Strips) -> list[Table]:
+    """Returns the tables of each rank's time that have something in them."""
+    every, steps = strips.by_rank(), strips.steps()[:_TABLE_RANKS]
+    rows = [(time.rank, time.sums, _why(time)) for time in every[:_TABLE_RANKS]]
+    left = label(time.rank for time in every[_TABLE_RANKS:]) if every[_TABLE_RANKS:] else ""
+    found = [_time_table("time", rows, f"{left} not in this table" if left else "")]
+    if steps:
+        title = f"a step, mean of {number(max(step.steps for step in steps))}"
+        found.append(_time_table(title, [(step.rank, step.each, "") for step in steps]))
+    return found
+
+
+def _time_table(title: str, rows: Sequence[tuple[int, Shares, str]], note: str = "") -> Table:
+    # A kind in which no rank spent time has no column.
+    kinds = [kind for kind in range(len(KINDS)) if any(sums[kind] for _, sums, _ in rows)]
+    most = max((sum(sums) for _, sums, _ in rows), default=0.0)
+    whys = any(why for *_, why in rows)
+    told = [
+        [
+            f"rank {rank}",
+            seconds_like(sum(sums), most),
+            *(seconds_like(sums[kind], most) for kind in kinds),
+            *([why] if whys else []),
+        ]
+        for rank, sums, why in rows
+    ]
+    head = ["", "all", *(KINDS[kind] for kind in kinds), *([""] if whys else [])]
+    return Table(title, head, told, note, words=(0, len(head) - 1) if whys else (0,))
+
+
+def _why(time: RankTime) -> str:
+    said = []
+    waits = [(f"rank {rank}", value) for rank, value in time.waits if rank >= 0]
+    for what, pairs in (("waits for", waits), ("imports", time.importing)):
+        longest = max((value for _, value in pairs), default=0.0)
+        named = [
+            f"{name} {seconds(value)}"
+            for name, value in pairs[:_NAMED]
+            if value >= _WORTH * longest and value >= 0.01 * time.seconds
+        ]
+        if named:
+            said.append(f"{what} {', '.join(named)}")
+    return "; ".join(said)

@@ -41,9 +41,9 @@ class RankRow:
 
 @dataclass(frozen=True)
 class Straggler:
-    """The rank for which the others waited longest.
+    """The rank for which the others waited longest, all together for ``seconds``.
 
-    ``seconds`` are those of all other ranks together; it was last in ``times`` of ``calls`` calls.
+    It was last in ``times`` of ``calls`` calls.
     """
 
     rank: int
@@ -69,7 +69,7 @@ class TimingTable:
         self.changed = True
 
     def by_call(self) -> list[CallRow]:
-        """Returns one row for every kind of call, the costliest first."""
+        # The costliest first.
         rows = [_row_over_ranks(list(ranks.values())) for ranks in self._totals.values()]
         return sorted(rows, key=lambda row: -(row.wait_seconds + row.transfer_seconds))
 
@@ -84,7 +84,6 @@ class TimingTable:
         return [RankRow(rank, *row) for rank, row in sorted(sums.items())]
 
     def straggler(self) -> Straggler | None:
-        """Returns the rank that cost the others most; None where none did."""
         seconds: dict[int, float] = {}
         times: dict[int, int] = {}
         calls = 0
@@ -103,7 +102,7 @@ class TimingTable:
         return Straggler(rank, times[rank], calls, seconds[rank]) if seconds[rank] else None
 
     def told(self) -> dict[str, Any]:
-        """Returns the rows of a page, ready for JSON."""
+        # For a page: JSON types only.
         straggler = self.straggler()
         return {
             "ranks": [vars(row) for row in self.by_rank()],
@@ -168,7 +167,7 @@ class RankTime:
         return _summed(self.bins)
 
     def between(self, began: float, ended: float) -> Shares:
-        """Returns the seconds of each kind between two times, a bin counted by the part of it."""
+        """Returns the seconds of each kind between two times; of a bin in part, that part."""
         found = []
         for at, shares in enumerate(self.bins):
             start, length = at * self.width, sum(shares)
@@ -203,11 +202,7 @@ class _RankStrip:
 
 
 class Strips:
-    """The time of every rank in one cell.
-
-    Args:
-        ranks: how many there are.
-    """
+    """The time of every rank in one cell; ``ranks`` is their number."""
 
     def __init__(self, ranks: int = 1) -> None:
         #: The number of bins of a rank that a page gets.
@@ -222,16 +217,16 @@ class Strips:
 
     @property
     def changed(self) -> bool:
-        """Whether pages lack a change."""
+        # Whether pages lack a change.
         return any(told.unsent is not None for told in self._told.values())
 
     def seconds(self, rank: int) -> float:
-        """Returns the time of the cell up to which a rank has reported."""
+        # The time of the cell up to which a rank has reported.
         told = self._told.get(rank)
         return told.record.seconds if told is not None else 0.0
 
     def take(self, record: Strip, payloads: Sequence[bytes]) -> None:
-        """Handles a rank's bins: all, or those that have changed."""
+        # All bins of a rank, or those that have changed.
         shares, whom = payloads
         count, first = len(shares) // _KINDS_TOLD, record.first
         kinds = [shares[kind * count : (kind + 1) * count] for kind in range(_KINDS_TOLD)]
@@ -246,14 +241,13 @@ class Strips:
         self._times.clear()
 
     def news(self) -> dict[str, Any]:
-        """Returns what has changed since the last time, as a page takes it."""
+        # The changes since the last time.
         changed = [(one, one.unsent) for one in self._told.values() if one.unsent is not None]
         for told, _ in changed:
             told.unsent = None
         return self._page(changed)
 
     def everything(self) -> dict[str, Any]:
-        """Returns all of it as a page takes it."""
         return self._page((told, 0) for told in self._told.values())
 
     def _page(self, told: Iterable[tuple[_RankStrip, int]]) -> dict[str, Any]:
@@ -288,7 +282,7 @@ class Strips:
         return list(self._times)
 
     def steps(self) -> list[StepTime]:
-        """Returns what a step took each rank, of those that have logged two or more."""
+        # The mean step of each rank that has logged two or more.
         found = []
         for time in self.by_rank():
             if len(time.steps) == 4 and time.steps[2] > time.steps[0]:

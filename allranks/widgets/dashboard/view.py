@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from allranks.records import requests
 from allranks.records.telemetry import Telemetry
@@ -25,21 +25,17 @@ from allranks.widgets.dashboard.cell_model import (
 from allranks.widgets.dashboard.saved_panel import (
     bundle,
     memory_page,
+    panel_files,
     section_html,
     summary,
     text,
     with_panel,
 )
 from allranks.widgets.dashboard.svg import PlotStyle
-from allranks.widgets.displays import ProgressLine, bar_data
+from allranks.widgets.displays import VIEW, ProgressLine, bar_data
 from allranks.widgets.notebook import NotebookView
 from allranks.widgets.text import NOTEBOOK, Data, TerminalView, front_end
 
-if TYPE_CHECKING:
-    from allranks.widgets.page_widgets import DashboardWidget
-
-
-_WIDGET = "application/vnd.jupyter.widget-view+json"
 _NEWS_SECONDS = 0.1
 #: With more ranks than a tenth of this, changes are sent less often: the kernel also runs cells.
 _RANKS_A_SECOND = 160
@@ -50,14 +46,27 @@ _STRIPS_SECONDS, _MEMORY_SECONDS = 1.0, 3.0
 _UNHEARD_SECONDS = 0.5
 
 
-class LivePanel:
-    """Keeps the widget of one cell up to date.
+def _make_widget(snapshot: Callable[[], Data], clicked: Callable[[Data], None]) -> Any:
+    """Returns the model behind a live panel. Both functions may be called from another thread.
 
-    Args:
-        figures: what there is to show.
-        logs: the output of its ranks.
-        mode: ``auto`` or ``full``.
+    News are messages, numbered from 1. The state is made when a page asks for it: it holds the
+    content of all messages up to its number, in as few bytes as possible.
     """
+    # Imported here: anywidget loads ipywidgets, which takes longer than a short cell.
+    import anywidget
+    import traitlets
+
+    class DashboardWidget(anywidget.AnyWidget):
+        _esm, _css = panel_files()
+        state = traitlets.Dict().tag(sync=True, to_json=lambda *_: snapshot())
+
+    widget = DashboardWidget()
+    widget.on_msg(lambda _widget, content, _buffers: clicked(content))
+    return widget
+
+
+class LivePanel:
+    """Keeps the widget of one cell up to date; ``mode`` is ``auto`` or ``full``."""
 
     def __init__(self, figures: CellModel, logs: Logs, mode: str) -> None:
         self.figures = figures
@@ -65,13 +74,13 @@ class LivePanel:
         self.with_logs = mode == "full"
         #: Whether the ranks are another notebook's, and nothing is asked of them here.
         self.watched = False
-        self.clicks: deque[dict[str, Any]] = deque()
+        self.clicks: deque[Data] = deque()
         #: The reader's choices on the page.
-        self.settings: dict[str, Any] = {}
+        self.settings: Data = {}
         #: By which the output that stays finds the view on the page.
         self.key = secrets.token_hex(8)
-        #: Where the cell may be profiled from the page.
-        self.profiled: PanelProfiler | None = None
+        #: Profiles the cell; None if it cannot be profiled from the page.
+        self.profile: Callable[[], None] | None = None
         self._mode = mode
         self._lock = threading.RLock()
         self._number = 0
@@ -82,28 +91,25 @@ class LivePanel:
         #: As HTML, by their titles: the sections that were added, as a page has them.
         self._sections = {section.title: "" for section in figures.sections}
         self._next_sections = 0.0
-        self._widget: DashboardWidget | None = None
+        self._widget: Any = None
 
     @property
     def looks_at_time(self) -> bool:
-        """Whether a reader has opened where the ranks' time goes."""
+        """Whether a reader has opened the section of the ranks' time."""
         return "time" not in self.settings.get("closed", ["time"])
 
-    def widget(self) -> DashboardWidget:
-        """Returns the widget, made now if there is none."""
+    def widget(self) -> Any:
         if self._widget is None:
-            from allranks.widgets.page_widgets import DashboardWidget
-
-            self._widget = DashboardWidget(self.snapshot, self.clicks.append)
+            self._widget = _make_widget(self.snapshot, self.clicks.append)
         return self._widget
 
-    def panel(self, text: str) -> dict[str, Any]:
+    def panel(self, text: str) -> Data:
         """Returns the widget as a display's data, with a text for pages that show no widgets."""
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget().model_id}
-        return {_WIDGET: view, "text/plain": text}
+        return {VIEW: view, "text/plain": text}
 
     def end(self) -> None:
-        """Sends the rest: the cell has ended, and a page that has everything goes on showing it."""
+        # A page that has everything goes on showing it.
         self._ended = True
         if self._widget is None:
             return
@@ -121,7 +127,7 @@ class LivePanel:
         if self._widget is not None:
             self._widget.close()
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Data:
         """Returns all that a page needs to show the present state."""
         with self._lock:
             heads, points = self.figures.curves.everything()
@@ -145,11 +151,11 @@ class LivePanel:
                 "strips": self.figures.strips.everything() if self._has_strips else None,
                 "memory": memory_page(self.figures) if self._ended else self._memory,
                 "sections": self._section_pages() if self._ended else self._sections,
-                "profiles": self.profiled is not None,
+                "profiles": self.profile is not None,
             }
 
     def greet(self) -> None:
-        """A page listens, or has missed something: it is sent everything."""
+        # A page listens, or has missed something: it is sent everything.
         with self._lock:
             self._heard = True
             self.logs.rewind()
@@ -158,7 +164,6 @@ class LivePanel:
             self._send({**state, "anew": True}, [points])
 
     def say(self, **message: Any) -> None:
-        """Sends one thing at once."""
         with self._lock:
             self._send(message, [])
 
@@ -170,7 +175,7 @@ class LivePanel:
         seconds = _NEWS_SECONDS if self._heard else _UNHEARD_SECONDS
         self._next_news = now + max(seconds, len(self.figures.tiles.tiles) / _RANKS_A_SECOND)
         with self._lock:
-            message: dict[str, Any] = {}
+            message: Data = {}
             buffers: list[bytes] = []
             tiles = self.figures.tiles.news()
             if tiles:
@@ -203,7 +208,7 @@ class LivePanel:
     def _has_strips(self) -> bool:
         return bool(self.figures.strips) and self.figures.noun == "rank"
 
-    def _add_time(self, message: dict[str, Any], now: float, final: bool) -> None:
+    def _add_time(self, message: Data, now: float, final: bool) -> None:
         if not final and not self.looks_at_time:
             return
         strips = self.figures.strips
@@ -216,7 +221,7 @@ class LivePanel:
             if memory != self._memory:
                 self._memory = message["memory"] = memory
 
-    def _add_sections(self, message: dict[str, Any], now: float, final: bool) -> None:
+    def _add_sections(self, message: Data, now: float, final: bool) -> None:
         if not self._sections or not (final or now >= self._next_sections):
             return
         self._next_sections = now + _MEMORY_SECONDS
@@ -229,34 +234,28 @@ class LivePanel:
     def _section_pages(self) -> dict[str, str]:
         return {section.title: section_html(section) for section in self.figures.sections}
 
-    def _send(self, message: dict[str, Any], buffers: list[bytes]) -> None:
+    def _send(self, message: Data, buffers: list[bytes]) -> None:
         self._number += 1
         self.widget().send({**message, "seq": self._number}, buffers)
 
 
-#: Makes a request of ranks: its name, its arguments, what takes each answer, and which ranks.
-Ask = Callable[[str, dict[str, Any], Callable[[Answer], None], Iterable[int]], None]
+#: Makes a request of ranks: its name, its arguments, what takes each answer, and which ranks. The
+#: answers are delivered later.
+Ask = Callable[[str, Data, Callable[[Answer], None], Iterable[int]], None]
 
 
-def handle_click(click: dict[str, Any], live: LivePanel, ask: Ask) -> None:
-    """Does what was clicked: where the ranks are, profile, interrupt, or a page that has come up.
-
-    Settings are kept, for the picture and for other pages.
-
-    Args:
-        click: the page's message.
-        live: the view that it belongs to.
-        ask: makes a request of ranks whose answers are delivered later.
-    """
+def handle_click(click: Data, live: LivePanel, ask: Ask) -> None:
+    """Handles a message of a page."""
     kind = click.get("kind")
     if kind == "ready":
         live.greet()
     elif kind == "where":
         for name in (requests.STATUS, requests.STACK):
             ask(name, {}, partial(_say_where, live, name), live.figures.ranks)
-    elif kind == "profile" and live.profiled is not None:
-        live.profiled.begin()
+    elif kind == "profile" and live.profile is not None:
+        live.profile()
     elif kind == "settings" and isinstance(click.get("settings"), dict):
+        # Kept for the picture, and for other pages.
         live.settings = click["settings"]
     elif kind == "interrupt" and not live.watched:
         # From pages that cannot ask the server to interrupt the kernel.
@@ -273,11 +272,7 @@ _AGAIN_SECONDS = 3.0
 
 
 class StripRequests:
-    """Whether the ranks of a cell have been asked to tell.
-
-    Args:
-        figures: the data of the cell.
-    """
+    """Asks the ranks of a cell to report their time while the section is open."""
 
     def __init__(self, figures: CellModel) -> None:
         self._figures = figures
@@ -285,26 +280,21 @@ class StripRequests:
         self._wait, self._again_at = _AGAIN_SECONDS, 0.0
 
     def update(self, looks: bool, ask: Ask) -> None:
-        """Asks ranks to start or to stop reporting, as the section is open or closed."""
         if not (looks or self._looks):
             return  # as nearly always: this is called with every message
         now, strips = time.monotonic(), self._figures.strips
+        ranks = [tile.rank for tile in self._figures.tiles.tiles.values() if not tile.gone]
         if looks != self._looks:
-            self._looks, self._wait, self._again_at = looks, _AGAIN_SECONDS, now + _AGAIN_SECONDS
-            self._ask(ask, strips.bins if looks else 0, self._running())
+            self._looks, self._wait = looks, _AGAIN_SECONDS
         elif now >= self._again_at:
             self._wait *= 2
-            self._again_at = now + self._wait
             since = self._figures.elapsed - _AGAIN_SECONDS
-            silent = [rank for rank in self._running() if strips.seconds(rank) < since]
-            self._ask(ask, strips.bins, silent)
-
-    def _running(self) -> list[int]:
-        return [tile.rank for tile in self._figures.tiles.tiles.values() if not tile.gone]
-
-    def _ask(self, ask: Ask, bins: int, ranks: list[int]) -> None:
+            ranks = [rank for rank in ranks if strips.seconds(rank) < since]
+        else:
+            return
+        self._again_at = now + self._wait
         if ranks:
-            ask(requests.STRIPS, {"bins": bins}, lambda _: None, ranks)
+            ask(requests.STRIPS, {"bins": strips.bins if looks else 0}, lambda _: None, ranks)
 
 
 PROFILE_SECONDS = 5.0
@@ -317,36 +307,18 @@ _PROFILE_BELOW = "the flame graph is below"
 _NO_PROFILE = "no rank could be looked at in this cell: there is no flame graph"
 
 
-class PanelProfiler:
-    """Profiles of one cell, taken from its panel.
+def begin_profile(profiler: Profiler, live: LivePanel, show: Callable[[Data], object]) -> None:
+    """Profiles the cell for some seconds; ``show`` shows the picture."""
 
-    Args:
-        profiler: takes them.
-        show: shows a picture below the panel.
-        say: sends a message to pages.
-    """
+    def take(picture: Data | None) -> None:
+        if picture is not None:
+            show(picture)
+        live.say(profiled=_NO_PROFILE if picture is None else _PROFILE_BELOW)
 
-    def __init__(
-        self, profiler: Profiler, show: Callable[[Data], object], say: Callable[..., Any]
-    ) -> None:
-        self._profiler = profiler
-        self._show = show
-        self._say = say
-
-    def begin(self) -> None:
-        """Begins one, if none is being taken."""
-        problem = self._profiler(self._take, PROFILE_SECONDS)
-        self._say(profiled=problem or _PROFILE_BEGUN)
-
-    def _take(self, picture: Data | None) -> None:
-        if picture is None:
-            self._say(profiled=_NO_PROFILE)
-            return
-        self._show(picture)
-        self._say(profiled=_PROFILE_BELOW)
+    live.say(profiled=profiler(take, PROFILE_SECONDS) or _PROFILE_BEGUN)
 
 
-#: A cell that writes more than is shown, for longer than this, has a panel to search it.
+#: A cell with hidden output that runs for longer than this has a panel, to search the output.
 _MUCH_TEXT_SECONDS = 1.0
 #: A display cannot be taken away, and nbconvert warns of one that has no data.
 _NOTHING = {"text/html": "", "text/plain": ""}
@@ -355,13 +327,7 @@ _NOTHING = {"text/html": "", "text/plain": ""}
 class Dashboard:
     """Shows a cell's text, and above it a live panel that stays when the cell has ended.
 
-    Args:
-        mode: ``auto``, where the panel appears when there is something in it, or ``full``.
-        hellos: the ranks that run the cell.
-        text: what shows their text and their pictures.
-        ask: makes a request of ranks whose answers are delivered later; None where the ranks are
-            another notebook's.
-        profiler: has the cell profiled that runs; without one there is no button for it.
+    See ``cell_view`` for the arguments.
     """
 
     def __init__(
@@ -376,16 +342,14 @@ class Dashboard:
         self._logs = Logs(hellos)
         self._live = LivePanel(self.figures, self._logs, mode)
         if profiler is not None:
-            self._live.profiled = PanelProfiler(profiler, text.show_below_panel, self._live.say)
-        self._watching = StripRequests(self.figures)
+            self._live.profile = partial(begin_profile, profiler, self._live, text.show_below_panel)
+        self._strip_requests = StripRequests(self.figures)
         self._live.watched = ask is None
         self._text = text
         # No page of another notebook has a button that asks its ranks.
         self._ask: Ask = ask or (lambda *_: None)
         self._full = self.figures.memory.asked = mode == "full"
-        self._shown = False
-        self._with_imports = False
-        self._hidden = False
+        self._shown = self._with_imports = self._hidden = False
 
     def output(self, batch: Output) -> None:
         self._logs.take(batch)
@@ -407,7 +371,8 @@ class Dashboard:
         self._text.make_way()
 
     def refresh(self) -> None:
-        if not self._shown and self._has_something():
+        much = self._hidden and self.figures.elapsed >= _MUCH_TEXT_SECONDS
+        if not self._shown and (self._full or much or self.figures.worth_showing()):
             self._shown = True
             self._text.show_panel(self._live.panel(summary(self.figures)))
         if not self._shown:
@@ -416,7 +381,7 @@ class Dashboard:
         if self._shown:
             while self._live.clicks:
                 handle_click(self._live.clicks.popleft(), self._live, self._ask)
-            self._watching.update(self._live.looks_at_time, self._ask)
+            self._strip_requests.update(self._live.looks_at_time, self._ask)
             self._live.refresh()
 
     def finish(self) -> None:
@@ -442,19 +407,11 @@ class Dashboard:
         elif self._with_imports:
             self._text.show_panel(_NOTHING)
 
-    def _has_something(self) -> bool:
-        much = self._hidden and self.figures.elapsed >= _MUCH_TEXT_SECONDS
-        return self._full or much or self.figures.worth_showing()
-
 
 class TerminalDashboard(TerminalView):
-    """Prints what ranks write, then their last values and timings, if there are any.
+    """Prints the ranks' output, then their last values and timings, if any.
 
-    Args:
-        mode: ``auto`` or ``full``, which prints the tables in any case.
-        hellos: the ranks that run the cell.
-        log_dir: where their logs are.
-        fold: whether identical output of several ranks is printed once.
+    The mode ``full`` prints the tables in any case.
     """
 
     def __init__(self, mode: str, hellos: Sequence[Hello], log_dir: str, fold: bool) -> None:
@@ -490,13 +447,7 @@ class TerminalDashboard(TerminalView):
 def text_view(
     ranks: Sequence[int], log_dir: str = "", fold: bool = True
 ) -> NotebookView | TerminalView:
-    """Returns the labelled text view that fits this front end.
-
-    Args:
-        ranks: the ranks whose output is shown.
-        log_dir: the folder of their logs, for the line about output that is not shown.
-        fold: whether identical output of several ranks is shown once.
-    """
+    """Returns the view of labelled text that fits this front end."""
     kind = NotebookView if front_end() == NOTEBOOK else TerminalView
     return kind(ranks, log_dir, fold)
 
@@ -513,13 +464,13 @@ def cell_view(
     """Returns the view of a cell that fits this front end.
 
     Args:
-        mode: ``plain`` for labelled text; ``auto`` for a panel where there is something in it;
+        mode: ``plain`` for labelled text; ``auto`` for a panel when it has something to show;
             ``full`` for a panel with everything, from the start.
         hellos: the ranks that run the cell.
-        ask: makes a request of ranks while the cell runs; None where they are another notebook's.
+        ask: makes a request of ranks; None if they are another notebook's.
         fold: whether identical output of several ranks is shown once.
-        ago: how many seconds ago the cell began, where it is not shown from then on.
-        profiler: has the cell profiled that runs; without one the panel has no button for it.
+        ago: how many seconds ago the cell began.
+        profiler: profiles the running cell; None for a panel without a button for it.
     """
     ranks = [hello.rank for hello in hellos]
     log_dir = os.path.dirname(hellos[0].log) if hellos else ""
