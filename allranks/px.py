@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Adds the magics of allranks, and ``%%px`` and the other magics of `allranks.magics.px`."""
+    """Adds the magics of allranks, and ``%%px`` and the other magics of `PxMagics`."""
     from allranks.magics.extension import load
     from allranks.notebook import load_features
 
@@ -18,7 +18,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """Removes the magics of `allranks.magics.px`; the ranks stay."""
+    """Removes the magics of `PxMagics`; the ranks stay."""
     from allranks.magics.extension import unload_px
 
     unload_px(shell)

@@ -167,8 +167,11 @@ _AROUND: dict[type, str] = {
     type(functools.lru_cache(len)): "__wrapped__",
     functools.cached_property: "func",
 }
-_MADE_BY_TYPE = frozenset(
-    ("getset_descriptor", "member_descriptor", "wrapper_descriptor", "method_descriptor")
+_MADE_BY_TYPE = (
+    "getset_descriptor",
+    "member_descriptor",
+    "wrapper_descriptor",
+    "method_descriptor",
 )
 
 
@@ -203,6 +206,8 @@ def _content(cell: Any) -> Any:
 _ABOUT = "ensemble.json"
 _SUFFIX = ".member"
 _VERSION = 1
+#: The fields of a member that a file has as they are.
+_KEPT = ("state", "seconds", "ranks", "numbers", "text", "problem", "error", "traceback")
 
 
 class Store:
@@ -228,9 +233,10 @@ class Store:
             self.path = Path(path).expanduser().resolve()
             self._open(normal(source))
         except (OSError, RuntimeError) as error:
-            raise UsageError(
-                f"--store {path} cannot be written: {error}. Type another folder."
-            ) from error
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: Exception) -> UsageError:
+        return UsageError(f"--store {self.shown} cannot be written: {error}. Type another folder.")
 
     def _open(self, source: str) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -308,9 +314,7 @@ class Store:
                 if failed:
                     path.unlink()
             except OSError as error:
-                raise UsageError(
-                    f"--store {self.shown} cannot be written: {error}. Type another folder."
-                ) from error
+                raise self._unwritable(error) from error
 
     def read(self, members: Sequence[Member]) -> list[Member]:
         # Sets the results of members that have ended before, and returns those.
@@ -324,12 +328,12 @@ class Store:
             head = json.loads(line)
             if head["state"] not in ENDED or path.stat().st_size != len(line) + head["nbytes"]:
                 return False
-            found = Member(member.number, member.values, head["state"], tuple(head["ranks"]))
+            found = Member(member.number, member.values)
+            for name in _KEPT:
+                setattr(found, name, head[name])
+            found.ranks, found.numbers = tuple(found.ranks), dict(found.numbers)
             for name, (steps, values) in head["history"].items():
                 found.log(name, array("d", steps), array("d", values))
-            found.seconds, found.numbers = head["seconds"], dict(head["numbers"])
-            found.text, found.problem = head["text"], head["problem"]
-            found.error, found.traceback = head["error"], head["traceback"]
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return False  # no complete file: the member runs
         member.become(found)
@@ -345,14 +349,7 @@ class Store:
         head = {
             "number": member.number,
             "values": {name: repr(value) for name, value in member.values.items()},
-            "state": member.state,
-            "seconds": member.seconds,
-            "ranks": member.ranks,
-            "numbers": member.numbers,
-            "text": member.text,
-            "problem": member.problem,
-            "error": member.error,
-            "traceback": member.traceback,
+            **{name: getattr(member, name) for name in _KEPT},
             "history": {
                 name: _points(series.steps, series.values, series.last)
                 for name, series in member.series.items()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from IPython.core.completer import CompletionContext, SimpleCompletion
+from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.errors import AllranksError
@@ -18,33 +18,7 @@ from allranks.records import requests
 
 _MAGIC = re.compile(r"\s*(%{1,2})(distributed|ensemble)\b(.*)", re.DOTALL)
 _ASKS = re.compile(r"%%(distributed|ensemble)\s+(.*\s)?(-h|--help)\s*$")
-
-
-class LineHelp:
-    """Completes the lines of the magics in a shell."""
-
-    def __init__(self, shell: InteractiveShell) -> None:
-        self._shell = shell
-        self._matcher = self._make_matcher()
-        shell.Completer.custom_matchers.append(self._matcher)
-        shell.input_transformers_cleanup.append(_with_a_cell)
-
-    def remove(self) -> None:
-        self._shell.Completer.custom_matchers.remove(self._matcher)
-        self._shell.input_transformers_cleanup.remove(_with_a_cell)
-
-    @staticmethod
-    def _make_matcher() -> Any:
-        def allranks_line_matcher(context: CompletionContext) -> dict[str, Any]:
-            line = context.line_with_cursor[: context.cursor_position]
-            found = [word for word in words_for(line) if word.startswith(context.token)]
-            completions = [SimpleCompletion(text=word, type="magic") for word in found]
-            return {"completions": completions, "suppress": bool(found), "ordered": True}
-
-        allranks_line_matcher.matcher_api_version = 2  # type: ignore[attr-defined]
-        allranks_line_matcher.matcher_priority = 1001  # type: ignore[attr-defined]
-        allranks_line_matcher.matcher_identifier = "allranks_line"  # type: ignore[attr-defined]
-        return allranks_line_matcher
+_RANK = (0,)
 
 
 def words_for(line: str) -> Sequence[str]:
@@ -66,32 +40,34 @@ def words_for(line: str) -> Sequence[str]:
 
 
 def _with_a_cell(lines: list[str]) -> list[str]:
-    """IPython refuses a cell magic without a cell; help needs none."""
+    # IPython refuses a cell magic without a cell; help needs none.
     text = [line for line in lines if line.strip()]
     if len(text) == 1 and _ASKS.match(text[0]):
         return [f"{text[0].rstrip()}\n", "#\n"]
     return lines
 
 
-_RANK = (0,)
-
-
 class Completion:
-    """Completes and documents names of the ranks, by requests to rank 0."""
+    """Completes the lines of the magics.
+
+    Names of the ranks are completed and documented by requests to rank 0.
+    """
 
     def __init__(self, shell: InteractiveShell, session: Session, toggle: EveryCell) -> None:
         self._shell = shell
         self._session = session
         self._toggle = toggle
-        self._matcher = self._make_matcher()
-        shell.Completer.custom_matchers.append(self._matcher)
+        shell.Completer.custom_matchers += [self._match_line, self._match_name]
+        shell.input_transformers_cleanup.append(_with_a_cell)
         self._kernel = getattr(shell, "kernel", None)
         self._inspect: Callable[..., Any] | None = getattr(self._kernel, "do_inspect", None)
         if self._kernel is not None:
             self._kernel.do_inspect = self._do_inspect
 
     def remove(self) -> None:
-        self._shell.Completer.custom_matchers.remove(self._matcher)
+        self._shell.Completer.custom_matchers.remove(self._match_line)
+        self._shell.Completer.custom_matchers.remove(self._match_name)
+        self._shell.input_transformers_cleanup.remove(_with_a_cell)
         if self._kernel is not None:
             self._kernel.do_inspect = self._inspect
 
@@ -111,43 +87,37 @@ class Completion:
         except AllranksError:
             return {}  # rank 0 is busy: better no answer than a late or a wrong one
 
-    def _make_matcher(self) -> Callable[[CompletionContext], dict[str, Any]]:
-        def allranks_matcher(context: CompletionContext) -> dict[str, Any]:
-            code = context.full_text
-            in_magic_line = context.cursor_line == 0 and code.startswith("%%")
-            if in_magic_line or not self._is_for_ranks(code):
-                return {"completions": []}
-            lines = code.split("\n")
-            cursor = sum(len(line) + 1 for line in lines[: context.cursor_line])
-            cursor += context.cursor_position
-            found = self._ask(requests.COMPLETE, {"code": code, "cursor": cursor})
-            matches = found.get("matches", [])
-            fragment_start = cursor - len(context.token)
-            completions = [
-                SimpleCompletion(
-                    text=code[fragment_start : match["start"]] + match["text"], type=match["type"]
-                )
-                for match in matches
-            ]
-            # The notebook's own results for names of the ranks would be wrong.
-            return {"completions": completions, "suppress": True, "ordered": True}
+    @context_matcher(priority=1001, identifier="allranks_line")  # type: ignore[untyped-decorator]
+    def _match_line(self, context: CompletionContext) -> dict[str, Any]:
+        line = context.line_with_cursor[: context.cursor_position]
+        found = [word for word in words_for(line) if word.startswith(context.token)]
+        completions = [SimpleCompletion(text=word, type="magic") for word in found]
+        return {"completions": completions, "suppress": bool(found), "ordered": True}
 
-        allranks_matcher.matcher_api_version = 2  # type: ignore[attr-defined]
-        allranks_matcher.matcher_priority = 1000  # type: ignore[attr-defined]
-        allranks_matcher.matcher_identifier = "allranks"  # type: ignore[attr-defined]
-        return allranks_matcher
+    @context_matcher(priority=1000, identifier="allranks")  # type: ignore[untyped-decorator]
+    def _match_name(self, context: CompletionContext) -> dict[str, Any]:
+        code = context.full_text
+        in_magic_line = context.cursor_line == 0 and code.startswith("%%")
+        if in_magic_line or not self._is_for_ranks(code):
+            return {"completions": []}
+        lines = code.split("\n")
+        cursor = sum(len(line) + 1 for line in lines[: context.cursor_line])
+        cursor += context.cursor_position
+        found = self._ask(requests.COMPLETE, {"code": code, "cursor": cursor})
+        start = cursor - len(context.token)
+        completions = [
+            SimpleCompletion(text=code[start : match["start"]] + match["text"], type=match["type"])
+            for match in found.get("matches", [])
+        ]
+        # The notebook's own results for names of the ranks would be wrong.
+        return {"completions": completions, "suppress": True, "ordered": True}
 
     def _do_inspect(
         self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()
     ) -> Any:
         if self._is_for_ranks(code):
             arguments = {"code": code, "cursor": cursor_pos, "detail": detail_level}
-            found = self._ask(requests.INSPECT, arguments)
-            return {
-                "status": "ok",
-                "found": found.get("found", False),
-                "data": found.get("data", {}),
-                "metadata": {},
-            }
+            found = {"found": False, "data": {}} | self._ask(requests.INSPECT, arguments)
+            return {"status": "ok", "metadata": {}, "found": found["found"], "data": found["data"]}
         assert self._inspect is not None
         return self._inspect(code, cursor_pos, detail_level, omit_sections)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.display import display
 
+from allranks.cluster import sessions
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import status_tree
 from allranks.cluster.kept import AfterCells, listed
 from allranks.cluster.options import below_magic, check_source, explain_syntax
 from allranks.cluster.run import CellRun
 from allranks.errors import CellFailed, InvalidCell, RankDied, UsageError
-from allranks.magics.completion import Completion, LineHelp
+from allranks.magics.completion import Completion
 from allranks.magics.options import (
     CellOptions,
     CommandOptions,
@@ -103,6 +105,17 @@ def _export(words: list[str], past: CellHistory) -> None:
     print(f"{label([cell.number], 'cell')}: {', '.join(map(str, files))}{missing}")
 
 
+@dataclass
+class _SentCell:
+    options: CellOptions
+    text: str
+    cluster: Cluster
+    run: CellRun
+    ended: bool = False
+    #: Those from which its training has continued.
+    commits: list[int] = field(default_factory=list)
+
+
 @magics_class
 class DistributedMagics(Magics):
     """The magics of one notebook, and its cluster."""
@@ -113,21 +126,19 @@ class DistributedMagics(Magics):
         super().__init__(shell)
         self.session = Session()
         self.toggle = EveryCell(shell)
-        self.completion = Completion(shell, self.session, self.toggle)
-        self.line_help = LineHelp(shell)
         self.awaiting = AwaitedMagics(shell)
-        self.answering = CellReplies(shell)
-        self.busy = BusyStatus(shell)
-        self.clients = ClientPatch(self.session)
+        self._removals: list[Callable[[], None]] = [
+            Completion(shell, self.session, self.toggle).remove,
+            self.awaiting.remove,
+            CellReplies(shell).remove,
+            BusyStatus(shell).remove,
+            ClientPatch(self.session).remove,
+        ]
 
     def close(self) -> None:
         self.toggle.off()
-        self.completion.remove()
-        self.line_help.remove()
-        self.awaiting.remove()
-        self.clients.remove()
-        self.answering.remove()
-        self.busy.remove()
+        for remove in self._removals:
+            remove()
         replay.close()
         self.session.close()
 
@@ -149,67 +160,50 @@ class DistributedMagics(Magics):
         self, options: CellOptions, text: str, local: str = ""
     ) -> Coroutine[Any, Any, None] | None:
         """Runs a text on the ranks; with ``--local`` the notebook runs ``local`` after them."""
-        cluster, run = self._submit(options, text)
+        sent = _SentCell(options, text, *self._submit(options, text))
         if is_awaited():
-            return self._awaited(options, text, cluster, run, local)
-        went_on: list[int] = []
-        while True:
-            try:
-                with self._remembered(cluster, run):
-                    cluster.wait(run)
-                break
-            except RankDied as died:
-                run = self._again(options, text, (cluster, run), died, went_on)
-        self._keep(options, run)
+            return self._awaited(sent, local)
+        while not sent.ended:
+            with self._attempt(sent):
+                sent.cluster.wait(sent.run)
         if options.local:
             self._check_here(self.shell.run_cell(local, store_history=False))
         return None
 
-    async def _awaited(
-        self, options: CellOptions, text: str, cluster: Cluster, run: CellRun, local: str
-    ) -> None:
-        went_on: list[int] = []
-        while True:
-            try:
-                with self._remembered(cluster, run):
-                    await cluster.wait_awaited(run)
-                break
-            except RankDied as died:
-                run = self._again(options, text, (cluster, run), died, went_on)
-        self._keep(options, run)
-        if options.local:
+    async def _awaited(self, sent: _SentCell, local: str) -> None:
+        while not sent.ended:
+            with self._attempt(sent):
+                await sent.cluster.wait_awaited(sent.run)
+        if sent.options.local:
             ready = self.shell.transform_cell(local)
             done = self.shell.run_cell_async(local, store_history=False, transformed_cell=ready)
             self._check_here(await done)
 
     @contextmanager
-    def _remembered(self, cluster: Cluster, run: CellRun) -> Iterator[None]:
-        folder = cluster.log_dir
-        try:
-            yield
-        finally:
-            self.session.past.keep(len(self.shell.user_ns["In"]) - 1, run.view, folder)
-
-    def _again(
-        self,
-        options: CellOptions,
-        text: str,
-        ended: tuple[Cluster, CellRun],
-        died: RankDied,
-        went_on: list[int],
-    ) -> CellRun:
-        """Sends a cell again if its training continues from a commit.
+    def _attempt(self, sent: _SentCell) -> Iterator[None]:
+        """Within, the ranks run a cell; it is sent again if its training continues from a commit.
 
         Raises RankDied if it does not, was interrupted, or has continued too often from the same
         commit.
         """
-        cluster, run = ended
-        commit = cluster.goes_on
-        if not commit or run.presses or went_on.count(commit) == _MOST_TIMES:
+        folder, died = sent.cluster.log_dir, None
+        try:
+            yield
+        except RankDied as error:
+            died = error
+        finally:
+            self.session.past.keep(len(self.shell.user_ns["In"]) - 1, sent.run.view, folder)
+        if died is None:
+            sent.ended = True
+            if sent.options.out is not None:
+                self.shell.user_ns[sent.options.out] = sent.run.values()
+            return
+        commit = sent.cluster.goes_on
+        if not commit or sent.run.presses or sent.commits.count(commit) == _MOST_TIMES:
             raise died
-        went_on.append(commit)
-        cluster.news.append(f"{died}. {_GOES_ON}")
-        return self._submit(options, text)[1]
+        sent.commits.append(commit)
+        sent.cluster.news.append(f"{died}. {_GOES_ON}")
+        sent.run = self._submit(sent.options, sent.text)[1]
 
     @staticmethod
     def _check_here(result: ExecutionResult) -> None:
@@ -246,10 +240,6 @@ class DistributedMagics(Magics):
             want_value=options.out is not None,
         )
         return cluster, run
-
-    def _keep(self, options: CellOptions, run: CellRun) -> None:
-        if options.out is not None:
-            self.shell.user_ns[options.out] = run.values()
 
     @line_magic("distributed")  # type: ignore[arg-type]
     def command(self, line: str) -> Any:
@@ -288,7 +278,7 @@ class DistributedMagics(Magics):
         elif name == "attach":
             self._attach("".join(options.names))
         elif name == "clusters":
-            print(session.listing())
+            print(sessions.listing())
         elif name in LOOK_BACK:
             look(name, options, session.past)
         elif name == "profile":

@@ -1,24 +1,170 @@
-"""Adds the magics, the completion and the toggle to an IPython shell, and takes them away."""
+"""Adds the magics, the completion and the toggle to an IPython shell, and takes them away.
+
+With ``%load_ext allranks.px``, ipyparallel's and nbdistributed's magics on allranks' ranks too.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Coroutine
+from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
 from allranks.cluster.notebook_session import set_session
+from allranks.cluster.options import below_magic
+from allranks.errors import UsageError
 from allranks.horovod import alias
 from allranks.magics.distributed import DistributedMagics
 from allranks.magics.ensemble import EnsembleMagics
-from allranks.magics.options import parse_command
-from allranks.magics.px import PxMagics
+from allranks.magics.options import CellOptions, HelpShown, Parser, parse_command, split
 from allranks.magics.session import RANKS, RanksProxy
+from allranks.magics.shell import nothing_to_run
 from allranks.records.config import START_WITH
 
 #: The cell magics of `PxMagics`.
 _PX_CELLS = ("px", "rank")
 _PX_COMMANDS = ("%autopx", "%px", "%dist_", "%sync", "%unload_ext")
+
+
+_ALWAYS = "a cell's output is always shown while it runs, and the cell waits for its ranks"
+_IN_BACKGROUND = "Leave out --noblock; for background work start a thread in the cell"
+_STOP = "Stop interrupts the ranks, and a second one ends them. Leave out --signal-on-interrupt"
+
+
+@magics_class
+class PxMagics(Magics):
+    """``%%px`` and the other magics of ipyparallel and nbdistributed, on the notebook's ranks."""
+
+    shell: InteractiveShell
+
+    def __init__(self, shell: InteractiveShell, distributed: DistributedMagics) -> None:
+        super().__init__(shell)
+        self._distributed = distributed
+
+    @line_cell_magic("px")  # type: ignore[arg-type]
+    def px(self, line: str, cell: str | None = None) -> Coroutine[Any, Any, None] | None:
+        """Runs a line or a cell on the ranks, as ``%%distributed`` does.
+
+        ``%%px [--targets T] [--local] [-o NAME] [--group-outputs type|engine|order]``. Options of
+        ipyparallel for what always holds here change nothing; the others are refused.
+        """
+        if cell is None:
+            return self._distributed.send(CellOptions(), line)
+        try:
+            options = self._parse(line)
+        except HelpShown:
+            return nothing_to_run()
+        return self._distributed.send(options, below_magic(f"%%px {line}", cell), cell)
+
+    def _parse(self, line: str) -> CellOptions:
+        parser = Parser("%%px", "Runs the cell on the ranks, as %%distributed does.")
+        parser.add_argument("-t", "--targets")
+        parser.add_argument("--local", action="store_true")
+        parser.add_argument("-o", "--out", metavar="NAME")
+        parser.add_argument("-a", "--noblock", action="store_true")
+        parser.add_argument("-b", "--block", action="store_true")
+        for flag in ("--stream", "--no-stream", "--verbose", "--no-verbose"):
+            parser.add_argument(flag, action="store_true")
+        parser.add_argument("--progress-after", type=float, metavar="SECONDS")
+        parser.add_argument("--signal-on-interrupt", default="SIGINT", metavar="SIGNAL")
+        parser.add_argument("--group-outputs", choices=("type", "engine", "order"), default="type")
+        parser.add_argument("-e", dest="group_outputs", action="store_const", const="engine")
+        parser.add_argument("-r", dest="group_outputs", action="store_const", const="order")
+        said = parser.parse_args(split(line))
+        if said.noblock:
+            raise UsageError(f"{_ALWAYS}. {_IN_BACKGROUND}")
+        if said.no_stream:
+            raise UsageError(f"{_ALWAYS}. Leave out --no-stream")
+        if said.signal_on_interrupt not in ("SIGINT", "2"):
+            raise UsageError(_STOP)
+        return CellOptions(
+            ranks=None if said.targets is None else self._targets(said.targets),
+            out=said.out,
+            local=said.local,
+            fold=said.group_outputs != "engine",
+        )
+
+    def _targets(self, text: str) -> str:
+        """Returns engines, as ``0``, ``[0, 2]``, ``::2`` or ``all``, the way we list ranks."""
+        if ":" not in text:
+            return text
+        size = self._distributed.session.cluster().size
+        try:
+            parts = [int(part) if part else None for part in text.strip("[]").split(":")]
+            chosen = range(size)[slice(*parts)]
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"expected targets, found {text!r}. Type for example: --targets 0:2"
+            ) from error
+        return ",".join(map(str, chosen)) or text
+
+    @line_magic("autopx")  # type: ignore[arg-type]
+    def autopx(self, line: str) -> None:
+        """Sends every following cell to the ranks, or no longer does."""
+        self._distributed.command("off" if self._distributed.toggle.is_on else "on")
+
+    @line_magic("pxresult")  # type: ignore[arg-type]
+    def pxresult(self, line: str) -> None:
+        """Is refused: every cell shows its output."""
+        raise UsageError(f"%pxresult has nothing to show: {_ALWAYS}. Use -o NAME to keep values.")
+
+    @line_magic("pxconfig")  # type: ignore[arg-type]
+    def pxconfig(self, line: str) -> None:
+        """Is refused: options stand on each cell."""
+        raise UsageError(
+            "%pxconfig has no effect here. Type options on each cell: %%px --targets 0"
+        )
+
+    @line_magic("dist_init")  # type: ignore[arg-type]
+    def dist_init(self, line: str) -> None:
+        """Starts the ranks: ``%distributed start -n N --gpus G``."""
+        parser = Parser("%dist_init", "Starts the ranks.")
+        parser.add_argument("-n", "--num-processes", type=int)
+        parser.add_argument("-g", "--gpu-ids")
+        try:
+            said = parser.parse_args(split(line))
+        except HelpShown:
+            return
+        words = ["start"]
+        if said.num_processes is not None:
+            words += ["-n", str(said.num_processes)]
+        if said.gpu_ids is not None:
+            words += ["--gpus", said.gpu_ids]
+        self._distributed.command(" ".join(words))
+
+    @line_magic("dist_status")  # type: ignore[arg-type]
+    def dist_status(self, line: str) -> None:
+        """Shows every rank: ``%distributed status``."""
+        self._distributed.command("status")
+
+    @line_magic("dist_mode")  # type: ignore[arg-type]
+    def dist_mode(self, line: str) -> None:
+        """Sends every following cell to the ranks, or with ``-d`` none: ``%distributed on``."""
+        self._distributed.command("off" if line.strip() in ("-d", "--disable") else "on")
+
+    @line_magic("dist_shutdown")  # type: ignore[arg-type]
+    def dist_shutdown(self, line: str) -> None:
+        """Ends the ranks: ``%distributed stop``."""
+        self._distributed.command("stop")
+
+    @line_magic("dist_reset")  # type: ignore[arg-type]
+    def dist_reset(self, line: str) -> None:
+        """Ends the ranks and starts others: ``%distributed restart``."""
+        self._distributed.command("restart")
+
+    @line_magic("sync")  # type: ignore[arg-type]
+    def sync(self, line: str) -> Coroutine[Any, Any, None] | None:
+        """Waits for every rank: ``barrier()``, which no cell needs at its end."""
+        return self._distributed.send(CellOptions(), "barrier()")
+
+    @cell_magic("rank")  # type: ignore[arg-type]
+    def rank(self, line: str, cell: str) -> Coroutine[Any, Any, None] | None:
+        """Runs the cell on some ranks, as ``%%rank [0,2]``: ``%%distributed -r 0,2``."""
+        return self._distributed.send(
+            CellOptions(ranks=line or None), below_magic(f"%%rank {line}", cell)
+        )
 
 
 def load(shell: InteractiveShell, *, px: bool = False) -> None:

@@ -258,9 +258,6 @@ class Session:
             self._cluster.let_go()
             self._cluster = None
 
-    def listing(self) -> str:
-        return sessions.listing()
-
     @property
     def _is_guest(self) -> bool:
         """Whether the ranks belong to another notebook as well."""

@@ -6,12 +6,11 @@ import re
 import time
 from collections.abc import Sequence
 from html import escape
-from typing import Any
 
 from allranks.records.wire import Output
 from allranks.widgets.displays import VIEW, DisplaySlot, DrawnBars, Gallery, put_above, reorder
 from allranks.widgets.output_replay import replay
-from allranks.widgets.text import Block, Data, TextView, hidden_note, is_rich
+from allranks.widgets.text import Data, Line, RankText, Row, TextView, is_rich, render
 
 _REFRESH_SECONDS = 0.1
 #: A long text is sent less often, as it is sent whole each time; and the less, the more was sent.
@@ -45,16 +44,10 @@ WHOLE_WORDS: Data = {
 class _TextAndPictures:
     """Some text and the pictures below it; text that comes after them begins another one."""
 
-    def __init__(
-        self, ranks: Sequence[int], fold: bool, slots: list[DisplaySlot], noun: str
-    ) -> None:
-        self.block = Block(ranks, fold, noun)
+    def __init__(self, view: NotebookView, slots: list[DisplaySlot]) -> None:
+        self.texts = {rank: RankText() for rank in view.ranks}
         self.shown = DisplaySlot(slots)
-        self.pictures = Gallery(fold, slots, noun)
-
-    def show_text(self, extra: Sequence[tuple[int, str]] = ()) -> int:
-        text = self.block.render(extra)
-        return self.shown.show(shown_as(text)) if text else self.shown.blank()
+        self.pictures = Gallery(view.fold, slots, view.noun)
 
     def in_order(self) -> list[DisplaySlot]:
         return [*([self.shown] if self.shown else []), *self.pictures.in_order()]
@@ -79,7 +72,7 @@ class NotebookView(TextView):
         self._below: list[DisplaySlot] = []
         #: Stands last, where an error follows.
         self._words = DisplaySlot(self._slots)
-        self._stretches = [_TextAndPictures(self.ranks, fold, self._slots, noun)]
+        self._stretches = [_TextAndPictures(self, self._slots)]
         #: Those above the last prompt, whose displays may still be updated.
         self._above: list[_TextAndPictures] = []
         self._bars = DrawnBars()
@@ -95,14 +88,10 @@ class NotebookView(TextView):
         for kind, *rest in batch.entries:
             if batch.rank in self._cleared_next and kind in ("out", "err", "display", "result"):
                 self._clear(batch.rank)
-            if kind in ("out", "err"):
-                self._write(batch.rank, kind, rest[0])
-            elif kind == "notice":
-                self._write(batch.rank, "note", rest[0] + "\n")
-            elif kind == "hidden":
+            if kind == "hidden":
                 self._hidden.pop(batch.rank, None)
-                note = hidden_note(rest[0], rest[1], self._log(batch.rank))
-                self._write(batch.rank, "note", note + "\n")
+            if line := self._as_text(batch.rank, [kind, *rest]):
+                self._write(batch.rank, *line)
             elif kind == "clear" and rest[0]:
                 self._cleared_next.add(batch.rank)
             elif kind == "clear":
@@ -113,10 +102,10 @@ class NotebookView(TextView):
     def _clear(self, rank: int) -> None:
         self._cleared_next.discard(rank)
         for stretch in (*self._above, *self._stretches):
-            stretch.block.clear(rank)
+            stretch.texts.pop(rank, None)
             stretch.pictures.clear(rank)
         for stretch in self._above:
-            stretch.show_text()
+            self._show_text(stretch)
         self._at[rank] = 0
 
     def _write(self, rank: int, kind: str, text: str) -> None:
@@ -125,10 +114,8 @@ class NotebookView(TextView):
             at = self._at[rank] = at + 1
             if at == len(self._stretches):
                 self._flush()
-                self._stretches.append(
-                    _TextAndPictures(self.ranks, self.fold, self._slots, self.noun)
-                )
-        self._stretches[at].block.feed(rank, kind, text)
+                self._stretches.append(_TextAndPictures(self, self._slots))
+        self._stretches[at].texts.setdefault(rank, RankText()).feed(kind, text)
 
     def _display(
         self, rank: int, kind: str, data: Data, metadata: Data, name: str | None = None
@@ -164,17 +151,16 @@ class NotebookView(TextView):
         shown.show({"text/plain": f"· {text}"})
 
     def show_text(self, text: str) -> None:
-        # Above all that is written.
         self.show_panel({"text/plain": text})
 
-    def show_panel(self, data: dict[str, Any]) -> None:
+    def show_panel(self, data: Data) -> None:
         # Above all output of the ranks, or in place of the panel that is there.
         if self._panel:
             self._panel.show(data)
         else:
             put_above(self._panel, data, self._slots)
 
-    def show_below_panel(self, data: dict[str, Any]) -> None:
+    def show_below_panel(self, data: Data) -> None:
         shown = DisplaySlot(self._slots)
         put_above(shown, data, self._slots, first=int(self._panel in self._slots))
         self._below.append(shown)
@@ -196,12 +182,10 @@ class NotebookView(TextView):
         self.finish()
         self._above += self._stretches
         self._slots_above += self._slots
-        self._slots = []
-        self._said = []
-        self._below = []
+        self._slots, self._said, self._below = [], [], []
         if not self._panel:
             self._panel = DisplaySlot(self._slots)
-        self._stretches = [_TextAndPictures(self.ranks, self.fold, self._slots, self.noun)]
+        self._stretches = [_TextAndPictures(self, self._slots)]
         self._at = dict.fromkeys(self.ranks, 0)
 
     def finish(self) -> None:
@@ -219,12 +203,20 @@ class NotebookView(TextView):
         every = [shown.content for shown in (*self._slots_above, *self._slots)]
         return [content for content in every if content[0]]
 
+    def _show_text(self, stretch: _TextAndPictures) -> int:
+        rows = self._rows({rank: text.lines for rank, text in stretch.texts.items()})
+        if stretch is self._stretches[-1]:
+            rows += [
+                Row((rank,), Line("note", self._hidden_note(rank, *hidden)))
+                for rank, hidden in self._hidden.items()
+            ]
+        text = render(rows, self.noun)
+        return stretch.shown.show(shown_as(text)) if text else stretch.shown.blank()
+
     def _flush(self, now: bool = True) -> int:
-        hidden = [(rank, hidden_note(*n, self._log(rank))) for rank, n in self._hidden.items()]
         nbytes = 0
         for stretch in self._stretches:
-            nbytes += stretch.show_text(hidden if stretch is self._stretches[-1] else [])
-            nbytes += stretch.pictures.show(now)
+            nbytes += self._show_text(stretch) + stretch.pictures.show(now)
         nbytes += sum(stretch.pictures.show(now) for stretch in self._above)
         every = (*self._above, *self._stretches)
         self._changed = any(stretch.pictures.changed for stretch in every)

@@ -299,37 +299,6 @@ def render(rows: Sequence[Row], noun: str = "rank") -> str:
     return "\n".join(lines)
 
 
-def hidden_note(lines: int, nbytes: int, path: str) -> str:
-    where = f"; the whole output is in {path}" if path else ""
-    return f"… {lines:,} lines ({nbytes / 1e6:.1f} MB) are not shown{where}"
-
-
-class Block:
-    """Collects the ranks' lines and renders them."""
-
-    def __init__(self, ranks: Sequence[int], fold: bool, noun: str = "rank") -> None:
-        self.fold = fold
-        self.noun = noun
-        self.texts = {rank: RankText() for rank in ranks}
-
-    def feed(self, rank: int, kind: str, text: str) -> None:
-        self.texts.setdefault(rank, RankText()).feed(kind, text)
-
-    def clear(self, rank: int) -> None:
-        if rank in self.texts:
-            self.texts[rank].clear()
-
-    def render(self, extra: Sequence[tuple[int, str]] = ()) -> str:
-        """Returns the block as labelled text; ``extra`` are ranks and notes, shown last."""
-        lines = {rank: text.lines for rank, text in self.texts.items()}
-        if self.fold:
-            rows = merge(lines)
-        else:
-            rows = [Row((rank,), line) for rank in sorted(lines) for line in lines[rank]]
-        rows += [Row((rank,), Line("note", note)) for rank, note in extra]
-        return render(rows, self.noun)
-
-
 class TextView:
     """The common part of the text views of a notebook and of a terminal.
 
@@ -350,9 +319,25 @@ class TextView:
 
     def left(self, rank: int, status: str) -> None: ...
 
-    def _log(self, rank: int) -> str:
+    def _as_text(self, rank: int, entry: list[Any]) -> tuple[str, str] | None:
+        # The kind of line and the text of an entry of a rank's output; None for displays.
+        kind, *rest = entry
+        if kind in ("out", "err"):
+            return kind, rest[0]
+        if kind == "notice":
+            return "note", f"{rest[0]}\n"
+        return ("note", f"{self._hidden_note(rank, *rest)}\n") if kind == "hidden" else None
+
+    def _hidden_note(self, rank: int, lines: int, nbytes: int) -> str:
         default = f"{self.log_dir}/rank-{rank}.log" if self.log_dir else ""
-        return self.log_of.get(rank, default)
+        path = self.log_of.get(rank, default)
+        where = f"; the whole output is in {path}" if path else ""
+        return f"… {lines:,} lines ({nbytes / 1e6:.1f} MB) are not shown{where}"
+
+    def _rows(self, lines: Mapping[int, Sequence[Line]]) -> list[Row]:
+        if self.fold:
+            return merge(lines)
+        return [Row((rank,), line) for rank in sorted(lines) for line in lines[rank]]
 
 
 Data = dict[str, Any]
@@ -397,13 +382,8 @@ class TerminalView(TextView):
                 self._updated.pop(batch.rank, None)
                 continue
             self._print_updated(batch.rank)
-            if kind in ("out", "err"):
-                text.feed(kind, rest[0])
-            elif kind == "notice":
-                text.feed("note", rest[0] + "\n")
-            elif kind == "hidden":
-                note = hidden_note(rest[0], rest[1], self._log(batch.rank))
-                text.feed("note", note + "\n")
+            if line := self._as_text(batch.rank, [kind, *rest]):
+                text.feed(*line)
             else:
                 self._display(batch.rank, kind, rest[0], rest[1])
         if batch.entries and self._oldest is None:
@@ -455,11 +435,7 @@ class TerminalView(TextView):
                 self._print_updated(rank)
         taken = {rank: text.take(ended_only) for rank, text in self._texts.items()}
         self._oldest = time.monotonic() if self._updated else None
-        if self.fold:
-            rows = merge(taken)
-        else:
-            rows = [row for rank in taken for row in merge({rank: taken[rank]})]
-        for is_line, some in groupby(rows, lambda row: row.line.kind != _PICTURE):
+        for is_line, some in groupby(self._rows(taken), lambda row: row.line.kind != _PICTURE):
             if is_line:
                 self.write(render(list(some), self.noun))
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.curves import Curves
@@ -117,7 +118,7 @@ def curve_table(curves: Curves, noun: str = "rank") -> Table:
     return Table("curves", head, rows, "; ".join(notes))
 
 
-_TABLE_CALLS, _TABLE_RANKS = 20, 16
+_TABLE_CALLS, _TABLE_RANKS, _PAGE_CALLS = 20, 16, 100
 
 
 def rank_table(timings: TimingTable) -> Table:
@@ -154,6 +155,15 @@ def call_table(timings: TimingTable) -> Table:
     head = ["", "calls", "waiting", "transfer", "busbw", "best"]
     more = f"{len(rows) - _TABLE_CALLS} more kinds of calls" if len(rows) > _TABLE_CALLS else ""
     return Table("", head, told, more)
+
+
+def timings_page(timings: TimingTable) -> dict[str, Any]:
+    """Returns the timings as a page gets them: JSON types only."""
+    return {
+        "ranks": [vars(row) for row in timings.by_rank()],
+        "calls": [vars(row) for row in timings.by_call()[:_PAGE_CALLS]],
+        "straggler": straggler(timings),
+    }
 
 
 def straggler(timings: TimingTable) -> str:

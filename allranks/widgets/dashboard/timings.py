@@ -10,8 +10,6 @@ from typing import Any
 
 from allranks.records.telemetry import CallTotals, Strip, Timings, busbw
 
-_ROWS = 100
-
 
 @dataclass(frozen=True)
 class CallRow:
@@ -100,15 +98,6 @@ class TimingTable:
             return None
         rank = max(seconds, key=lambda one: seconds[one])
         return Straggler(rank, times[rank], calls, seconds[rank]) if seconds[rank] else None
-
-    def told(self) -> dict[str, Any]:
-        # For a page: JSON types only.
-        straggler = self.straggler()
-        return {
-            "ranks": [vars(row) for row in self.by_rank()],
-            "calls": [vars(row) for row in self.by_call()[:_ROWS]],
-            "straggler": vars(straggler) if straggler else None,
-        }
 
 
 def _row_over_ranks(totals: list[CallTotals]) -> CallRow:

@@ -32,6 +32,7 @@ from allranks.widgets.dashboard.saved_panel import (
     with_panel,
 )
 from allranks.widgets.dashboard.svg import PlotStyle
+from allranks.widgets.dashboard.tables import timings_page
 from allranks.widgets.displays import VIEW, ProgressLine, bar_data
 from allranks.widgets.notebook import NotebookView
 from allranks.widgets.text import NOTEBOOK, Data, TerminalView, front_end
@@ -147,7 +148,7 @@ class LivePanel:
                 "said": self.figures.tiles.said(),
                 "curves": heads,
                 "points": points,
-                "timings": self.figures.timings.told() if self.figures.timings else None,
+                "timings": timings_page(self.figures.timings) if self.figures.timings else None,
                 "strips": self.figures.strips.everything() if self._has_strips else None,
                 "memory": memory_page(self.figures) if self._ended else self._memory,
                 "sections": self._section_pages() if self._ended else self._sections,
@@ -191,7 +192,7 @@ class LivePanel:
             if timings.changed and (final or now >= self._next_timings):
                 self._next_timings = now + _TIMINGS_SECONDS
                 timings.changed = False
-                message["timings"] = timings.told()
+                message["timings"] = timings_page(timings)
             if self.with_logs and self._heard:
                 pieces = self.logs.read(PIECE_NBYTES if final else BEHIND_NBYTES)
                 if pieces:

@@ -167,13 +167,7 @@ class AddedPanel {
 
   get filled() { return Boolean(this.data.sections.get(this.title)); }
 
-  draw() {
-    const html = this.data.sections.get(this.title);
-    if (html === this.shown) return;
-    this.shown = html;
-    this.element.innerHTML = html;
-    for (const table of this.element.querySelectorAll("table")) table.className = "ar-table";
-  }
+  draw() { putHtml(this.element, this.data.sections.get(this.title)); }
 }
 
 function section(name, panel, data) {

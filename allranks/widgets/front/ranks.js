@@ -65,3 +65,11 @@ class RanksPanel {
 function put(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
+
+// Pictures and tables that the kernel has drawn.
+function putHtml(element, html) {
+  if (html === element.shown) return;
+  element.shown = html;
+  element.innerHTML = html;
+  for (const table of element.querySelectorAll("table")) table.className = "ar-table";
+}

@@ -333,7 +333,7 @@ class TimePanel {
 
   draw() {
     const { data } = this, dark = isDark();
-    this.drawMemory();
+    putHtml(this.memory, data.memory ?? "");
     const said = JSON.stringify([data.stripsAt, data.settings.range, data.selected, dark, this.element.clientWidth, data.ranks.size]);
     if (said === this.drawn) return;
     this.drawn = said;
@@ -391,13 +391,5 @@ class TimePanel {
     const table = make("table", { className: "ar-table ar-times", "aria-label": title }, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
     table.classList.toggle("ar-whys", whys);
     return [make("p", { className: "ar-caption" }, title), table];
-  }
-
-  drawMemory() {
-    const { memory } = this.data;
-    if (memory === this.shown) return;
-    this.shown = memory;
-    this.memory.innerHTML = memory ?? "";
-    for (const table of this.memory.querySelectorAll("table")) table.className = "ar-table";
   }
 }

@@ -30,12 +30,7 @@ class TimingsPanel {
       row.classList.toggle("ar-faded", selected !== null && selected !== rank);
       return row;
     }));
-    put(this.straggler, "");
-    if (timings.straggler) {
-      const { rank, times, calls, seconds } = timings.straggler;
-      put(this.straggler, `rank ${rank} came last in ${times.toLocaleString("en")} of `
-        + `${calls.toLocaleString("en")} calls: the others waited ${formatSeconds(seconds)} for it in total`);
-    }
+    put(this.straggler, timings.straggler);
     this.drawTable(timings.calls);
   }
 
