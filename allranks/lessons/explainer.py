@@ -265,15 +265,14 @@ class Explainer:
             if asked not in self._kept:
                 if found is not None and not isinstance(error, ClusterLost):
                     raise
-                raise UsageError(f"{error} {self._recorded()}") from None
+                kept = (f"{name} of {size} over {ranks} ranks" for name, ranks, size in self._kept)
+                raise UsageError(
+                    f"{error} What they have run can still be played: {', '.join(kept)}."
+                ) from None
         self.told = self._kept[asked]
         self._say("")
         update: Any = update_display
         update(self._bundle(), raw=True, display_id=self._place)
-
-    def _recorded(self) -> str:
-        found = [f"{name} of {size} over {ranks} ranks" for name, ranks, size in self._kept]
-        return f"What they have run can still be played: {', '.join(found)}."
 
     def _say(self, problem: str) -> None:
         self._problem = problem

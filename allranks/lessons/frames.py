@@ -112,17 +112,9 @@ def listed(values: Sequence[Scalar]) -> str:
 
 
 def _message(step: Step) -> Message:
-    return Message(
-        sender=step.sender,
-        receiver=step.receiver,
-        chunk=step.chunk,
-        start=step.start,
-        stop=step.stop,
-        adds=step.phase not in _REPLACED,
-        before=step.before.items,
-        received=step.received.items,
-        after=step.after.items,
-    )
+    adds = step.phase not in _REPLACED
+    values = step.before.items, step.received.items, step.after.items
+    return Message(step.sender, step.receiver, step.chunk, step.start, step.stop, adds, *values)
 
 
 def _elements(message: Message, count: int) -> str:
@@ -141,12 +133,8 @@ def _frame(
     values: Sequence[Sequence[Scalar]],
     owners: Sequence[Sequence[set[int]]],
 ) -> Frame:
-    return Frame(
-        phase=phase,
-        messages=messages,
-        values=tuple(tuple(row) for row in values),
-        shares=tuple(tuple(len(one) for one in row) for row in owners),
-    )
+    shares = tuple(tuple(map(len, row)) for row in owners)
+    return Frame(phase, messages, tuple(map(tuple, values)), shares)
 
 
 def title(told: Explained) -> str:

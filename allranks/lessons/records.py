@@ -86,21 +86,6 @@ class RankSteps:
     steps: tuple[Step, ...]
     result: Values
 
-    def to_dict(self) -> dict[str, Any]:
-        """The part as dictionaries, lists, numbers and text, ready for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> RankSteps:
-        """The inverse of ``to_dict``, also after JSON, which turns tuples into lists."""
-        parsed = {
-            "shape": tuple(data["shape"]),
-            "input": Values.from_dict(data["input"]),
-            "steps": tuple(Step.from_dict(step) for step in data["steps"]),
-            "result": Values.from_dict(data["result"]),
-        }
-        return cls(**{**data, **parsed})
-
 
 @dataclass(frozen=True)
 class AllreduceRun:

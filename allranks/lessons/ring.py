@@ -6,8 +6,8 @@ Each is one function that only sends to and receives from other ranks. They use 
 
 from __future__ import annotations
 
-import json
 import math
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -187,12 +187,10 @@ def collect(recorder: Recorder, link: Link) -> AllreduceRun | None:
     """
     part = finished(recorder)
     if link.rank > 0:
-        link.send(0, np.frombuffer(json.dumps(part.to_dict()).encode(), np.uint8))
+        link.send(0, np.frombuffer(pickle.dumps(part), np.uint8))
         return None
-    others = [link.receive(rank) for rank in range(1, link.size)]
-    return AllreduceRun.merge(
-        [part, *(RankSteps.from_dict(json.loads(other.tobytes())) for other in others)]
-    )
+    others = [pickle.loads(link.receive(rank).tobytes()) for rank in range(1, link.size)]
+    return AllreduceRun.merge([part, *others])
 
 
 def finished(recorder: Recorder) -> RankSteps:
