@@ -28,10 +28,7 @@ _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
 def split(text: str, at: Callable[[str], bool]) -> list[str]:
-    """Returns the pieces between the characters for which ``at`` is true.
-
-    Quotes and brackets stay whole.
-    """
+    # The pieces between the characters for which `at` is true. Quotes and brackets stay whole.
     pieces, piece, closing, quote = [], "", [], ""
     for character in text:
         if quote:

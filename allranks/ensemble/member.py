@@ -43,7 +43,6 @@ class Arena:
         weakref.finalize(self, os.close, self.fd)
 
     def put(self, packed: bytes | SharedResult) -> InArena:
-        """Writes a packed result; returns its place."""
         os.lseek(self.fd, self._end, os.SEEK_SET)
         write(self.fd, packed)
         nbytes = len(packed)
@@ -78,11 +77,7 @@ class InFile:
         self._path, self._start, self.nbytes, self._trusted = path, start, nbytes, trusted
 
     def load(self) -> Any:
-        """Returns a new copy of the result.
-
-        Raises:
-            OSError: the file does not exist, or belongs to another user now.
-        """
+        # Raises OSError if the file does not exist, or belongs to another user now.
         with self._path.open("rb") as file:
             if not self._trusted and is_foreign(os.fstat(file.fileno())):
                 raise PermissionError(f"{self._path} is another user's by now: not unpickled")
@@ -97,8 +92,7 @@ def is_foreign(file: os.stat_result) -> bool:
 class SharedResult:
     """``nbytes`` of shared memory on this host, with the packed result of a rank.
 
-    Raises:
-        OSError: this process cannot open it.
+    Raises OSError if this process cannot open it.
     """
 
     def __init__(self, address: str, nbytes: int) -> None:

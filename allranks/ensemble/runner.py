@@ -103,7 +103,7 @@ class EnsembleRunner:
         self._raise_outcome()
 
     async def run_awaited(self) -> None:
-        """Like :meth:`run`, but the event loop runs meanwhile."""
+        # Like `run`, but the event loop runs meanwhile.
         with self._running():
             while self._has_work():
                 with self._crew() as crew, crew.attending(), crew.awaiting() as attend:

@@ -127,7 +127,6 @@ class NotebookEnsemble(TextEnsemble):
 
 
 def ensemble_view(mode: str, act: ClickHandler, ask: Ask, *, fold: bool = True) -> TextEnsemble:
-    """Returns the view of an ensemble that fits this front end."""
     if front_end() != NOTEBOOK:
         return TextEnsemble(TerminalView([], fold=fold, noun="member"), lines=True)
     text = NotebookView([], fold=fold, noun="member")

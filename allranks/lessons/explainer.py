@@ -253,7 +253,7 @@ class Explainer:
             self._say(str(error))
 
     def run(self, algorithm: str, ranks: int, size: int) -> None:
-        """Runs another allreduce and shows it; without ranks, an earlier run of the same kind."""
+        # Without ranks it shows an earlier run of the same kind.
         from IPython.display import update_display
 
         asked, found = (algorithm, ranks, size), None

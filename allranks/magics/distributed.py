@@ -305,7 +305,6 @@ class DistributedMagics(Magics):
         return partial(hooks.command, name) if name in hooks.commands else None
 
     def _heal(self, words: list[str]) -> None:
-        """Sets when dead ranks are replaced, or replaces them now."""
         if len(words) > 1:
             raise UsageError(f"expected on, ask or off, found {' '.join(words)}")
         if words:
@@ -333,7 +332,7 @@ class DistributedMagics(Magics):
             print(_ALIVE)
 
     def _attach(self, name: str) -> None:
-        """Takes over ranks, and shows their last cell to its end."""
+        # Shows the last cell of the ranks to its end.
         attached = self.session.attach(name)
         if attached is None:
             return  # the notebook only watches
@@ -374,7 +373,7 @@ class DistributedMagics(Magics):
         print(f"{listed(options.names)} kept after each cell{often} until: %distributed keep off")
 
     def _debug(self, cluster: Cluster, chosen: tuple[int, ...]) -> None:
-        """Opens the debugger where a cell has failed; the other ranks are idle meanwhile."""
+        # The other ranks are idle meanwhile.
         if cluster.failed_first is None:
             raise UsageError(
                 "expected a cell that has failed, found none since the ranks were started. To stop "

@@ -110,7 +110,7 @@ class EnsembleMagics(Magics):
         return EnsembleRunner(cluster, runs, plan, view, store, early)
 
     def _members(self, options: Options, cell: str) -> list[Member]:
-        """Returns the members; with ``--retry-failed`` some have ended already."""
+        # With --retry-failed some have ended already.
         before = self.shell.user_ns.get(options.name)
         if before is not None and not isinstance(before, Runs) and not options.out:
             raise UsageError(
@@ -145,7 +145,6 @@ def _keep_ended(members: Sequence[Member], before: Runs) -> int:
 
 
 def _act(runs: Runs, kind: str, what: Any) -> str:
-    """Runs the action of a click; returns a line about it."""
     try:
         if kind == "stop":
             runs.stop(None if what is None else int(what))

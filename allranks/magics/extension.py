@@ -188,7 +188,7 @@ def load(shell: InteractiveShell, *, px: bool = False) -> None:
 
 
 def load_kernel(shell: InteractiveShell) -> None:
-    """Adds the magics to the kernel "allranks", and sends every cell to the ranks."""
+    # For the kernel "allranks".
     load(shell)
     magics = _loaded(shell)
     assert magics is not None

@@ -82,7 +82,7 @@ class CommandOptions:
 
 
 class HelpShown(Exception):
-    """Help was printed; nothing else is to be done."""
+    """Help was printed; there is nothing to run."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -149,7 +149,6 @@ def cell_parser() -> Parser:
 
 
 def command_parser(command: str) -> Parser:
-    """Returns the parser of the words after a command of ``%distributed``."""
     program, about = f"%distributed {command}", COMMANDS[command]
     about = f"{about[0].upper()}{about[1:]}."
     chooses = command in _CHOOSE_RANKS
@@ -214,7 +213,6 @@ def split(line: str) -> list[str]:
 
 
 def parse_cell(line: str) -> CellOptions:
-    """Returns the options of a cell; raises HelpShown once help was printed."""
     parser = cell_parser()
     options = ClusterOptions.parse(parser, split(line), CellOptions())
     options.cluster = ClusterOptions.take_from(vars(options))
@@ -226,7 +224,6 @@ def parse_cell(line: str) -> CellOptions:
 
 
 def parse_command(line: str) -> tuple[str, CommandOptions]:
-    """Returns the command and its options; raises HelpShown once help was printed."""
     words = split(line)
     if not words or words[0] in ("help", "-h", "--help"):
         print(commands_text())

@@ -103,7 +103,7 @@ class Session:
         cluster.news.clear()
 
     def start_with(self, options: ClusterOptions) -> None:
-        """Sets the default options, of this cluster and of later ones."""
+        # The default options, of this cluster and of later ones.
         self._default = self._asked = options.over(_DEFAULT)
 
     def of_size(self, n: int | None) -> Cluster:
@@ -128,7 +128,7 @@ class Session:
             devices.check_exclusive(running.gpus, running.size)
 
     def heal_when(self, healing: str) -> None:
-        """Sets when dead ranks are replaced, in this cluster and in later ones."""
+        # In this cluster and in later ones.
         if healing not in HEALING:
             raise UsageError(f"expected {', '.join(HEALING)}, found {healing!r}")
         self._healing = healing
@@ -136,7 +136,7 @@ class Session:
             self._cluster.heal_when(healing)
 
     def keep_after_cells(self, keeping: AfterCells | None) -> None:
-        """Sets which variables ranks keep after each cell, in this cluster and in later ones."""
+        # In this cluster and in later ones.
         self._keeping = keeping
         if self._cluster is not None:
             self._cluster.keeping = keeping
@@ -162,10 +162,7 @@ class Session:
         return asdict(self._asked)
 
     def detach(self, text: str = "") -> str:
-        """Leaves the ranks to another notebook; returns a line about it.
-
-        A guest leaves the ranks to their first notebook.
-        """
+        # A guest leaves the ranks to their first notebook. Returns a line about it.
         if self._is_guest or (self.running is None and self.shared.joined is not None):
             return self._leave()
         running = self.running
@@ -193,8 +190,7 @@ class Session:
         """Takes over ranks that another notebook, or this one's former kernel, has left.
 
         Ranks that another notebook holds are watched: then the result is None, else the cluster,
-        its last cell, and a line about it. Without a name it is the only cluster, or the only one
-        that is free.
+        its last cell, and a line about it. An empty name is the only cluster, or the only free one.
         """
         if self.running is not None and self.running.is_up(print):
             raise UsageError(
@@ -228,7 +224,6 @@ class Session:
         )
 
     def attach_to(self, found: sessions.SessionInfo) -> tuple[Cluster, DetachedCell]:
-        """Takes over detached ranks; returns the cluster, and its last cell."""
         taken = sessions.AttachedHostAgent(found)
         asked = ClusterOptions(**taken.memo)
         try:
@@ -245,7 +240,6 @@ class Session:
         return cluster, left
 
     def lend(self) -> None:
-        """Leaves the ranks to another notebook that shares them."""
         cluster = self.running
         assert cluster is not None
         cluster.lend(self._memo())
@@ -260,7 +254,7 @@ class Session:
 
     @property
     def _is_guest(self) -> bool:
-        """Whether the ranks belong to another notebook as well."""
+        # The ranks belong to another notebook as well.
         joined = self.shared.joined
         if self.running is None or joined is None or not joined.guest:
             return False
@@ -320,7 +314,6 @@ class _Waiting:
 
 
 def start_text(cluster: Cluster, seconds: float, again: bool = False) -> str:
-    """Returns the lines about the new ranks, and the names in every rank's namespace."""
     hellos = list(cluster.hellos.values())
     hosts = ", ".join(sorted({hello.host for hello in hellos}))
     gpus = {(hello.host, hello.device) for hello in hellos if hello.device != "cpu"}
@@ -333,7 +326,7 @@ def start_text(cluster: Cluster, seconds: float, again: bool = False) -> str:
 
 
 def watchers(cluster: Cluster) -> str:
-    """Returns which notebooks watch this one's ranks, as the end of a line."""
+    # The end of a line.
     found = sessions.visit(cluster.session_dir)
     return f"; {sessions.whose(found)}" if found is not None and found.watchers else ""
 

@@ -112,7 +112,7 @@ class WatchedCells:
             self._view.refresh()
 
     def end(self) -> None:
-        """Ends the cell that is shown: all ranks have left it, or the connection has ended."""
+        # All ranks have left the cell, or the connection has ended.
         view, self._view = self._view, None
         if view is None:
             return
@@ -202,7 +202,7 @@ class ClusterSharing:
         cluster.lends(lend)
 
     def _lend(self, visitor: socket.socket) -> None:
-        """Lends the ranks if they are idle; runs in the kernel's loop, between cells."""
+        # Runs in the kernel's loop, between cells.
         cluster: Cluster | None = self._session.running
         if has_gone(visitor):
             visitor.close()
@@ -219,7 +219,6 @@ class ClusterSharing:
                 answer(visitor)
 
     def lent(self, cluster: Cluster) -> None:
-        """Records that another notebook has the ranks."""
         if self.joined is None:
             folder = cluster.session_dir
             name = sessions.name_of(folder)
@@ -298,7 +297,7 @@ class ClusterSharing:
             self._task = None
 
     async def _show(self, folder: str, holder: int, door: socket.socket | None) -> None:
-        """Shows the cells of other notebooks until the ranks have ended."""
+        # Until the ranks have ended.
         found: sessions.SessionInfo | None
         seen = looks = 0
         while True:
@@ -328,7 +327,6 @@ class ClusterSharing:
         self._task = None
 
     def line(self) -> str:
-        """Returns a line about shared ranks; "" without any."""
         if self.joined is None:
             return ""
         found = sessions.visit(self.joined.folder)
@@ -337,7 +335,6 @@ class ClusterSharing:
         return f"{self.joined.ranks}: {sessions.whose(found)}."
 
     def leave(self) -> str:
-        """Ends sharing and watching; returns a line about it."""
         joined = self.joined
         assert joined is not None
         self.forget()
@@ -356,7 +353,6 @@ def _call(method: Callable[[], Callable[[socket.socket], None] | None], it: sock
 
 
 async def _show_one(door: socket.socket, watched: WatchedCells) -> None:
-    """Shows one notebook's cells while it has the ranks."""
 
     async def tick() -> None:
         while True:

@@ -45,14 +45,13 @@ class EveryCell:
         self.commands = [_COMMAND, "%%", "%load_ext", "%reload_ext"]
 
     def on(self) -> None:
-        """Sends every following cell to the ranks."""
         if not self.is_on:
             self._shell.input_transformers_cleanup.append(self._send)
             vars(self._manager)["check_complete"] = self._check_complete
             self.is_on = True
 
     def every_cell(self) -> None:
-        """Sends all cells to the ranks, also those that begin with IPython's own magics."""
+        # Also those that begin with IPython's own magics.
         self.commands[:] = _EVERY_CELL
         self.on()
 
@@ -105,13 +104,13 @@ class EveryCell:
         return {"msg_id": parent["header"]["msg_id"], "seen": seen}
 
     def took_cell(self) -> bool:
-        """Whether the running cell was prefixed here; true once."""
+        # Whether the running cell was prefixed here; true once.
         prefixed, self._prefixed = self._prefixed, False
         return prefixed
 
 
 def _without_first(lines: list[str]) -> list[str]:
-    """Removes the line that keeps the cell here; the other lines keep their numbers."""
+    # The other lines keep their numbers.
     at = next(number for number, line in enumerate(lines) if line.strip())
     rest = lines[at + 1 :]
     # A magic must be the first line of its cell.
@@ -135,11 +134,9 @@ class AwaitedMagics:
             shell.events.register("pre_run_cell", self._begin)
 
     def add(self, name: str) -> None:
-        """Adds one more cell magic to the awaited ones."""
         self._calls.append(_CALL.format(name))
 
     def drop(self, name: str) -> None:
-        """Removes a cell magic added by :meth:`add`."""
         self._calls.remove(_CALL.format(name))
 
     def remove(self) -> None:

@@ -144,7 +144,6 @@ class SavedCell:
 
 
 def save_cell(number: int, figures: CellModel) -> SavedCell:
-    """Returns what is kept of a cell."""
     curves = []
     for key, (steps, values) in figures.logged.read().items():
         pairs = array("d", bytes(16 * len(steps)))

@@ -51,7 +51,7 @@ class DisplaySlot:
         return self._content or ({}, {})
 
     def show(self, data: Data, metadata: Data | None = None) -> int:
-        """Shows the data in place; returns the bytes sent, 0 where nothing has changed."""
+        # Returns the bytes sent.
         from IPython.display import display, update_display
 
         content = data, metadata or {}
@@ -385,7 +385,6 @@ def bar_data(head: str, done: int, total: int, tail: str) -> Data:
 
 
 def rewrite_line(text: str, end: str = "") -> None:
-    """Writes a line over the one before, if standard error is a terminal."""
     try:
         if sys.stderr.isatty():
             sys.stderr.write(f"\r{text}\x1b[K{end}")

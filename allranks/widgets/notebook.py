@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from html import escape
 
 from allranks.records.wire import Output
@@ -56,10 +55,8 @@ class _TextAndPictures:
 class NotebookView(TextView):
     """Shows labelled text and pictures of ranks in a notebook's cell."""
 
-    def __init__(
-        self, ranks: Sequence[int], log_dir: str = "", fold: bool = True, noun: str = "rank"
-    ) -> None:
-        super().__init__(ranks, log_dir, fold, noun)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._hidden: dict[int, tuple[int, int]] = {}
         self._next_refresh = self._next_bars = 0.0
         self._sent_nbytes = 0

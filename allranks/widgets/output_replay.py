@@ -55,7 +55,6 @@ class OutputReplay:
         self._lock = threading.RLock()
 
     def take(self, name: str, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        """Keeps the content of a display of the running cell."""
         with self._lock:
             cell = next((one for one in self._cells.values() if name in one.outputs), None)
             cell = cell or self._running()

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import groupby, islice
 from typing import Any, NamedTuple
@@ -282,12 +283,12 @@ def _merged(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
 
 
 def clean(text: str) -> str:
-    """Returns a text in which nothing but colour codes acts on the screen."""
+    # Only colour codes act on the screen.
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def render(rows: Sequence[Row], noun: str = "rank") -> str:
-    """Returns the rows as text; a run of rows of the same ranks is labelled once."""
+    # A run of rows of the same ranks is labelled once.
     labels = {ranks: label(ranks, noun) for ranks in {row.ranks for row in rows}}
     width = max(map(len, labels.values()), default=0)
     lines = []
@@ -299,19 +300,19 @@ def render(rows: Sequence[Row], noun: str = "rank") -> str:
     return "\n".join(lines)
 
 
+@dataclass(eq=False, repr=False)
 class TextView:
     """The common part of the text views of a notebook and of a terminal.
 
     Telemetry is ignored here: views with a panel show it. ``noun`` is rank, member or item.
     """
 
-    def __init__(
-        self, ranks: Sequence[int], log_dir: str = "", fold: bool = True, noun: str = "rank"
-    ) -> None:
-        self.ranks = tuple(ranks)
-        self.log_dir = log_dir
-        self.fold = fold
-        self.noun = noun
+    ranks: Sequence[int]
+    log_dir: str = ""
+    fold: bool = True
+    noun: str = "rank"
+
+    def __post_init__(self) -> None:
         #: The logs of members, which have names of their own.
         self.log_of: dict[int, str] = {}
 
@@ -344,7 +345,6 @@ Data = dict[str, Any]
 
 
 def is_rich(data: Mapping[str, Any]) -> bool:
-    """Whether a mime bundle has something richer than text."""
     return not set(data) <= {"text/plain"}
 
 
@@ -358,12 +358,10 @@ _PICTURE = "rich"
 class TerminalView(TextView):
     """Prints labelled lines of ranks on standard output, and figures where they can be seen."""
 
-    def __init__(
-        self, ranks: Sequence[int], log_dir: str = "", fold: bool = True, noun: str = "rank"
-    ) -> None:
-        super().__init__(ranks, log_dir, fold, noun)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._in_kernel = front_end() != TERMINAL
-        self._texts = {rank: RankText() for rank in ranks}
+        self._texts = {rank: RankText() for rank in self.ranks}
         self._oldest: float | None = None
         #: Of each rank, what it has updated and that is not printed yet.
         self._updated: dict[int, dict[str, tuple[Data, Data]]] = {}

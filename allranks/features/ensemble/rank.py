@@ -77,7 +77,7 @@ class RankEnsemble(RankFeature):
         return {"epoch": part.epoch, "dirty": part.unfinished}
 
     async def _run(self, member: RunMember, payloads: list[bytes]) -> Replies:
-        """Returns the ``result`` of a member, and how it ended; never raises."""
+        # Never raises.
         self._forget()
         names = self._names
         cell = RunCell(

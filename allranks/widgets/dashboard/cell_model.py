@@ -148,7 +148,7 @@ class Tiles:
             self._changed.add(rank)
 
     def works_on(self, rank: int, member: int | None) -> None:
-        """Sets the member of an ensemble that a rank runs; None if it is idle."""
+        # None: the rank is idle.
         tile = self.tiles[rank]
         tile.member, tile.state = member, "idle" if member is None else "running"
         tile.activity = tile.waits_for = tile.line = ""

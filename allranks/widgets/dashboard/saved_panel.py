@@ -52,7 +52,6 @@ def summary(figures: CellModel) -> str:
 
 
 def tables(figures: CellModel) -> list[Table]:
-    """Returns the tables that have something in them."""
     found = []
     if figures.curves:
         found.append(curve_table(figures.curves, figures.noun))
@@ -70,7 +69,6 @@ def text(figures: CellModel) -> str:
 
 
 def bundle(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> dict[str, str]:
-    """Returns text/html and text/plain of what a cell has shown."""
     return {"text/html": page(figures, style), "text/plain": text(figures)}
 
 
@@ -88,7 +86,7 @@ def page(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> str:
 
 
 def section_html(section: PanelSection) -> str:
-    """Returns a section that was added, as HTML; empty if it has nothing to show."""
+    # Empty if it has nothing to show.
     pictures = " ".join(image(*one, sized=True) for one in section.pictures())
     return pictures + "".join(map(table_html, section.tables()))
 
@@ -135,7 +133,7 @@ def _memory_pictures(figures: CellModel) -> list[tuple[str, str]]:
 
 
 def memory_page(figures: CellModel) -> str:
-    """Returns the ranks' memory as HTML; empty if it has hardly changed."""
+    # Empty if it has hardly changed.
     pictures = " ".join(image(*one, sized=True) for one in _memory_pictures(figures))
     return pictures + "".join(map(table_html, figures.memory.tables()))
 
@@ -198,7 +196,6 @@ _PARTS = (
 
 @cache
 def panel_files() -> tuple[str, str]:
-    """Returns the panel's JavaScript, and its style sheet."""
     script = "\n".join((FRONT / name).read_text("utf-8") for name in _PARTS)
     return script, (FRONT / "front.css").read_text("utf-8")
 

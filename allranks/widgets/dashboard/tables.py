@@ -84,7 +84,6 @@ def nbytes(value: float) -> str:
 
 
 def gbps(value: float | None) -> str:
-    """Returns a bandwidth, or n/a where there is none."""
     return "n/a" if value is None else f"{nbytes(value * 1e9)}/s"
 
 
@@ -122,7 +121,6 @@ _TABLE_CALLS, _TABLE_RANKS, _PAGE_CALLS = 20, 16, 100
 
 
 def rank_table(timings: TimingTable) -> Table:
-    """Returns what every rank waited and transferred."""
     rows = timings.by_rank()
     told = [
         [f"rank {r.rank}", f"{r.calls:,}", seconds(r.wait_seconds), seconds(r.transfer_seconds)]
@@ -139,7 +137,7 @@ def rank_table(timings: TimingTable) -> Table:
 
 
 def call_table(timings: TimingTable) -> Table:
-    """Returns every kind of call, the costliest first; seconds are means over ranks."""
+    # The costliest call first; seconds are means over ranks.
     rows = timings.by_call()
     told = [
         [
@@ -158,7 +156,7 @@ def call_table(timings: TimingTable) -> Table:
 
 
 def timings_page(timings: TimingTable) -> dict[str, Any]:
-    """Returns the timings as a page gets them: JSON types only."""
+    # JSON types only.
     return {
         "ranks": [vars(row) for row in timings.by_rank()],
         "calls": [vars(row) for row in timings.by_call()[:_PAGE_CALLS]],
@@ -183,7 +181,6 @@ _WORTH = 0.1
 
 
 def strip_tables(strips: Strips) -> list[Table]:
-    """Returns the tables of each rank's time that have something in them."""
     every, steps = strips.by_rank(), strips.steps()[:_TABLE_RANKS]
     rows = [(time.rank, time.sums, _why(time)) for time in every[:_TABLE_RANKS]]
     left = label(time.rank for time in every[_TABLE_RANKS:]) if every[_TABLE_RANKS:] else ""

@@ -152,7 +152,7 @@ class RankTime:
 
     @property
     def sums(self) -> Shares:
-        """Seconds of each kind; together they are ``seconds``."""
+        # Together they are `seconds`.
         return _summed(self.bins)
 
     def between(self, began: float, ended: float) -> Shares:

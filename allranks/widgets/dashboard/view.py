@@ -96,7 +96,7 @@ class LivePanel:
 
     @property
     def looks_at_time(self) -> bool:
-        """Whether a reader has opened the section of the ranks' time."""
+        # Whether a reader has opened that section.
         return "time" not in self.settings.get("closed", ["time"])
 
     def widget(self) -> Any:
@@ -120,7 +120,6 @@ class LivePanel:
             self.say(ended=True, elapsed=self.figures.elapsed)
 
     def saved(self, picture: dict[str, str]) -> dict[str, str]:
-        """Returns a picture of the cell, which has ended, with the panel packed beside it."""
         logs = self.logs if self.with_logs else None
         return with_panel(picture, self.snapshot(), self.figures, logs)
 
@@ -129,7 +128,7 @@ class LivePanel:
             self._widget.close()
 
     def snapshot(self) -> Data:
-        """Returns all that a page needs to show the present state."""
+        # All that a page needs to show the present state.
         with self._lock:
             heads, points = self.figures.curves.everything()
             return {
@@ -246,7 +245,6 @@ Ask = Callable[[str, Data, Callable[[Answer], None], Iterable[int]], None]
 
 
 def handle_click(click: Data, live: LivePanel, ask: Ask) -> None:
-    """Handles a message of a page."""
     kind = click.get("kind")
     if kind == "ready":
         live.greet()
@@ -448,7 +446,6 @@ class TerminalDashboard(TerminalView):
 def text_view(
     ranks: Sequence[int], log_dir: str = "", fold: bool = True
 ) -> NotebookView | TerminalView:
-    """Returns the view of labelled text that fits this front end."""
     kind = NotebookView if front_end() == NOTEBOOK else TerminalView
     return kind(ranks, log_dir, fold)
 
