@@ -167,6 +167,7 @@ class DistributedMagics(Magics):
             with self._attempt(sent):
                 sent.cluster.wait(sent.run)
         if options.local:
+            # The history has the magic's cell already.
             self._check_here(self.shell.run_cell(local, store_history=False))
         return None
 
@@ -193,6 +194,7 @@ class DistributedMagics(Magics):
             died = error
         finally:
             self.session.past.keep(len(self.shell.user_ns["In"]) - 1, sent.run.view, folder)
+        # Sent again only now: the history has the ended run, and its log folder.
         if died is None:
             sent.ended = True
             if sent.options.out is not None:
@@ -212,8 +214,10 @@ class DistributedMagics(Magics):
             raise CellFailed(f"the notebook itself raised {type(error).__name__}: {error}")
 
     def _submit(self, options: CellOptions, text: str) -> tuple[Cluster, CellRun]:
+        # IPython has added the running cell to its history already.
         number, profiler = len(self.shell.user_ns["In"]) - 1, self._panel_profiler()
         try:
+            # Before ranks are started, and a profile is asked for: neither is needed then.
             check_source(text)
         except SyntaxError as error:
             raise InvalidCell(explain_syntax(error, number)) from None
@@ -353,6 +357,7 @@ class DistributedMagics(Magics):
         if left.unseen:
             cluster.wait(cluster.follow(left, view))
         else:
+            # The cell has ended before: only its late output is left to show.
             cluster.show_late(view)
             view.finish()
             cluster.is_up(print)  # replaces ranks that have died meanwhile

@@ -82,6 +82,7 @@ class EnsembleMagics(Magics):
             early = Early(options.stop, wanted[1], options.grace)
         store = None
         if options.store is not None:
+            # Its lock is taken before ranks are started, which takes longer.
             store = Store(options.store, cell, options.trust_store)
         try:
             if store is not None and options.retry_failed:
@@ -93,6 +94,7 @@ class EnsembleMagics(Magics):
             if store is not None:
                 store.close()
             raise
+        # Now, not at the end: widgets and other cells use it while the ensemble runs.
         self.shell.user_ns[options.name] = runs
         plan = EnsemblePlan(
             source=text,

@@ -180,6 +180,7 @@ def load(shell: InteractiveShell, *, px: bool = False) -> None:
         alias.install(in_notebook=True)
         # A variable of that name is the user's: keep it.
         shell.user_ns.setdefault(RANKS, RanksProxy(magics.session))
+    # Registering them again would give the toggle its commands twice.
     if px and PxMagics.__name__ not in shell.magics_manager.registry:
         shell.register_magics(PxMagics(shell, magics))
         magics.toggle.commands += _PX_COMMANDS
@@ -222,6 +223,7 @@ def unload_px(shell: InteractiveShell) -> None:
 
 
 def _take_away(shell: InteractiveShell, kind: type[Magics]) -> None:
+    # IPython itself cannot unregister magics.
     added = shell.magics_manager.registry.pop(kind.__name__)
     for where, magics in added.magics.items():
         for name in magics:

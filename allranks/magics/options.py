@@ -94,6 +94,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, program: str, about: str = "") -> None:
         self.words: list[str] = []
         """The options, as they are typed."""
+        # Without abbreviations: a later option could make one ambiguous.
         super().__init__(prog=program, description=about, allow_abbrev=False)
 
     def add_argument(self, *names: Any, **how: Any) -> argparse.Action:

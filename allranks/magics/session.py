@@ -72,6 +72,7 @@ class Session:
         lost = self._cluster is not None and self._cluster.state == "lost"
         wanted = options.over(self._asked)
         cluster = wanted.make(Cluster)
+        # The notebook's, not this cluster's: a profile can be asked for before ranks run.
         cluster.hooks = self.hooks
         # The options last until a stop, also after a failed start or a loss.
         self._asked = replace(wanted, n=cluster.size)
@@ -286,6 +287,7 @@ class Session:
             return self._leave()
         if joined is not None and self.running is None:
             self.shared.take()
+        # A cluster that is lost is stopped as well.
         running, held, self._cluster = self.running, self._cluster, None
         self.shared.forget()
         self._asked = self._default
@@ -294,10 +296,9 @@ class Session:
         return "The ranks are stopped." if running is not None else "No ranks are running."
 
     def close(self) -> None:
-        # Ranks that other notebooks share stay.
         try:
             self.stop()
-        except UsageError:
+        except UsageError:  # another notebook has the ranks: they stay
             self._leave()
 
 

@@ -104,6 +104,7 @@ class WatchedCells:
             if record.rank not in self._replies:
                 view.left(record.rank, record.shown_status)
             self._replies[record.rank] = record
+        # The other notebook does not say that its cell has ended.
         if self.cell and set(self._ranks) <= set(self._replies) | self._lost:
             self.end()
 
@@ -183,6 +184,7 @@ class ClusterSharing:
     """The ranks that one notebook shares with others."""
 
     def __init__(self, session: Holder) -> None:
+        # The session has this object: a circle would keep the ranks of a notebook that was closed.
         self._session: Holder = weakref.proxy(session)
         #: The shared ranks, also while another notebook has them.
         self.joined: Joined | None = None
@@ -194,6 +196,7 @@ class ClusterSharing:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return  # without an event loop nothing answers between cells
+        # The cluster keeps the function, and must not keep the session.
         mine = weakref.WeakMethod(self._lend)
 
         def lend(visitor: socket.socket) -> None:

@@ -37,6 +37,7 @@ class EveryCell:
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self.is_on = False
+        # Patched on the instance, in `vars`: other shells of this process keep the class's method.
         self._manager = shell.input_transformer_manager
         self._checks = False
         self._prefixed = False
