@@ -132,7 +132,7 @@ _KINDS_TOLD = 3
 _DIGITS = 4
 
 #: How much of a time was of each kind, in the order of :data:`KINDS`.
-Shares = tuple[float, float, float, float, float]
+Shares = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class RankTime:
             start, length = at * self.width, sum(shares)
             inside = max(0.0, min(ended, start + self.width) - max(began, start))
             part = inside / self.width if length else 0.0
-            found.append(_scaled(shares, part))
+            found.append(tuple(value * part for value in shares))
         return _summed(found)
 
 
@@ -276,11 +276,11 @@ class Strips:
         for time in self.by_rank():
             if len(time.steps) == 4 and time.steps[2] > time.steps[0]:
                 first, first_at, last, last_at = time.steps
-                sums = _scaled(time.between(first_at, last_at), 1 / (last - first))
+                part = 1 / (last - first)
+                before, *sums = (value * part for value in time.between(first_at, last_at))
                 # The bin of the first step contains both.
-                before, importing, computing, waiting, transfer = sums
-                each = 0.0, importing, before + computing, waiting, transfer
-                found.append(StepTime(time.rank, last - first, each))
+                sums[COMPUTING - 1] += before
+                found.append(StepTime(time.rank, last - first, (0.0, *sums)))
         return found
 
 
@@ -331,10 +331,4 @@ def _rank_time(record: Strip, shares: bytes, whom: Sequence[int]) -> RankTime:
 
 
 def _summed(bins: Sequence[Shares]) -> Shares:
-    a, b, c, d, e = (sum(column) for column in zip(*bins, strict=True)) if bins else (0.0,) * 5
-    return a, b, c, d, e
-
-
-def _scaled(shares: Shares, factor: float) -> Shares:
-    a, b, c, d, e = (value * factor for value in shares)
-    return a, b, c, d, e
+    return tuple(map(sum, zip(*bins, strict=True))) if bins else (0.0,) * len(KINDS)
