@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from allranks.lessons.ring import MpiLink, links
+from allranks.lessons import links
+from allranks.lessons.ring import MpiLink
 
 
 class Request:
