@@ -109,18 +109,11 @@ def mpi_built(verbose: bool = False) -> bool:
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """Returns False: allranks does not use Gloo."""
+    """Returns False: allranks does not use Gloo, DDL or oneCCL."""
     return False
 
 
-def ddl_built(verbose: bool = False) -> bool:
-    """Returns False: allranks does not use DDL."""
-    return False
-
-
-def ccl_built(verbose: bool = False) -> bool:
-    """Returns False: allranks does not use oneCCL."""
-    return False
+ddl_built = ccl_built = gloo_built
 
 
 def nccl_built(verbose: bool = False) -> bool:

@@ -46,7 +46,16 @@ class GradientReduction:
         self.op = op_of("allreduce", self.op)
         compressions.check(self.compression)
         process_sets.check(self.process_set, self.name or "allreduce")
-        _check_groups(num_groups, groups)
+        if num_groups < 0 or (isinstance(groups, int) and groups < 0):
+            raise UsageError(
+                f"groups needs a number that is not negative: found {groups or num_groups}. "
+                "Leave it out: all gradients of a step move together."
+            )
+        if groups is not None and not isinstance(groups, (int, list, tuple)):
+            raise UsageError(
+                "groups needs a number, or a list of lists of variables: "
+                f"found {type(groups).__name__}. Leave it out: all gradients move together."
+            )
         if self.gradient_predivide_factor != 1.0 and self.op is not Average:
             raise ValueError(
                 "gradient_predivide_factor needs op=Average: "
@@ -147,19 +156,6 @@ def _divided(gradient: Any, size: int) -> Any:
         values = gradient.values / tf.cast(size, gradient.values.dtype)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     return gradient / tf.cast(size, gradient.dtype)
-
-
-def _check_groups(num_groups: int, groups: Any) -> None:
-    if num_groups < 0 or (isinstance(groups, int) and groups < 0):
-        raise UsageError(
-            f"groups needs a number that is not negative: found {groups or num_groups}. "
-            "Leave it out: all gradients of a step move together."
-        )
-    if groups is not None and not isinstance(groups, (int, list, tuple)):
-        raise UsageError(
-            "groups needs a number, or a list of lists of variables: "
-            f"found {type(groups).__name__}. Leave it out: all gradients move together."
-        )
 
 
 class _DistributedTape(tf.GradientTape):  # type: ignore[misc]

@@ -53,7 +53,9 @@ RankLeft = _with_tensorflow_error(errors.RankLeft, tf.errors.UnknownError)
 UsageError = _with_tensorflow_error(errors.UsageError, tf.errors.InvalidArgumentError)
 
 _PUBLIC: dict[type[BaseException], Any] = {
-    kind.__mro__[1]: kind for kind in (CollectiveMismatch, RankLeft, UsageError)
+    errors.CollectiveMismatch: CollectiveMismatch,
+    errors.RankLeft: RankLeft,
+    errors.UsageError: UsageError,
 }
 
 
@@ -97,12 +99,6 @@ def carried(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _fetch(message: str) -> BaseException | None:
-    found = _MARK.search(message)
-    error = _kept.pop(int(found[1]), None) if found else None
-    return None if error is None else _public(error)
-
-
 def install() -> None:
     execute = import_private("tensorflow.python.eager.execute")
     for name in ("quick_execute", "execute", "execute_with_cancellation"):
@@ -119,9 +115,11 @@ def _raising_kept(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*args, **options)
         except tf.errors.OpError as error:
-            found: BaseException | None = _fetch(str(error.message))
-            if found is None:
+            mark = _MARK.search(str(error.message))
+            kept = _kept.pop(int(mark[1]), None) if mark else None
+            if kept is None:
                 raise
+            found = _public(kept)
         except RuntimeError as error:
             # Ctrl-C reached the main thread while TensorFlow made its error.
             if _INTERRUPTED not in str(error):

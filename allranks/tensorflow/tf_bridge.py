@@ -268,8 +268,8 @@ _names_in_functions: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
 class _Pending:
     """A collective that is ready on this rank, and its result."""
 
-    def __init__(self, name: str, function: Callable[[], Any], lock: threading.Lock) -> None:
-        self.name, self.function = name, function
+    def __init__(self, function: Callable[[], Any], lock: threading.Lock) -> None:
+        self.function = function
         self.changed = threading.Condition(lock)
         self.over = False
         self.result: Any = None
@@ -294,7 +294,7 @@ class CallOrder:
     def run(self, name: str, function: Callable[[], Any]) -> Any:
         """Calls a function when it is the next one on every rank, and returns its result."""
         with self._lock:
-            own = _Pending(name, function, self._lock)
+            own = _Pending(function, self._lock)
             self._ready.setdefault(name, deque()).append(own)
             self._arrived.notify()
             while not own.over:

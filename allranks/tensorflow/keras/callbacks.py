@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from allranks import collectives
 from allranks.collectives import Min
@@ -117,20 +117,18 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         # Not by allreduce, which would round to float32 and not notice different names.
         every = collectives.allgather_object({name: float(logs[name]) for name in sorted(logs)})
         if any(one.keys() != every[0].keys() for one in every):
-            _raise_other_metrics([", ".join(one) or "none" for one in every])
+            named = [", ".join(one) or "none" for one in every]
+            found = ", ".join(
+                f"{label([rank for rank, one in enumerate(named) if one == names])}: {names}"
+                for names in dict.fromkeys(named)
+            )
+            raise CollectiveMismatch(
+                f"MetricAverageCallback needs the same metrics on every rank, found {found}. "
+                "Compile the model with the same metrics on every rank, and validate on all of "
+                "them or on none."
+            )
         for name in every[0]:
             logs[name] = sum(one[name] for one in every) / len(every)
-
-
-def _raise_other_metrics(named: list[str]) -> NoReturn:
-    found = ", ".join(
-        f"{label([rank for rank, one in enumerate(named) if one == names])}: {names}"
-        for names in dict.fromkeys(named)
-    )
-    raise CollectiveMismatch(
-        f"MetricAverageCallback needs the same metrics on every rank, found {found}. Compile the "
-        "model with the same metrics on every rank, and validate on all of them or on none."
-    )
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
