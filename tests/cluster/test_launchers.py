@@ -45,11 +45,17 @@ def _slurm_here(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-def test_a_named_place_is_what_its_file_says(sites):
+def test_a_named_place_is_what_its_file_says_and_what_is_built_in_needs_none(sites):
     made = launchers.named("pair")
     assert isinstance(made, SshLauncher)
     assert made.size(None) == 4
     assert made.environment()["NCCL_SOCKET_IFNAME"] == "ib0"
+    sites.write_text("[pair")
+    assert isinstance(launchers.named("local"), LocalLauncher)
+    assert isinstance(launchers.named("ssh:h1:2"), SshLauncher)
+    assert Cluster(2).launcher.name == "local"
+    with pytest.raises(ClusterLost, match=r"Call its method start\(\) first"):
+        Cluster(2).run("rank")
 
 
 @pytest.mark.parametrize(
@@ -65,15 +71,6 @@ def test_a_file_of_places_that_cannot_be_read_is_named(sites, text, said):
     sites.write_text(text)
     with pytest.raises(UsageError, match=said):
         launchers.named("pair")
-
-
-def test_what_is_built_in_starts_whatever_is_in_the_files_of_places(sites):
-    sites.write_text("[pair")
-    assert isinstance(launchers.named("local"), LocalLauncher)
-    assert isinstance(launchers.named("ssh:h1:2"), SshLauncher)
-    assert Cluster(2).launcher.name == "local"
-    with pytest.raises(ClusterLost, match=r"Call its method start\(\) first"):
-        Cluster(2).run("rank")
 
 
 @pytest.fixture
@@ -170,7 +167,7 @@ def test_the_options_that_are_typed_come_after_those_of_the_profile(ipython):
     assert made._asked.more == ["--mem", "1G", "--mem", "2G"]
 
 
-def test_what_the_user_has_set_for_mpi_reaches_other_hosts(monkeypatch):
+def test_settings_of_the_environment_reach_other_hosts_and_jobs_of_several_nodes(monkeypatch):
     made = launchers.named("ssh:h1:2,h2:2")
     needed = {*made.environment(), "OPAL_PREFIX", "MPI4PY_LIBMPI"}
     assert {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_ALLOW_RUN_AS_ROOT"} <= needed
@@ -180,9 +177,6 @@ def test_what_the_user_has_set_for_mpi_reaches_other_hosts(monkeypatch):
     found = made.environment()
     assert {name for name in needed if found.get(name) != "the user's"} == set()
     assert "OMPI_COMM_WORLD_RANK" not in found
-
-
-def test_a_notebook_in_a_job_of_several_nodes_has_its_ranks_there(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
     assert launchers.default() == "local"
@@ -203,15 +197,12 @@ def test_the_names_of_hosts_are_read_as_batch_systems_and_users_write_them():
         parse_batch(["--nodes", "two"], "--on lsf")
 
 
-def test_the_number_of_ranks_that_was_asked_for_holds_on_the_same_hosts_only():
+def test_the_number_of_ranks_holds_on_the_same_hosts_and_ports_are_two_or_more(monkeypatch):
     here = ClusterOptions(n=4)
     assert ClusterOptions(gpus="none").over(here).n == 4
     assert ClusterOptions(launcher="local").over(here).n == 4
     assert ClusterOptions(launcher="ssh:h1:2").over(here).n is None
     assert ClusterOptions(n=2, launcher="ssh:h1:2").over(here).n == 2
-
-
-def test_ports_are_two_or_more(monkeypatch):
     monkeypatch.setenv(addresses.PORTS, "50000-50100")
     assert addresses.ports() == (50000, 50100)
     monkeypatch.setenv(addresses.PORTS, "50000")
@@ -229,7 +220,7 @@ def test_every_launcher_is_listed_with_why_it_cannot_be_used_here(sites, monkeyp
     assert f"pair       the two machines under the desk  ({sites})" in text
 
 
-def test_the_gpus_of_another_host_are_what_its_scheduler_or_its_driver_says(monkeypatch, tmp_path):
+def test_the_gpus_of_other_hosts_are_known_by_their_numbers(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 3")
     assert libraries.visible_gpus() == ("2", "3")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
@@ -238,9 +229,6 @@ def test_the_gpus_of_another_host_are_what_its_scheduler_or_its_driver_says(monk
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU-1\necho GPU-2\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     assert libraries.visible_gpus() == ("GPU-1", "GPU-2")
-
-
-def test_which_gpus_of_other_hosts_are_used_is_told_by_their_numbers():
     assert devices.numbers(None) == devices.numbers("all") == ()
     assert devices.numbers("0, 2") == ("0", "2")
     with pytest.raises(UsageError, match="expected --gpus with numbers"):

@@ -34,13 +34,25 @@ def test_a_console_shows_every_line_once(notebook, view):
     assert lines_of_two(seen) == {0: LINES, 1: LINES}
 
 
-def test_a_notebook_is_shown_displays_that_change(notebook):
+def test_a_notebook_is_shown_displays_that_change_and_figures_between_the_lines(notebook):
     cell = notebook.start(f"%%distributed\n{PRINTS}", typing=True, metadata=LAB).wait()
     (shown,) = cell.displays
     assert shown["text/plain"].split("\n") == [
         "ranks 0–1 │ line 0",
         *(f"          │ line {i}" for i in range(1, 4)),
     ]
+    cell = notebook.start(
+        "%%distributed\nbarrier()\nprint('before')\n"
+        f"display({{'image/png': '{PNG}', 'text/plain': '<a figure>'}}, raw=True)\n"
+        "display({'text/html': f'<b>{rank}</b>', 'text/plain': f'<of {rank}>'}, raw=True)\n"
+        "print('after')",
+        typing=True,
+    ).wait()
+    assert cell.text == (
+        "ranks 0–1 │ before\nranks 0–1:\n<a figure>\nrank 0:\n<of 0>\nrank 1:\n<of 1>\n"
+        "ranks 0–1 │ after\n"
+    )
+    assert [next(iter(data)) for data in cell.displays] == ["image/png", "text/html", "text/html"]
 
 
 @pytest.mark.parametrize(("said", "displays"), [("notebook", 1), ("console", 0)])
@@ -68,22 +80,7 @@ def test_another_word_for_it_is_refused(notebook):
     assert "expected ALLRANKS_FRONT_END to be auto, notebook or console, found 'lab'" in cell.text
 
 
-def test_a_figure_stands_between_the_lines_and_is_folded(notebook):
-    cell = notebook.start(
-        "%%distributed\nbarrier()\nprint('before')\n"
-        f"display({{'image/png': '{PNG}', 'text/plain': '<a figure>'}}, raw=True)\n"
-        "display({'text/html': f'<b>{rank}</b>', 'text/plain': f'<of {rank}>'}, raw=True)\n"
-        "print('after')",
-        typing=True,
-    ).wait()
-    assert cell.text == (
-        "ranks 0–1 │ before\nranks 0–1:\n<a figure>\nrank 0:\n<of 0>\nrank 1:\n<of 1>\n"
-        "ranks 0–1 │ after\n"
-    )
-    assert [next(iter(data)) for data in cell.displays] == ["image/png", "text/html", "text/html"]
-
-
-def test_updates_of_one_display_end_with_the_last_and_are_few(notebook):
+def test_a_console_is_shown_the_end_of_updates_logs_and_members(notebook):
     seen = in_console(
         notebook,
         "h = display({'text/plain': 'step 0'}, raw=True, display_id=True)\n"
@@ -96,15 +93,9 @@ def test_updates_of_one_display_end_with_the_last_and_are_few(notebook):
     assert lines[0] == "step 0"
     assert lines[-2:] == ["step 300", "after"]
     assert len(lines) <= 8
-
-
-def test_the_tables_of_a_cell_that_logs_stand_at_its_end(notebook):
     seen = in_console(notebook, "barrier()\nlog(loss=0.5)\nprint('logged')")
     assert "ranks 0–1 │ logged\n" in seen
     assert re.search(r"loss +0 +0\.5 +0\.5 +0\.5 +0\.5 +0\.5\n", seen)
-
-
-def test_an_ensemble_tells_each_member_that_ends(notebook):
     cell = notebook.start("%%ensemble x=1,2\nprint('x is', x)\nresult = x", typing=True).wait()
     assert cell.status == "ok"
     assert re.search(r"member 1 \(x=2\) finished on rank \d", cell.text), cell.text

@@ -19,9 +19,10 @@ PATH = re.compile(r"(?<![\w.~])/(?:home|mnt|opt|private|root|tmp|usr|Users|var|w
 HOST = re.compile(r" on (\S+) \((?=CPU|\d+ GPU)|\((\S+), (?:pid \d+, )?(?=cpu|cuda)")
 
 
-def test_the_cells_that_fail_are_those_that_should(name, executed):
+def test_the_cells_that_fail_are_those_that_should_and_the_ranks_are_stopped(name, executed):
     run = executed(name)
     assert labs.failed(run) == labs.tagged(run, FAILS)
+    assert labs.text_of(executed(name).cells[-1]) == "The ranks are stopped.\n"
 
 
 def test_the_committed_outputs_are_what_the_cells_say(name, executed):
@@ -43,20 +44,10 @@ def test_every_exercise_fails_until_it_is_solved(name, executed):
         assert "right: " in labs.text_of(run[f"solved-{exercise}"])
 
 
-def test_the_ranks_are_stopped_at_the_end(name, executed):
-    assert labs.text_of(executed(name).cells[-1]) == "The ranks are stopped.\n"
-
-
-def test_a_still_picture_of_the_live_view_is_committed(name):
+def test_the_committed_lab_is_small_has_a_still_picture_and_names_no_path_and_no_host(name):
+    assert labs.path_of(name).stat().st_size < 1_000_000
     html = [out.get("data", {}).get("text/html", "") for out in outputs(labs.read(name))]
     assert any(STILL in page and "data:image/svg+xml" in page for page in html)
-
-
-def test_the_committed_lab_is_small(name):
-    assert labs.path_of(name).stat().st_size < 1_000_000
-
-
-def test_the_committed_outputs_name_no_path_and_no_host(name):
     for cell in labs.code_cells(labs.read(name)):
         said = labs.text_of(cell)
         assert PATH.findall(said) == []
