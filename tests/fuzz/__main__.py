@@ -7,13 +7,71 @@ python -m tests.fuzz --minutes 60
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import time
+from collections import Counter
+from itertools import count
 
-from tests.fuzz import play
-from tests.fuzz.grammar import Seed
+from tests.fuzz import kills
+from tests.fuzz.grammar import KINDS, Fault, Seed
+from tests.fuzz.play import Played, play, report, shorten, source_of
 from tests.fuzz.ranks import numbers
-from tests.fuzz.soak import soak
+
+STEPS = 200
+"""Of one session, so that what leaks a little a step is seen."""
+KILLS = 50
+
+
+def soak(minutes: float, number: int) -> int:
+    """Plays fresh seeds, from a number on, and kills kernels between them; returns how many faults.
+
+    A session that has begun is ended early.
+    """
+    started = time.monotonic()
+    rng, names, ends = random.Random(number), Counter[str](), Counter[str]()
+    sessions: list[Played] = []
+    killed, faults = 0, 0
+
+    def left() -> float:
+        return started + 60 * minutes - time.monotonic()
+
+    for session in count():
+        # Kills are spread over the time, and all of them are done.
+        wanted = KILLS if left() <= 0 else int(KILLS * (1 - left() / (60 * minutes)))
+        while killed < wanted:
+            try:
+                kills.kill(f"{number}/{killed}", kills.PHASES[killed % len(kills.PHASES)])
+            except Fault as fault:
+                _tell(str(fault))
+                faults += 1
+            killed += 1
+        if left() <= 0:
+            break
+        seed = Seed(KINDS[session % 2], rng.choice((2, 3, 4)), number + session, soak=True)
+        _tell(f"{seed}: {left() / 60:.1f} min left")
+        played = play(seed, range(STEPS), go_on=lambda: left() > 0)
+        sessions.append(played)
+        names += played.names
+        ends += played.ends
+        _tell(
+            f"  {len(played.steps)} steps, ranks started {played.starts} times, "
+            f"{'ok' if played.fault is None else played.fault.kind}\n"
+            f"  before: {played.before}\n  after:  {played.after}"
+        )
+        if played.fault is not None:
+            faults += 1
+            # Before it is played again, which takes minutes and may not find it.
+            _tell(f"in step {played.steps[-1]}: {played.fault}")
+            _tell(report(played, shorten(played)))
+    steps = sum(len(played.steps) for played in sessions)
+    restarts = sum(played.starts - 1 for played in sessions if played.starts)
+    _tell(
+        f"\n{steps} steps of {len(names)} kinds in {len(sessions)} sessions, {restarts} restarts, "
+        f"{killed} kernels killed, in {(time.monotonic() - started) / 60:.0f} min: {faults} faults"
+    )
+    _tell("cells ended: " + ", ".join(f"{how} {n}" for how, n in ends.most_common()))
+    return faults
 
 
 def main() -> int:
@@ -26,14 +84,14 @@ def main() -> int:
     options = parser.parse_args()
     if options.minutes:
         number = options.number if options.number is not None else int(time.time())
-        return min(1, soak(options.minutes, number, _tell))
+        return min(1, soak(options.minutes, number))
     if options.seed is None:
         parser.error("expected --seed or --minutes")
     if options.source:
         for step in options.steps:
-            print(play.source_of(options.seed, step, options.seed.size))
+            print(source_of(options.seed, step, options.seed.size))
         return 0
-    played = play.play(options.seed, options.steps, tell=_tell)
+    played = play(options.seed, options.steps, tell=_tell)
     if played.fault is not None:
         print(f"in step {played.steps[-1]}: {played.fault}")
     return int(played.fault is not None)

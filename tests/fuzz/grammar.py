@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
-from tests.fuzz.known import KNOWN
-
 if TYPE_CHECKING:
     from tests.fuzz.sessions import Session
 
@@ -149,10 +147,34 @@ def statement(
     return add
 
 
+def act(
+    weight: int = 1, only: str = "", soak: bool = False, lost: bool = False
+) -> Callable[[Callable[[Draw, Session], None]], None]:
+    """Adds something that is done to the session itself; see `statement` and `Act`."""
+
+    def add(do: Callable[[Draw, Session], None]) -> None:
+        def make(draw: Draw) -> Act:
+            return Act(lambda session: do(draw, session), lost)
+
+        STATEMENTS[do.__name__] = Statement(do.__name__, make, weight, only, soak)
+
+    return add
+
+
+def statements(**made: Callable[[Draw], Made]) -> None:
+    """Adds statements that stand once in a deck."""
+    STATEMENTS.update({name: Statement(name, make, 1, "", False) for name, make in made.items()})
+
+
 def right(make: Callable[[Draw], str]) -> Callable[[Draw], str]:
     """Adds source that checks its own result; it stands before other statements, or alone."""
     RIGHT[make.__name__] = make
     return make
+
+
+def rights(**made: Callable[[Draw], str]) -> None:
+    """Adds several sources that check their own results."""
+    RIGHT.update(made)
 
 
 @dataclass(frozen=True)
@@ -183,7 +205,7 @@ class Seed:
         names = [
             name
             for name, each in sorted(STATEMENTS.items())
-            if name not in KNOWN and each.only in ("", self.kind) and (self.soak or not each.soak)
+            if each.only in ("", self.kind) and (self.soak or not each.soak)
             for _ in range(each.weight)
         ]
         for deck in count():

@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ from typing import Any
 import psutil
 
 from tests.faults.notebook import GONE_SECONDS, Notebook
-from tests.fuzz.figures import more
 from tests.fuzz.grammar import Fault
-from tests.fuzz.sessions import ENVIRONMENT, HANG_SECONDS, Ended, Session, Signals
+from tests.fuzz.sessions import ENVIRONMENT, HANG_SECONDS, Ended, Session, more
 from tests.kernel import ANSI, Cell, KernelDied
 
 _REPORTS = "import sys as _s; print([(r.rank, r.etype, r.waiting) for r in _s.last_value.reports])"
@@ -56,15 +54,7 @@ class InNotebook(Session):
             self.abandon()
             raise
 
-    def cell(
-        self,
-        source: str,
-        ranks: Sequence[int] | None = None,
-        timeout: float | None = None,
-        presses: Sequence[float] = (),
-        signals: Signals = (),
-        wants_values: bool = False,
-    ) -> Ended:
+    def cell(self, source, ranks=None, timeout=None, presses=(), signals=(), wants_values=False):
         options = " -o _values" if wants_values else ""
         options += f" -r {','.join(map(str, ranks))}" if ranks is not None else ""
         options += f" --timeout {timeout:g}" if timeout is not None else ""

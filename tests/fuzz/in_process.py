@@ -22,12 +22,19 @@ import psutil
 import allranks
 from allranks.errors import AllranksError, CellFailed
 from tests.faults.notebook import GONE_SECONDS
-from tests.fuzz.figures import SHARED, more, of_process, segments
 from tests.fuzz.grammar import Fault
-from tests.fuzz.sessions import ENVIRONMENT, HANG_SECONDS, Ended, Session, Signals
+from tests.fuzz.sessions import (
+    ENVIRONMENT,
+    HANG_SECONDS,
+    SHARED,
+    Ended,
+    Session,
+    Signals,
+    more,
+    segments,
+)
 from tests.kernel import ANSI
 
-_POLL_SECONDS = 0.01
 _LARGE = 1_000_000
 
 
@@ -44,10 +51,10 @@ class InProcess(Session):
         super().__init__(size, folder)
         self._others = set(psutil.Process().children(recursive=True))
         self._segments: set[str] = set()
-        self._inside = False
+        (temporary := folder / "tmp").mkdir()
         self._patch = patch.dict(
             os.environ,
-            {**ENVIRONMENT, "ALLRANKS_LOG_DIR": str(folder / "logs"), "TMPDIR": _short(folder)},
+            {**ENVIRONMENT, "ALLRANKS_LOG_DIR": str(folder / "logs"), "TMPDIR": str(temporary)},
         )
         self._patch.start()
         tempfile.tempdir = None
@@ -63,15 +70,7 @@ class InProcess(Session):
             self.abandon()
             raise
 
-    def cell(
-        self,
-        source: str,
-        ranks: Sequence[int] | None = None,
-        timeout: float | None = None,
-        presses: Sequence[float] = (),
-        signals: Signals = (),
-        wants_values: bool = False,
-    ) -> Ended:
+    def cell(self, source, ranks=None, timeout=None, presses=(), signals=(), wants_values=False):
         return self.do(
             lambda: self.cluster.run(source, ranks=ranks, timeout=timeout), presses, signals
         )
@@ -152,8 +151,8 @@ class InProcess(Session):
     def _held(self) -> tuple[int, int]:
         """How many descriptors and threads this process holds without ranks."""
         gc.collect()
-        held = of_process(psutil.Process())
-        return held.descriptors, held.threads
+        this = psutil.Process()
+        return this.num_fds(), this.num_threads()
 
     def _left(self) -> list[str]:
         """What the cluster had and that is still there, logs apart."""
@@ -212,10 +211,3 @@ class Healing(InProcess):
 
     kind = "healing"
     heals = True
-
-
-def _short(folder: Path) -> str:
-    """Makes a folder for temporary files, and returns its path."""
-    made = folder / "tmp"
-    made.mkdir()
-    return str(made)

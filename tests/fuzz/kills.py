@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.faults.notebook import Notebook
-from tests.fuzz.figures import SHARED
 from tests.fuzz.grammar import Fault
+from tests.fuzz.sessions import SHARED
 
 PHASES = ("starting", "in a cell", "idle", "stopping")
 _CELLS = (

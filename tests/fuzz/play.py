@@ -1,19 +1,19 @@
-"""Plays the steps of a seed in a session, each followed by a cell whose result is known."""
+"""Plays the steps of a seed, each followed by a cell whose result is known; shortens what fails."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import tempfile
+import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 from tests.fuzz import oracle, ranks, statements
-from tests.fuzz.figures import Figures
 from tests.fuzz.grammar import RIGHT, Act, Case, Fault, Made, Seed
 from tests.fuzz.in_notebook import InNotebook
 from tests.fuzz.in_process import Healing, InProcess
@@ -24,6 +24,8 @@ _SESSIONS = {cls.kind: cls for cls in (InNotebook, InProcess, Healing)}
 _LENGTHS = (1, 7, 1000, 20_000, 300_000)
 _MOST_BEFORE = 3
 _SHOWN_CHARACTERS = 600
+SHORTEN_SECONDS = 600.0
+"""How long is looked for a shorter sequence: a few dozen sessions, or a handful of hangs."""
 
 
 @dataclass
@@ -43,8 +45,8 @@ class Played:
     names: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)
     starts: int = 0
-    before: Figures | None = None
-    after: Figures | None = None
+    before: str = "-"
+    after: str = "-"
     fault: Fault | None = None
 
 
@@ -159,4 +161,52 @@ def _last_lines(folder: Path) -> str:
     return "\n".join(
         f"── {path.name}\n{path.read_text(errors='replace')[-_SHOWN_CHARACTERS:]}"
         for path in sorted(newest.glob("*.log"))
+    )
+
+
+def shortest(steps: Sequence[int], fails: Callable[[Sequence[int]], bool]) -> list[int]:
+    """Returns a part of ``steps`` that fails, from which pieces, then steps, are left out.
+
+    Args:
+        steps: what has failed.
+        fails: whether a part of it fails as well.
+
+    After Zeller and Hildebrandt, Simplifying and isolating failure-inducing input, 2002.
+    """
+    left = list(steps)
+    if len(left) > 1 and fails(left[-1:]):
+        return left[-1:]
+    size = len(left) // 2
+    while size:
+        # From the end, so that the places of the pieces before stay as they are.
+        for start in range(0, len(left), size)[::-1]:
+            rest = left[:start] + left[start + size :]
+            if rest and fails(rest):
+                left = rest
+        size //= 2
+    return left
+
+
+def shorten(played: Played, seconds: float = SHORTEN_SECONDS) -> list[int]:
+    """Returns the shortest part found of the steps that were played, with a fault of that kind."""
+    kind, deadline = played.fault.kind if played.fault else "", time.monotonic() + seconds
+
+    def fails(steps: Sequence[int]) -> bool:
+        if time.monotonic() > deadline:
+            return False
+        again = play(played.seed, steps)
+        return again.fault is not None and again.fault.kind == kind
+
+    return shortest(played.steps, fails)
+
+
+def report(played: Played, steps: Sequence[int]) -> str:
+    """Returns what a person needs to see the fault again."""
+    listed = ",".join(map(str, steps))
+    again = f"python -m tests.fuzz --seed {played.seed} --steps {listed}"
+    sources = "\n".join(source_of(played.seed, step, played.sizes[step]) for step in steps)
+    return (
+        f"{played.fault}\n" + "\n".join(getattr(played.fault, "__notes__", [])) + "\n\n"
+        f"{played.seed}: found after {len(played.steps)} steps, these {len(steps)} fail as well\n"
+        f"again:  {again}\nread:   {again} --source\n\n{sources}"
     )

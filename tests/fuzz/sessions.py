@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from tests.fuzz.figures import Figures, of_process, segments
 from tests.fuzz.grammar import Fault
 from tests.fuzz.ranks import SETUP, Witness
+
+SHARED = Path("/dev/shm")
 
 HANG_SECONDS = 60.0
 """A cell that has not ended by then is called a hang. It is no promise of speed: it only has to be
@@ -43,21 +45,27 @@ class Ended:
     nbytes: int = 0
 
 
-class Session(ABC):
-    """Ranks that steps are played on.
+class Session:
+    """Ranks that steps are played on, of a notebook or of this process. Each kind defines:
+
+    ``cell``: runs a cell and returns how it ended. ``push``, ``pull``, ``status``: return how they
+    ended, with one value a rank. ``restart(size)`` and ``stop``: of the ranks. ``revive``: what a
+    user does before the next cell where ranks were lost. ``leader``: the process that leads the
+    ranks. ``close``: ends everything; a `Fault` where something is left. ``abandon``: ends
+    everything after a fault, whatever it takes.
 
     Args:
-        size: how many.
+        size: how many ranks.
         folder: where the session may leave files, until it is closed.
 
     Attributes:
         steps: how many probes the ranks have run since their variables were set.
         starts: how often ranks were started.
+        heals: whether ranks that die are replaced.
     """
 
     kind: str
     heals = False
-    """Whether ranks that die are replaced."""
 
     def __init__(self, size: int, folder: Path) -> None:
         self.size = size
@@ -66,62 +74,6 @@ class Session(ABC):
         self.steps = 0
         self.starts = 0
         self.pids: dict[int, int] = {}
-
-    @abstractmethod
-    def cell(
-        self,
-        source: str,
-        ranks: Sequence[int] | None = None,
-        timeout: float | None = None,
-        presses: Sequence[float] = (),
-        signals: Signals = (),
-        wants_values: bool = False,
-    ) -> Ended:
-        """Runs a cell and returns how it ended.
-
-        Raises:
-            Fault: it hangs.
-        """
-
-    @abstractmethod
-    def push(self, name: str, expression: str) -> Ended:
-        """Pushes what an expression is in the leader's process."""
-
-    @abstractmethod
-    def pull(self, name: str) -> Ended:
-        """Pulls a variable; ``values`` is one a rank."""
-
-    @abstractmethod
-    def status(self) -> Ended:
-        """Asks for the status; ``values`` is a pid and a state a rank."""
-
-    @abstractmethod
-    def restart(self, size: int) -> None:
-        """Restarts with so many ranks."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Ends the ranks."""
-
-    @abstractmethod
-    def revive(self) -> None:
-        """Does what a user does before the next cell where ranks were lost."""
-
-    @abstractmethod
-    def leader(self) -> psutil.Process:
-        """The process that leads the ranks."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Ends everything, and says so where something is left.
-
-        Raises:
-            Fault: something is left.
-        """
-
-    @abstractmethod
-    def abandon(self) -> None:
-        """Ends everything after a fault, whatever it takes."""
 
     def set_up(self) -> None:
         """Gives the ranks their variables: they are fresh, or have forgotten them."""
@@ -133,8 +85,33 @@ class Session(ABC):
             self.starts += 1
         self.pids, self.steps = pids, 0
 
-    def figures(self) -> Figures:
+    def figures(self) -> str:
         """Returns what the session holds now."""
         leader = self.leader()
-        ranks = [of_process(psutil.Process(pid)) for pid in self.pids.values()]
-        return Figures(of_process(leader), ranks, len(segments(leader.children(recursive=True))))
+        ranks = ", ".join(_figures(psutil.Process(pid)) for pid in self.pids.values())
+        shared = len(segments(leader.children(recursive=True)))
+        return f"leader {_figures(leader)}; ranks {ranks}; {shared} segments"
+
+
+def _figures(process: psutil.Process) -> str:
+    with process.oneshot():
+        nbytes, descriptors = process.memory_info().rss, process.num_fds()
+        return f"{nbytes >> 20} MiB {descriptors} fd {process.num_threads()} thr"
+
+
+def more(held: tuple[int, int], before: tuple[int, int]) -> bool:
+    """Whether there are more descriptors, or more threads, than before.
+
+    Fewer is no leak: pyzmq ends the thread of its large messages when the last one is gone.
+    """
+    return any(now > then for now, then in zip(held, before, strict=True))
+
+
+def segments(processes: Iterable[psutil.Process]) -> set[str]:
+    """Returns the files in shared memory that processes have mapped."""
+    found: set[str] = set()
+    for process in processes:
+        with suppress(OSError):
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            found |= set(re.findall(rf"{SHARED}/(\S+)$", maps, re.MULTILINE))
+    return found

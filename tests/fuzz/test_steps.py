@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fuzz import kills
 from tests.fuzz.grammar import Seed
-from tests.fuzz.play import play
-from tests.fuzz.shorten import report, shorten
+from tests.fuzz.play import play, report, shorten
 
 SESSIONS = (
     ("notebook-4-1", range(50)),
@@ -27,3 +27,8 @@ def test_random_steps_never_hang_lie_or_leak(seed, steps):
     played = play(Seed.parse(seed), steps)
     if played.fault is not None:
         pytest.fail(report(played, shorten(played)), pytrace=False)
+
+
+def test_a_kernel_killed_at_a_random_moment_while_its_ranks_stop_leaves_nothing():
+    """For the other phases see tests/faults/test_leaks.py; `make soak` does all of them."""
+    kills.kill("0", "stopping")

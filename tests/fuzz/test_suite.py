@@ -4,9 +4,8 @@ import pytest
 
 from tests.fuzz import play
 from tests.fuzz.grammar import KINDS, STATEMENTS, Act, Case, Seed
-from tests.fuzz.known import KNOWN
+from tests.fuzz.play import shortest
 from tests.fuzz.ranks import unfold
-from tests.fuzz.shorten import shortest
 
 LABELLED = """
 rank 0    │ zero
@@ -15,10 +14,6 @@ ranks 1–3 │ more
           → 7
 rank 0    ! zero's error
 """
-
-
-def test_what_is_known_not_to_hold_is_in_the_grammar():
-    assert KNOWN.keys() <= STATEMENTS.keys()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -35,7 +30,7 @@ def test_a_deck_has_every_statement_that_fits(kind):
     deck = sum(s.weight for s in STATEMENTS.values())
     drawn = {play.made(seed, step, 4)[0] for step in range(2 * deck)}
     fitting = {s.name for s in STATEMENTS.values() if s.only in ("", kind) and not s.soak}
-    assert drawn == fitting - KNOWN.keys()
+    assert drawn == fitting
 
 
 def test_every_case_is_python_and_every_act_can_be_done():

@@ -10,7 +10,7 @@ import time
 import psutil
 
 import allranks
-from tests.fuzz.grammar import Act, Draw, Fault, statement
+from tests.fuzz.grammar import Act, Draw, Fault, act, statement, statements
 from tests.fuzz.in_notebook import InNotebook
 from tests.fuzz.sessions import Session
 
@@ -24,128 +24,95 @@ def a_restart(draw: Draw) -> Act:
     return Act(lambda session: session.restart(size), lost=True)
 
 
-@statement()
-def a_stop(draw: Draw) -> Act:
-    return Act(lambda session: session.stop(), lost=True)
-
-
-@statement()
-def a_death_while_idle(draw: Draw) -> Act:
+@act(lost=True)
+def a_death_while_idle(draw: Draw, session: Session) -> None:
     number = draw.rng.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV))
-
-    def do(session: Session) -> None:
-        pid = session.pids[draw.rank % session.size]
-        os.kill(pid, number)
-        try:
-            psutil.Process(pid).wait(10)
-        except psutil.NoSuchProcess:
-            pass
-        time.sleep(0.5)  # the leader hears of it a moment later
-        session.revive()
-
-    return Act(do, lost=True)
+    pid = session.pids[draw.rank % session.size]
+    os.kill(pid, number)
+    try:
+        psutil.Process(pid).wait(10)
+    except psutil.NoSuchProcess:
+        pass
+    time.sleep(0.5)  # the leader hears of it a moment later
+    session.revive()
 
 
-@statement(only="cluster")
-def two_clusters(draw: Draw) -> Act:
-    def do(session: Session) -> None:
-        with allranks.Cluster(2) as other:
-            found = session.do(lambda: other.run("int(allreduce(rank + 5, Sum))"))
-            own = session.do(lambda: session.cluster.run("int(allreduce(rank, Sum))"))
-        if found.values != [11, 11] or own.values != [sum(range(session.size))] * session.size:
-            raise Fault("two clusters", f"{found} {own}")
-
-    assert draw
-    return Act(do)
+@act(only="cluster")
+def two_clusters(draw: Draw, session: Session) -> None:
+    with allranks.Cluster(2) as other:
+        found = session.do(lambda: other.run("int(allreduce(rank + 5, Sum))"))
+        own = session.do(lambda: session.cluster.run("int(allreduce(rank, Sum))"))
+    if found.values != [11, 11] or own.values != [sum(range(session.size))] * session.size:
+        raise Fault("two clusters", f"{found} {own}")
 
 
-@statement(only="cluster")
-def a_cluster_that_is_dropped(draw: Draw) -> Act:
-    def do(session: Session) -> None:
-        other = allranks.Cluster(1).start()
-        pid = other.hellos[0].pid
-        del other
-        gc.collect()
-        try:
-            psutil.Process(pid).wait(10)
-        except psutil.NoSuchProcess:
-            pass
-        except psutil.TimeoutExpired:
-            raise Fault("left", "a rank of a cluster that was dropped") from None
-
-    return Act(do)
+@act(only="cluster")
+def a_cluster_that_is_dropped(draw: Draw, session: Session) -> None:
+    other = allranks.Cluster(1).start()
+    pid = other.hellos[0].pid
+    del other
+    gc.collect()
+    try:
+        psutil.Process(pid).wait(10)
+    except psutil.NoSuchProcess:
+        pass
+    except psutil.TimeoutExpired:
+        raise Fault("left", "a rank of a cluster that was dropped") from None
 
 
-@statement(only="notebook")
-def a_second_cluster_in_the_notebook(draw: Draw) -> Act:
-    def do(session: Session) -> None:
-        assert isinstance(session, InNotebook)
-        cell = session.notebook.run(
-            "import allranks\nwith allranks.Cluster(2) as _other:\n"
-            "    print(_other.run('int(allreduce(rank + 5, Sum))'))"
-        )
-        if not cell.stdout.endswith("[11, 11]\n"):
-            raise Fault("two clusters", cell.text)
-
-    return Act(do)
+@act(only="notebook")
+def a_second_cluster_in_the_notebook(draw: Draw, session: InNotebook) -> None:
+    cell = session.notebook.run(
+        "import allranks\nwith allranks.Cluster(2) as _other:\n"
+        "    print(_other.run('int(allreduce(rank + 5, Sum))'))"
+    )
+    if not cell.stdout.endswith("[11, 11]\n"):
+        raise Fault("two clusters", cell.text)
 
 
-@statement(only="notebook")
-def the_extension_is_loaded_again(draw: Draw) -> Act:
-    def do(session: Session) -> None:
-        assert isinstance(session, InNotebook)
-        cell = session.notebook.run(
-            f"%unload_ext allranks\n{_LOAD}%distributed start -n {session.size}"
-        )
-        if cell.status != "ok":
-            raise Fault("reload", cell.text)
-
-    return Act(do, lost=True)
+@act(only="notebook", lost=True)
+def the_extension_is_loaded_again(draw: Draw, session: InNotebook) -> None:
+    cell = session.notebook.run(
+        f"%unload_ext allranks\n{_LOAD}%distributed start -n {session.size}"
+    )
+    if cell.status != "ok":
+        raise Fault("reload", cell.text)
 
 
-@statement(only="notebook")
-def cells_for_the_ranks_by_default(draw: Draw) -> Act:
-    def do(session: Session) -> None:
-        assert isinstance(session, InNotebook)
-        run = session.notebook.run
-        run("%distributed on")
-        cell = run("kept['rank']")
-        run("%distributed off")
-        if "rank 0" not in cell.text and "ranks 0" not in cell.text:
-            raise Fault("on", cell.text)
-
-    return Act(do)
+@act(only="notebook")
+def cells_for_the_ranks_by_default(draw: Draw, session: InNotebook) -> None:
+    run = session.notebook.run
+    run("%distributed on")
+    cell = run("kept['rank']")
+    run("%distributed off")
+    if "rank 0" not in cell.text and "ranks 0" not in cell.text:
+        raise Fault("on", cell.text)
 
 
-@statement(only="notebook", soak=True)
-def the_kernel_is_restarted(draw: Draw) -> Act:
-    def do(session: Session) -> None:
-        assert isinstance(session, InNotebook)
-        notebook = session.notebook
-        notebook.restart()
-        try:
-            notebook.wait_for_no_children(10)
-        except TimeoutError as error:
-            raise Fault("left", str(error)) from error
-        cell = notebook.run(f"{_LOAD}%distributed start -n {session.size}")
-        if cell.status != "ok":
-            raise Fault("kernel restart", cell.text)
-
-    return Act(do, lost=True)
+@act(only="notebook", soak=True, lost=True)
+def the_kernel_is_restarted(draw: Draw, session: InNotebook) -> None:
+    notebook = session.notebook
+    notebook.restart()
+    try:
+        notebook.wait_for_no_children(10)
+    except TimeoutError as error:
+        raise Fault("left", str(error)) from error
+    cell = notebook.run(f"{_LOAD}%distributed start -n {session.size}")
+    if cell.status != "ok":
+        raise Fault("kernel restart", cell.text)
 
 
-@statement(soak=True)
-def a_helper_process_is_killed(draw: Draw) -> Act:
+@act(soak=True, lost=True)
+def a_helper_process_is_killed(draw: Draw, session: Session) -> None:
     which = draw.rng.choice(("prterun", "allranks.agent"))
+    for process in session.leader().children(recursive=True):
+        if which in process.cmdline() or which == process.name():
+            process.kill()
+            break
+    else:
+        raise Fault("helper", f"expected a process {which}")
+    time.sleep(1)
+    session.revive()
 
-    def do(session: Session) -> None:
-        for process in session.leader().children(recursive=True):
-            if which in process.cmdline() or which == process.name():
-                process.kill()
-                break
-        else:
-            raise Fault("helper", f"expected a process {which}")
-        time.sleep(1)
-        session.revive()
 
-    return Act(do, lost=True)
+statements(a_stop=lambda draw: Act(lambda session: session.stop(), lost=True))

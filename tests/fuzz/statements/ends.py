@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz.grammar import Case, Draw, statement
+from tests.fuzz.grammar import Case, Draw, statement, statements
 
 _RAISES = {
     "ValueError": ("raise ValueError('bad batch')", "int('x')"),
@@ -62,16 +62,6 @@ _NOT_SHOWN = (
 )
 
 
-@statement()
-def an_exception_that_cannot_be_shown(draw: Draw) -> Case:
-    return Case(
-        f"class _Odd(Exception):\n    {draw.rng.choice(_NOT_SHOWN)}\n"
-        f"if rank == {draw.rank}: raise _Odd()\nbarrier()",
-        ("CellFailed",),
-        failed={draw.rank: "_Odd"},
-    )
-
-
 @statement(weight=2)
 def some_ranks_raise(draw: Draw) -> Case:
     name, source = _raising(draw)
@@ -79,26 +69,6 @@ def some_ranks_raise(draw: Draw) -> Case:
     ends = ("CellInterrupted", "CellFailed") if name == "KeyboardInterrupt" else ("CellFailed",)
     then = draw.rng.choice(("", "allreduce(np.ones(3))")) if len(who) < draw.size else ""
     return Case(f"if rank in {who}:\n    {source}\n{then}", ends, failed=dict.fromkeys(who, name))
-
-
-@statement()
-def each_rank_raises_something_else(draw: Draw) -> Case:
-    return Case(
-        "[int, 1 / (rank - 1) and {}.pop, list, [].pop][rank]('five')",
-        ("CellFailed",),
-        failed={
-            rank: name
-            for rank, name in ((0, "ValueError"), (1, "ZeroDivisionError"), (3, "TypeError"))
-            if rank < draw.size
-        },
-    )
-
-
-@statement()
-def an_error_in_a_finalizer(draw: Draw) -> Case:
-    return Case(
-        "class _Held:\n    def __del__(self): raise OSError('late')\n_held = _Held(); del _held"
-    )
 
 
 @statement(weight=2)
@@ -143,22 +113,6 @@ def a_rank_dies(draw: Draw) -> Case:
 
 
 @statement()
-def all_ranks_die(draw: Draw) -> Case:
-    return Case(draw.rng.choice(_DEATHS), ("ClusterLost",), lost=True)
-
-
-@statement()
-def a_rank_is_killed_from_outside(draw: Draw) -> Case:
-    return Case(
-        "for _i in range(10_000): allreduce(np.ones(9)); time.sleep(0.002)",
-        ("ClusterLost",),
-        (f"rank {draw.rank} (", "SIGKILL"),
-        lost=True,
-        signals=((draw.rng.uniform(0, 0.5), draw.rank, 9),),
-    )
-
-
-@statement()
 def a_rank_kills_another(draw: Draw) -> Case:
     victim = (draw.rank + 1) % draw.size
     return Case(
@@ -179,21 +133,43 @@ _CYCLES = (
 )
 
 
-@statement()
-def a_cyclic_cause(draw: Draw) -> Case:
-    return Case(
+statements(
+    an_exception_that_cannot_be_shown=lambda draw: Case(
+        f"class _Odd(Exception):\n    {draw.rng.choice(_NOT_SHOWN)}\n"
+        f"if rank == {draw.rank}: raise _Odd()\nbarrier()",
+        ("CellFailed",),
+        failed={draw.rank: "_Odd"},
+    ),
+    each_rank_raises_something_else=lambda draw: Case(
+        "[int, 1 / (rank - 1) and {}.pop, list, [].pop][rank]('five')",
+        ("CellFailed",),
+        failed={
+            rank: name
+            for rank, name in ((0, "ValueError"), (1, "ZeroDivisionError"), (3, "TypeError"))
+            if rank < draw.size
+        },
+    ),
+    an_error_in_a_finalizer=lambda draw: Case(
+        "class _Held:\n    def __del__(self): raise OSError('late')\n_held = _Held(); del _held"
+    ),
+    all_ranks_die=lambda draw: Case(draw.rng.choice(_DEATHS), ("ClusterLost",), lost=True),
+    a_rank_is_killed_from_outside=lambda draw: Case(
+        "for _i in range(10_000): allreduce(np.ones(9)); time.sleep(0.002)",
+        ("ClusterLost",),
+        (f"rank {draw.rank} (", "SIGKILL"),
+        lost=True,
+        signals=((draw.rng.uniform(0, 0.5), draw.rank, 9),),
+    ),
+    a_cyclic_cause=lambda draw: Case(
         f"_a, _b = ValueError('a'), OSError('b')\n{draw.rng.choice(_CYCLES)}\nraise _a",
         ("CellFailed",),
         ("ValueError: a", "Traceback (most recent call last)"),
         dict.fromkeys(range(draw.size), "ValueError"),
-    )
-
-
-@statement()
-def a_lone_surrogate_in_an_exception(draw: Draw) -> Case:
-    return Case(
+    ),
+    a_lone_surrogate_in_an_exception=lambda draw: Case(
         "import json\nraise ValueError(json.loads('\"\\\\ud83d\"') + ' follows')",
         ("CellFailed",),
         ("follows",),
         dict.fromkeys(range(draw.size), "ValueError"),
-    )
+    ),
+)

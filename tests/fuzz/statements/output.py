@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz.grammar import Case, Draw, statement
+from tests.fuzz.grammar import Case, Draw, statement, statements
 
 
 @statement(weight=2)
@@ -35,23 +35,6 @@ def lines_of_c_and_children(draw: Draw) -> Case:
 
 
 @statement()
-def a_flood_of_children(draw: Draw) -> Case:
-    return Case(
-        "os.system('yes flood | head -c 3000000')\nos.system('yes error | head -c 900000 1>&2')"
-    )
-
-
-@statement()
-def a_flood_to_stderr(draw: Draw) -> Case:
-    return Case("for _i in range(5000): print('complaint', _i, 'x' * 80, file=sys.stderr)")
-
-
-@statement()
-def one_long_line(draw: Draw) -> Case:
-    return Case("print('x' * 1_000_000)", speaks=True)
-
-
-@statement()
 def rubbish(draw: Draw) -> Case:
     what = draw.rng.choice(("bytes(range(256)) * 4", "b'\\xff\\xfe\\x80\\x1b[2J\\x1b]0;t\\x07'"))
     return Case(f"sys.stdout.flush(); os.write(1, {what} + b'\\n')")
@@ -66,16 +49,6 @@ def a_forged_label(draw: Draw) -> Case:
         f"    print('x\\rrank {other} │ forged\\x0b\\x0crank {other} │ forged')\n"
         f"    print('\\x1b[1A\\x1b[2Krank {other} │ forged')"
     )
-
-
-@statement()
-def progress(draw: Draw) -> Case:
-    return Case("for _i in range(200): print(f'\\rstep {_i}', end='')\nprint()")
-
-
-@statement()
-def strange_letters(draw: Draw) -> Case:
-    return Case("print('é 漢字 🙂 \\u202e \\u2028 \\x85 \\ud83d \\x00 \\u200f\\n' * 3)")
 
 
 @statement()
@@ -98,13 +71,6 @@ def a_rich_display(draw: Draw) -> Case:
         "from IPython.display import HTML, display\n"
         f"if rank == {draw.rank}: display(HTML('{rich}'))",
         shows=((rich, (draw.rank,)),),
-    )
-
-
-@statement()
-def many_displays(draw: Draw) -> Case:
-    return Case(
-        "from IPython.display import HTML\nfor _i in range(200): display(HTML(f'<i>{_i}</i>'))"
     )
 
 
@@ -145,14 +111,6 @@ def a_strange_display(draw: Draw) -> Case:
     )
 
 
-@statement()
-def a_cleared_output(draw: Draw) -> Case:
-    return Case(
-        "from IPython.display import clear_output\nprint('gone'); clear_output(); print('stays')",
-        begins=False,
-    )
-
-
 @statement(only="notebook")
 def an_update_of_a_rich_display(draw: Draw) -> Case:
     rich = f"<b>{draw.step} of {draw.rank}</b>"
@@ -172,51 +130,6 @@ def a_repr_with_a_lone_surrogate(draw: Draw) -> Case:
     return Case(
         "class _O:\n    def __repr__(self): return '\\ud83d'", ("ok", "CellFailed"), last=how
     )
-
-
-@statement()
-def html_with_a_lone_surrogate(draw: Draw) -> Case:
-    return Case(
-        "from IPython.display import HTML, display\ndisplay(HTML('\\ud800'))", ("ok", "CellFailed")
-    )
-
-
-@statement()
-def a_bundle_with_wrong_metadata(draw: Draw) -> Case:
-    return Case(
-        "class _O:\n    def _repr_mimebundle_(self, **_): return {'text/html': 'a'}, 7\ndisplay(_O())",
-        ("ok", "CellFailed"),
-    )
-
-
-@statement()
-def json_of_great_depth(draw: Draw) -> Case:
-    return Case(
-        "_deep = []\nfor _i in range(20_000): _deep = [_deep]\n_was = sys.getrecursionlimit()\n"
-        "sys.setrecursionlimit(100_000)\ndisplay({'application/json': _deep}, raw=True)",
-        ("ok", "CellFailed"),
-        undo="del _deep; sys.setrecursionlimit(_was)",
-    )
-
-
-@statement()
-def an_enormous_value(draw: Draw) -> Case:
-    return Case("", last="'x' * 20_000_000")
-
-
-@statement()
-def an_enormous_display(draw: Draw) -> Case:
-    return Case("from IPython.display import HTML\ndisplay(HTML('x' * 20_000_000))")
-
-
-@statement()
-def output_pointed_elsewhere(draw: Draw) -> Case:
-    return Case("_n = os.open('/dev/null', 1); os.dup2(_n, 1); os.close(_n)", speaks=False)
-
-
-@statement()
-def output_closed(draw: Draw) -> Case:
-    return Case(f"os.close({draw.rng.choice((1, 2))})", ("ok", "CellFailed"), speaks=False)
 
 
 @statement()
@@ -241,3 +154,48 @@ def streams_closed(draw: Draw) -> Case:
         after_end=True,
         undo="sys.stdout = _kept_stdout" if quiet else "",
     )
+
+
+statements(
+    a_flood_of_children=lambda draw: Case(
+        "os.system('yes flood | head -c 3000000')\nos.system('yes error | head -c 900000 1>&2')"
+    ),
+    a_flood_to_stderr=lambda draw: Case(
+        "for _i in range(5000): print('complaint', _i, 'x' * 80, file=sys.stderr)"
+    ),
+    one_long_line=lambda draw: Case("print('x' * 1_000_000)", speaks=True),
+    progress=lambda draw: Case("for _i in range(200): print(f'\\rstep {_i}', end='')\nprint()"),
+    strange_letters=lambda draw: Case(
+        "print('é 漢字 🙂 \\u202e \\u2028 \\x85 \\ud83d \\x00 \\u200f\\n' * 3)"
+    ),
+    many_displays=lambda draw: Case(
+        "from IPython.display import HTML\nfor _i in range(200): display(HTML(f'<i>{_i}</i>'))"
+    ),
+    a_cleared_output=lambda draw: Case(
+        "from IPython.display import clear_output\nprint('gone'); clear_output(); print('stays')",
+        begins=False,
+    ),
+    html_with_a_lone_surrogate=lambda draw: Case(
+        "from IPython.display import HTML, display\ndisplay(HTML('\\ud800'))", ("ok", "CellFailed")
+    ),
+    a_bundle_with_wrong_metadata=lambda draw: Case(
+        "class _O:\n    def _repr_mimebundle_(self, **_): return {'text/html': 'a'}, 7\ndisplay(_O())",
+        ("ok", "CellFailed"),
+    ),
+    json_of_great_depth=lambda draw: Case(
+        "_deep = []\nfor _i in range(20_000): _deep = [_deep]\n_was = sys.getrecursionlimit()\n"
+        "sys.setrecursionlimit(100_000)\ndisplay({'application/json': _deep}, raw=True)",
+        ("ok", "CellFailed"),
+        undo="del _deep; sys.setrecursionlimit(_was)",
+    ),
+    an_enormous_value=lambda draw: Case("", last="'x' * 20_000_000"),
+    an_enormous_display=lambda draw: Case(
+        "from IPython.display import HTML\ndisplay(HTML('x' * 20_000_000))"
+    ),
+    output_pointed_elsewhere=lambda draw: Case(
+        "_n = os.open('/dev/null', 1); os.dup2(_n, 1); os.close(_n)", speaks=False
+    ),
+    output_closed=lambda draw: Case(
+        f"os.close({draw.rng.choice((1, 2))})", ("ok", "CellFailed"), speaks=False
+    ),
+)

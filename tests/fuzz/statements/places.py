@@ -10,7 +10,7 @@ from unittest.mock import patch
 import psutil
 
 import allranks
-from tests.fuzz.grammar import Act, Case, Draw, Fault, statement
+from tests.fuzz.grammar import Act, Case, Draw, Fault, act, statement, statements
 from tests.fuzz.in_notebook import InNotebook
 from tests.fuzz.in_process import InProcess
 from tests.fuzz.sessions import Session
@@ -58,16 +58,12 @@ def a_start_in_a_strange_environment(draw: Draw) -> Act:
     return _start_in(draw.rng.choice(_STRANGE))
 
 
-@statement(only="cluster", soak=True)
-def a_start_with_modules(draw: Draw) -> Act:
-    def do(session: Session) -> None:
-        del session
-        with allranks.Cluster(2, preload=("sqlite3", "decimal")) as other:
-            found = other.run("import sys\n'sqlite3' in sys.modules, int(allreduce(rank, Sum))")
-        if found != [(True, 1)] * 2:
-            raise Fault("start", f"with modules: {found}")
-
-    return Act(do)
+@act(only="cluster", soak=True)
+def a_start_with_modules(draw: Draw, session: Session) -> None:
+    with allranks.Cluster(2, preload=("sqlite3", "decimal")) as other:
+        found = other.run("import sys\n'sqlite3' in sys.modules, int(allreduce(rank, Sum))")
+    if found != [(True, 1)] * 2:
+        raise Fault("start", f"with modules: {found}")
 
 
 _OPPOSITE = """
@@ -83,20 +79,14 @@ for order in orders: step(order)
 """
 
 
-@statement(only="cluster", soak=True)
-def structures_in_opposite_order(draw: Draw) -> Act:
-    def do(session: Session) -> None:
-        assert isinstance(session, InProcess)
-        with allranks.Cluster(2, preload="tensorflow") as other:
-            if session.do(lambda: other.run(_OPPOSITE)).how != "ok":
-                raise Fault("tensorflow", "expected both orders to be right alone")
-            ended = session.do(
-                lambda: other.run("for order in [*orders, orders[rank]]: step(order)")
-            )
-        if ended.how != "CellFailed" or "CollectiveMismatch" not in ended.text:
-            raise Fault("wrong result", f"expected a mismatch, found {ended.how}\n{ended.text}")
-
-    return Act(do)
+@act(only="cluster", soak=True)
+def structures_in_opposite_order(draw: Draw, session: InProcess) -> None:
+    with allranks.Cluster(2, preload="tensorflow") as other:
+        if session.do(lambda: other.run(_OPPOSITE)).how != "ok":
+            raise Fault("tensorflow", "expected both orders to be right alone")
+        ended = session.do(lambda: other.run("for order in [*orders, orders[rank]]: step(order)"))
+    if ended.how != "CellFailed" or "CollectiveMismatch" not in ended.text:
+        raise Fault("wrong result", f"expected a mismatch, found {ended.how}\n{ended.text}")
 
 
 def _addresses(family: int) -> list[str]:
@@ -106,22 +96,18 @@ def _addresses(family: int) -> list[str]:
     return [address for address in own if not address.startswith("127.") and address != "::1"]
 
 
-@statement()
-def doors(draw: Draw) -> Act:
+@act()
+def doors(draw: Draw, session: Session) -> None:
     """No rank hears anybody who comes by this machine's address in the network."""
-
-    def do(session: Session) -> None:
-        for rank, pid in session.pids.items():
-            for link in psutil.Process(pid).net_connections("inet"):
-                if link.status != psutil.CONN_LISTEN or link.laddr.ip.startswith("127."):
-                    continue
-                # Of the same family: the other one's port of this number may be another process's.
-                for address in _addresses(link.family):
-                    with suppress(OSError):
-                        socket.create_connection((address, link.laddr.port), 0.3).close()
-                        raise Fault("door", f"rank {rank} listens on {link.laddr}")
-
-    return Act(do)
+    for rank, pid in session.pids.items():
+        for link in psutil.Process(pid).net_connections("inet"):
+            if link.status != psutil.CONN_LISTEN or link.laddr.ip.startswith("127."):
+                continue
+            # Of the same family: the other one's port of this number may be another process's.
+            for address in _addresses(link.family):
+                with suppress(OSError):
+                    socket.create_connection((address, link.laddr.port), 0.3).close()
+                    raise Fault("door", f"rank {rank} listens on {link.laddr}")
 
 
 _FAILS = """
@@ -153,56 +139,45 @@ def _memory(session: Session) -> list[int]:
     return [psutil.Process(pid).memory_info().rss for pid in session.pids.values()]
 
 
-@statement()
-def failed_cells_do_not_keep_their_frames(draw: Draw) -> Act:
-    return _kept(_FAILS.format(n=4_000_000), 32_000_000)
-
-
 @statement(soak=True)
 def output_is_not_kept_in_memory(draw: Draw) -> Act:
     return _kept(_PRINTS, 6_000_000)
 
 
-@statement()
-def asynchronous_calls_in_the_timings(draw: Draw) -> Case:
-    return Case(
+@act(only="notebook")
+def completion_while_busy(draw: Draw, session: InNotebook) -> None:
+    notebook = session.notebook
+    cell = notebook.start_on_ranks("time.sleep(0.4); barrier()")
+    notebook._client.complete("%%distributed\nkep")  # its reply is not waited for
+    if cell.wait(60).status != "ok":
+        raise Fault("talk", cell.text)
+
+
+@act(only="notebook", soak=True, lost=True)
+def an_ensemble_whose_rank_dies(draw: Draw, session: InNotebook) -> None:
+    bad = draw.rng.randrange(6)
+    notebook, flag = session.notebook, session.folder / f"died-{draw.step}"
+    body = (
+        f"import os\nif x == {bad} and not os.path.exists({str(flag)!r}):\n"
+        f"    open({str(flag)!r}, 'w').close(); os.kill(os.getpid(), 9)\nresult = x"
+    )
+    ended = notebook.run(f"%%ensemble x=0:6\n{body}", 90)
+    shown = notebook.run("sorted(m.result for m in runs.finished)")
+    notebook.run("del runs")
+    if "[0, 1, 2, 3, 4, 5]" not in shown.text:
+        raise Fault("ensemble", f"{shown.text}\n{ended.text}")
+
+
+statements(
+    failed_cells_do_not_keep_their_frames=lambda draw: _kept(
+        _FAILS.format(n=4_000_000), 32_000_000
+    ),
+    asynchronous_calls_in_the_timings=lambda draw: Case(
         "_before, _began = len(records()), time.monotonic()\n"
         "_h = [allreduce_async(np.ones(2000)) for _i in range(100)]\n"
         "time.sleep(0.2)\nfor _each in _h: synchronize(_each)\n"
         "_spent = time.monotonic() - _began\n"
         "_summed = sum(r.wait_seconds + r.transfer_seconds for r in records()[_before:])\n"
         "assert 0 <= _summed <= _spent, WrongResult(f'{_summed} of {_spent}')"
-    )
-
-
-@statement(only="notebook")
-def completion_while_busy(draw: Draw) -> Act:
-    def do(session: Session) -> None:
-        assert isinstance(session, InNotebook)
-        notebook = session.notebook
-        cell = notebook.start_on_ranks("time.sleep(0.4); barrier()")
-        notebook._client.complete("%%distributed\nkep")  # its reply is not waited for
-        if cell.wait(60).status != "ok":
-            raise Fault("talk", cell.text)
-
-    return Act(do)
-
-
-@statement(only="notebook", soak=True)
-def an_ensemble_whose_rank_dies(draw: Draw) -> Act:
-    bad = draw.rng.randrange(6)
-
-    def do(session: Session) -> None:
-        assert isinstance(session, InNotebook)
-        notebook, flag = session.notebook, session.folder / f"died-{draw.step}"
-        body = (
-            f"import os\nif x == {bad} and not os.path.exists({str(flag)!r}):\n"
-            f"    open({str(flag)!r}, 'w').close(); os.kill(os.getpid(), 9)\nresult = x"
-        )
-        ended = notebook.run(f"%%ensemble x=0:6\n{body}", 90)
-        shown = notebook.run("sorted(m.result for m in runs.finished)")
-        notebook.run("del runs")
-        if "[0, 1, 2, 3, 4, 5]" not in shown.text:
-            raise Fault("ensemble", f"{shown.text}\n{ended.text}")
-
-    return Act(do, lost=True)
+    ),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz.grammar import Case, Draw, statement
+from tests.fuzz.grammar import Case, Draw, statement, statements
 
 _BUSY = (
     "time.sleep(20)",
@@ -30,6 +30,7 @@ _BUSY = (
     "def _deep(n): return _deep(n + 1) if n < 500 else time.sleep(0.01)\nwhile True: _deep(0)",
     "while True: display(rank); time.sleep(0.05)",
 )
+_BLOCKS = "from mpi4py import MPI\nif rank == {}: MPI.Intracomm(MPI.COMM_WORLD).Barrier()"
 _ONCE = ("CellInterrupted", "KeyboardInterrupt")
 
 
@@ -64,39 +65,6 @@ def two_interrupts(draw: Draw) -> Case:
     return Case(_busy(draw), _ONCE, lost=None, presses=moments, after_end=True)
 
 
-@statement()
-def two_interrupts_of_ranks_that_ignore_one(draw: Draw) -> Case:
-    return Case(
-        f"while rank == {draw.rank}:\n    try: time.sleep(30)\n    except KeyboardInterrupt: pass",
-        _ONCE,
-        lost=None,
-        presses=(0.5, 1.2),
-        after_end=True,
-    )
-
-
-@statement()
-def two_interrupts_in_a_blocking_call(draw: Draw) -> Case:
-    return Case(
-        f"from mpi4py import MPI\nif rank == {draw.rank}: MPI.Intracomm(MPI.COMM_WORLD).Barrier()",
-        _ONCE,
-        lost=None,
-        presses=(0.5, 1.2),
-        after_end=True,
-        mixes=False,
-    )
-
-
-@statement()
-def an_interrupt_that_is_answered(draw: Draw) -> Case:
-    return Case(
-        "try: time.sleep(20)\nexcept KeyboardInterrupt: print('answered')",
-        ("ok", *_ONCE),
-        presses=(0.6,),
-        mixes=False,
-    )
-
-
 @statement(weight=2)
 def a_timeout(draw: Draw) -> Case:
     return Case(
@@ -105,11 +73,6 @@ def a_timeout(draw: Draw) -> Case:
         ("reached: interrupting",),
         timeout=draw.rng.choice((0.001, 0.05, 0.3)),
     )
-
-
-@statement()
-def a_timeout_that_is_long_enough(draw: Draw) -> Case:
-    return Case("allreduce(np.ones(3))", timeout=59)
 
 
 @statement()
@@ -122,26 +85,44 @@ def a_timeout_while_a_rank_fails(draw: Draw) -> Case:
     )
 
 
-@statement()
-def a_timeout_in_a_blocking_call(draw: Draw) -> Case:
-    return Case(
-        f"from mpi4py import MPI\nif rank == {draw.rank}: MPI.Intracomm(MPI.COMM_WORLD).Barrier()",
+statements(
+    two_interrupts_of_ranks_that_ignore_one=lambda draw: Case(
+        f"while rank == {draw.rank}:\n    try: time.sleep(30)\n    except KeyboardInterrupt: pass",
+        _ONCE,
+        lost=None,
+        presses=(0.5, 1.2),
+        after_end=True,
+    ),
+    two_interrupts_in_a_blocking_call=lambda draw: Case(
+        _BLOCKS.format(draw.rank),
+        _ONCE,
+        lost=None,
+        presses=(0.5, 1.2),
+        after_end=True,
+        mixes=False,
+    ),
+    an_interrupt_that_is_answered=lambda draw: Case(
+        "try: time.sleep(20)\nexcept KeyboardInterrupt: print('answered')",
+        ("ok", *_ONCE),
+        presses=(0.6,),
+        mixes=False,
+    ),
+    a_timeout_that_is_long_enough=lambda draw: Case("allreduce(np.ones(3))", timeout=59),
+    a_timeout_in_a_blocking_call=lambda draw: Case(
+        _BLOCKS.format(draw.rank),
         ("CellTimeout",),
         (f"rank {draw.rank}",),
         lost=None,
         timeout=0.5,
         after_end=True,
         mixes=False,
-    )
-
-
-@statement()
-def a_death_while_interrupted(draw: Draw) -> Case:
-    return Case(
+    ),
+    a_death_while_interrupted=lambda draw: Case(
         f"try: time.sleep(20)\nexcept KeyboardInterrupt:\n    if rank == {draw.rank}: os._exit(9)\n"
         "    time.sleep(20)",
         ("ClusterLost", *_ONCE),
         lost=None,
         presses=(0.5,),
         after_end=True,
-    )
+    ),
+)

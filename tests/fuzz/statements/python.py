@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz.grammar import Case, Draw, statement
+from tests.fuzz.grammar import Case, Draw, statement, statements
 
 _BY = {
     "nothing": "lambda *a, **k: None",
@@ -37,11 +37,7 @@ def a_builtin_is_replaced(draw: Draw) -> Case:
     where = draw.rng.choice(("globals", "globals", "builtins"))
     if where == "globals":
         return Case(
-            f"{name} = {by}",
-            ("ok", "CellFailed"),
-            speaks=False,
-            undo=f"del {name}",
-            after_end=True,
+            f"{name} = {by}", ("ok", "CellFailed"), speaks=False, undo=f"del {name}", after_end=True
         )
     return Case(
         f"import builtins as _b\n_was = _b.{name}\ntry: _b.{name} = {by}\nfinally: _b.{name} = _was"
@@ -90,16 +86,6 @@ def a_function_of_json_is_replaced(draw: Draw) -> Case:
 
 
 @statement()
-def json_replaced_by_another_signature(draw: Draw) -> Case:
-    return Case(
-        f"import json as _j\n_was = _j.dumps\n_j.dumps = {draw.rng.choice(sorted(_BY.values()))}",
-        ("ok", "ClusterLost"),
-        lost=None,
-        undo="if '_was' in globals(): _j.dumps = _was",
-    )
-
-
-@statement()
 def names_are_given_away(draw: Draw) -> Case:
     names = draw.rng.choice(
         (
@@ -124,14 +110,6 @@ def names_are_given_away(draw: Draw) -> Case:
 def all_names_are_forgotten(draw: Draw) -> Case:
     how = draw.rng.choice(("%reset -f", "globals().clear()"))
     return Case(how, ("ok", "CellFailed"), begins=False, forgets=True)
-
-
-@statement()
-def input_and_output_history_is_cleared(draw: Draw) -> Case:
-    return Case(
-        "In.clear(); Out.clear(); del _, __, ___" if draw.step % 2 else "In[:] = []; Out.clear()",
-        ("ok", "CellFailed"),
-    )
 
 
 @statement()
@@ -173,17 +151,7 @@ def the_environment_is_emptied(draw: Draw) -> Case:
 @statement()
 def a_trace_is_set(draw: Draw) -> Case:
     which = draw.rng.choice(("settrace", "setprofile"))
-    return Case(
-        f"sys.{which}(lambda *a: None)",
-        undo=f"sys.{which}(None)",
-    )
-
-
-@statement()
-def a_trace_that_raises(draw: Draw) -> Case:
-    return Case(
-        "def _t(*a): raise OSError('trace')\nsys.settrace(_t)", ("ok", "CellFailed"), after_end=True
-    )
+    return Case(f"sys.{which}(lambda *a: None)", undo=f"sys.{which}(None)")
 
 
 @statement()
@@ -202,39 +170,6 @@ def signals_are_handled_otherwise(draw: Draw) -> Case:
     return Case(
         f"import signal\n{act}",
         undo="import signal\nfor _n in (1, 10, 14, 15, 17): signal.signal(_n, signal.SIG_DFL)",
-    )
-
-
-@statement()
-def an_alarm_raises(draw: Draw) -> Case:
-    return Case(
-        "import signal\ndef _ring(*a): raise OSError('alarm')\n"
-        "signal.signal(signal.SIGALRM, _ring); signal.setitimer(0, 0.1)\n"
-        f"{draw.rng.choice(('time.sleep(5)', 'while True: allreduce(np.ones(3))'))}",
-        ("CellFailed",),
-        undo="import signal; signal.setitimer(0, 0); signal.signal(signal.SIGALRM, signal.SIG_DFL)",
-    )
-
-
-@statement()
-def threads(draw: Draw) -> Case:
-    return Case(
-        "import threading\n"
-        "_ts = [threading.Thread(target=sum, args=([i],)) for i in range(20)]\n"
-        "for _t in _ts: _t.start()\nfor _t in _ts: _t.join()\n"
-        "threading.Thread(target=time.sleep, args=(0.3,), daemon=True).start()\n"
-        "threading.Thread(target=int, args=('x',)).start()"
-    )
-
-
-@statement()
-def a_thread_interrupts_the_main_one(draw: Draw) -> Case:
-    return Case(
-        "import _thread, threading\n"
-        f"if rank == {draw.rank}: threading.Timer(0.1, _thread.interrupt_main).start()\n"
-        f"if rank == {draw.rank}: time.sleep(20)",
-        ("CellFailed", "CellInterrupted"),
-        failed={draw.rank: "KeyboardInterrupt"},
     )
 
 
@@ -259,7 +194,7 @@ def a_pool(draw: Draw) -> Case:
 def a_pool_that_spawns(draw: Draw) -> Case:
     return Case(
         "import multiprocessing as _m\n_c = _m.get_context('spawn')\n_p, _d = _c.Pool(1), _c.Manager()\n"
-        "assert _p.map(abs, [-1]) == [1] and _d.list([2])[0] == 2",
+        "assert _p.map(abs, [-1]) == [1] and _d.list([2])[0] == 2"
     )
 
 
@@ -274,50 +209,6 @@ def a_forked_child_that_exits(draw: Draw) -> Case:
 
 
 @statement()
-def a_forked_child_that_leaves_the_cell(draw: Draw) -> Case:
-    return Case("_pid = os.fork()\nif _pid: os.waitpid(_pid, 0)")
-
-
-@statement()
-def children_that_stay(draw: Draw) -> Case:
-    return Case(
-        "import subprocess\n"
-        "_child = subprocess.Popen(['sleep', '300'], start_new_session=True)\nos.system('sleep 300 &')"
-    )
-
-
-@statement()
-def descriptors_that_stay(draw: Draw) -> Case:
-    return Case(
-        "_files = [open(os.devnull) for _ in range(100)]", undo="for _f in _files: _f.close()"
-    )
-
-
-@statement()
-def standard_input_is_closed(draw: Draw) -> Case:
-    return Case("os.close(0)", undo="import os; os.open(os.devnull, os.O_RDONLY)")
-
-
-@statement()
-def limits(draw: Draw) -> Case:
-    return Case(
-        "import resource as _l\n_soft, _hard = _l.getrlimit(_l.RLIMIT_NOFILE)\n"
-        "_l.setrlimit(_l.RLIMIT_NOFILE, (64, _hard))",
-        undo="_l.setrlimit(_l.RLIMIT_NOFILE, (_soft, _hard))",
-    )
-
-
-@statement()
-def all_descriptors_are_used_up(draw: Draw) -> Case:
-    return Case(
-        "import resource as _l\n_soft, _hard = _l.getrlimit(_l.RLIMIT_NOFILE)\n"
-        "_l.setrlimit(_l.RLIMIT_NOFILE, (256, _hard))\n_files = []\n"
-        "try:\n    while True: _files.append(os.open('/dev/null', 0))\nexcept OSError: pass",
-        undo="for _f in _files: os.close(_f)\n_l.setrlimit(_l.RLIMIT_NOFILE, (_soft, _hard))",
-    )
-
-
-@statement()
 def event_hooks(draw: Draw) -> Case:
     name = draw.rng.choice(("pre_run_cell", "post_run_cell", "pre_execute", "post_execute"))
     return Case(
@@ -326,23 +217,73 @@ def event_hooks(draw: Draw) -> Case:
     )
 
 
-@statement()
-def a_debugger(draw: Draw) -> Case:
-    return Case("breakpoint()", ("ok", "CellFailed"))
-
-
-@statement()
-def tasks_that_stay(draw: Draw) -> Case:
-    return Case(
+statements(
+    json_replaced_by_another_signature=lambda draw: Case(
+        f"import json as _j\n_was = _j.dumps\n_j.dumps = {draw.rng.choice(sorted(_BY.values()))}",
+        ("ok", "ClusterLost"),
+        lost=None,
+        undo="if '_was' in globals(): _j.dumps = _was",
+    ),
+    input_and_output_history_is_cleared=lambda draw: Case(
+        "In.clear(); Out.clear(); del _, __, ___" if draw.step % 2 else "In[:] = []; Out.clear()",
+        ("ok", "CellFailed"),
+    ),
+    a_trace_that_raises=lambda draw: Case(
+        "def _t(*a): raise OSError('trace')\nsys.settrace(_t)", ("ok", "CellFailed"), after_end=True
+    ),
+    an_alarm_raises=lambda draw: Case(
+        "import signal\ndef _ring(*a): raise OSError('alarm')\n"
+        "signal.signal(signal.SIGALRM, _ring); signal.setitimer(0, 0.1)\n"
+        f"{draw.rng.choice(('time.sleep(5)', 'while True: allreduce(np.ones(3))'))}",
+        ("CellFailed",),
+        undo="import signal; signal.setitimer(0, 0); signal.signal(signal.SIGALRM, signal.SIG_DFL)",
+    ),
+    threads=lambda draw: Case(
+        "import threading\n"
+        "_ts = [threading.Thread(target=sum, args=([i],)) for i in range(20)]\n"
+        "for _t in _ts: _t.start()\nfor _t in _ts: _t.join()\n"
+        "threading.Thread(target=time.sleep, args=(0.3,), daemon=True).start()\n"
+        "threading.Thread(target=int, args=('x',)).start()"
+    ),
+    a_thread_interrupts_the_main_one=lambda draw: Case(
+        "import _thread, threading\n"
+        f"if rank == {draw.rank}: threading.Timer(0.1, _thread.interrupt_main).start()\n"
+        f"if rank == {draw.rank}: time.sleep(20)",
+        ("CellFailed", "CellInterrupted"),
+        failed={draw.rank: "KeyboardInterrupt"},
+    ),
+    a_forked_child_that_leaves_the_cell=lambda draw: Case(
+        "_pid = os.fork()\nif _pid: os.waitpid(_pid, 0)"
+    ),
+    children_that_stay=lambda draw: Case(
+        "import subprocess\n"
+        "_child = subprocess.Popen(['sleep', '300'], start_new_session=True)\nos.system('sleep 300 &')"
+    ),
+    descriptors_that_stay=lambda draw: Case(
+        "_files = [open(os.devnull) for _ in range(100)]", undo="for _f in _files: _f.close()"
+    ),
+    standard_input_is_closed=lambda draw: Case(
+        "os.close(0)", undo="import os; os.open(os.devnull, os.O_RDONLY)"
+    ),
+    limits=lambda draw: Case(
+        "import resource as _l\n_soft, _hard = _l.getrlimit(_l.RLIMIT_NOFILE)\n"
+        "_l.setrlimit(_l.RLIMIT_NOFILE, (64, _hard))",
+        undo="_l.setrlimit(_l.RLIMIT_NOFILE, (_soft, _hard))",
+    ),
+    all_descriptors_are_used_up=lambda draw: Case(
+        "import resource as _l\n_soft, _hard = _l.getrlimit(_l.RLIMIT_NOFILE)\n"
+        "_l.setrlimit(_l.RLIMIT_NOFILE, (256, _hard))\n_files = []\n"
+        "try:\n    while True: _files.append(os.open('/dev/null', 0))\nexcept OSError: pass",
+        undo="for _f in _files: os.close(_f)\n_l.setrlimit(_l.RLIMIT_NOFILE, (_soft, _hard))",
+    ),
+    a_debugger=lambda draw: Case("breakpoint()", ("ok", "CellFailed")),
+    tasks_that_stay=lambda draw: Case(
         "import asyncio\nasync def _tick():\n    for _ in range(20): await asyncio.sleep(0.02)\n"
         "    raise OSError('task')\n"
         "_task = asyncio.ensure_future(_tick())\nawait asyncio.sleep(0.01)"
-    )
-
-
-@statement()
-def magics(draw: Draw) -> Case:
-    return Case(
+    ),
+    magics=lambda draw: Case(
         "%time _x = 1\n_l = !echo one\nassert list(_l) == ['one']\n"
         "get_ipython().run_cell_magic('bash', '', 'exit 0')\n%cd -q .\n%timeit -n1 -r1 pass"
-    )
+    ),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz.grammar import Case, Draw, right, statement
+from tests.fuzz.grammar import Case, Draw, right, rights, statement, statements
 
 _DTYPES = (*("u1", "i2", "i4", "i8", "u8"), *("f2", "f4", "f8"), *("c8", "c16"), "?")
 _SHAPES = ("()", "(0,)", "(1,)", "(7,)", "(3, 5)", "(0, 4)", "(1000,)", "(40_000,)", "(64, 1025)")
@@ -53,14 +53,6 @@ def grouped(draw: Draw) -> str:
 
 
 @right
-def reduce_to_one(draw: Draw) -> str:
-    return (
-        f"_r = reduce(np.array([rank, 1]), {draw.rank}, Sum)\n"
-        f"_right(_r, [sum(range(size)), size] if rank == {draw.rank} else None, 'reduce')"
-    )
-
-
-@right
 def broadcast(draw: Draw) -> str:
     n = draw.rng.choice((1, 40_000))
     return f"_right(broadcast(np.full({n}, rank), {draw.rank}), [{draw.rank}] * {n}, 'broadcast')"
@@ -77,36 +69,11 @@ def allgather(draw: Draw) -> str:
 
 
 @right
-def gather(draw: Draw) -> str:
-    return (
-        f"_r = gather(np.array([rank]), {draw.rank})\n"
-        f"_right(_r, range(size) if rank == {draw.rank} else None, 'gather')"
-    )
-
-
-@right
-def scatter(draw: Draw) -> str:
-    return (
-        f"_r = scatter(np.arange(2 * size) if rank == {draw.rank} else None, {draw.rank})\n"
-        "_right(_r, [2 * rank, 2 * rank + 1], 'scatter')"
-    )
-
-
-@right
 def reducescatter(draw: Draw) -> str:
     n = draw.rng.choice((1, 6, 5000))
     return (
         f"_right(reducescatter(np.arange({n}.0), Sum), "
         f"np.array_split(np.arange({n}.0) * size, size)[rank], 'reducescatter')"
-    )
-
-
-@right
-def alltoall(draw: Draw) -> str:
-    return (
-        "_r, _got = alltoall(np.full(size * (rank + 1), rank), [rank + 1] * size)\n"
-        "_right(_r, np.repeat(np.arange(size), np.arange(1, size + 1)), 'alltoall')\n"
-        "_right(_got, range(1, size + 1), 'alltoall')"
     )
 
 
@@ -119,14 +86,6 @@ def around(draw: Draw) -> str:
         f"    _right(recv(size - 1), [7 + size - 1] * {n}, 'around')\n"
         "else:\n"
         "    send(recv(rank - 1) + 1, (rank + 1) % size)"
-    )
-
-
-@right
-def objects(draw: Draw) -> str:
-    return (
-        f"assert broadcast_object({{'x': rank}}, {draw.rank}) == {{'x': {draw.rank}}}\n"
-        "assert allgather_object((rank, 'é')) == [(r, 'é') for r in range(size)]"
     )
 
 
@@ -155,25 +114,6 @@ def process_set(draw: Draw) -> str:
 
 
 @right
-def joining(draw: Draw) -> str:
-    return (
-        f"for _i in range(1 + (rank == {draw.rank})):\n"
-        "    _r = allreduce(np.array([1]), Sum)\n"
-        "assert join() is not None"
-    )
-
-
-@right
-def mpi4py_calls(draw: Draw) -> str:
-    return (
-        "assert comm.allreduce(rank) == sum(range(size))\n"
-        f"assert comm.bcast(rank, {draw.rank}) == {draw.rank}\n"
-        "_r = np.empty(2); comm.Allreduce(np.array([rank, 1.0]), _r)\n"
-        "_right(_r, [float(sum(range(size))), float(size)], 'comm.Allreduce')"
-    )
-
-
-@right
 def shared_memory(draw: Draw) -> str:
     n = draw.rng.choice((10, 200_000))
     return (
@@ -186,18 +126,6 @@ def shared_memory(draw: Draw) -> str:
 def many_calls(draw: Draw) -> str:
     n = draw.rng.choice((20, 200))
     return f"for _i in range({n}): _right(allreduce(_i, Sum), _i * size, 'many')\nbarrier()"
-
-
-@right
-def a_caught_mismatch(draw: Draw) -> str:
-    return (
-        "from allranks.errors import CollectiveMismatch\n"
-        "try:\n"
-        f"    allreduce(np.ones(3 + (rank == {draw.rank})))\n"
-        "    raise WrongResult('no mismatch')\n"
-        "except CollectiveMismatch: pass\n"
-        "_right(allreduce(np.array([rank]), Sum), [sum(range(size))], 'after a mismatch')"
-    )
 
 
 @statement(weight=5)
@@ -232,11 +160,6 @@ def a_rank_that_is_stopped_for_a_moment(draw: Draw) -> Case:
 
 
 @statement()
-def some_of_the_ranks(draw: Draw) -> Case:
-    return Case("_seen = rank\nassert rank in range(size)", ranks=draw.among())
-
-
-@statement()
 def values(draw: Draw) -> Case:
     last, value = draw.rng.choice(
         (
@@ -250,21 +173,64 @@ def values(draw: Draw) -> Case:
     return Case("", last=last, values=tuple(value(r) for r in range(draw.size)))
 
 
-@statement()
-def a_loop_of_large_arrays(draw: Draw) -> Case:
-    return Case(
+rights(
+    reduce_to_one=lambda draw: (
+        f"_r = reduce(np.array([rank, 1]), {draw.rank}, Sum)\n"
+        f"_right(_r, [sum(range(size)), size] if rank == {draw.rank} else None, 'reduce')"
+    ),
+    gather=lambda draw: (
+        f"_r = gather(np.array([rank]), {draw.rank})\n"
+        f"_right(_r, range(size) if rank == {draw.rank} else None, 'gather')"
+    ),
+    scatter=lambda draw: (
+        f"_r = scatter(np.arange(2 * size) if rank == {draw.rank} else None, {draw.rank})\n"
+        "_right(_r, [2 * rank, 2 * rank + 1], 'scatter')"
+    ),
+    alltoall=lambda draw: (
+        "_r, _got = alltoall(np.full(size * (rank + 1), rank), [rank + 1] * size)\n"
+        "_right(_r, np.repeat(np.arange(size), np.arange(1, size + 1)), 'alltoall')\n"
+        "_right(_got, range(1, size + 1), 'alltoall')"
+    ),
+    objects=lambda draw: (
+        f"assert broadcast_object({{'x': rank}}, {draw.rank}) == {{'x': {draw.rank}}}\n"
+        "assert allgather_object((rank, 'é')) == [(r, 'é') for r in range(size)]"
+    ),
+    joining=lambda draw: (
+        f"for _i in range(1 + (rank == {draw.rank})):\n"
+        "    _r = allreduce(np.array([1]), Sum)\n"
+        "assert join() is not None"
+    ),
+    mpi4py_calls=lambda draw: (
+        "assert comm.allreduce(rank) == sum(range(size))\n"
+        f"assert comm.bcast(rank, {draw.rank}) == {draw.rank}\n"
+        "_r = np.empty(2); comm.Allreduce(np.array([rank, 1.0]), _r)\n"
+        "_right(_r, [float(sum(range(size))), float(size)], 'comm.Allreduce')"
+    ),
+    a_caught_mismatch=lambda draw: (
+        "from allranks.errors import CollectiveMismatch\n"
+        "try:\n"
+        f"    allreduce(np.ones(3 + (rank == {draw.rank})))\n"
+        "    raise WrongResult('no mismatch')\n"
+        "except CollectiveMismatch: pass\n"
+        "_right(allreduce(np.array([rank]), Sum), [sum(range(size))], 'after a mismatch')"
+    ),
+)
+
+
+statements(
+    some_of_the_ranks=lambda draw: Case(
+        "_seen = rank\nassert rank in range(size)", ranks=draw.among()
+    ),
+    a_loop_of_large_arrays=lambda draw: Case(
         "for _i in range(5):\n"
         "    _right(allreduce(np.full(1_000_000, rank, 'f4'), Sum)[::1000], "
         "np.full(1000, sum(range(size)), 'f4'), 'large')"
-    )
-
-
-@statement()
-def records_within_the_cell(draw: Draw) -> Case:
-    return Case(
+    ),
+    records_within_the_cell=lambda draw: Case(
         "_began = time.monotonic()\n"
         "for _i in range(20): allreduce(np.ones(1000))\n"
         "_spent = time.monotonic() - _began\n"
         "_summed = sum(r.wait_seconds + r.transfer_seconds for r in records()[-20:])\n"
         "assert 0 <= _summed <= _spent, WrongResult(f'{_summed} of {_spent}')"
-    )
+    ),
+)

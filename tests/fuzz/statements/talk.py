@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from tests.fuzz.grammar import Act, Case, Draw, Fault, statement
+from tests.fuzz.grammar import Act, Case, Draw, Fault, act, statement
 from tests.fuzz.in_notebook import InNotebook
 from tests.fuzz.in_process import InProcess
 from tests.fuzz.sessions import Ended, Session
@@ -32,67 +32,47 @@ def _must(ended: Ended, how: str, values: object = None) -> None:
         )
 
 
-@statement(weight=2)
-def push_and_pull(draw: Draw) -> Act:
+@act(weight=2)
+def push_and_pull(draw: Draw, session: Session) -> None:
     expression = draw.rng.choice(_VALUES)
-
-    def do(session: Session) -> None:
-        _must(session.push("_pushed", expression), "ok")
-        _must(session.pull("_pushed"), "ok", [eval(expression)] * session.size)
-
-    return Act(do)
+    _must(session.push("_pushed", expression), "ok")
+    _must(session.pull("_pushed"), "ok", [eval(expression)] * session.size)
 
 
-@statement()
-def push_and_pull_what_cannot(draw: Draw) -> Act:
+@act()
+def push_and_pull_what_cannot(draw: Draw, session: Session) -> None:
     which = draw.rng.choice(("lock", "missing", "pull a lock", "exits when pickled"))
-
-    def do(session: Session) -> None:
-        if which == "lock":
-            _must(session.push("_pushed", "__import__('threading').Lock()"), "UsageError")
-        elif which == "missing":
-            _must(session.pull("_nowhere"), "UsageError")
-        elif which == "pull a lock":
-            session.cell("import threading; _lock = threading.Lock()")
-            _must(session.pull("_lock"), "UsageError")
-        else:
-            session.cell(
-                "class _Exits:\n    def __reduce__(self): raise OSError(4)\n_exits = _Exits()"
-            )
-            _must(session.pull("_exits"), "UsageError")
-
-    return Act(do)
+    if which == "lock":
+        _must(session.push("_pushed", "__import__('threading').Lock()"), "UsageError")
+    elif which == "missing":
+        _must(session.pull("_nowhere"), "UsageError")
+    elif which == "pull a lock":
+        session.cell("import threading; _lock = threading.Lock()")
+        _must(session.pull("_lock"), "UsageError")
+    else:
+        session.cell("class _Exits:\n    def __reduce__(self): raise OSError(4)\n_exits = _Exits()")
+        _must(session.pull("_exits"), "UsageError")
 
 
-@statement()
-def a_pushed_value_that_exits(draw: Draw) -> Act:
+@act()
+def a_pushed_value_that_exits(draw: Draw, session: Session) -> None:
     name = draw.rng.choice(("SystemExit", "KeyboardInterrupt"))
     source = f"type('Exits', (), {{'__reduce__': lambda s: (exec, ('raise {name}',))}})()"
-
-    def do(session: Session) -> None:
-        _must(session.push("_pushed", source), "UsageError")
-
-    return Act(do)
+    _must(session.push("_pushed", source), "UsageError")
 
 
-@statement()
-def status(draw: Draw) -> Act:
-    def do(session: Session) -> None:
-        _must(session.status(), "ok", [(session.pids[r], "idle") for r in range(session.size)])
-
-    return Act(do)
+@act()
+def status(draw: Draw, session: Session) -> None:
+    _must(session.status(), "ok", [(session.pids[r], "idle") for r in range(session.size)])
 
 
-@statement()
-def an_interrupt_while_idle(draw: Draw) -> Act:
-    def do(session: Session) -> None:
-        if isinstance(session, InNotebook):
-            session.notebook.interrupt()
-            session.notebook.drain(0.1)
-        elif isinstance(session, InProcess) and session.cluster.interrupt():
-            raise Fault("talk", "expected no cell to interrupt, found one")
-
-    return Act(do)
+@act()
+def an_interrupt_while_idle(draw: Draw, session: Session) -> None:
+    if isinstance(session, InNotebook):
+        session.notebook.interrupt()
+        session.notebook.drain(0.1)
+    elif isinstance(session, InProcess) and session.cluster.interrupt():
+        raise Fault("talk", "expected no cell to interrupt, found one")
 
 
 def _busy(meanwhile: Callable[[InProcess], None]) -> Callable[[Session], None]:
@@ -144,22 +124,18 @@ def asked_while_busy(draw: Draw) -> Act:
     return Act(_busy(meanwhile))
 
 
-@statement(only="cluster")
-def a_cell_that_nobody_waits_for(draw: Draw) -> Act:
-    def do(session: Session) -> None:
-        assert isinstance(session, InProcess)
-        session.cluster.submit(draw.rng.choice(("pass", "time.sleep(0.2)", "1 / 0")))
-        deadline = time.monotonic() + 10
-        while session.do(lambda: session.cluster.run("1")).how == "UsageError":
-            if time.monotonic() > deadline:
-                raise Fault("talk", "expected the cell to end, found the ranks busy")
-            time.sleep(0.05)
-
-    return Act(do)
+@act(only="cluster")
+def a_cell_that_nobody_waits_for(draw: Draw, session: InProcess) -> None:
+    session.cluster.submit(draw.rng.choice(("pass", "time.sleep(0.2)", "1 / 0")))
+    deadline = time.monotonic() + 10
+    while session.do(lambda: session.cluster.run("1")).how == "UsageError":
+        if time.monotonic() > deadline:
+            raise Fault("talk", "expected the cell to end, found the ranks busy")
+        time.sleep(0.05)
 
 
-@statement(weight=2, only="cluster")
-def a_function(draw: Draw) -> Act:
+@act(weight=2, only="cluster")
+def a_function(draw: Draw, session: InProcess) -> None:
     n = draw.rng.randint(0, 99)
     which = draw.rng.choice(("value", "raises", "lambda", "exits", "not picklable"))
 
@@ -174,22 +150,18 @@ def a_function(draw: Draw) -> Act:
     def exits(x: int) -> int:
         raise SystemExit(1 + x)
 
-    def do(session: Session) -> None:
-        assert isinstance(session, InProcess)
-        cluster, ranks = session.cluster, range(session.size)
-        if which == "value":
-            _must(session.do(lambda: cluster.run(value, n)), "ok", [r * n for r in ranks])
-        elif which == "lambda":
-            _must(session.do(lambda: cluster.run(lambda: [n] * 3)), "ok", [[n] * 3 for _ in ranks])
-        elif which == "not picklable":
-            _must(session.do(lambda: cluster.run(value, threading.Lock())), "UsageError")
-        else:
-            _must(
-                session.do(lambda: cluster.run(raises if which == "raises" else exits, n)),
-                "CellFailed",
-            )
-
-    return Act(do)
+    cluster, ranks = session.cluster, range(session.size)
+    if which == "value":
+        _must(session.do(lambda: cluster.run(value, n)), "ok", [r * n for r in ranks])
+    elif which == "lambda":
+        _must(session.do(lambda: cluster.run(lambda: [n] * 3)), "ok", [[n] * 3 for _ in ranks])
+    elif which == "not picklable":
+        _must(session.do(lambda: cluster.run(value, threading.Lock())), "UsageError")
+    else:
+        _must(
+            session.do(lambda: cluster.run(raises if which == "raises" else exits, n)),
+            "CellFailed",
+        )
 
 
 @statement(only="cluster")
@@ -198,17 +170,13 @@ def a_value_that_cannot_be_sent(draw: Draw) -> Case:
     return Case("", ("UsageError",), ("expected a last expression that can be pickled",), last=last)
 
 
-@statement(only="notebook")
-def completion(draw: Draw) -> Act:
-    def do(session: Session) -> None:
-        assert isinstance(session, InNotebook)
-        found = session.notebook.complete("%%distributed\nkep")
-        if "kept" not in found:
-            raise Fault("talk", f"expected kept among the completions, found {found}")
-        if "steps" not in session.notebook.inspect("%%distributed\nkept"):
-            raise Fault("talk", "expected kept's value in its tooltip")
-
-    return Act(do)
+@act(only="notebook")
+def completion(draw: Draw, session: InNotebook) -> None:
+    found = session.notebook.complete("%%distributed\nkep")
+    if "kept" not in found:
+        raise Fault("talk", f"expected kept among the completions, found {found}")
+    if "steps" not in session.notebook.inspect("%%distributed\nkept"):
+        raise Fault("talk", "expected kept's value in its tooltip")
 
 
 _ENSEMBLE = (
@@ -216,8 +184,8 @@ _ENSEMBLE = (
 )
 
 
-@statement(only="notebook")
-def an_ensemble(draw: Draw) -> Act:
+@act(only="notebook")
+def an_ensemble(draw: Draw, session: InNotebook) -> None:
     many = draw.rng.randint(1, 12)
     bad = draw.rng.randrange(many)
     more = draw.rng.choice(
@@ -230,41 +198,31 @@ def an_ensemble(draw: Draw) -> Act:
     )
     failed = {bad} if f"x == {bad}" in more else set()
     cell = f"%%ensemble x=0:{many}\nimport sys\n{_ENSEMBLE.format(more=more)}"
-
-    def do(session: Session) -> None:
-        assert isinstance(session, InNotebook)
-        notebook = session.notebook
-        ended = notebook.run(cell, 60)
-        asked = "sorted(m.result['x'] for m in runs.finished), len(runs.failed)"
-        shown = notebook.run(asked)
-        found = shown.displays[0]["text/plain"] if shown.displays else shown.text
-        notebook.run("del runs")  # which gives the memory of its results back
-        expected = f"({[x for x in range(many) if x not in failed]}, {len(failed)})"
-        if "".join(found.split()) != expected.replace(" ", ""):
-            raise Fault("ensemble", f"expected {expected}, found {found}\n{ended.text}")
-
-    return Act(do)
+    notebook = session.notebook
+    ended = notebook.run(cell, 60)
+    asked = "sorted(m.result['x'] for m in runs.finished), len(runs.failed)"
+    shown = notebook.run(asked)
+    found = shown.displays[0]["text/plain"] if shown.displays else shown.text
+    notebook.run("del runs")  # which gives the memory of its results back
+    expected = f"({[x for x in range(many) if x not in failed]}, {len(failed)})"
+    if "".join(found.split()) != expected.replace(" ", ""):
+        raise Fault("ensemble", f"expected {expected}, found {found}\n{ended.text}")
 
 
-@statement(only="notebook")
-def an_interrupted_ensemble(draw: Draw) -> Act:
+@act(only="notebook")
+def an_interrupted_ensemble(draw: Draw, session: InNotebook) -> None:
     moment = draw.rng.uniform(0.05, 0.5)
-
-    def do(session: Session) -> None:
-        assert isinstance(session, InNotebook)
-        notebook = session.notebook
-        cell = notebook.start(
-            f"%%ensemble x=0:400\n{_ENSEMBLE.format(more='import time; time.sleep(0.02)')}"
-        )
-        notebook.drain(moment)
-        notebook.interrupt()
-        cell.wait(60)
-        if cell.error_name not in ("CellInterrupted", "KeyboardInterrupt"):
-            raise Fault("ensemble", f"expected CellInterrupted, found {cell.text}")
-        if cell.error_name == "CellInterrupted":
-            found = notebook.value("all(m.result['x'] == m.number for m in runs.finished)")
-            notebook.run("del runs")
-            if found != "True":
-                raise Fault("ensemble", f"expected right results, found {found}")
-
-    return Act(do)
+    notebook = session.notebook
+    cell = notebook.start(
+        f"%%ensemble x=0:400\n{_ENSEMBLE.format(more='import time; time.sleep(0.02)')}"
+    )
+    notebook.drain(moment)
+    notebook.interrupt()
+    cell.wait(60)
+    if cell.error_name not in ("CellInterrupted", "KeyboardInterrupt"):
+        raise Fault("ensemble", f"expected CellInterrupted, found {cell.text}")
+    if cell.error_name == "CellInterrupted":
+        found = notebook.value("all(m.result['x'] == m.number for m in runs.finished)")
+        notebook.run("del runs")
+        if found != "True":
+            raise Fault("ensemble", f"expected right results, found {found}")

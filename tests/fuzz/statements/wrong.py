@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz.grammar import Case, Draw, statement
+from tests.fuzz.grammar import Case, Draw, statement, statements
 
 _MISMATCH = {
     "shape": "allreduce(np.ones({n} + (rank == {rank})))",
@@ -90,23 +90,6 @@ def process_sets_in_opposite_order(draw: Draw) -> Case:
     )
 
 
-@statement()
-def process_sets_that_differ(draw: Draw) -> Case:
-    return Case(
-        f"add_process_set([{draw.rank}] if rank == {draw.rank} else [{draw.others[0]}])",
-        ("CellFailed",),
-        ("CollectiveMismatch",),
-    )
-
-
-@statement()
-def a_process_set_left_behind(draw: Draw) -> Case:
-    return Case(
-        f"_left = add_process_set([{draw.rank}])",
-        undo="assert remove_process_set(_left)",
-    )
-
-
 _REFUSED = {
     "UsageError": (
         *("broadcast(np.ones(3), root=99)", "reduce(np.ones(3), -1)", "send(np.ones(1), 77)"),
@@ -131,39 +114,35 @@ def handles_left_behind(draw: Draw) -> Case:
 
 
 @statement()
-def a_handle_of_another_epoch(draw: Draw) -> Case:
-    return Case(
+def a_message_that_nobody_takes(draw: Draw) -> Case:
+    n = draw.rng.choice((1, 1_000_000))
+    return Case(f"if rank == 0: send(np.ones({n}), 1)", ("ok", "CellFailed"), mixes=False)
+
+
+statements(
+    process_sets_that_differ=lambda draw: Case(
+        f"add_process_set([{draw.rank}] if rank == {draw.rank} else [{draw.others[0]}])",
+        ("CellFailed",),
+        ("CollectiveMismatch",),
+    ),
+    a_process_set_left_behind=lambda draw: Case(
+        f"_left = add_process_set([{draw.rank}])", undo="assert remove_process_set(_left)"
+    ),
+    a_handle_of_another_epoch=lambda draw: Case(
         "try: _old\nexcept NameError: _old = None\n"
         "_h = _old\n_old = allreduce_async(np.ones(3))\n"
         f"if rank == {draw.rank}: raise ValueError('leaves')\n"
         "if _h is not None: synchronize(_h)\n"
         "synchronize(_old)",
         ("CellFailed",),
-    )
-
-
-@statement()
-def a_rank_that_shuts_down(draw: Draw) -> Case:
-    return Case(
+    ),
+    a_rank_that_shuts_down=lambda draw: Case(
         f"if rank == {draw.rank}: shutdown()\nelse: allreduce(np.ones(3))",
         ("CellFailed",),
         (f"rank {draw.rank} finished ",),
         {},
-    )
-
-
-@statement()
-def renewed_by_one_rank(draw: Draw) -> Case:
-    return Case(
+    ),
+    renewed_by_one_rank=lambda draw: Case(
         f"from allranks import collectives as _c\nif rank == {draw.rank}: _c.init(); init()\nbarrier()"
-    )
-
-
-@statement()
-def a_message_that_nobody_takes(draw: Draw) -> Case:
-    n = draw.rng.choice((1, 1_000_000))
-    return Case(
-        f"if rank == 0: send(np.ones({n}), 1)",
-        ("ok", "CellFailed"),
-        mixes=False,
-    )
+    ),
+)
