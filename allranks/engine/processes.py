@@ -257,7 +257,7 @@ def fork(
 
 
 @dataclass(frozen=True)
-class ExitReport:
+class EndedChild:
     """How a child ended; ``memory`` is a text about memory if it was killed."""
 
     pid: int
@@ -294,7 +294,7 @@ class ExitReports:
         group = None if self._group is None else _killings(self._group)
         return _Counts(time.monotonic(), _of_the_system(), group)
 
-    def next(self) -> ExitReport | None:
+    def next(self) -> EndedChild | None:
         """Returns the report of the next child that has ended; None if there is none now."""
         try:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -306,7 +306,7 @@ class ExitReports:
             return None
         code = os.waitstatus_to_exitcode(status)
         memory = self._memory(group, used.ru_maxrss * _KIB) if code == -signal.SIGKILL else ""
-        return ExitReport(pid, code, memory)
+        return EndedChild(pid, code, memory)
 
     def _memory(self, group: Path | None, nbytes: int) -> str:
         """Returns a text about out-of-memory kills, and about the memory that a rank had."""

@@ -24,6 +24,8 @@ class LibraryWaits(RankFeature):
 
     def __init__(self) -> None:
         self._all = (TorchWaits(), JaxWaits())
+        #: None until a library is imported: then they have nothing to end or to renew.
+        self._used: tuple[TorchWaits | JaxWaits, ...] = ()
 
     def started(self, rank: RankContext) -> None:
         # Also without an import: other ranks read the progress of this one in torch.
@@ -36,6 +38,7 @@ class LibraryWaits(RankFeature):
         PostImportHook(_MODULES, self._imported).install()
 
     def _imported(self, _module: ModuleType) -> None:
+        self._used = self._all
         for waits in self._all:
             waits.begin()  # the cell that imports it began before
         self._rank.activate(self)
@@ -70,11 +73,11 @@ class LibraryWaits(RankFeature):
 
     def epoch_ended(self, epoch: int) -> None:
         self._show_mpi_ports()
-        for waits in self._all:
+        for waits in self._used:
             waits.renew(epoch)
 
     def rank_replaced(self, dead: list[int]) -> str:
-        return " ".join(filter(None, (waits.after_death() for waits in self._all)))
+        return " ".join(filter(None, (waits.after_death() for waits in self._used)))
 
 
 FEATURE = LibraryWaits
