@@ -132,8 +132,8 @@ class CellRunner:
         cell: RunCell,
         payloads: list[bytes],
         prepare: Callable[[], None] | None = None,
-    ) -> tuple[Reply, list[bytes]]:
-        """Returns the reply to a cell and its payloads; never raises.
+    ) -> tuple[tuple[Reply, list[bytes]]]:
+        """Returns the reply to a cell and its payloads, as `Replies`; never raises.
 
         ``payloads``, if any, is a pickled call in place of the source. ``prepare`` runs as a part
         of the cell; such a cell is not kept in ``In``.
@@ -191,9 +191,9 @@ class CellRunner:
         # must find that this rank waits no longer.
         if features.in_cells:
             features.cell_finished(error)
-        reason = _reason(error, interrupted)
+        reason, this = _reason(error, interrupted), world.current()
         collectives.scope.leave(reason, failed=error is not None, where=where)
-        dirty = world.current().unfinished
+        dirty = this.dirty  # also if a call was pending, which `leave` has ended
         if error is None and exceptions.lines:
             # The value could not be displayed: IPython showed a traceback and went on.
             sys.stderr.write("\n".join([*exceptions.lines, ""]))
@@ -219,7 +219,7 @@ class CellRunner:
             value_problem=problem,
             report=found,
         )
-        return reply, value
+        return ((reply, value),)
 
     def _as_raised(self, error: BaseException) -> BaseException | None:
         """Returns the error that a cell fails with; None if it has ended by ``sys.exit(0)``."""

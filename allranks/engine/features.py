@@ -88,7 +88,7 @@ class RankContext:
     notice: Callable[[str], None]
     submit: Callable[[RunMember, Callable[[], Awaitable[Replies]]], None]
     execute: Callable[
-        [RunCell, list[bytes], Callable[[], None]], Awaitable[tuple[Reply, list[bytes]]]
+        [RunCell, list[bytes], Callable[[], None]], Awaitable[tuple[tuple[Reply, list[bytes]]]]
     ]
     begin_epoch: Callable[[Callable[[], Any]], Any]
     rank_replaced: Callable[[list[int]], str]

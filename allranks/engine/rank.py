@@ -251,7 +251,7 @@ class Rank:
         assert self._loop is not None
         self._features.message_received(record, payloads)
         if isinstance(record, RunCell):
-            self._submit(record, partial(self._run_source, record, payloads))
+            self._submit(record, partial(self._runner.run, record, payloads))
         elif isinstance(record, Interrupt):
             self._runner.interrupts.send(record.cell)
         elif isinstance(record, Died):
@@ -272,9 +272,6 @@ class Rank:
 
     def _start_cell(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]) -> None:
         self._task = asyncio.ensure_future(self._run_cell(cell, run))
-
-    async def _run_source(self, cell: RunCell, payloads: list[bytes]) -> Replies:
-        return (await self._runner.run(cell, payloads),)
 
     async def _run_cell(
         self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]

@@ -103,7 +103,7 @@ class RankEnsemble(RankFeature):
         self._kept = part.variable_store = self._keeps(member, part)
         with under_mpi.inside(part), _restored(names):
             first = collectives.rank() == 0
-            reply, _ = await self._context.execute(cell, [], prepare)
+            ((reply, _),) = await self._context.execute(cell, [], prepare)
             value = names.get("result") if reply.status == "ok" and first else None
             result, parts = self._leave(member, value)
         del value
